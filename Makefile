@@ -1,0 +1,37 @@
+# Everything a newcomer or CI needs. `make setup` is quick when nothing changed.
+PYTHON ?= python3.11
+BIN := .venv/bin
+PY := $(BIN)/python
+
+.PHONY: setup lint format test demo proof clean
+
+setup: .venv/.stamp
+
+.venv/.stamp: pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "hetpeer needs Python 3.11; set PYTHON=/path/to/python3.11"; exit 3; }
+	test -x $(PY) || $(PYTHON) -m venv .venv
+	$(PY) -m pip install -q -c constraints.txt torch==2.13.0
+	$(PY) -m pip install -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	PYTHONPATH=.importroot $(BIN)/lint-imports --no-cache
+
+format: setup
+	$(BIN)/ruff check --fix-only -q .
+	$(BIN)/ruff format -q .
+
+test: setup
+	$(PY) -m pytest -q -n 2 --dist loadgroup
+
+demo: setup
+	$(BIN)/hetpeer demo --peers 4 --steps 60 --kill 1 --out demo-run
+
+proof: setup
+	$(PY) -m benchmarks.proof
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache demo-run

@@ -1,0 +1,92 @@
+"""What can go wrong, whose fault it is, and how the process ends.
+
+Every error a person may see carries a stable code (`HP-NET-002`), what happened, why, and what to do; the
+command line prints exactly that line and exits with `exit_code`. `LocalError` is ours or the user's to mend and
+stops us; `RemoteError` is one peer's fault: it lowers that peer's standing and never stops us.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class ExitCode(enum.IntEnum):
+    """Exit statuses of the command line, stable across versions."""
+
+    OK = 0
+    UNEXPECTED = 1
+    USAGE = 2
+    CONFIG = 3
+    NO_DEVICE = 4
+    NETWORK = 5
+    UNREACHABLE = 6
+    IDENTITY = 7
+    VERSION = 8
+    NOT_RUNNING = 9
+    TOO_SMALL = 10
+    RUN_CLOSED = 11
+    REFUSED = 12
+    TRY_LATER = 75
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class HetpeerError(Exception):
+    """Base of all errors of the project.
+
+    `what` says what happened, `why` the likely reason, `fix` one thing to do. Each is a clause without a final dot.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        what: str,
+        *,
+        why: str = "",
+        fix: str = "",
+        exit_code: ExitCode = ExitCode.UNEXPECTED,
+    ) -> None:
+        super().__init__(what)
+        self.code = code
+        self.what = what
+        self.why = why
+        self.fix = fix
+        self.exit_code = exit_code
+
+    def line(self) -> str:
+        """The one line a person sees: what, why, what to do."""
+        parts = [f"{self.code}: {self.what}"]
+        if self.why:
+            parts.append(f"why: {self.why}")
+        if self.fix:
+            parts.append(f"do: {self.fix}")
+        return "; ".join(part.replace("\n", " ") for part in parts)
+
+    def __str__(self) -> str:
+        return self.line()
+
+
+class LocalError(HetpeerError):
+    """Something on this machine, or in what its user asked for: the process ends with `exit_code`."""
+
+
+class RemoteError(HetpeerError):
+    """Something another peer did or failed to do; `peer` is its id where known."""
+
+    def __init__(self, code: str, what: str, *, peer: str = "", why: str = "", fix: str = "") -> None:
+        super().__init__(code, what, why=why, fix=fix, exit_code=ExitCode.NETWORK)
+        self.peer = peer
+
+
+class ProtocolError(RemoteError):
+    """A peer sent what the schema does not allow. Decoders raise this and nothing else."""
+
+    def __init__(self, what: str, *, peer: str = "", why: str = "") -> None:
+        super().__init__("HP-WIRE-001", what, peer=peer, why=why, fix="update both peers to the same version")
+
+
+class PeerLostError(RemoteError):
+    """A stream to a peer broke or could not be opened."""
+
+    def __init__(self, peer: str, why: str) -> None:
+        super().__init__("HP-NET-010", f"lost peer {peer}", peer=peer, why=why)
