@@ -1,0 +1,149 @@
+"""What the member core asks its driver to do, besides the pipeline's effects (stages/execution/effects.py).
+
+The driver answers with the method of `Member` that is named at each effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hetpeer.averaging.messages import Cover, Line, Message, Place
+from hetpeer.stages.execution.effects import Handle
+
+
+class StepId(NamedTuple):
+    """One attempt at one step: the same number on another line of history is another step."""
+
+    line: Line
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send `message` to the coordinator."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Choose:
+    """Choose one of `places` that fits this machine → `Member.chosen`; none fits → the daemon says so and ends."""
+
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Load the graphs of the blocks [begin, end) into the worker → `Member.prepared`."""
+
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchState:
+    """Load `version` of our blocks from `sources` (per block; empty: the coordinator) → `Member.state_loaded`."""
+
+    line: Line
+    version: int
+    sources: Mapping[int, tuple[str, ...]]
+    digests: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class SaveState:
+    """Upload the state of `blocks` to the coordinator for the checkpoint of `version`."""
+
+    version: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One shard of one block's flat gradient in one plan: elements [begin, end), summed by `reducer`."""
+
+    plan: int
+    block: int
+    index: int
+    begin: int
+    end: int
+    reducer: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendPart:
+    """Send our slot's elements of `shard` to its reducer (to ourselves too → `Member.part`)."""
+
+    shard: Shard
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class SumParts:
+    """Add the parts, first copied and then added one by one in this order → `Member.summed`."""
+
+    shard: Shard
+    parts: tuple[Handle, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendResult:
+    """Send the sum of `shard` to `to` (ourselves too → `Member.result`)."""
+
+    shard: Shard
+    to: str
+    handle: Handle
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Join the shards of `block` in order and look at the whole: finite, digest, norm → `Member.inspected`."""
+
+    plan: int
+    block: int
+    shards: tuple[Handle, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyUpdate:
+    """Run the optimizer on `block` with `gradient`·`coefficient` → `Member.applied`."""
+
+    block: int
+    gradient: Handle
+    coefficient: float
+
+
+@dataclass(frozen=True, slots=True)
+class RecordApplied:
+    """Write to our own signed log what entered the update of `step` at each block (for the audit)."""
+
+    step: StepId
+    plan: int
+    covers: tuple[Cover, ...]
+    gradients: Mapping[int, str]
+    states: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class EndStep:
+    """Free every tensor, graph and slot of `step`; none is needed any more."""
+
+    step: StepId
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The coordinator fenced us: come back with a new incarnation."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The run is over (`completed`), or halted for the reason `why`; `rejected` if we may not take part."""
+
+    why: str
+    completed: bool
+    rejected: str = ""

@@ -1,0 +1,76 @@
+"""The heads of tensors on their way from volunteer to volunteer.
+
+A head says what the payload is; its size follows from the run's graph and is checked before a byte is taken. Tensors
+of a bundle lie one after the other in the order of the block's spec (stages/execution/bundles.py).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from hetpeer.averaging.effects import StepId
+from hetpeer.averaging.messages import Block, Count, Id, Line, Schema
+from hetpeer.dht.errors import ProtocolError
+from hetpeer.stages.execution.routes import Hop
+
+
+class _Head(Schema):
+    line: Line
+    step: Count
+    incarnation: Count
+
+    @property
+    def step_id(self) -> StepId:
+        return StepId(self.line, self.step)
+
+
+class ActivationHead(_Head):
+    """The bundle that enters block `route[0].begin` of microbatch `id`."""
+
+    kind: Literal["activation"] = "activation"
+    id: Id
+    route: Annotated[tuple[Hop, ...], Field(min_length=1, max_length=256)]
+    attempt: Count
+
+
+class GradientHead(_Head):
+    """The gradient of the bundle that entered block `border` of microbatch `id`."""
+
+    kind: Literal["gradient"] = "gradient"
+    id: Id
+    border: Block
+
+
+class ShardHead(_Head):
+    """Elements [begin, end) of the flat gradient of `block` under `plan`: one holder's `part`, or the `result`."""
+
+    kind: Literal["part", "result"]
+    plan: Count
+    block: Block
+    index: Count
+    begin: Count
+    end: Count
+
+
+Head = ActivationHead | GradientHead | ShardHead
+
+_ADAPTER: TypeAdapter[Head] = TypeAdapter(Annotated[Head, Field(discriminator="kind")])
+
+
+def encode_head(head: Head) -> dict[str, Any]:
+    """The head as plain data for a frame."""
+    return head.model_dump(mode="python")
+
+
+def decode_head(data: object, peer: str) -> Head:
+    """A head from plain data; ProtocolError names the field that is wrong."""
+    try:
+        return _ADAPTER.validate_python(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ProtocolError(
+            "a tensor's head does not fit", peer=peer, why=f"{where}: {first['msg']}"
+        ) from None

@@ -1,0 +1,427 @@
+"""Every message between a volunteer and the coordinator, and the headers of tensors between volunteers.
+
+One schema, validated at the border: `decode` gives a typed message or ProtocolError, never anything else. Unknown
+fields are ignored so that a newer minor version can add some; an unknown wire version is refused by name at the
+handshake (`Hello`). Numbers are bounded, lists too: a peer's claim about itself is never trusted for its size.
+Who sent a message comes from the transport, not from the message.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+import msgpack
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from hetpeer.dht.errors import ProtocolError
+from hetpeer.stages.execution.routes import Hop
+
+WIRE_VERSION: Final = 1
+MAX_MESSAGE_BYTES: Final = 1 << 20
+
+Count = Annotated[int, Field(ge=0, lt=1 << 48)]
+Block = Annotated[int, Field(ge=0, lt=1 << 16)]
+Id = Annotated[int, Field(ge=0, lt=1 << 32)]
+Peer = Annotated[str, Field(min_length=1, max_length=128)]
+Digest = Annotated[str, Field(max_length=64)]
+Text = Annotated[str, Field(max_length=500)]
+Ids = Annotated[tuple[Id, ...], Field(max_length=1 << 16)]
+Range = tuple[Block, Block]
+
+
+class Schema(BaseModel):
+    """Frozen, and open to fields of later versions."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Line(Schema):
+    """The line of history a message belongs to; anything of another line changes nothing (fencing)."""
+
+    term: Count
+    view: Count
+
+
+class Task(Schema):
+    """One microbatch on its way: `id`, its hops from the receiver on, and how often it was handed out."""
+
+    id: Id
+    route: Annotated[tuple[Hop, ...], Field(min_length=1, max_length=256)]
+    attempt: Count = 0
+
+
+class Contents(Schema):
+    """What a slot holds at the blocks [begin, end): the ids whose gradients it is the sum of."""
+
+    begin: Block
+    end: Block
+    ids: Ids
+
+
+class Held(Schema):
+    """A block's state in a volunteer's memory: its version and the digest of its bits."""
+
+    block: Block
+    version: Count
+    digest: Digest
+
+
+class BlockVote(Schema):
+    """A holder's word on a reduced gradient: the digest of its bits and its squared 2-norm in float64."""
+
+    block: Block
+    digest: Digest
+    squared_norm: float
+    finite: bool
+
+
+class Cover(Schema):
+    """The exact cover of one block: (holder, ids) of the sums in the order in which they are added, and who does what.
+
+    `reducers` take one equal shard of the block's flat gradient each; `receivers` get every shard's sum.
+    """
+
+    block: Block
+    slots: Annotated[tuple[tuple[Peer, Ids], ...], Field(min_length=1)]
+    reducers: Annotated[tuple[Peer, ...], Field(min_length=1)]
+    receivers: Annotated[tuple[Peer, ...], Field(min_length=1)]
+
+
+class Place(Schema):
+    """A place of the plan: the blocks [begin, end) of cluster `cluster` and what they ask of a machine."""
+
+    cluster: Count
+    begin: Block
+    end: Block
+    memory_bytes: Count
+    flops: float
+    holders: Count
+    """How many volunteers hold or prepare the least held of these blocks."""
+    open: bool
+
+
+# ── volunteer → coordinator ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class Hello(Schema):
+    """First message of every control stream. `held` is what the volunteer has in memory, if it comes back."""
+
+    kind: Literal["hello"] = "hello"
+    wire_version: Count = WIRE_VERSION
+    run: Text
+    incarnation: Count
+    name: Text = ""
+    memory_bytes: Count = 0
+    flops_per_second: float = 0.0
+    place: Range | None = None
+    held: tuple[Held, ...] = ()
+
+
+class Claim(Schema):
+    """The volunteer has chosen this open place."""
+
+    kind: Literal["claim"] = "claim"
+    cluster: Count
+    begin: Block
+    end: Block
+
+
+class Prepared(Schema):
+    """Graphs are loaded, the worker runs: state may be fetched at the next step border."""
+
+    kind: Literal["prepared"] = "prepared"
+
+
+class Ready(Schema):
+    """The state of `version` is loaded; `held` proves it."""
+
+    kind: Literal["ready"] = "ready"
+    line: Line
+    version: Count
+    held: tuple[Held, ...]
+
+
+class Sealed(Schema):
+    """A sealed slot; `losses` are those of the ids that ended here (last block only)."""
+
+    kind: Literal["sealed"] = "sealed"
+    line: Line
+    step: Count
+    slot: Count
+    contents: tuple[Contents, ...]
+    losses: dict[Id, float] = {}
+
+
+class Evaluated(Schema):
+    """Losses of evaluation microbatches that ended here."""
+
+    kind: Literal["evaluated"] = "evaluated"
+    line: Line
+    step: Count
+    losses: dict[Id, float]
+
+
+class Failed(Schema):
+    """A microbatch could not be computed here."""
+
+    kind: Literal["failed"] = "failed"
+    line: Line
+    step: Count
+    id: Id
+    why: Text
+
+
+class Vote(Schema):
+    """The reduced gradients of plan `plan` have arrived and look like this."""
+
+    kind: Literal["vote"] = "vote"
+    line: Line
+    step: Count
+    plan: Count
+    blocks: tuple[BlockVote, ...]
+
+
+class Applied(Schema):
+    """The update of `step` is applied; `event` is the signed line of the volunteer's own log."""
+
+    kind: Literal["applied"] = "applied"
+    line: Line
+    step: Count
+    held: tuple[Held, ...]
+
+
+class Farewell(Schema):
+    """The volunteer leaves and will not answer any more."""
+
+    kind: Literal["farewell"] = "farewell"
+
+
+class Heartbeat(Schema):
+    """Sent both ways every second: a frozen or cut-off peer sends no reset."""
+
+    kind: Literal["heartbeat"] = "heartbeat"
+
+
+class EventLine(Schema):
+    """A signed line of the volunteer's event log, kept by the coordinator for the audit."""
+
+    kind: Literal["event"] = "event"
+    line: Annotated[str, Field(max_length=1 << 19)]
+
+
+# ── coordinator → volunteer ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class Welcome(Schema):
+    """Answer to Hello: the line of history, the version to be at, and the places to choose from.
+
+    `member` says that the volunteer still holds its place; `commit` repeats the last commit for a voter who missed it.
+    """
+
+    kind: Literal["welcome"] = "welcome"
+    line: Line
+    version: Count
+    member: bool
+    places: tuple[Place, ...]
+    commit: Commit | None = None
+
+
+class Granted(Schema):
+    """The claimed place is yours: load its graphs and say Prepared."""
+
+    kind: Literal["granted"] = "granted"
+    begin: Block
+    end: Block
+
+
+class Refused(Schema):
+    """The claimed place is taken; choose again."""
+
+    kind: Literal["refused"] = "refused"
+    why: Text
+    places: tuple[Place, ...] = ()
+
+
+class Fetch(Schema):
+    """Load the state of `version` of your blocks; `sources` names holders per block (none: the coordinator)."""
+
+    kind: Literal["fetch"] = "fetch"
+    line: Line
+    version: Count
+    sources: dict[Block, tuple[Peer, ...]]
+    digests: dict[Block, Digest] = {}
+
+
+class Begin(Schema):
+    """A step starts: who holds what, and the microbatches whose first hop is the receiver.
+
+    `evaluation`: ids from `microbatches` on are held-out microbatches, forward only. `train` False: nothing else is.
+    """
+
+    kind: Literal["begin"] = "begin"
+    line: Line
+    step: Count
+    microbatches: Count
+    roster: dict[Peer, Range]
+    incarnations: dict[Peer, Count]
+    tasks: tuple[Task, ...]
+
+
+class Reroute(Schema):
+    """Microbatches that are handed out again within the step, starting at the receiver."""
+
+    kind: Literal["reroute"] = "reroute"
+    line: Line
+    step: Count
+    tasks: tuple[Task, ...]
+
+
+class Gone(Schema):
+    """These volunteers left the roster: their tasks are to be sent elsewhere, their messages ignored."""
+
+    kind: Literal["gone"] = "gone"
+    line: Line
+    peers: tuple[Peer, ...]
+
+
+class Settled(Schema):
+    """The coordinator's word on a sealed slot: it counts, but for the blocks `refused`."""
+
+    kind: Literal["settled"] = "settled"
+    line: Line
+    step: Count
+    slot: Count
+    refused: tuple[Block, ...] = ()
+
+
+class Evict(Schema):
+    """Your accepted sums of these blocks do not count any more: drop them."""
+
+    kind: Literal["evict"] = "evict"
+    line: Line
+    step: Count
+    blocks: tuple[Block, ...]
+
+
+class Plan(Schema):
+    """Reduce exactly these covers. A higher `plan` of the same step voids all lower ones."""
+
+    kind: Literal["plan"] = "plan"
+    line: Line
+    step: Count
+    plan: Count
+    covers: tuple[Cover, ...]
+
+
+class Commit(Schema):
+    """Step `step` is decided: apply plan `plan`'s gradients, scaled by `coefficient` (global-norm clipping)."""
+
+    kind: Literal["commit"] = "commit"
+    line: Line
+    step: Count
+    plan: Count
+    coefficient: float
+    loss: float
+    digests: dict[Block, Digest]
+
+
+class RolledBack(Schema):
+    """The run goes back to `version`: forget the step, keep nothing of an older line."""
+
+    kind: Literal["rolled_back"] = "rolled_back"
+    line: Line
+    version: Count
+    why: Text
+
+
+class Save(Schema):
+    """Upload the state of these blocks (of `version`) for a checkpoint."""
+
+    kind: Literal["save"] = "save"
+    line: Line
+    version: Count
+    blocks: tuple[Block, ...]
+
+
+class Fenced(Schema):
+    """You are not in the roster any more: come back with a new incarnation."""
+
+    kind: Literal["fenced"] = "fenced"
+    why: Text
+
+
+class Finished(Schema):
+    """The run is over; nothing more is to be done."""
+
+    kind: Literal["finished"] = "finished"
+    why: Text
+    completed: bool
+
+
+class Rejected(Schema):
+    """You cannot take part: another wire version, or another run."""
+
+    kind: Literal["rejected"] = "rejected"
+    reason: Literal["version", "run"]
+    why: Text
+
+
+FromVolunteer = (
+    Hello
+    | Claim
+    | Prepared
+    | Ready
+    | Sealed
+    | Evaluated
+    | Failed
+    | Vote
+    | Applied
+    | Farewell
+    | Heartbeat
+    | EventLine
+)
+FromCoordinator = (
+    Welcome
+    | Granted
+    | Refused
+    | Fetch
+    | Begin
+    | Reroute
+    | Gone
+    | Settled
+    | Evict
+    | Plan
+    | Commit
+    | RolledBack
+    | Save
+    | Fenced
+    | Finished
+    | Rejected
+    | Heartbeat
+)
+Message = FromVolunteer | FromCoordinator
+
+Welcome.model_rebuild()
+
+_ADAPTER: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
+
+
+def encode(message: BaseModel) -> dict[str, Any]:
+    """The message as plain data for a frame's header (msgpack-ready: dicts, lists, numbers, strings)."""
+    return message.model_dump(mode="python")
+
+
+def decode(data: object) -> Message:
+    """A message from plain data; ProtocolError says which field is wrong."""
+    try:
+        return _ADAPTER.validate_python(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ProtocolError("message does not fit its schema", why=f"{where}: {first['msg']}") from None
+
+
+def to_bytes(message: BaseModel) -> bytes:
+    """The message as canonical msgpack."""
+    packed: bytes = msgpack.packb(encode(message))
+    return packed

@@ -1,0 +1,44 @@
+"""The compute worker's entry point, where the engine gets its update rule: `python -m hetpeer.averaging.worker_main`.
+
+`stages` may not import `averaging`, so the two meet here. Torch is imported after the process is tied to its daemon.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+from hetpeer.dht.errors import HetpeerError
+from hetpeer.stages.execution.worker import WorkerOptions, serve, settle_in
+
+
+def main(arguments: list[str]) -> int:
+    """Serve one daemon until it goes; returns the exit status."""
+    options = WorkerOptions.parse(arguments)
+    settle_in(options)
+
+    import torch
+
+    from hetpeer.averaging.updates import AdamW, AdamWSettings
+    from hetpeer.stages.execution import device
+    from hetpeer.stages.execution.arena import SharedMemory
+    from hetpeer.stages.execution.engine import Engine
+
+    torch.set_num_threads(options.threads)
+    try:
+        chosen = device.pick(options.device)
+    except HetpeerError as error:
+        print(error.line(), file=sys.stderr)
+        return error.exit_code
+    engine = Engine(
+        chosen,
+        SharedMemory(options.arena),
+        lambda settings: AdamW(AdamWSettings.from_mapping(settings)),
+    )
+    with socket.socket(fileno=options.socket) as connection:
+        serve(connection, engine.execute)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,93 @@
+"""What a volunteer says it did, signed, one line of JSON each: the evidence that `hetpeer audit` counts.
+
+A line is {"record", "key", "signature"}: the signature of the writer's peer key over the record's canonical msgpack.
+The file survives `kill -9`; it is evidence and not state, so it is not synced to the disk line by line.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hetpeer.bootstrap.canonical import pack
+from hetpeer.bootstrap.files import disk_errors
+from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.identity import Identity, peer_id_of, verify
+
+DOMAIN = b"hetpeer event\0"
+"""Goes before the signed bytes: a signature on an event is good for nothing else."""
+MAX_LINE_BYTES = 2**20
+
+Record = dict[str, Any]
+
+
+class EventLog:
+    """One volunteer's own log, open for appending."""
+
+    def __init__(self, path: Path, identity: Identity) -> None:
+        """Open or create the file, and cut off a last line that a killed process left unfinished."""
+        self.path = path
+        self._identity = identity
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            data = path.read_bytes()
+            self._end = data.rfind(b"\n") + 1
+            os.ftruncate(self._descriptor, self._end)
+
+    def append(self, record: Record) -> str:
+        """Sign and write a record; returns its line. Raises `LocalError` HP-DISK-002 with the file as it was."""
+        line = sign_event(record, self._identity)
+        data = line.encode() + b"\n"
+        with disk_errors(self.path):
+            try:
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[os.write(self._descriptor, rest) :]
+            except OSError:
+                os.ftruncate(self._descriptor, self._end)
+                raise
+        self._end += len(data)
+        return line
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def sign_event(record: Record, identity: Identity) -> str:
+    """The line for a record, without the newline."""
+    fields = {
+        "record": record,
+        "key": base64.b64encode(identity.public_bytes).decode(),
+        "signature": base64.b64encode(identity.sign(DOMAIN + pack(record))).decode(),
+    }
+    return json.dumps(fields, separators=(",", ":"), allow_nan=False)
+
+
+def read_event(line: str) -> tuple[str, Record]:
+    """The signer's peer id and the record of one line. Raises `ProtocolError` unless the signature is right."""
+    if len(line) > MAX_LINE_BYTES:
+        raise ProtocolError(f"an event of {len(line)} characters")
+    try:
+        fields = json.loads(line)
+        record, key, signature = fields["record"], fields["key"], fields["signature"]
+        public_bytes = base64.b64decode(key, validate=True)
+        signed = verify(public_bytes, DOMAIN + pack(record), base64.b64decode(signature, validate=True))
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, binascii.Error) as error:
+        raise ProtocolError("a line is not a signed event", why=str(error)) from error
+    if not signed or not isinstance(record, dict):
+        raise ProtocolError("an event's signature does not fit what it says")
+    return peer_id_of(public_bytes), record
+
+
+def read_events(path: Path) -> Iterator[tuple[int, str]]:
+    """Line number (from 1) and text of every complete line; a torn last line is no evidence and is left out."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.endswith(b"\n"):
+                yield number, line.decode(errors="replace")

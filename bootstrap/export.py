@@ -1,0 +1,123 @@
+"""What the author takes home: weights under their own parameter names, the curve, and text from the trained model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors.numpy import save
+
+from hetpeer.bootstrap.author import build_model
+from hetpeer.bootstrap.checkpoints import CheckpointStore, initial_record
+from hetpeer.bootstrap.files import atomic_write, disk_errors
+from hetpeer.bootstrap.history import History
+from hetpeer.bootstrap.log import read_log
+from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.stages.execution import state
+
+if TYPE_CHECKING:
+    from torch import nn
+
+COMMIT_FIELDS = ("step", "loss", "norm", "seconds", "term", "view", "plan")
+"""What of a commit goes into metrics.jsonl, where the log has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """What was written: the weights after `version` updates, and the curve of `steps` steps."""
+
+    weights: Path
+    metrics: Path
+    version: int
+    steps: int
+
+
+def export(directory: Path, out: Path) -> Exported:
+    """Write the newest checkpoint's parameters to `out` (safetensors) and `metrics.jsonl` beside it.
+
+    Without a checkpoint the initial state is exported, version 0. Raises `LocalError`: HP-CKPT-001 if the checkpoint
+    is damaged, HP-LOG-001, HP-DISK-*.
+    """
+    run = RunDirectory.open(directory)
+    history = History.of(read_log(run.log_path))
+    weights, version = _weights(run, history)
+    with disk_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    metadata = {"run": json.dumps({"name": run.manifest.name, "id": run.run_id, "version": version})}
+    atomic_write(out, save(weights, metadata=metadata))
+    metrics = out.with_name("metrics.jsonl")
+    atomic_write(metrics, "".join(json.dumps(line) + "\n" for line in _curve(history)).encode())
+    return Exported(weights=out, metrics=metrics, version=version, steps=history.version)
+
+
+def generate(directory: Path, prompt: str, *, tokens: int, temperature: float, seed: int) -> Iterator[bytes]:
+    """Continue `prompt` byte by byte with the newest checkpoint; temperature 0 takes the likeliest byte.
+
+    The author's model is called as `forward(tokens)` and must return logits [1, T, vocabulary]. Raises `LocalError`
+    HP-MODEL-006 or HP-MODEL-007 when the module does not fit the run any more.
+    """
+    import torch
+
+    run = RunDirectory.open(directory)
+    model = _load_model(run)
+    generator = torch.Generator().manual_seed(seed)
+    context = list(prompt.encode()) or list(b"\n")
+    for _ in range(tokens):
+        window = torch.tensor([context[-run.manifest.data.sequence_length :]])
+        with torch.no_grad():
+            logits = model(window)[0, -1].float()
+        if temperature > 0:
+            chances = torch.softmax(logits / temperature, dim=-1)
+            token = int(torch.multinomial(chances, 1, generator=generator))
+        else:
+            token = int(logits.argmax())
+        context.append(token)
+        yield bytes([token])
+
+
+def _weights(run: RunDirectory, history: History) -> tuple[dict[str, np.ndarray[Any, Any]], int]:
+    """Every parameter by the author's name, and how many updates it has seen."""
+    layouts = run.layouts()
+    store = CheckpointStore(run, layouts)
+    record = history.checkpoint or initial_record(run.manifest)
+    weights: dict[str, np.ndarray[Any, Any]] = {}
+    for block, layout in enumerate(layouts):
+        weights |= state.split(store.load_state(record, block).parameters, layout)
+    return weights, int(record["version"])
+
+
+def _load_model(run: RunDirectory) -> nn.Module:
+    """The author's model with the trained parameters; what the run did not train is as the seed made it."""
+    import torch
+
+    model = build_model(run.author().model, run.manifest.seed).eval()
+    weights, _ = _weights(run, History.of(read_log(run.log_path)))
+    try:
+        loaded = model.load_state_dict({n: torch.from_numpy(w) for n, w in weights.items()}, strict=False)
+        why = f"it has no parameter {loaded.unexpected_keys[0]!r}" if loaded.unexpected_keys else ""
+    except RuntimeError as error:  # what torch raises for another shape
+        why = str(error).splitlines()[-1].strip()
+    if why:
+        raise LocalError(
+            "HP-MODEL-007",
+            f"the model {run.author().model} is not the one of this run any more",
+            why=why,
+            fix="restore the module as it was at hetpeer init",
+            exit_code=ExitCode.VERSION,
+        )
+    return model
+
+
+def _curve(history: History) -> Iterator[dict[str, Any]]:
+    """The surviving curve in order: each evaluation before the step that follows it."""
+    for version in range(history.version + 1):
+        if version in history.evaluations:
+            yield {"kind": "evaluation", "step": version, "loss": history.evaluations[version]}
+        if version in history.commits:
+            commit = history.commits[version]
+            yield {"kind": "step", **{name: commit[name] for name in COMMIT_FIELDS if name in commit}}

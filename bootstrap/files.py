@@ -1,0 +1,87 @@
+"""Writing to a disk that may be full, read-only or about to lose power.
+
+A file is either the old one or the new one, never a part: written beside its place, synced, renamed, and the folder
+synced. What the operating system refuses becomes one of two errors: HP-DISK-001 (cannot write there) and HP-DISK-002
+(no room). Names that come from outside are checked before they become paths.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from blake3 import blake3
+
+from hetpeer.dht.errors import ExitCode, LocalError
+
+FILE_NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn what the operating system says about writing `path` into a `LocalError` with a code."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise LocalError(
+                "HP-DISK-002",
+                f"no room to write {path}",
+                why=error.strerror or "",
+                fix="free some space, or choose a folder on another disk",
+                exit_code=ExitCode.TOO_SMALL,
+            ) from error
+        raise LocalError(
+            "HP-DISK-001",
+            f"cannot write {path}",
+            why=error.strerror or str(error),
+            fix="choose a folder you may write to",
+            exit_code=ExitCode.CONFIG,
+        ) from error
+
+
+def atomic_write(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Write or replace a file so that a crash at any moment leaves the old content or the new, and nothing beside it.
+
+    Durable when it returns. Raises `LocalError` HP-DISK-001 or HP-DISK-002, then with nothing changed.
+    """
+    with disk_errors(path):
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fchmod(file.fileno(), mode)
+                os.fsync(file.fileno())
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and new entries of a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def hash_file(path: Path) -> str:
+    """Blake3 of the content, 64 hex digits. Raises OSError."""
+    return blake3().update_mmap(path).hexdigest()
+
+
+def safe_join(folder: Path, name: str) -> Path:
+    """`folder / name` for a name from outside. Raises ValueError unless it is a plain file name of `FILE_NAME`."""
+    if not re.fullmatch(FILE_NAME, name):
+        raise ValueError(f"not a file name: {name[:80]!r}")
+    return folder / name

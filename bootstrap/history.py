@@ -1,0 +1,60 @@
+"""The surviving history of a run: what the coordinator's log says, folded into one value.
+
+Pure. Records are plain dicts as bootstrap/log.py keeps them. A roll-back to version v takes back every commit of a
+step >= v that came before it; what remains is the curve that the run's author sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Record = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class History:
+    """Folded log: `version` updates are committed; `commits[step]` and `evaluations[step]` are the surviving ones."""
+
+    term: int = 0
+    view: int = 0
+    version: int = 0
+    commits: dict[int, Record] = field(default_factory=dict)
+    evaluations: dict[int, float] = field(default_factory=dict)
+    checkpoint: Record | None = None
+    rollbacks: int = 0
+
+    @classmethod
+    def of(cls, records: Iterable[Record]) -> History:
+        """The history that `records` tell, in order."""
+        history = cls()
+        for record in records:
+            history.add(record)
+        return history
+
+    def add(self, record: Record) -> None:
+        """Fold one more record."""
+        match record["kind"]:
+            case "reign":
+                self.term = int(record["term"])
+            case "commit":
+                self.version = int(record["step"]) + 1
+                self.commits[int(record["step"])] = record
+            case "evaluation":
+                self.evaluations[int(record["step"])] = float(record["loss"])
+            case "checkpoint":
+                self.checkpoint = record
+            case "rollback":
+                self.view = int(record["view"])
+                self.version = int(record["to_version"])
+                self.rollbacks += 1
+                self.commits = {s: c for s, c in self.commits.items() if s < self.version}
+                self.evaluations = {s: x for s, x in self.evaluations.items() if s <= self.version}
+            case _:
+                pass
+
+    @property
+    def checkpoint_version(self) -> int:
+        """Version of the last complete checkpoint; the initial state is version 0."""
+        return 0 if self.checkpoint is None else int(self.checkpoint["version"])

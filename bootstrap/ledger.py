@@ -1,0 +1,160 @@
+"""The books of one step: which holder counts each microbatch at each block, and when that is an exact cover.
+
+Pure. Per block a mapping id → holder; an id is counted once or not at all, whatever is reported how often. Sums are
+reported slot by slot and accepted block by block: what is disjoint from the books counts; of two that overlap, the
+smaller is dropped and what it alone held is open again (docs/protocol.md, step 4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hetpeer.averaging.messages import BlockVote, Contents, Cover, Vote
+
+CLIP_EPSILON = 1e-6
+"""As torch.nn.utils.clip_grad_norm_ adds it to the norm."""
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What became of a report: blocks that do not count, holders whose sums were displaced, ids open again."""
+
+    refused: tuple[int, ...] = ()
+    evicted: dict[str, list[int]] = field(default_factory=dict)
+    reopened: set[int] = field(default_factory=set)
+    progress: bool = False
+
+
+class StepLedger:
+    """The books of a step with training ids `ids`, evaluation ids `evaluation` and `blocks` blocks."""
+
+    def __init__(self, ids: Iterable[int], evaluation: Iterable[int], blocks: int) -> None:
+        self.ids = frozenset(ids)
+        self.evaluation = frozenset(evaluation)
+        self._counted: list[dict[int, str]] = [{} for _ in range(blocks)]
+        self._settled: dict[tuple[str, int], tuple[int, ...]] = {}
+        self._losses: dict[tuple[str, int], float] = {}
+        self._evaluated: dict[int, float] = {}
+        self._votes: dict[str, dict[int, BlockVote]] = {}
+
+    # ── counting ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def report(
+        self, holder: str, slot: int, contents: Sequence[Contents], losses: Mapping[int, float]
+    ) -> Verdict:
+        """`holder` has sealed `slot`. A slot reported twice gets the same answer and changes nothing."""
+        known = self._settled.get((holder, slot))
+        if known is not None:
+            return Verdict(refused=known)
+        verdict = Verdict()
+        refused: list[int] = []
+        for part in contents:
+            ids = self.ids.intersection(part.ids)
+            for block in range(part.begin, min(part.end, len(self._counted))):
+                if len(ids) == len(part.ids) and self._count(holder, block, ids, verdict):
+                    verdict.progress = True
+                else:
+                    refused.append(block)
+                    verdict.reopened |= ids - self._counted[block].keys()
+        for microbatch, loss in losses.items():
+            self._losses[holder, microbatch] = loss
+        verdict.refused = self._settled[holder, slot] = tuple(refused)
+        return verdict
+
+    def _count(self, holder: str, block: int, ids: frozenset[int], verdict: Verdict) -> bool:
+        counted = self._counted[block]
+        rivals = {counted[i] for i in ids if i in counted}
+        if rivals:
+            theirs = {i for i, h in counted.items() if h in rivals}
+            if holder in rivals or len(ids) <= len(theirs):
+                return False
+            for rival in rivals:
+                verdict.evicted.setdefault(rival, []).append(block)
+            for microbatch in theirs:
+                del counted[microbatch]
+            verdict.reopened |= theirs - ids
+        counted.update(dict.fromkeys(ids, holder))
+        return True
+
+    def evaluated(self, losses: Mapping[int, float]) -> bool:
+        """Losses of evaluation microbatches; the first one of an id counts. Whether anything was new."""
+        fresh = {i: x for i, x in losses.items() if i in self.evaluation and i not in self._evaluated}
+        self._evaluated.update(fresh)
+        return bool(fresh)
+
+    def lose(self, holder: str) -> bool:
+        """`holder` is gone and its slots with it. Whether anything counted is open again."""
+        lost = False
+        for counted in self._counted:
+            theirs = [i for i, h in counted.items() if h == holder]
+            for microbatch in theirs:
+                del counted[microbatch]
+            lost = lost or bool(theirs)
+        self._votes.clear()
+        return lost
+
+    def undone(self) -> set[int]:
+        """Ids that are not counted at every block, and evaluation ids without a loss."""
+        train = {i for counted in self._counted for i in self.ids - counted.keys()}
+        return train | (self.evaluation - self._evaluated.keys())
+
+    def complete(self) -> bool:
+        """Whether every block has its exact cover and every evaluation microbatch its loss."""
+        return not self.undone()
+
+    def covers(self, holders: Mapping[int, Sequence[str]]) -> tuple[Cover, ...]:
+        """The exact cover of every block; `holders` are its active holders: reducers and receivers."""
+        return tuple(
+            Cover(
+                block=block,
+                slots=tuple(
+                    (holder, tuple(sorted(i for i, h in counted.items() if h == holder)))
+                    for holder in sorted(set(counted.values()))
+                ),
+                reducers=tuple(holders[block]),
+                receivers=tuple(holders[block]),
+            )
+            for block, counted in enumerate(self._counted)
+        )
+
+    # ── deciding ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def new_plan(self) -> None:
+        """Votes of an older plan do not count for a new one."""
+        self._votes.clear()
+
+    def vote(self, holder: str, vote: Vote) -> None:
+        self._votes[holder] = {b.block: b for b in vote.blocks}
+
+    def voters(self) -> set[str]:
+        return set(self._votes)
+
+    def outcome(self) -> tuple[dict[int, BlockVote], set[int]]:
+        """One vote per block, and the blocks whose votes differ in their bits."""
+        agreed: dict[int, BlockVote] = {}
+        split: set[int] = set()
+        for votes in self._votes.values():
+            for block, vote in votes.items():
+                if agreed.setdefault(block, vote).digest != vote.digest:
+                    split.add(block)
+        return agreed, split
+
+    def train_loss(self) -> float:
+        """Mean loss of the step's microbatches, each from the holder that counts it at the last block."""
+        last = self._counted[-1]
+        return math.fsum(self._losses.get((last[i], i), math.nan) for i in sorted(self.ids)) / len(self.ids)
+
+    def evaluation_loss(self) -> float:
+        """Mean loss of the evaluation microbatches."""
+        return math.fsum(self._evaluated[i] for i in sorted(self.evaluation)) / len(self.evaluation)
+
+    def counts(self) -> Mapping[int, int]:
+        """Block → how many ids are counted there, for status."""
+        return {block: len(counted) for block, counted in enumerate(self._counted)}
+
+
+def clip_coefficient(norm: float, clip_norm: float | None) -> float:
+    """Factor that scales a gradient of global 2-norm `norm` to at most `clip_norm` (torch's clip_grad_norm_)."""
+    return 1.0 if clip_norm is None else min(1.0, clip_norm / (norm + CLIP_EPSILON))

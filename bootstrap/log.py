@@ -1,0 +1,176 @@
+"""The coordinator's memory: an append-only file of msgpack records, durable when `append` returns.
+
+A frame is a head of 16 bytes (payload length u32, check of the head, 8 bytes of the payload's blake3) and the payload.
+A crash while appending leaves a frame cut short, or a file grown by zeros; that tail was never acknowledged and is cut
+off on open. Anything else that does not add up is damage to what was acknowledged: it is refused, with its offset,
+because going on would forget a decision.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+from blake3 import blake3
+
+from hetpeer.bootstrap.files import disk_errors, sync_folder
+from hetpeer.dht.errors import ExitCode, LocalError
+
+HEAD = struct.Struct("<I4s8s")
+MAX_RECORD_BYTES = 64 * 2**20
+
+Record = dict[str, Any]
+
+
+class Log:
+    """One open log file. `notes` says what opening had to mend. Use it from one thread at a time."""
+
+    def __init__(self, path: Path, descriptor: int, end: int, notes: list[str]) -> None:
+        self.path = path
+        self.notes = notes
+        self._descriptor = descriptor
+        self._end = end
+
+    @classmethod
+    def open(cls, path: Path) -> Log:
+        """Open or create the log, for this process alone, and cut off a torn tail.
+
+        Raises `LocalError`: HP-LOG-001 if an acknowledged record is damaged, HP-LOG-002 if another process has it
+        open, HP-DISK-001 or HP-DISK-002 if it cannot be written.
+        """
+        with disk_errors(path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            _lock(descriptor, path)
+            end, torn = _scan(path)
+            notes = []
+            with disk_errors(path):
+                if torn:
+                    notes.append(
+                        f"cut {torn} bytes off {path}: a record that was being written when the process died"
+                    )
+                    os.ftruncate(descriptor, end)
+                os.fsync(descriptor)
+                sync_folder(path.parent)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return cls(path, descriptor, end, notes)
+
+    def append(self, record: Record) -> None:
+        """Add a record; it is on the disk when this returns.
+
+        Raises `LocalError` HP-DISK-002 (or 001) and leaves the log as it was before.
+        """
+        frame = _frame(record)
+        try:
+            with disk_errors(self.path):
+                self._write(frame)
+                os.fsync(self._descriptor)
+        except LocalError:
+            os.ftruncate(self._descriptor, self._end)
+            raise
+        self._end += len(frame)
+
+    def records(self) -> Iterator[Record]:
+        """All records, oldest first, read from the disk."""
+        return read_log(self.path)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def __repr__(self) -> str:
+        return f"<Log {self.path} {self._end} bytes>"
+
+    def _write(self, frame: bytes) -> None:
+        rest = memoryview(frame)
+        position = self._end
+        while rest:
+            written = os.pwrite(self._descriptor, rest, position)
+            rest = rest[written:]
+            position += written
+
+
+def read_log(path: Path) -> Iterator[Record]:
+    """All acknowledged records of a log that another process may be writing. A torn tail is left alone.
+
+    Raises `LocalError` HP-LOG-001 at the first damaged one; a missing file has no records.
+    """
+    for _, record in _frames(path):
+        yield record
+
+
+def _frame(record: Record) -> bytes:
+    payload: bytes = msgpack.packb(record)
+    if len(payload) > MAX_RECORD_BYTES:
+        raise ValueError(f"a log record of {len(payload)} bytes")
+    return _head(payload) + payload
+
+
+def _head(payload: bytes) -> bytes:
+    length, digest = len(payload), blake3(payload).digest(8)
+    return HEAD.pack(length, _check(length, digest), digest)
+
+
+def _check(length: int, digest: bytes) -> bytes:
+    """Four bytes over the rest of the head: a damaged length must not pass for a torn tail."""
+    return blake3(struct.pack("<I", length) + digest).digest(4)
+
+
+def _scan(path: Path) -> tuple[int, int]:
+    """Where the acknowledged records end, and how many torn bytes follow."""
+    end = 0
+    for end, _ in _frames(path):  # noqa: B007 -- the last value is what we want
+        pass
+    return end, path.stat().st_size - end
+
+
+def _frames(path: Path) -> Iterator[tuple[int, Record]]:
+    """Each record with the offset behind it, up to the end or a torn tail."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        offset = 0
+        while head := file.read(HEAD.size):
+            if len(head) < HEAD.size:
+                return
+            length, check, digest = HEAD.unpack(head)
+            if check != _check(length, digest) or length > MAX_RECORD_BYTES:
+                if any(head) or any(file.read()):
+                    raise _damaged(path, offset)
+                return
+            payload = file.read(length)
+            if len(payload) < length:
+                return
+            if blake3(payload).digest(8) != digest:
+                raise _damaged(path, offset)
+            offset += HEAD.size + length
+            yield offset, msgpack.unpackb(payload, strict_map_key=False)
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise LocalError(
+            "HP-LOG-002",
+            f"{path} is in use by another process",
+            why="this run is already being served on this machine",
+            fix="stop the other hetpeer bootstrap first",
+            exit_code=ExitCode.IDENTITY,
+        ) from error
+
+
+def _damaged(path: Path, offset: int) -> LocalError:
+    return LocalError(
+        "HP-LOG-001",
+        f"{path} is damaged at byte {offset}",
+        why="a record that was safely on the disk has changed since",
+        fix="restore the file from a copy; hetpeer will not guess what was decided",
+        exit_code=ExitCode.VERSION,
+    )

@@ -1,0 +1,245 @@
+"""The manifest: what a run is, by content hash, signed by its owner.
+
+Volunteers believe nothing but this file and the run's id, which is a hash of the owner's key and the signed bytes: who
+knows the id cannot be given another model, other data or other settings. Unknown fields are ignored, so that later
+versions may add some; an unknown wire version is refused by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
+
+from blake3 import blake3
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from hetpeer.bootstrap.canonical import pack, unpack
+from hetpeer.bootstrap.files import FILE_NAME
+from hetpeer.dht.errors import ExitCode, LocalError
+
+WIRE_VERSION: Final = 1
+MAX_MANIFEST_BYTES: Final = 16 * 2**20
+DOMAIN: Final = b"hetpeer manifest\0"
+"""Goes before the signed bytes, so that the owner's key never signs anything that could be read as something else."""
+
+Count = Annotated[int, Field(ge=0, lt=2**60)]
+Positive = Annotated[int, Field(ge=1, lt=2**31)]
+Name = Annotated[str, Field(pattern=FILE_NAME)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+PeerId = Annotated[str, Field(pattern=r"^[1-9A-HJ-NP-Za-km-z]{10,100}$")]
+Range = tuple[Count, Count]
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class FileRef(_Model):
+    """A file by name, blake3 (64 hex digits) and size; `name` is relative to its kind's folder of the run."""
+
+    name: Name
+    blake3: Digest
+    bytes: Count
+
+
+class ShardRef(FileRef):
+    """A token shard: a file and the number of tokens in it."""
+
+    tokens: Count
+
+
+class BlockEntry(_Model):
+    """One block: its graph, its initial state and what it costs per microbatch."""
+
+    index: Count
+    graph: FileRef
+    state: FileRef
+    state_digest: Digest
+    """Digest of the initial state (`BlockState.digest`), which holders report when they are ready."""
+    buffers: FileRef | None = None
+    """Safetensors with the block's constant tensors (masks, frozen parameters); in the folder of the states."""
+    parameter_count: Count
+    parameter_bytes: Count
+    flops_forward: Count
+    activation_bytes: Count
+    output_bytes: Count
+
+
+class DataSettings(_Model):
+    """Token shards and how sequences are cut from them."""
+
+    train: Annotated[tuple[ShardRef, ...], Field(min_length=1)]
+    heldout: Annotated[tuple[ShardRef, ...], Field(min_length=1)]
+    sequence_length: Positive
+    vocabulary: Positive
+
+    @model_validator(mode="after")
+    def _enough_text(self) -> DataSettings:
+        for field, shards in (("train", self.train), ("heldout", self.heldout)):
+            tokens = sum(shard.tokens for shard in shards)
+            if tokens <= self.sequence_length:
+                raise ValueError(
+                    f"data.{field} has {tokens} tokens, data.sequence_length is {self.sequence_length}"
+                )
+        return self
+
+
+class TrainingSettings(_Model):
+    """How the run trains. A step updates the parameters once, by `microbatches` times `microbatch_size` sequences."""
+
+    steps: Positive = 60
+    microbatches: Positive = 16
+    microbatch_size: Positive = 8
+    eval_every: Positive = 10
+    """Steps between evaluations; one more comes after the last step."""
+    eval_microbatches: Positive = 4
+    checkpoint_every: Positive = 10
+    slot_size: Positive = 4
+    """Microbatches a slot may hold: a lost volunteer costs at most so many of each block."""
+    learning_rate: Annotated[float, Field(gt=0, le=10)] = 1e-3
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.1
+    clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    """Largest 2-norm of the whole model's gradient; None does not clip."""
+
+    @model_validator(mode="after")
+    def _slots_fit(self) -> TrainingSettings:
+        if self.slot_size > self.microbatches:
+            raise ValueError(
+                f"training.slot_size {self.slot_size} is above training.microbatches {self.microbatches}"
+            )
+        return self
+
+
+class Manifest(_Model):
+    """Everything that defines a run. Cluster c of the swarm cuts the model as `layouts[c % len(layouts)]` says."""
+
+    wire_version: int = WIRE_VERSION
+    name: Name
+    seed: Count
+    owner: Annotated[bytes, Field(min_length=32, max_length=32)]
+    """The owner's Ed25519 public key."""
+    coordinators: Annotated[tuple[PeerId, ...], Field(min_length=1, max_length=5)]
+    """Peer ids of the reliable peers."""
+    blocks: Annotated[tuple[BlockEntry, ...], Field(min_length=1, max_length=4096)]
+    data: DataSettings
+    training: TrainingSettings
+    layouts: Annotated[tuple[Annotated[tuple[Range, ...], Field(min_length=1)], ...], Field(min_length=1)]
+    """Each layout is a list of stages, as block ranges [begin, end)."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Manifest:
+        if [block.index for block in self.blocks] != list(range(len(self.blocks))):
+            raise ValueError("blocks must be numbered 0, 1, 2, … in order")
+        for number, layout in enumerate(self.layouts):
+            borders = [0, *(end for _, end in layout)]
+            if [begin for begin, _ in layout] != borders[:-1] or borders[-1] != len(self.blocks):
+                raise ValueError(
+                    f"layouts[{number}] must cover blocks 0 to {len(self.blocks)} without gap or overlap"
+                )
+            if any(begin >= end for begin, end in layout):
+                raise ValueError(f"layouts[{number}] has an empty stage")
+        return self
+
+    def layout(self, cluster: int) -> tuple[Range, ...]:
+        """The stages of a cluster, as block ranges [begin, end)."""
+        return self.layouts[cluster % len(self.layouts)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedManifest:
+    """A manifest whose owner's signature was checked; `data` is the file's bytes, `run_id` 32 hex digits."""
+
+    manifest: Manifest
+    run_id: str
+    data: bytes
+
+
+def public_bytes(owner_key: Ed25519PrivateKey) -> bytes:
+    """The raw 32 bytes that go into `Manifest.owner`."""
+    return owner_key.public_key().public_bytes_raw()
+
+
+def sign(manifest: Manifest, owner_key: Ed25519PrivateKey) -> bytes:
+    """The manifest file: canonical bytes and the owner's signature over them."""
+    if manifest.owner != public_bytes(owner_key):
+        raise ValueError("the manifest names another owner")
+    canonical = pack(manifest.model_dump())
+    return pack({"manifest": canonical, "signature": owner_key.sign(DOMAIN + canonical)})
+
+
+def read(data: bytes) -> SignedManifest:
+    """Check the signature and every field of a manifest file.
+
+    Raises `LocalError`: HP-RUN-003 if a byte is wrong, HP-RUN-002 if it is of a version we do not know, HP-RUN-001
+    if its owner signed values that cannot be.
+    """
+    try:
+        canonical, signature = _envelope(data)
+        fields = unpack(canonical)
+        owner = bytes(fields["owner"])
+        Ed25519PublicKey.from_public_bytes(owner).verify(signature, DOMAIN + canonical)
+    except (ValueError, TypeError, KeyError, InvalidSignature) as error:
+        raise LocalError(
+            "HP-RUN-003",
+            "manifest damaged or not signed by its owner",
+            why=str(error) or "the signature does not fit",
+            fix="fetch the manifest again from somebody you trust",
+            exit_code=ExitCode.VERSION,
+        ) from error
+    if fields.get("wire_version") != WIRE_VERSION:
+        raise LocalError(
+            "HP-RUN-002",
+            f"the run speaks wire version {fields.get('wire_version')!r:.20}, this hetpeer speaks {WIRE_VERSION}",
+            fix="use the version of hetpeer the run was made for",
+            exit_code=ExitCode.VERSION,
+        )
+    run_id = blake3(owner + canonical).hexdigest()[:32]
+    return SignedManifest(manifest=validated(Manifest, fields), run_id=run_id, data=data)
+
+
+def read_file(path: Path) -> SignedManifest:
+    """`read` of a file. Raises also `LocalError` HP-RUN-004 if there is none."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise LocalError(
+            "HP-RUN-004",
+            f"{path.parent} is not a run directory",
+            why=f"{path.name} cannot be read: {error.strerror}",
+            fix="make one with: hetpeer init DIR --model module.py:function",
+            exit_code=ExitCode.CONFIG,
+        ) from error
+    return read(data)
+
+
+def validated(model: type[Model], fields: Any) -> Model:
+    """Build a model; `LocalError` HP-RUN-001 names the first field that is wrong."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        field = ".".join(map(str, first["loc"]))
+        raise LocalError(
+            "HP-RUN-001",
+            f"bad value in the run's settings: {field or model.__name__}",
+            why=first["msg"].removeprefix("Value error, "),
+            fix="correct it and run hetpeer init again",
+            exit_code=ExitCode.CONFIG,
+        ) from error
+
+
+def _envelope(data: bytes) -> tuple[bytes, bytes]:
+    """Canonical bytes and signature; exactly one spelling of the envelope is accepted."""
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise ValueError(f"it has {len(data)} bytes")
+    envelope = unpack(data)
+    canonical, signature = envelope["manifest"], envelope["signature"]
+    if not isinstance(canonical, bytes) or pack(envelope) != data or len(envelope) != 2:
+        raise ValueError("not a manifest file")
+    return canonical, signature

@@ -1,0 +1,152 @@
+"""Who takes part: volunteers, their incarnations, places and leases.
+
+Pure. A place is a block range of one cluster; clusters are copies of the model and may cut it differently. There is
+always one more cluster open than volunteers fill, so a newcomer finds either a gap or a fresh copy to begin.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hetpeer.averaging.messages import Place
+
+Range = tuple[int, int]
+
+
+class Standing(enum.Enum):
+    """A volunteer's standing: JOINING has no state, PREPARED wants it, SYNCING fetches it, READY works."""
+
+    JOINING = "joining"
+    PREPARED = "prepared"
+    SYNCING = "syncing"
+    READY = "ready"
+
+
+@dataclass(slots=True)
+class Volunteer:
+    """One member, as the coordinator sees it. Times are the coordinator's monotonic seconds."""
+
+    peer: str
+    incarnation: int
+    heard_at: float
+    flops_per_second: float = 0.0
+    memory_bytes: int = 0
+    name: str = ""
+    standing: Standing = Standing.JOINING
+    cluster: int = -1
+    place: Range | None = None
+    broken_at: float | None = None
+    digests: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockCost:
+    """What a block asks of its holder: bytes of state and of kept activations, forward FLOPs of a microbatch."""
+
+    memory_bytes: int
+    flops: float
+
+
+class Membership:
+    """The table of volunteers. `layouts[c % len]` is cluster c's cut of the blocks into ranges."""
+
+    def __init__(self, layouts: Sequence[Sequence[Range]], costs: Sequence[BlockCost]) -> None:
+        self._layouts = [tuple((b, e) for b, e in layout) for layout in layouts]
+        self._costs = costs
+        self.volunteers: dict[str, Volunteer] = {}
+
+    @property
+    def blocks(self) -> int:
+        return len(self._costs)
+
+    def places(self) -> tuple[Place, ...]:
+        """All places up to and including the first cluster that nobody has begun."""
+        taken = {(v.cluster, v.place) for v in self.volunteers.values() if v.place is not None}
+        held = [0] * self.blocks
+        for volunteer in self.volunteers.values():
+            for block in range(*(volunteer.place or (0, 0))):
+                held[block] += 1
+        last = max((v.cluster for v in self.volunteers.values()), default=-1) + 1
+        return tuple(
+            self._place(cluster, place, (cluster, place) not in taken, held)
+            for cluster in range(last + 1)
+            for place in self._layouts[cluster % len(self._layouts)]
+        )
+
+    def _place(self, cluster: int, place: Range, is_open: bool, held: Sequence[int]) -> Place:
+        costs = self._costs[place[0] : place[1]]
+        return Place(
+            cluster=cluster,
+            begin=place[0],
+            end=place[1],
+            memory_bytes=sum(cost.memory_bytes for cost in costs),
+            flops=sum(cost.flops for cost in costs),
+            holders=min(held[place[0] : place[1]]),
+            open=is_open,
+        )
+
+    def claim(self, volunteer: Volunteer, cluster: int, place: Range) -> bool:
+        """Give the place to `volunteer` if it is open."""
+        for offered in self.places():
+            if offered.open and (offered.cluster, (offered.begin, offered.end)) == (cluster, place):
+                volunteer.cluster, volunteer.place = cluster, place
+                return True
+        return False
+
+    def adopt(self, volunteer: Volunteer, place: Range) -> bool:
+        """A holder that outlived the last coordinator keeps its place: the first cluster where it fits."""
+        if not 0 <= place[0] < place[1] <= self.blocks:
+            return False
+        taken = {(v.cluster, v.place) for v in self.volunteers.values() if v is not volunteer}
+        for cluster in range(len(self.volunteers) + len(self._layouts)):
+            fits = place in self._layouts[cluster % len(self._layouts)]
+            if fits and (cluster, place) not in taken:
+                volunteer.cluster, volunteer.place = cluster, place
+                return True
+        return False
+
+    def move_redundant(self) -> Volunteer | None:
+        """Give an open place whose blocks nobody has to a volunteer whose own blocks others hold too.
+
+        Returns the volunteer with its new place, or None if nobody can be spared or nothing is missing.
+        """
+        for place in self.places():
+            if not place.open or place.holders:
+                continue
+            for volunteer in sorted(self.volunteers.values(), key=lambda v: (-v.cluster, v.peer)):
+                small = 0 < volunteer.memory_bytes < place.memory_bytes
+                if volunteer.place is None or small or not self._redundant(volunteer):
+                    continue
+                volunteer.cluster, volunteer.place = place.cluster, (place.begin, place.end)
+                return volunteer
+        return None
+
+    def _redundant(self, volunteer: Volunteer) -> bool:
+        others = {
+            v.peer: v.place for v in self.volunteers.values() if v is not volunteer and v.place is not None
+        }
+        missing = set(self.uncovered(others))
+        return volunteer.place is not None and not missing.intersection(range(*volunteer.place))
+
+    def roster(self) -> dict[str, Range]:
+        """Volunteers that hold the current version, with their blocks."""
+        return {
+            v.peer: v.place
+            for v in self.volunteers.values()
+            if v.standing is Standing.READY and v.place is not None
+        }
+
+    def holders(self, block: int) -> list[str]:
+        """Ready holders of `block`, in a fixed order."""
+        return sorted(peer for peer, (b, e) in self.roster().items() if b <= block < e)
+
+    def uncovered(self, roster: Mapping[str, Range] | None = None) -> list[int]:
+        """Blocks that no volunteer of `roster` (default: all ready ones) holds."""
+        ranges = (self.roster() if roster is None else roster).values()
+        return [n for n in range(self.blocks) if not any(b <= n < e for b, e in ranges)]
+
+    def speeds(self) -> dict[str, float]:
+        """Relative speed of each ready volunteer (1.0 where it was not measured)."""
+        return {p: max(self.volunteers[p].flops_per_second, 1.0) for p in self.roster()}

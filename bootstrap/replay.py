@@ -1,0 +1,156 @@
+"""`hetpeer audit --replay`: train the run again on one machine and compare every number.
+
+The reference runs in a process of its own (reference.py, two threads) and takes about as long as one machine needs for
+the run. AdamW divides the scale of a gradient out again, so losses alone would not tell a gradient that is wrong by a
+constant factor: the gradients' norms and the last checkpoint's parameters and moments are compared too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from hetpeer.bootstrap.checkpoints import CheckpointStore
+from hetpeer.bootstrap.history import History, Record
+from hetpeer.bootstrap.log import read_log
+from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.dht.errors import LocalError
+from hetpeer.stages.execution import state
+
+LOSS_GATE = 1e-6
+"""Largest relative difference of a training or evaluation loss: float32 sums in another order stay below it."""
+GRADIENT_GATE = 1e-4
+"""Largest relative difference of a gradient's norm, and of a moment as a vector (2-norm)."""
+PARAMETER_GATE = 1e-3
+"""The same for the parameters. Where a gradient is zero but for rounding, AdamW makes whole steps of the rounding."""
+
+
+@dataclass(slots=True)
+class Comparison:
+    """How far the run is from one machine's."""
+
+    steps: int
+    max_relative_loss_difference: float = 0.0
+    """Over all steps' training losses and all evaluations."""
+    max_relative_norm_difference: float = 0.0
+    """Over all steps' gradient norms before clipping."""
+    relative_moment_difference: float | None = None
+    """The larger of AdamW's two moments' differences; None if the last step has no checkpoint to compare with."""
+    relative_parameter_difference: float | None = None
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceRun:
+    """What one machine computed: `records` and `state` as reference.py's `train` returns them."""
+
+    records: Mapping[str, Any]
+    state: Mapping[str, np.ndarray[Any, Any]]
+
+
+def replay(directory: Path) -> Comparison:
+    """Train as many steps again as were committed, and compare.
+
+    Raises `LocalError` HP-AUDIT-001 if the reference cannot run here.
+    """
+    steps = History.of(read_log(RunDirectory.open(directory).log_path)).version
+    return compare(directory, run_reference(directory, steps))
+
+
+def run_reference(directory: Path, steps: int) -> ReferenceRun:
+    """Train `steps` steps in a process of its own. Raises `LocalError` HP-AUDIT-001."""
+    with tempfile.TemporaryDirectory(prefix="hetpeer-replay-") as folder:
+        out = Path(folder) / "reference.json"
+        arguments = [str(directory), "--out", str(out), "--steps", str(steps), "--threads", "2"]
+        finished = subprocess.run(
+            [sys.executable, "-P", "-m", "hetpeer.bootstrap.reference", *arguments],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if finished.returncode:
+            raise LocalError(
+                "HP-AUDIT-001",
+                "the reference cannot run here",
+                why=(finished.stderr.strip().splitlines() or ["it was killed"])[-1],
+                fix="run the audit on the machine where hetpeer init was run",
+            )
+        return ReferenceRun(json.loads(out.read_text()), load_file(out.with_suffix(".safetensors")))
+
+
+def compare(directory: Path, reference: ReferenceRun) -> Comparison:
+    """Compare the run's surviving history and its last checkpoint with a reference of as many steps."""
+    run = RunDirectory.open(directory)
+    history = History.of(read_log(run.log_path))
+    comparison = Comparison(steps=history.version)
+    _compare_losses(history, reference.records, comparison)
+    if history.checkpoint and history.checkpoint_version == history.version:
+        _compare_states(run, history.checkpoint, reference.state, comparison)
+    _judge(comparison)
+    return comparison
+
+
+def _compare_losses(history: History, records: Mapping[str, Any], comparison: Comparison) -> None:
+    commits = history.commits
+    losses = [(commits[step]["loss"], loss) for step, loss in enumerate(records["losses"]) if step in commits]
+    for version, loss in records["evaluations"].items():
+        if int(version) in history.evaluations:
+            losses.append((history.evaluations[int(version)], loss))
+    norms = [(commits[step]["norm"], norm) for step, norm in enumerate(records["norms"]) if step in commits]
+    comparison.max_relative_loss_difference = _max_relative(losses)
+    comparison.max_relative_norm_difference = _max_relative(norms)
+
+
+def _max_relative(pairs: Sequence[tuple[float, float]]) -> float:
+    ours, theirs = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
+    return float(np.max(np.abs(ours - theirs) / np.maximum(np.abs(theirs), 1e-30), initial=0.0))
+
+
+def _compare_states(
+    run: RunDirectory,
+    checkpoint: Record,
+    reference: Mapping[str, np.ndarray[Any, Any]],
+    comparison: Comparison,
+) -> None:
+    """Relative 2-norm of the difference, over the whole model."""
+    layouts = run.layouts()
+    store = CheckpointStore(run, layouts)
+    states = [store.load_state(checkpoint, block).vectors() for block in range(len(layouts))]
+    names = [name for layout in layouts for name, _ in layout]
+    differences = []
+    for kind, prefix in enumerate(state.PREFIXES):
+        ours = np.concatenate([vectors[kind] for vectors in states]).astype(np.float64)
+        theirs = np.concatenate([reference[prefix + name].ravel() for name in names]).astype(np.float64)
+        differences.append(float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)))
+    comparison.relative_parameter_difference = differences[0]
+    comparison.relative_moment_difference = float(np.max(differences[1:]))
+
+
+def _judge(comparison: Comparison) -> None:
+    """Numpy's maxima keep what is not a number, and that is not within a gate."""
+    gates = [
+        ("losses", comparison.max_relative_loss_difference, LOSS_GATE),
+        ("gradient norms", comparison.max_relative_norm_difference, GRADIENT_GATE),
+        ("final moments", comparison.relative_moment_difference or 0.0, GRADIENT_GATE),
+        ("final parameters", comparison.relative_parameter_difference or 0.0, PARAMETER_GATE),
+    ]
+    for what, difference, gate in gates:
+        if not difference <= gate:
+            comparison.problems.append(
+                f"{what} differ from one machine's by {difference:.1e}, allowed is {gate:.0e}"
+            )

@@ -1,0 +1,232 @@
+"""The coordinator at work: its core driven by real channels, the real clock and the disk.
+
+Control channels come in, messages go to the core, effects are carried out in order. A `Record` is on the disk before
+the next effect is touched: one queue and one consumer keep that order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap import coordinator as core
+from hetpeer.bootstrap.checkpoints import CheckpointStore, Record, initial_record
+from hetpeer.bootstrap.coordinator import Coordinator, CoordinatorConfig
+from hetpeer.bootstrap.eventlog import read_event
+from hetpeer.bootstrap.files import disk_errors
+from hetpeer.bootstrap.history import History
+from hetpeer.bootstrap.log import Log
+from hetpeer.bootstrap.membership import BlockCost
+from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.serving import Served, fetch
+from hetpeer.dht.channel import Channel, ChannelServer, Parcel
+from hetpeer.dht.clock import Clock
+from hetpeer.dht.errors import LocalError, ProtocolError, RemoteError
+from hetpeer.dht.node import Node
+from hetpeer.dht.streams import Stream
+from hetpeer.stages.execution.state import parameter_count
+
+CONTROL: Final = "hetpeer/1/control"
+TICK_S = 0.2
+STATE_OVERHEAD = 1 << 20
+"""Bytes a state file may have beyond its three float32 vectors."""
+
+_log = logging.getLogger(__name__)
+
+
+def coordinator_config(run: RunDirectory) -> CoordinatorConfig:
+    """What the manifest says, as the core wants it."""
+    manifest = run.manifest
+    training = manifest.training
+    return CoordinatorConfig(
+        run=run.run_id,
+        steps=training.steps,
+        microbatches=training.microbatches,
+        evaluation_microbatches=training.eval_microbatches,
+        evaluate_every=training.eval_every,
+        checkpoint_every=training.checkpoint_every,
+        clip_norm=training.clip_norm,
+        layouts=manifest.layouts,
+        costs=[
+            BlockCost(
+                # parameters, two moments, two slots, the gradient; activations of the microbatches in flight
+                memory_bytes=6 * block.parameter_bytes + 4 * block.activation_bytes,
+                flops=float(block.flops_forward),
+            )
+            for block in manifest.blocks
+        ],
+    )
+
+
+class CoordinatorService:
+    """Runs one reign over `run`. `run_until_finished` returns the Halt that ended it."""
+
+    def __init__(self, node: Node, run: RunDirectory, log: Log, clock: Clock) -> None:
+        self._node = node
+        self._run = run
+        self._log = log
+        self._clock = clock
+        history = History.of(log.records())
+        self.core = Coordinator(coordinator_config(run), history, clock.monotonic())
+        layouts = run.layouts()
+        self._sizes = [parameter_count(layout) for layout in layouts]
+        self._store = CheckpointStore(run, layouts)
+        self._sealed: list[Record] = [initial_record(run.manifest)]
+        self._sealed += [r for r in log.records() if r["kind"] == "checkpoint"]
+        self._channels = ChannelServer(self._accept, payload_limit=0)
+        self._effects: asyncio.Queue[core.Effect] = asyncio.Queue()
+        self._collecting: asyncio.Task[None] | None = None
+        self.halted: asyncio.Future[core.Halt] = asyncio.get_running_loop().create_future()
+
+    # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def run(self) -> core.Halt:
+        """Serve until the run is over; cancelled, it stops between two effects, which is as safe as a crash."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                consumer = tasks.create_task(self._consume())
+                self._queue(self.core.start())
+                await self._node.serve(CONTROL, self._channels.handle)
+                ticker = tasks.create_task(self._tick())
+                halt = await self.halted
+                for channel in self._channels:
+                    await _briefly(channel.drained())
+                for task in (consumer, ticker, self._collecting):
+                    if task is not None:
+                        task.cancel()
+                return halt
+        finally:
+            self._channels.close()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._queue(self.core.tick(self._clock.monotonic()))
+
+    def _queue(self, effects: Sequence[core.Effect]) -> None:
+        for effect in effects:
+            self._effects.put_nowait(effect)
+
+    async def _consume(self) -> None:
+        while True:
+            effect = await self._effects.get()
+            match effect:
+                case core.Record(record):
+                    await asyncio.to_thread(self._append, record)
+                case core.Send(to, message):
+                    channel = self._channels.channel(to)
+                    if channel is not None:
+                        channel.send(Parcel(m.encode(message)))
+                case core.Disconnect(peer):
+                    self._tasks.create_task(self._disconnect(peer))
+                case core.CollectCheckpoint(version, savers):
+                    if self._collecting is not None:
+                        self._collecting.cancel()
+                    self._collecting = self._tasks.create_task(self._collect(version, savers))
+                case core.Halt():
+                    self.halted.set_result(effect)
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        self._log.append(dict(record))
+        if record["kind"] == "checkpoint":
+            self._sealed.append(record)
+            self._store.prune(self._sealed)
+        if record["kind"] in ("rollback", "gone"):
+            _log.warning("%s", {k: v for k, v in record.items() if k != "kind"})
+
+    async def _disconnect(self, peer: str) -> None:
+        channel = self._channels.channel(peer)
+        if channel is not None:
+            await _briefly(channel.drained())
+            channel.close()
+
+    # ── volunteers ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _accept(self, peer_id: str, _key: str) -> _Control:
+        return _Control(self, peer_id)
+
+    def received(self, peer: str, message: m.Message) -> None:
+        """A message of `peer` has arrived."""
+        if isinstance(message, m.EventLine):
+            self._keep_event(peer, message.line)
+        else:
+            self._queue(self.core.receive(peer, message, self._clock.monotonic()))
+
+    def broken(self, peer: str) -> None:
+        self._queue(self.core.broken(peer, self._clock.monotonic()))
+
+    def resumed(self, peer: str) -> None:
+        self._queue(self.core.resumed(peer, self._clock.monotonic()))
+
+    def _keep_event(self, peer: str, line: str) -> None:
+        """A volunteer's signed line goes into its file, unread but for its signature."""
+        signer, _record = read_event(line)
+        if signer != peer:
+            raise ProtocolError("an event signed by somebody else", peer=peer)
+        path = self._run.volunteers / f"{peer}.jsonl"
+        with disk_errors(path), path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    # ── checkpoints and states ───────────────────────────────────────────────────────────────────────────────────
+
+    async def _collect(self, version: int, savers: Mapping[int, str]) -> None:
+        """Fetch the state of every block, check it, write it; the core seals the checkpoint when all are here."""
+        self._store.begin(version)
+        for block, saver in savers.items():
+            try:
+                limit = 12 * self._sizes[block] + STATE_OVERHEAD
+                data, facts = await fetch(self._node, saver, f"state/{version}/{block}", limit)
+                digest = str(facts.get("digest", ""))
+                await asyncio.to_thread(self._store.put, version, block, bytes(data), digest)
+            except RemoteError as error:
+                _log.warning("checkpoint %d: block %d not saved: %s", version, block, error)
+                self._queue(self.core.not_saved(version, self._clock.monotonic()))
+                return
+            except LocalError as error:
+                _log.error("checkpoint %d: %s; the run goes on without it", version, error)
+                return
+            self._queue(self.core.saved(version, block, digest, self._clock.monotonic()))
+
+    async def state(self, version: int, block: int) -> Served | None:
+        """The state of a checkpoint, for whoever joins."""
+        record = next((r for r in reversed(self._sealed) if r["version"] == version), None)
+        if record is None or not 0 <= block < len(self._sizes):
+            return None
+        data = await asyncio.to_thread(self._store.load, record, block)
+        return Served(data, {"digest": record["blocks"][block]})
+
+
+class _Control:
+    """The receiver of one volunteer's control channel."""
+
+    def __init__(self, service: CoordinatorService, peer: str) -> None:
+        self._service = service
+        self._peer = peer
+
+    async def frame(
+        self, _channel: Channel, header: Mapping[str, Any], _payload: Stream, _length: int
+    ) -> None:
+        self._service.received(self._peer, m.decode(header))
+
+    def beat(self, _channel: Channel) -> None:
+        self._service.received(self._peer, m.Heartbeat())
+
+    def up(self, _channel: Channel) -> None:
+        self._service.resumed(self._peer)
+
+    def down(self, channel: Channel) -> None:
+        if not channel.closed:
+            self._service.broken(self._peer)
+
+
+async def _briefly(awaitable: Any) -> None:
+    """Wait for a volunteer to have heard the last word, but not for long."""
+    try:
+        async with asyncio.timeout(2.0):
+            await awaitable
+    except TimeoutError:
+        _log.debug("a volunteer did not acknowledge the last message in time")

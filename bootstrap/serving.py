@@ -1,0 +1,104 @@
+"""Named, hashed files and states from peer to peer: manifest, graphs, data shards, block states.
+
+One request, one answer, on a stream of its own. Names: `manifest`, `file/<blake3>`, `state/<version>/<block>`. Every
+peer serves what it has; who fetches checks the hash, so it does not matter from whom.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from blake3 import blake3
+
+from hetpeer.dht.errors import PeerLostError, ProtocolError, RemoteError
+from hetpeer.dht.node import Node
+from hetpeer.dht.streams import Stream
+
+PROTOCOL: Final = "hetpeer/1/files"
+REQUEST_TIMEOUT_S = 30.0
+ANSWER_TIMEOUT_S = 60.0
+"""A holder may have to finish applying an update before it has the version asked for."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One answer: `facts` go into the header, `data` is any bytes-like object."""
+
+    data: Any
+    facts: Mapping[str, Any]
+
+
+class Shelf(Protocol):
+    """Where a peer's files come from. The context keeps the data in place while it is being sent."""
+
+    def find(self, name: str) -> AbstractAsyncContextManager[Served | None]: ...
+
+
+class FileService:
+    """The answering side; give `handle` to `Node.serve`."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+
+    async def handle(self, stream: Stream) -> None:
+        request = (await stream.receive(timeout_s=REQUEST_TIMEOUT_S)).header
+        name = request.get("want")
+        if not isinstance(name, str) or len(name) > 200:
+            raise ProtocolError("a request without a name", peer=stream.peer_id)
+        async with self._shelf.find(name) as served:
+            if served is None:
+                await stream.send({"missing": name}, timeout_s=REQUEST_TIMEOUT_S)
+            else:
+                await stream.send({"facts": dict(served.facts)}, served.data)
+            # The asker closes; until then the answer may still be under way.
+            try:
+                await stream.receive(timeout_s=REQUEST_TIMEOUT_S)
+            except PeerLostError:
+                _log.debug("%s has taken %s", stream.peer_id, name)
+
+
+async def fetch(node: Node, peer_id: str, name: str, limit: int) -> tuple[bytearray, Mapping[str, Any]]:
+    """`name` from `peer_id`: its bytes, at most `limit`, and the facts about it. Raises `RemoteError`."""
+    stream = await node.open(peer_id, PROTOCOL)
+    async with stream:
+        await stream.send({"want": name}, timeout_s=REQUEST_TIMEOUT_S)
+        frame = await stream.receive(payload_limit=limit, timeout_s=ANSWER_TIMEOUT_S)
+        if "missing" in frame.header:
+            raise RemoteError("HP-SYNC-002", f"peer {peer_id} does not have {name}", peer=peer_id)
+        facts = frame.header.get("facts")
+        data = await stream.receive_bytes(limit)
+        return data, facts if isinstance(facts, dict) else {}
+
+
+async def fetch_file(node: Node, peers: Iterable[str], digest: str, size: int) -> bytearray:
+    """The file with this blake3 from the first of `peers` that has it undamaged.
+
+    Raises `RemoteError` HP-SYNC-001 naming what went wrong at the last one.
+    """
+    last: RemoteError | None = None
+    for peer_id in peers:
+        try:
+            data, _ = await fetch(node, peer_id, f"file/{digest}", size)
+        except RemoteError as error:
+            last = error
+            continue
+        if await asyncio.to_thread(_digest, data) == digest:
+            return data
+        last = RemoteError("HP-SYNC-003", f"peer {peer_id} sent a damaged file", peer=peer_id)
+    raise RemoteError(
+        "HP-SYNC-001",
+        f"no peer could give the file {digest[:12]} of the run",
+        why=last.what if last else "no peer is known",
+        fix="wait for the bootstrap node to come back, or ask the run's author",
+    )
+
+
+def _digest(data: bytearray) -> str:
+    return blake3(data).hexdigest()

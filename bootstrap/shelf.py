@@ -1,0 +1,35 @@
+"""What a peer serves from its disk: the manifest and the run's files, by hash."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.serving import Served
+
+StateSource = Callable[[int, int], Awaitable[Served | None]]
+"""(version, block) → the block's state file, or None if it is not to be had here."""
+
+
+class RunShelf:
+    """Serves `run`'s manifest, the files of it that are here, and states from `states`."""
+
+    def __init__(self, run: RunDirectory, states: StateSource) -> None:
+        self._run = run
+        self._states = states
+        self._files = {reference.blake3: path for reference, path in run.files()}
+
+    @asynccontextmanager
+    async def find(self, name: str) -> AsyncIterator[Served | None]:
+        """`manifest`, `file/<blake3>` or `state/<version>/<block>`; None for anything else or what is not here."""
+        match name.split("/"):
+            case ["manifest"]:
+                yield Served(self._run.signed.data, {})
+            case ["file", digest] if digest in self._files and self._files[digest].is_file():
+                yield Served(await asyncio.to_thread(self._files[digest].read_bytes), {})
+            case ["state", version, block] if version.isdecimal() and block.isdecimal():
+                yield await self._states(int(version), int(block))
+            case _:
+                yield None

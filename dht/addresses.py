@@ -1,0 +1,102 @@
+"""Addresses people type and peers advertise: `/ip4/1.2.3.4/tcp/31330/p2p/Qm…`.
+
+py-multiaddr parses and checks all of them; the rest of the project only sees `Address`. hivemind carries a second,
+vendored Multiaddr class, and the conversion into it lives here and nowhere else. Both libraries are imported when
+first used, so that the command line can check an address without paying for torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hetpeer.dht.errors import ExitCode, LocalError
+
+EXAMPLE = "/ip4/203.0.113.7/tcp/31330/p2p/QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC"
+MAX_ADDRESS_LENGTH = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a peer listens, and who must answer there. `text` ends in `/p2p/<peer_id>`."""
+
+    text: str
+    peer_id: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def transport(self) -> str:
+        """The address without its last `/p2p/` part: where to dial."""
+        return self.text.removesuffix(f"/p2p/{self.peer_id}")
+
+    def transport_bytes(self) -> bytes:
+        """`transport` in libp2p's binary form, as p2pd takes it."""
+        from multiaddr import Multiaddr
+
+        return bytes(Multiaddr(self.transport).to_bytes())
+
+
+def parse_address(text: str) -> Address:
+    """Check an address typed by a person. Raises `LocalError` HP-ADDR-001 that says what is wrong with it."""
+    if len(text) > MAX_ADDRESS_LENGTH:
+        raise _unusable(text, f"it is longer than {MAX_ADDRESS_LENGTH} characters")
+    from multiaddr import Multiaddr
+    from multiaddr.exceptions import Error
+
+    try:
+        parsed = Multiaddr(text.strip())
+        parts = [(protocol.name, value) for protocol, value in parsed.items()]
+    except (Error, ValueError, LookupError, TypeError) as error:
+        raise _unusable(text, _reason(error)) from error
+    _check_parts(text, parts)
+    return Address(text=str(parsed), peer_id=str(parts[-1][1]))
+
+
+def address_from_bytes(raw: bytes, peer_id: str) -> Address | None:
+    """What p2pd reports (binary, with or without the peer) as an `Address` of `peer_id`; None if nobody could dial it."""
+    from multiaddr import Multiaddr
+    from multiaddr.exceptions import Error
+
+    try:
+        transport = str(Multiaddr(raw)).removesuffix(f"/p2p/{peer_id}")
+        return parse_address(f"{transport}/p2p/{peer_id}")
+    except (Error, ValueError, LookupError, LocalError):
+        return None
+
+
+def hivemind_unix_address(path: str) -> Any:
+    """A unix socket as hivemind's own Multiaddr class."""
+    from hivemind.utils.multiaddr import Multiaddr
+
+    return Multiaddr(f"/unix{path}")
+
+
+def _check_parts(text: str, parts: list[tuple[str, Any]]) -> None:
+    names = [name for name, _ in parts]
+    if not names or names[-1] != "p2p":
+        raise _unusable(
+            text, "it does not end in /p2p/ and the peer's id, so nobody could prove to be that peer"
+        )
+    if not str(parts[-1][1]).startswith("Qm"):
+        raise _unusable(text, "the peer id after /p2p/ is not one of hetpeer's (they begin with Qm)")
+    if "tcp" not in names and "quic-v1" not in names:
+        raise _unusable(text, "it names no port: /tcp/31330 or /udp/31330/quic-v1 is missing")
+    if any(name in {"tcp", "udp"} and int(value) == 0 for name, value in parts):
+        raise _unusable(text, "port 0 cannot be dialled")
+
+
+def _unusable(text: str, why: str) -> LocalError:
+    return LocalError(
+        "HP-ADDR-001",
+        f"{text[:MAX_ADDRESS_LENGTH]!r} is not an address of a peer",
+        why=why,
+        fix=f"copy the whole address that the other peer prints, like {EXAMPLE}",
+        exit_code=ExitCode.USAGE,
+    )
+
+
+def _reason(error: Exception) -> str:
+    """py-multiaddr's message without the address repeated around it."""
+    return str(getattr(error, "message", "") or error).split(" (string:")[0] or "it cannot be parsed"

@@ -1,0 +1,274 @@
+"""A channel: frames to one peer, in order and exactly once, across broken streams.
+
+A stream ends when p2pd restarts or a link drops. A channel outlives it: each side numbers its frames and keeps them
+until the other has acknowledged them; a new stream goes on where the last one ended. Only when a side has lost its
+memory (its process was restarted) is the channel lost, and its owner starts again from nothing.
+
+The books (`Outbox`, `Inbox`) are pure; `Channel` moves frames for both sides; `dial` and `ChannelServer` open streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hetpeer.dht.errors import PeerLostError, ProtocolError, RemoteError
+from hetpeer.dht.node import Node
+from hetpeer.dht.streams import Stream
+
+BEAT_S = 1.0
+"""A side with nothing to say acknowledges at least so often: silence means that the peer is frozen or cut off."""
+SILENCE_S = 8.0
+"""A stream on which nothing came for so long is given up."""
+REDIAL_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """One frame to be sent: a header of plain data and buffers, which must keep their content until acknowledged."""
+
+    header: Mapping[str, Any]
+    payload: tuple[Any, ...] = ()
+    tag: object = None
+    """What `Outbox.forget` knows it by."""
+
+
+class Outbox:
+    """Frames in the order of their numbers, kept until acknowledged."""
+
+    def __init__(self) -> None:
+        self._next = 1
+        self._kept: deque[tuple[int, Parcel]] = deque()
+
+    def add(self, parcel: Parcel) -> None:
+        self._kept.append((self._next, parcel))
+        self._next += 1
+
+    def acknowledge(self, number: int) -> None:
+        """The peer has everything up to `number`."""
+        while self._kept and self._kept[0][0] <= number:
+            self._kept.popleft()
+
+    def forget(self, tag: object) -> None:
+        """Frames tagged so need not arrive any more; the numbers they had are left out."""
+        self._kept = deque(item for item in self._kept if item[1].tag is None or item[1].tag != tag)
+
+    def after(self, number: int) -> tuple[int, Parcel] | None:
+        """The first frame with a higher number."""
+        return next((item for item in self._kept if item[0] > number), None)
+
+    def __iter__(self) -> Iterator[tuple[int, Parcel]]:
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+class Inbox:
+    """The highest number received; a frame counts only if its number is higher."""
+
+    def __init__(self) -> None:
+        self.last = 0
+
+    def take(self, number: int) -> bool:
+        """Whether frame `number` is new; it counts as received from now on."""
+        if number <= self.last:
+            return False
+        self.last = number
+        return True
+
+
+class Receiver(Protocol):
+    """What the owner of a channel is told. A frame's payload must be taken from the stream before returning."""
+
+    async def frame(
+        self, channel: Channel, header: Mapping[str, Any], payload: Stream, length: int
+    ) -> None: ...
+
+    def beat(self, channel: Channel) -> None: ...
+
+    def up(self, channel: Channel) -> None: ...
+
+    def down(self, channel: Channel) -> None: ...
+
+
+class Channel:
+    """One side of a channel with `peer_id`. `send` never waits: frames queue up while the stream is away."""
+
+    def __init__(self, peer_id: str, key: str, receiver: Receiver, payload_limit: int) -> None:
+        self.peer_id = peer_id
+        self.key = key
+        self.outbox = Outbox()
+        self.inbox = Inbox()
+        self.closed = False
+        self._receiver = receiver
+        self._payload_limit = payload_limit
+        self._wake = asyncio.Event()
+        self._stream: Stream | None = None
+        self._acknowledged = 0
+        self._drained = asyncio.Event()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else ("up" if self._stream else "down")
+        return f"<Channel {self.key} to {self.peer_id[-6:]} {state}, {len(self.outbox)} unacknowledged>"
+
+    @property
+    def is_up(self) -> bool:
+        return self._stream is not None
+
+    def send(self, parcel: Parcel) -> None:
+        """Queue a frame; it is sent once the stream is there, and again if it breaks before the acknowledgement."""
+        self.outbox.add(parcel)
+        self._drained.clear()
+        self._wake.set()
+
+    def close(self) -> None:
+        """End the channel; frames that were not sent are dropped."""
+        self.closed = True
+        self._wake.set()
+        if self._stream is not None:
+            self._stream.close()
+
+    async def drained(self) -> None:
+        """Return when the peer has acknowledged everything sent so far."""
+        while len(self.outbox) and not self.closed:
+            self._drained.clear()
+            await self._drained.wait()
+
+    async def carry(self, stream: Stream, peer_has: int) -> None:
+        """Move frames both ways over `stream` until it breaks or the channel is closed.
+
+        Raises `RemoteError` for what the peer did wrong; the owner decides whether to go on with another stream.
+        """
+        if self._stream is not None:
+            self._stream.abort()
+        self.outbox.acknowledge(peer_has)
+        self._acknowledged = -1
+        self._stream = stream
+        self._receiver.up(self)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._write(stream, peer_has))
+                tasks.create_task(self._read(stream))
+        except* RemoteError as group:
+            _log.debug("%r: %s", self, group.exceptions[0])
+        finally:
+            stream.abort()
+            if self._stream is stream:
+                self._stream = None
+                self._receiver.down(self)
+
+    async def _write(self, stream: Stream, sent: int) -> None:
+        while not self.closed:
+            self._wake.clear()
+            item = self.outbox.after(sent)
+            if item is not None:
+                sent, parcel = item
+                header = {"n": sent, "a": self.inbox.last, "m": parcel.header}
+                self._acknowledged = self.inbox.last
+                await stream.send(header, *parcel.payload)
+                continue
+            if self._acknowledged != self.inbox.last:
+                self._acknowledged = self.inbox.last
+                await stream.send({"a": self.inbox.last})
+                continue
+            try:
+                async with asyncio.timeout(BEAT_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                self._acknowledged = -1
+        raise PeerLostError(self.peer_id, "the channel was closed")
+
+    async def _read(self, stream: Stream) -> None:
+        while True:
+            frame = await stream.receive(payload_limit=self._payload_limit, timeout_s=SILENCE_S)
+            header = frame.header
+            acknowledged, number, message = header.get("a"), header.get("n"), header.get("m")
+            if not isinstance(acknowledged, int):
+                raise ProtocolError("a frame without acknowledgement", peer=self.peer_id)
+            self.outbox.acknowledge(acknowledged)
+            if not len(self.outbox):
+                self._drained.set()
+            if number is None:
+                self._receiver.beat(self)
+                continue
+            if not isinstance(number, int) or not isinstance(message, dict):
+                raise ProtocolError("a frame without number or message", peer=self.peer_id)
+            if number <= self.inbox.last:
+                await stream.skip(timeout_s=SILENCE_S)
+                continue
+            await self._receiver.frame(self, message, stream, frame.payload_length)
+            self.inbox.take(number)
+            self._wake.set()
+
+
+async def dial(node: Node, protocol: str, channel: Channel) -> None:
+    """Keep `channel` connected until it is closed; returns then.
+
+    Raises `PeerLostError` when the peer does not know the channel any more (its process was restarted): what was under
+    way is lost and its owner begins again. A peer that cannot be reached is dialled again and again.
+    """
+    attempt = 0
+    begun = False
+    while not channel.closed:
+        try:
+            stream = await node.open(channel.peer_id, protocol, timeout_s=5.0)
+            await stream.send({"key": channel.key, "has": channel.inbox.last, "begun": begun}, timeout_s=5.0)
+            answer = (await stream.receive(timeout_s=5.0)).header
+        except RemoteError as error:
+            _log.debug("dialling %r: %s", channel, error)
+            await asyncio.sleep(REDIAL_S[min(attempt, len(REDIAL_S) - 1)])
+            attempt += 1
+            continue
+        if answer.get("lost"):
+            stream.close()
+            raise PeerLostError(channel.peer_id, "it does not know this channel any more")
+        begun, attempt = True, 0
+        peer_has = answer.get("has")
+        await channel.carry(stream, peer_has if isinstance(peer_has, int) else 0)
+
+
+class ChannelServer:
+    """Accepts channels of one protocol. `accept` makes the receiver of a new channel, or None to refuse the peer."""
+
+    def __init__(self, accept: Callable[[str, str], Receiver | None], payload_limit: int) -> None:
+        self._accept = accept
+        self._payload_limit = payload_limit
+        self._channels: dict[str, Channel] = {}
+
+    def channel(self, peer_id: str) -> Channel | None:
+        """The newest channel of `peer_id`."""
+        return self._channels.get(peer_id)
+
+    def __iter__(self) -> Iterator[Channel]:
+        return iter(list(self._channels.values()))
+
+    async def handle(self, stream: Stream) -> None:
+        """Serve one incoming stream; given to `Node.serve`."""
+        hello = (await stream.receive(timeout_s=5.0)).header
+        key, peer_has, begun = hello.get("key"), hello.get("has"), hello.get("begun")
+        if not isinstance(key, str) or len(key) > 128 or not isinstance(peer_has, int):
+            raise ProtocolError("a channel without key", peer=stream.peer_id)
+        channel = self._channels.get(stream.peer_id)
+        if channel is None or channel.key != key or channel.closed:
+            receiver = None if begun else self._accept(stream.peer_id, key)
+            if receiver is None:
+                await stream.send({"lost": True}, timeout_s=5.0)
+                return
+            if channel is not None:
+                channel.close()
+            channel = Channel(stream.peer_id, key, receiver, self._payload_limit)
+            self._channels[stream.peer_id] = channel
+        await stream.send({"has": channel.inbox.last}, timeout_s=5.0)
+        await channel.carry(stream, peer_has)
+
+    def close(self) -> None:
+        """Close every channel."""
+        for channel in self._channels.values():
+            channel.close()

@@ -1,0 +1,84 @@
+"""What a node listens on and whom it knows, and the p2pd flags that follow from it."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hetpeer.dht.addresses import Address
+from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.identity import Identity
+
+_RELAY_SERVICE = (
+    "-relayDataLimit=1125899906842624",
+    "-relayTimeLimit=720h",
+    "-relayMaxReservations=4096",
+    "-relayMaxCircuits=256",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """What one node listens on and whom it knows."""
+
+    host: str = "127.0.0.1"
+    """IP address to listen on; 0.0.0.0 for all interfaces."""
+    port: int = 0
+    """TCP port; 0 lets the system choose one, which is then kept for the node's life."""
+    peers: tuple[Address, ...] = ()
+    """Addresses to join by, dialled again whenever the connection is lost; our own is skipped."""
+    alone_ok: bool = False
+    """Whether to start when none of `peers` answers, as the first of several that know each other must."""
+    reachability: Literal["auto", "public", "private"] = "auto"
+    """auto: libp2p finds out. public: also relays for others. private: behind a NAT, reached through `relays`."""
+    relays: tuple[Address, ...] = ()
+    """Public peers to reserve a relay slot at; for private nodes. Two or more survive the loss of one."""
+
+    def __post_init__(self) -> None:
+        """Raises `LocalError` HP-NET-005."""
+        try:
+            ipaddress.ip_address(self.host)
+        except ValueError as error:
+            raise _unusable(
+                f"{self.host!r} is not an IP address", "use 0.0.0.0 to listen on all of them"
+            ) from error
+        if not 0 <= self.port < 2**16:
+            raise _unusable(f"port {self.port} is outside 0 to 65535", "use 0 to let the system choose")
+        if self.reachability == "private" and not self.relays:
+            raise _unusable("a private node needs a relay", "name at least one public peer as relay")
+
+
+def p2pd_arguments(config: NodeConfig, identity: Identity, port: int, folder: Path) -> list[str]:
+    """The flags of a p2pd that listens on `port` and takes requests at a socket in `folder`."""
+    ip = ipaddress.ip_address(config.host)
+    arguments = [
+        f"-listen=/unix{folder / 'p2pd.sock'}",
+        f"-hostAddrs=/ip{ip.version}/{ip}/tcp/{port}",
+        f"-id={identity.path}",
+        "-b=0",  # joining.py connects to the peers
+        "-dhtServer=1",
+        "-tls=1",
+        "-autonat=1",
+        "-connManager=1",
+        "-idleTimeout=30s",
+        "-relay=1",
+        f"-natPortMap={int(not ip.is_loopback)}",
+    ]
+    if config.reachability == "public":
+        arguments += ["-forceReachabilityPublic=1", *_RELAY_SERVICE]
+    if config.reachability == "private":
+        # relayDiscovery waits up to three minutes for four candidates; static relays are used at once.
+        relays = ",".join(map(str, config.relays))
+        arguments += [
+            "-forceReachabilityPrivate=1",
+            "-autoRelay=1",
+            "-relayDiscovery=0",
+            f"-trustedRelays={relays}",
+        ]
+    return arguments
+
+
+def _unusable(what: str, fix: str) -> LocalError:
+    return LocalError("HP-NET-005", what, fix=fix, exit_code=ExitCode.USAGE)

@@ -1,0 +1,75 @@
+"""Meeting the peers to join by, and saying in plain words why that did not work.
+
+We connect to each address ourselves, because p2pd's own `-b` ends the process when none answers and does not say
+which one refused and why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from hetpeer.dht.addresses import Address
+from hetpeer.dht.clock import Clock
+from hetpeer.dht.control import Control
+from hetpeer.dht.errors import ExitCode, LocalError, RemoteError
+from hetpeer.dht.hello import Hello, say_hello
+
+CONNECT_DEADLINE_S = 5.0
+MEETING_DEADLINE_S = 10.0
+
+_PLAIN_REASONS = {
+    "connection refused": "nothing listens there (connection refused)",
+    "peer id mismatch": "another peer listens there (its id is not the one in the address)",
+    "no route to host": "there is no route to that machine",
+    "network is unreachable": "this machine has no way to that network",
+    "no such host": "that name does not exist",
+    "protocols not supported": "what listens there is not a hetpeer of this version",
+    "no answer within": f"no answer within {CONNECT_DEADLINE_S:.0f} s",
+    "i/o timeout": "no answer in time",
+    "deadline exceeded": "no answer in time",
+}
+"""What libp2p says, by a part of it that is stable, in a user's words."""
+
+
+async def meet(
+    control: Control, clock: Clock, addresses: Iterable[Address], *, timeout_s: float = MEETING_DEADLINE_S
+) -> tuple[list[Hello], list[str]]:
+    """Connect to all addresses at once: the answers to our hello, and for each address without one the reason."""
+    meetings = {asyncio.ensure_future(_meet_one(control, clock, address)): address for address in addresses}
+    if not meetings:
+        return [], []
+    try:
+        await asyncio.wait(meetings, timeout=timeout_s)
+    finally:
+        for meeting in meetings:
+            meeting.cancel()  # no effect on those that are done
+        await asyncio.gather(*meetings, return_exceptions=True)
+    hellos, reasons = [], []
+    for meeting, address in meetings.items():
+        outcome = "no answer in time" if meeting.cancelled() else meeting.result()
+        if isinstance(outcome, Hello):
+            hellos.append(outcome)
+        else:
+            reasons.append(f"{address}: {outcome}")
+    return hellos, reasons
+
+
+def nobody_answers(reasons: list[str]) -> LocalError:
+    """HP-NET-002, with the reason for each address."""
+    return LocalError(
+        "HP-NET-002",
+        f"none of the {len(reasons)} peers to join by can be reached",
+        why="; ".join(reasons),
+        fix="check that the other peer runs and that its address is whole",
+        exit_code=ExitCode.NETWORK,
+    )
+
+
+async def _meet_one(control: Control, clock: Clock, address: Address) -> Hello | str:
+    try:
+        await control.connect(address, CONNECT_DEADLINE_S)
+        return await say_hello(control, clock, address.peer_id)
+    except RemoteError as error:
+        text = error.why or error.what
+        return next((plain for sign, plain in _PLAIN_REASONS.items() if sign in text), text)

@@ -1,0 +1,267 @@
+"""`Node`: a peer's place in the network, for as long as the process lives.
+
+It owns one `Session` at a time and supervises it: when p2pd dies, a new one starts with the same identity, port,
+handlers and stored records. Callers see streams break and, for a second or two, `open` wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+from itertools import chain
+from typing import Any, Self
+
+from hetpeer.dht.addresses import Address
+from hetpeer.dht.clock import Clock, SystemClock
+from hetpeer.dht.config import NodeConfig
+from hetpeer.dht.control import P2pdError
+from hetpeer.dht.errors import ExitCode, LocalError, PeerLostError
+from hetpeer.dht.identity import Identity
+from hetpeer.dht.joining import CONNECT_DEADLINE_S
+from hetpeer.dht.listener import Handler, Listener
+from hetpeer.dht.p2pd import p2pd_does_not_start
+from hetpeer.dht.session import Session
+from hetpeer.dht.streams import Stream
+from hetpeer.dht.table import Table
+from hetpeer.dht.tasks import TaskSet
+
+TEND_PERIOD_S = 5.0
+"""How often p2pd is asked for a sign of life, and lost peers are dialled again."""
+MAX_REMEMBERED = 64
+"""Peers whose addresses are kept in case p2pd dies."""
+_RESTART_PAUSE_S = (0.0, 0.2, 0.5, 1.0, 2.0)
+
+__all__ = ["Node", "NodeConfig"]
+
+_log = logging.getLogger(__name__)
+
+
+class Node:
+    """One peer in the network. Start it with `Node.start`, end it with `close`.
+
+    `repr` tells its state. All methods belong to the event loop that started it.
+    """
+
+    def __init__(self, config: NodeConfig, identity: Identity, clock: Clock) -> None:
+        self._config = config
+        self._identity = identity
+        self._clock = clock
+        self._port = config.port
+        self._known = [address for address in config.peers if address.peer_id != identity.peer_id]
+        self._met: dict[str, list[Address]] = {}
+        self._closed = False
+        self._listener = Listener()
+        self._session: Session | None = None
+        self._tasks = TaskSet()
+        self._up = asyncio.Event()
+        self._down = asyncio.Event()
+        self._lock: int | None = None
+        self.restarts = 0
+        """How often p2pd was started again."""
+        self.dht = Table(self.session, identity.peer_id, clock)
+
+    @classmethod
+    async def start(cls, config: NodeConfig, identity: Identity, *, clock: Clock | None = None) -> Self:
+        """Join the network; on return the node serves and its peers know it.
+
+        Raises `LocalError`: HP-NET-001 port taken, HP-NET-002 no peer answers, HP-NET-003 p2pd does not start,
+        HP-NET-004 clock off, HP-ID-002 identity in use. On error or cancellation nothing is left behind.
+        """
+        node = cls(config, identity, clock or SystemClock())
+        try:
+            node._lock = _lock_identity(identity)
+            await node._listener.start()
+            node._session = await node._new_session(first=True)
+        except BaseException:
+            await node.close()
+            raise
+        node._up.set()
+        node._tasks.spawn(node._supervise(), name="p2pd supervisor")
+        node._tasks.spawn(node._tend(), name="peer tender")
+        return node
+
+    @property
+    def peer_id(self) -> str:
+        return self._identity.peer_id
+
+    @property
+    def is_up(self) -> bool:
+        return self._up.is_set() and not self._closed
+
+    @property
+    def p2pd_pid(self) -> int | None:
+        """The process id of the running p2pd, None between two."""
+        return self._session.p2pd.pid if self._session is not None and self.is_up else None
+
+    def addresses(self) -> list[str]:
+        """Where p2pd believes that others reach us, each with `/p2p/<peer_id>`; refreshed every TEND_PERIOD_S."""
+        return [str(address) for address in self._session.addresses] if self._session is not None else []
+
+    async def serve(self, protocol: str, handler: Handler) -> None:
+        """Run `handler` for each stream that a peer opens for `protocol`, also after restarts of p2pd.
+
+        The stream is closed when the handler returns. A `RemoteError` out of it ends that stream only.
+        """
+        self._listener.handlers[protocol] = handler
+        session = await self.session()
+        try:
+            await session.serve(protocol)
+        except P2pdError:
+            if not session.p2pd.exited.is_set():  # else the next session registers it
+                raise
+
+    async def open(self, peer_id: str, protocol: str, *, timeout_s: float = 10.0) -> Stream:
+        """A new stream to `peer_id`, which may be our own. Raises `PeerLostError` after `timeout_s` at the latest."""
+        if peer_id == self.peer_id:
+            return await self._listener.open_own(peer_id, protocol)
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        try:
+            async with asyncio.timeout_at(deadline):
+                session = await self.session()
+        except TimeoutError:
+            raise PeerLostError(peer_id, "our own network process is being restarted") from None
+        left_s = max(0.1, deadline - asyncio.get_running_loop().time())
+        return await session.control.open_stream(peer_id, protocol, left_s)
+
+    async def connect(self, address: Address) -> None:
+        """Connect to a peer at a known address. Raises `PeerLostError`."""
+        session = await self.session()
+        try:
+            await session.control.connect(address, CONNECT_DEADLINE_S)
+        except P2pdError as error:
+            raise PeerLostError(address.peer_id, error.why) from error
+
+    async def session(self) -> Session:
+        """The running session; waits while there is none, so give it a deadline.
+
+        Raises `PeerLostError` once the node is closed.
+        """
+        while True:
+            await self._up.wait()
+            if self._closed:
+                raise PeerLostError(self.peer_id, "this node is closed")
+            if self._session is not None:
+                return self._session
+
+    async def wait_up(self) -> None:
+        """Return when the network process runs. Raises `PeerLostError` once the node is closed."""
+        await self.session()
+
+    async def wait_down(self) -> None:
+        """Return at the next moment at which the network process has died."""
+        await self._down.wait()
+
+    async def close(self) -> None:
+        """Leave the network: supervision, handlers, DHT, p2pd, in this order, within 5 s. Idempotent."""
+        self._closed = True
+        self._up.set()  # whoever waits learns that it is over
+        await self._tasks.close()
+        await self._listener.close()
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    async def _new_session(self, *, first: bool, previous: Any = None) -> Session:
+        try:
+            session = await Session.start(
+                self._config, self._identity, self._clock, self._listener, port=self._port
+            )
+            try:
+                self._port = self._port or session.listening_port()
+                if first:
+                    peer_ids = await session.join(self._known, alone_ok=self._config.alone_ok)
+                else:
+                    peer_ids = await session.rejoin([*self._known, *chain.from_iterable(self._met.values())])
+                await session.start_dht(peer_ids, previous)
+            except BaseException:
+                await session.close()
+                raise
+        except P2pdError as error:
+            raise p2pd_does_not_start(error.why) from error
+        return session
+
+    async def _supervise(self) -> None:
+        """Replace each session that dies. Never gives up: a peer without a network can still get it back."""
+        while True:
+            session = self._session
+            assert session is not None
+            await session.p2pd.exited.wait()
+            self._up.clear()
+            self._down.set()
+            _log.warning("p2pd %d died and is started again: %s", session.p2pd.pid, session.p2pd.tail())
+            previous = session.dht
+            await session.close()
+            self._session = await self._restart(previous)
+            self.restarts += 1
+            self._down.clear()
+            self._up.set()
+
+    async def _restart(self, previous: Any) -> Session:
+        attempt = 0
+        while True:
+            await asyncio.sleep(_RESTART_PAUSE_S[min(attempt, len(_RESTART_PAUSE_S) - 1)])
+            attempt += 1
+            try:
+                return await self._new_session(first=False, previous=previous)
+            except LocalError as error:
+                _log.warning("p2pd could not be started again: %s", error)
+
+    async def _tend(self) -> None:
+        """Ask p2pd for a sign of life, end it when there is none; keep contact with known peers."""
+        silent = 0
+        connected: set[str] = set()
+        while True:
+            await asyncio.sleep(TEND_PERIOD_S)
+            session = await self.session()
+            try:
+                await session.refresh_addresses()
+                before, connected = connected, set(await session.control.connections())
+                for peer_id in connected - before:
+                    await self._remember(session, peer_id)
+            except P2pdError as error:
+                silent += 1
+                _log.debug("p2pd %d did not answer: %s", session.p2pd.pid, error)
+                if silent >= 2:
+                    session.p2pd.kill()
+                continue
+            silent = 0
+            lost = [address for address in self._known if address.peer_id not in connected]
+            for peer_id in await session.rejoin(lost):
+                await session.ping(peer_id)
+
+    async def _remember(self, session: Session, peer_id: str) -> None:
+        """Note where a new contact listens, to dial it should p2pd die: peers that tried to reach us meanwhile would
+        not try again for 5 s (libp2p's dial back-off), unless we call them. The latest MAX_REMEMBERED are kept.
+        """
+        self._met.pop(peer_id, None)
+        self._met[peer_id] = await session.control.addresses_of(peer_id)
+        if len(self._met) > MAX_REMEMBERED:
+            del self._met[next(iter(self._met))]
+
+    def __repr__(self) -> str:
+        state = "up" if self.is_up else "down"
+        return (
+            f"<Node {self.peer_id} {state}, {self.restarts} restarts, {len(self._listener)} incoming streams>"
+        )
+
+
+def _lock_identity(identity: Identity) -> int:
+    """Hold the key file for this process; the kernel lets go when it ends. Raises `LocalError` HP-ID-002."""
+    descriptor = os.open(identity.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise LocalError(
+            "HP-ID-002",
+            f"another process runs with the identity {identity.path}",
+            why="it holds the lock on that file",
+            fix="end the other one, or use another identity file",
+            exit_code=ExitCode.IDENTITY,
+        ) from error
+    return descriptor

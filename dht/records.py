@@ -1,0 +1,73 @@
+"""What a peer says about itself in the DHT. Everything in an advert is a claim: it guides, and decides nothing.
+
+Checked and made harmless where it comes in: numbers are bounded, text is cut to printable ASCII, so that no name can
+carry markup or terminal codes any further. Unknown fields are ignored: a newer version may add some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from hetpeer.dht.errors import ProtocolError
+
+ADVERT_VERSION = 1
+MAX_NAME = 32
+
+
+def printable(text: object) -> object:
+    """Text without anything but printable ASCII and without the characters of markup, at most MAX_NAME long."""
+    if not isinstance(text, str):
+        return text
+    return "".join(c for c in text if " " <= c <= "~" and c not in "<>&\"'`\\")[:MAX_NAME]
+
+
+Label = Annotated[str, BeforeValidator(printable)]
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+AddressText = Annotated[str, Field(max_length=256, pattern=r"^/[!-~]+$")]
+
+
+class Advert(BaseModel):
+    """One peer's state, published again every few seconds."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    version: Count = ADVERT_VERSION
+    """Of this schema; raised only when an old reader would misunderstand a field."""
+    name: Label = ""
+    """Chosen by its owner, for people."""
+    addresses: Annotated[tuple[AddressText, ...], Field(max_length=8, strict=False)] = ()
+    role: Label = ""
+    """volunteer or coordinator."""
+    state: Label = ""
+    """joining, working, draining and so on, for people."""
+    block_begin: Count = 0
+    block_end: Count = 0
+    """Blocks held: [block_begin, block_end)."""
+    step: Count = 0
+    loss: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    """Of the last committed step."""
+    tokens_per_second: Amount = 0.0
+    memory_bytes: Count = 0
+    """Offered for blocks."""
+    device: Label = ""
+
+    def to_map(self) -> dict[str, Any]:
+        """As it goes into the DHT; fields at their defaults are left out."""
+        return self.model_dump(exclude_defaults=True) | {"version": self.version}
+
+    @classmethod
+    def from_map(cls, value: Mapping[str, Any], *, peer: str) -> Advert:
+        """The advert in a DHT value of `peer`. Raises `ProtocolError`."""
+        try:
+            advert = cls.model_validate(dict(value))
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(map(str, first["loc"]))
+            raise ProtocolError(f"an advert whose {field} is wrong", peer=peer, why=first["type"]) from error
+        if advert.version > ADVERT_VERSION:
+            raise ProtocolError(f"an advert of version {advert.version}", peer=peer)
+        return advert

@@ -1,0 +1,42 @@
+"""A set of background tasks with an owner: none outlives `close`, and none fails unheard."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from hetpeer.dht.errors import RemoteError
+
+_log = logging.getLogger(__name__)
+
+
+class TaskSet:
+    """Tasks that live as long as their owner at most. A peer's fault is noted at debug level, ours as an error."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    async def close(self) -> None:
+        """Cancel all tasks and wait until each has ended."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, RemoteError):
+            _log.debug("%s ended: %s", task.get_name(), error)
+        elif error is not None:
+            _log.error("%s failed", task.get_name(), exc_info=error)

@@ -1,0 +1,193 @@
+"""The bytes of one unix socket to p2pd, with back-pressure both ways and no copy for payloads.
+
+Small reads (frame heads, control messages) go through a small buffer of ours. A payload goes from the kernel straight
+into the caller's memory while the caller waits in `read_into`: the loop asks us where to put the next bytes. A write
+returns only when the kernel has taken every byte, so the caller may reuse its buffers at once, and a slow reader at
+the other end is felt here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from hetpeer.dht.errors import PeerLostError
+
+Buffer = bytes | bytearray | memoryview
+
+_SMALL_BUFFER = 16 * 1024
+_JOIN_BELOW = 32 * 1024
+"""Writes smaller than this in total are joined: one short copy is cheaper than a second system call."""
+
+
+class Wire(asyncio.BufferedProtocol):
+    """One connected unix socket. One task may read and one may write at a time.
+
+    Every failure is a `PeerLostError` that names `peer`. Cancelling a read of the small buffer loses nothing;
+    cancelling `read_into` or `write` half-way breaks the wire, as nobody could find the next frame's start.
+    """
+
+    def __init__(self, on_connect: Callable[[Wire], None] | None = None) -> None:
+        self.peer = ""
+        self._on_connect = on_connect
+        self._transport: asyncio.Transport | None = None
+        self._lost: str | None = None
+        self._buffer = bytearray(_SMALL_BUFFER)
+        self._start = 0
+        self._end = 0
+        self._target: memoryview | None = None
+        self._reading_paused = False
+        self._reader: asyncio.Future[None] | None = None
+        self._writer: asyncio.Future[None] | None = None
+        self._write_blocked = False
+
+    @property
+    def lost(self) -> str | None:
+        """Why the wire is broken, or None while it holds. Bytes that arrived before can still be read."""
+        return self._lost
+
+    async def peek(self, size: int) -> bytes:
+        """The next `size` bytes, left where they are. For heads: all of them must fit into memory."""
+        self._reserve(size)
+        while self._end - self._start < size:
+            await self._arrival()
+        return bytes(memoryview(self._buffer)[self._start : self._start + size])
+
+    async def read(self, size: int) -> bytes:
+        """The next `size` bytes. Cancellation consumes nothing."""
+        data = await self.peek(size)
+        self._start += size
+        return data
+
+    async def read_into(self, target: memoryview) -> None:
+        """Fill `target` (contiguous bytes). Cancelled half-way, the wire is broken."""
+        ready = min(len(target), self._end - self._start)
+        target[:ready] = memoryview(self._buffer)[self._start : self._start + ready]
+        self._start += ready
+        if ready == len(target):
+            return
+        self._target = target[ready:]
+        try:
+            while self._target is not None:
+                await self._arrival()
+        finally:
+            if self._target is not None:
+                self._target = None
+                self.abort("a payload was given up half-way")
+
+    async def write(self, buffers: Sequence[Buffer]) -> None:
+        """Hand all bytes to the kernel. Cancelled half-way, the wire is broken."""
+        if self._lost is not None or self._transport is None:
+            raise self._error()
+        if sum(map(len, buffers)) < _JOIN_BELOW:
+            self._transport.write(b"".join(buffers))
+        else:
+            self._transport.writelines(buffers)
+        try:
+            while self._write_blocked:
+                if self._lost is not None:
+                    raise self._error()
+                self._writer = asyncio.get_running_loop().create_future()
+                await self._writer
+        finally:
+            self._writer = None
+            if self._write_blocked:
+                self.abort("a message was given up half-way")
+        if self._lost is not None:
+            raise self._error()
+
+    def close(self) -> None:
+        """Let written bytes out, then close. Idempotent."""
+        self._break("closed here")
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self, why: str = "closed here") -> None:
+        """Close at once and drop what is not yet written. Idempotent."""
+        self._break(why)
+        if self._transport is not None:
+            self._transport.abort()
+
+    # What the loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's does not derive from it
+        self._transport.set_write_buffer_limits(high=0)
+        if self._on_connect is not None:
+            self._on_connect(self)
+
+    def get_buffer(self, _sizehint: int) -> memoryview:
+        return self._target if self._target is not None else memoryview(self._buffer)[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._target is not None:
+            rest = self._target[nbytes:]
+            self._target = rest if len(rest) else None
+            if self._target is not None:
+                return  # the reader is woken once, when its memory is full
+        else:
+            self._end += nbytes
+            self._pause_when_full()
+        _wake(self._reader)
+
+    def eof_received(self) -> None:
+        self._break("it closed the stream")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._break(str(exc) if exc else "it closed the stream")
+        self._write_blocked = False
+        _wake(self._writer)
+
+    def pause_writing(self) -> None:
+        self._write_blocked = True
+
+    def resume_writing(self) -> None:
+        self._write_blocked = False
+        _wake(self._writer)
+
+    # Inside.
+
+    def _reserve(self, size: int) -> None:
+        """Make room for `size` unread bytes at the front of the buffer."""
+        if self._start + size <= len(self._buffer):
+            return
+        unread = bytes(memoryview(self._buffer)[self._start : self._end])
+        if size > len(self._buffer):
+            self._buffer = bytearray(size)
+        self._buffer[: len(unread)] = unread
+        self._start, self._end = 0, len(unread)
+
+    async def _arrival(self) -> None:
+        """Wait until the loop has put something somewhere."""
+        if self._lost is not None or self._transport is None:
+            raise self._error()
+        if self._start == self._end:
+            self._start = self._end = 0
+        if self._reading_paused:
+            self._reading_paused = False
+            self._transport.resume_reading()
+        self._reader = asyncio.get_running_loop().create_future()
+        try:
+            await self._reader
+        finally:
+            self._reader = None
+
+    def _pause_when_full(self) -> None:
+        if self._end == len(self._buffer) and self._transport is not None:
+            self._reading_paused = True
+            self._transport.pause_reading()
+
+    def _break(self, why: str) -> None:
+        if self._lost is None:
+            self._lost = why
+        _wake(self._reader)
+        _wake(self._writer)
+
+    def _error(self) -> PeerLostError:
+        return PeerLostError(self.peer, self._lost or "not connected")
+
+
+def _wake(waiter: asyncio.Future[None] | None) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)

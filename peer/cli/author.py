@@ -1,0 +1,172 @@
+"""The run author's commands: init, audit, export, generate. Thin: what they do lives in bootstrap/.
+
+Heavy imports stand inside the functions, so that `hetpeer --help` does not load torch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from hetpeer.bootstrap.audit import Verdict
+    from hetpeer.bootstrap.replay import Comparison
+
+RunDir = Annotated[Path, typer.Argument(metavar="DIR", help="The run directory.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the author's commands to the command line."""
+    app.command()(init)
+    app.command()(audit)
+    app.command()(export)
+    app.command()(generate)
+
+
+def init(
+    directory: RunDir,
+    *,
+    model: Annotated[
+        str, typer.Option(metavar="MODULE.PY:FUNCTION", help="Function that returns the model.")
+    ],
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="PATH", help="Text file or folder; may be repeated (default: Python's library)."
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Updates of the parameters.")] = 60,
+    microbatches: Annotated[int, typer.Option(help="Microbatches of one step.")] = 16,
+    microbatch_size: Annotated[int, typer.Option(help="Sequences of one microbatch.")] = 8,
+    sequence_length: Annotated[int, typer.Option(help="Tokens (bytes) of one sequence.")] = 64,
+    learning_rate: Annotated[float, typer.Option(help="AdamW's learning rate.")] = 1e-3,
+    clip_norm: Annotated[float, typer.Option(help="Largest norm of the gradient; 0 does not clip.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Decides the initial parameters and the order of the data.")] = 0,
+    eval_every: Annotated[int, typer.Option(help="Steps between evaluations.")] = 10,
+    eval_microbatches: Annotated[int, typer.Option(help="Microbatches of one evaluation.")] = 4,
+    checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 10,
+    stages: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="K", help="Stages of a pipeline; repeated: one per cluster in turn (default: 2)."
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The run's name (default: the directory's).")] = None,
+) -> None:
+    """Make a run directory from a torch model and texts."""
+    from hetpeer.bootstrap.create import create_run
+    from hetpeer.bootstrap.manifest import TrainingSettings, validated
+
+    training = {
+        "steps": steps,
+        "microbatches": microbatches,
+        "microbatch_size": microbatch_size,
+        "learning_rate": learning_rate,
+        "clip_norm": clip_norm or None,
+        "eval_every": eval_every,
+        "eval_microbatches": eval_microbatches,
+        "checkpoint_every": checkpoint_every,
+        "slot_size": min(microbatches, TrainingSettings.model_fields["slot_size"].default),
+    }
+    run = create_run(
+        directory,
+        model=model,
+        data=data or (),
+        name=name,
+        seed=seed,
+        sequence_length=sequence_length,
+        stages=stages or (),
+        training=validated(TrainingSettings, training),
+    )
+    parameters = sum(block.parameter_count for block in run.manifest.blocks)
+    tokens = sum(shard.tokens for shard in run.manifest.data.train)
+    print(f"run {run.manifest.name}  id {run.run_id}")
+    print(
+        f"{len(run.manifest.blocks)} blocks, {parameters:,} parameters, {tokens:,} training tokens, {steps} steps"
+    )
+    print(f"next: hetpeer bootstrap {directory}")
+
+
+def audit(
+    directory: RunDir,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Train again on this machine and compare every number.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Check from the volunteers' signed logs that every microbatch was counted exactly once."""
+    from hetpeer.bootstrap.audit import audit as run_audit
+    from hetpeer.bootstrap.replay import replay as run_replay
+
+    verdict = run_audit(directory)
+    comparison = run_replay(directory) if replay else None
+    ok = verdict.ok and (comparison is None or comparison.ok)
+    print(_verdict_json(verdict, comparison, ok) if as_json else _verdict_text(verdict, comparison, ok))
+    if not ok:
+        raise typer.Exit(1)
+
+
+def export(
+    directory: RunDir,
+    out: Annotated[
+        Path,
+        typer.Argument(metavar="OUT", help="The safetensors file to write; metrics.jsonl goes beside it."),
+    ],
+) -> None:
+    """Write the newest checkpoint's weights under the author's parameter names."""
+    from hetpeer.bootstrap.export import export as run_export
+
+    exported = run_export(directory, out)
+    print(f"{exported.weights}: the parameters after {exported.version} of {exported.steps} committed steps")
+    print(f"{exported.metrics}: {exported.steps} steps")
+
+
+def generate(
+    directory: RunDir,
+    prompt: Annotated[str, typer.Option(help="Text to continue.")],
+    tokens: Annotated[int, typer.Option(min=1, help="Bytes to add.")] = 200,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest byte.")] = 0.8,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same text.")] = 0,
+) -> None:
+    """Continue a text with the trained model."""
+    from hetpeer.bootstrap.export import generate as run_generate
+
+    sys.stdout.write(prompt)
+    pieces = run_generate(directory, prompt, tokens=tokens, temperature=temperature, seed=seed)
+    sys.stdout.write(b"".join(pieces).decode(errors="replace") + "\n")
+
+
+def _verdict_json(verdict: Verdict, comparison: Comparison | None, ok: bool) -> str:
+    from dataclasses import asdict
+
+    document = {"schema": "hetpeer.audit/1", "ok": ok, **asdict(verdict)}
+    if comparison is not None:
+        document["replay"] = asdict(comparison)
+    return json.dumps(document, indent=1)
+
+
+def _verdict_text(verdict: Verdict, comparison: Comparison | None, ok: bool) -> str:
+    counts = f"{verdict.counted} of {verdict.microbatches_expected} counted exactly once"
+    lines = [
+        f"run           {verdict.run}",
+        f"steps         {verdict.steps} of {verdict.steps_planned} committed, {verdict.rollbacks} rollbacks",
+        f"evidence      {verdict.events} updates in the signed logs of {verdict.volunteers} volunteers",
+        f"microbatches  {counts}, {verdict.lost} lost, {verdict.duplicated} duplicated",
+    ]
+    problems = list(verdict.problems)
+    if comparison is not None:
+        lines.append(f"replay        losses differ by {comparison.max_relative_loss_difference:.1e}")
+        lines.append(f"              gradient norms by {comparison.max_relative_norm_difference:.1e}")
+        if comparison.relative_moment_difference is not None:
+            lines.append(f"              the final moments by {comparison.relative_moment_difference:.1e}")
+            lines.append(
+                f"              the final parameters by {comparison.relative_parameter_difference:.1e}"
+            )
+        problems += comparison.problems
+    lines += [f"problem       {problem}" for problem in problems]
+    lines.append(f"verdict       {'exactly once' if ok else 'BROKEN'}")
+    return "\n".join(lines)

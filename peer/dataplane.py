@@ -1,0 +1,218 @@
+"""Tensors from volunteer to volunteer: one channel for each direction of each pair.
+
+A head is checked against our graph before a byte of the payload is taken: its block must be ours and its length what
+the schema says. Outgoing channels are opened when there is something to send and closed when the peer has left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from hetpeer.averaging.effects import StepId
+from hetpeer.averaging.heads import ActivationHead, GradientHead, Head, ShardHead, decode_head, encode_head
+from hetpeer.dht.channel import Channel, ChannelServer, Parcel, dial
+from hetpeer.dht.errors import PeerLostError, ProtocolError
+from hetpeer.dht.node import Node
+from hetpeer.dht.streams import Stream
+from hetpeer.peer.execution import FLOAT_BYTES, Execution
+from hetpeer.peer.tensors import Tensor, TensorStore
+
+TENSORS: Final = "hetpeer/1/tensors"
+MAX_PAYLOAD = 1 << 30
+GRACE_S = 1.5
+"""A link may be away for so long before its tasks are sent elsewhere (a restart of p2pd)."""
+
+_log = logging.getLogger(__name__)
+
+Arrived = Callable[[str, Head, Tensor], None]
+LinkChanged = Callable[[str, bool], None]
+
+
+class DataPlane:
+    """All tensor channels of one volunteer. `arrived` gets each tensor with its head and sender."""
+
+    def __init__(
+        self, node: Node, key: str, tasks: asyncio.TaskGroup, arrived: Arrived, link_changed: LinkChanged
+    ) -> None:
+        self._node = node
+        self._key = key
+        self._tasks = tasks
+        self._arrived = arrived
+        self._link_changed = link_changed
+        self._outgoing: dict[str, Channel] = {}
+        self._generation = 0
+        self._server = ChannelServer(lambda peer, _key: _Incoming(self, peer), MAX_PAYLOAD)
+        self._execution: Execution | None = None
+        self._store: TensorStore | None = None
+        self.bytes_sent = 0
+        self.bytes_received = 0
+
+    async def start(self) -> None:
+        await self._node.serve(TENSORS, self._server.handle)
+
+    def use(self, execution: Execution | None, store: TensorStore | None) -> None:
+        """The place whose schema incoming tensors must fit; None: nothing is taken."""
+        self._execution, self._store = execution, store
+
+    def send(self, peer: str, head: Head, tensor: Tensor) -> None:
+        """Queue a tensor for `peer`. Its bytes are read when its turn comes: it must live until its step ends."""
+        assert self._store is not None
+        if peer == self._node.peer_id:
+            self._arrived(peer, head, self._copy(head.step_id, tensor))
+            return
+        channel = self._outgoing.get(peer)
+        if channel is None:
+            channel = self._open(peer)
+        view = self._store.view(tensor)
+        self.bytes_sent += len(view)
+        channel.send(Parcel(encode_head(head), (view,), tag=head.step_id))
+
+    def end_step(self, step: StepId) -> None:
+        """Tensors of `step` need not be delivered any more; their memory is about to be reused."""
+        for channel in self._outgoing.values():
+            channel.outbox.forget(step)
+
+    def keep_only(self, peers: Iterable[str]) -> None:
+        """Close the channels to volunteers that have left."""
+        for peer in self._outgoing.keys() - set(peers):
+            self._outgoing.pop(peer).close()
+
+    def close(self) -> None:
+        self.keep_only(())
+        self._server.close()
+
+    def _copy(self, step: StepId, tensor: Tensor) -> Tensor:
+        """Sender and receiver release their tensors apart, also when they are the same volunteer."""
+        assert self._store is not None
+        copy = self._store.new(step, tensor.extent.nbytes)
+        self._store.view(copy)[:] = self._store.view(tensor)
+        return copy
+
+    def _open(self, peer: str) -> Channel:
+        self._generation += 1
+        channel = Channel(peer, f"{self._key}.{self._generation}", _Outgoing(self), payload_limit=0)
+        self._outgoing[peer] = channel
+        self._tasks.create_task(self._keep_dialling(channel))
+        return channel
+
+    async def _keep_dialling(self, channel: Channel) -> None:
+        watch = self._tasks.create_task(self._watch(channel))
+        try:
+            await dial(self._node, TENSORS, channel)
+        except PeerLostError as error:
+            # The peer was restarted: what was under way is void, and so is its place in the roster.
+            _log.debug("%r: %s", channel, error)
+            channel.close()
+            if self._outgoing.get(channel.peer_id) is channel:
+                del self._outgoing[channel.peer_id]
+            self._link_changed(channel.peer_id, False)
+        finally:
+            watch.cancel()
+
+    async def _watch(self, channel: Channel) -> None:
+        """Tell when a link has been down for longer than the grace, and when it is back."""
+        told_down = False
+        while not channel.closed:
+            await asyncio.sleep(GRACE_S / 3)
+            if channel.is_up:
+                if told_down:
+                    told_down = False
+                    self._link_changed(channel.peer_id, True)
+                continue
+            if not told_down and not await self._comes_back(channel):
+                told_down = True
+                self._link_changed(channel.peer_id, False)
+
+    async def _comes_back(self, channel: Channel) -> bool:
+        deadline = asyncio.get_running_loop().time() + GRACE_S
+        while asyncio.get_running_loop().time() < deadline and not channel.closed:
+            if channel.is_up:
+                return True
+            await asyncio.sleep(GRACE_S / 10)
+        return channel.is_up or channel.closed
+
+    async def take(self, peer: str, header: Mapping[str, Any], payload: Stream, length: int) -> None:
+        """Check an incoming tensor's head, take its payload, hand it on."""
+        execution, store = self._execution, self._store
+        head = decode_head(header, peer)
+        if execution is None or store is None or not _due(head, execution):
+            await payload.skip()
+            return
+        if length != _nbytes(head, execution):
+            raise ProtocolError(f"a {head.kind} of {length} bytes, not {_nbytes(head, execution)}", peer=peer)
+        tensor = store.new(head.step_id, length)
+        try:
+            with store.pinned([tensor]):
+                await payload.receive_into(store.view(tensor))
+        except BaseException:
+            store.release(tensor)
+            raise
+        self.bytes_received += length
+        self._arrived(peer, head, tensor)
+
+
+def _due(head: Head, execution: Execution) -> bool:
+    """Whether the tensor is about blocks that we hold."""
+    match head:
+        case ActivationHead():
+            return execution.holds(head.route[0].begin) and head.route[0].begin > 0
+        case GradientHead():
+            return execution.holds(head.border - 1)
+        case ShardHead():
+            return execution.holds(head.block) and head.begin <= head.end <= execution.elements(head.block)
+
+
+def _nbytes(head: Head, execution: Execution) -> int:
+    """The length of its payload, from our own graph."""
+    match head:
+        case ActivationHead():
+            return execution.input_layout(head.route[0].begin).nbytes
+        case GradientHead():
+            return execution.output_layout(head.border, gradients=True).nbytes
+        case ShardHead():
+            return (head.end - head.begin) * FLOAT_BYTES
+
+
+class _Incoming:
+    """The receiver of one peer's tensors."""
+
+    def __init__(self, plane: DataPlane, peer: str) -> None:
+        self._plane = plane
+        self._peer = peer
+
+    async def frame(self, _channel: Channel, header: Mapping[str, Any], payload: Stream, length: int) -> None:
+        await self._plane.take(self._peer, header, payload, length)
+
+    def beat(self, _channel: Channel) -> None:
+        """Acknowledgements need no answer of ours."""
+
+    def up(self, _channel: Channel) -> None:
+        """The sender watches the link."""
+
+    def down(self, _channel: Channel) -> None:
+        """The sender watches the link."""
+
+
+class _Outgoing:
+    """The receiver on our side of a channel that we send on: only acknowledgements come back."""
+
+    def __init__(self, plane: DataPlane) -> None:
+        self._plane = plane
+
+    async def frame(
+        self, channel: Channel, _header: Mapping[str, Any], payload: Stream, _length: int
+    ) -> None:
+        await payload.skip()
+        raise ProtocolError("a tensor on the wrong side of a channel", peer=channel.peer_id)
+
+    def beat(self, _channel: Channel) -> None:
+        """Acknowledgements need no answer of ours."""
+
+    def up(self, channel: Channel) -> None:
+        _log.debug("%r", channel)
+
+    def down(self, channel: Channel) -> None:
+        _log.debug("%r", channel)

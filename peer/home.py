@@ -1,0 +1,65 @@
+"""Where a peer keeps what outlives its process: identity, incarnations, what it fetched of a run, its own event log.
+
+`HETPEER_HOME` puts everything in one place (containers, tests); otherwise the XDG state directory is used.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetpeer.bootstrap.files import atomic_write, disk_errors, safe_join
+from hetpeer.bootstrap.manifest import FileRef, SignedManifest
+from hetpeer.bootstrap.rundir import FOLDERS, RunDirectory
+from hetpeer.dht.identity import Identity
+
+
+def default_home() -> Path:
+    """`$HETPEER_HOME`, else `$XDG_STATE_HOME/hetpeer`, else `~/.local/state/hetpeer`."""
+    if home := os.environ.get("HETPEER_HOME"):
+        return Path(home)
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "hetpeer"
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """One peer's directory. One process at a time may use its identity (HP-ID-002)."""
+
+    path: Path
+
+    def identity(self) -> Identity:
+        """The key of this peer, made at the first call. Raises `LocalError` HP-DISK-001, HP-ID-001."""
+        with disk_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        return Identity.load_or_create(self.path / "identity.key")
+
+    def next_incarnation(self) -> int:
+        """A number higher than all that this peer ever used; durable before it is returned."""
+        path = self.path / "incarnation"
+        try:
+            last = int(path.read_text())
+        except (OSError, ValueError):
+            last = 0
+        atomic_write(path, str(last + 1).encode())
+        return last + 1
+
+    def run(self, signed: SignedManifest) -> RunDirectory:
+        """The directory of a run's files, which fills as they are fetched."""
+        directory = self.path / "runs" / signed.run_id
+        with disk_errors(directory):
+            for folder in FOLDERS:
+                (directory / folder).mkdir(parents=True, exist_ok=True)
+        atomic_write(directory / "manifest.hetpeer", signed.data)
+        return RunDirectory(directory, signed)
+
+    def events_path(self, run: RunDirectory) -> Path:
+        return run.path / "events.jsonl"
+
+
+def place_file(folder: Path, reference: FileRef, data: bytes | bytearray) -> Path:
+    """Write a fetched file of the manifest; its hash was checked by whoever fetched it."""
+    path = safe_join(folder, reference.name)
+    atomic_write(path, bytes(data))
+    return path

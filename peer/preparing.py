@@ -1,0 +1,160 @@
+"""Getting ready to work: graphs, buffers and data of a place, and the state of its blocks.
+
+Files come from whoever has them, checked against the manifest's hashes; states from holders or from the coordinator's
+checkpoint, checked by the digest of their bits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from hetpeer.bootstrap.manifest import FileRef
+from hetpeer.bootstrap.rundir import RunDirectory, check_file
+from hetpeer.bootstrap.service import STATE_OVERHEAD
+from hetpeer.bootstrap.serving import fetch, fetch_file
+from hetpeer.dht.errors import LocalError, RemoteError
+from hetpeer.dht.node import Node
+from hetpeer.peer.home import place_file
+from hetpeer.stages.data.tokens import TokenShards
+from hetpeer.stages.execution import commands as c
+from hetpeer.stages.execution.arena import Extent
+from hetpeer.stages.execution.compute import Compute
+from hetpeer.stages.execution.results import Loaded
+from hetpeer.stages.graph.spec import BlockSpec
+
+RETRY_S = 0.3
+
+_log = logging.getLogger(__name__)
+
+
+class RunFiles:
+    """The files of a run on this volunteer's disk; what is missing is fetched from `peers`, in that order."""
+
+    def __init__(self, node: Node, run: RunDirectory, peers: Iterable[str]) -> None:
+        self._node = node
+        self.run = run
+        self.peers = list(dict.fromkeys(peers))
+
+    async def need(self, folder: Path, reference: FileRef) -> Path:
+        """The path of the file, fetched if it is not there or damaged. Raises `RemoteError` HP-SYNC-001."""
+        path = folder / reference.name
+        try:
+            await asyncio.to_thread(check_file, reference, path)
+        except LocalError:
+            data = await fetch_file(self._node, self.peers, reference.blake3, reference.bytes)
+            await asyncio.to_thread(place_file, folder, reference, data)
+        return path
+
+    async def graph(self, block: int) -> bytes:
+        entry = self.run.manifest.blocks[block]
+        path = await self.need(self.run.path / "graph", entry.graph)
+        return await asyncio.to_thread(path.read_bytes)
+
+    async def buffers(self, block: int) -> bytes | None:
+        """The safetensors file of the block's constants, if it has any."""
+        reference = self.run.manifest.blocks[block].buffers
+        if reference is None:
+            return None
+        path = await self.need(self.run.path / "state", reference)
+        return await asyncio.to_thread(path.read_bytes)
+
+    async def shards(self) -> tuple[TokenShards, TokenShards]:
+        """Training and held-out text."""
+        data = self.run.manifest.data
+        for reference in (*data.train, *data.heldout):
+            await self.need(self.run.data, reference)
+        return await asyncio.to_thread(lambda: (self.run.train_shards(), self.run.heldout_shards()))
+
+
+class StateFetcher:
+    """Loads the agreed state of blocks into the worker."""
+
+    def __init__(self, node: Node, compute: Compute, coordinator: str) -> None:
+        self._node = node
+        self._compute = compute
+        self._coordinator = coordinator
+
+    async def load(
+        self,
+        version: int,
+        specs: Sequence[BlockSpec],
+        sources: Mapping[int, tuple[str, ...]],
+        digests: Mapping[int, str],
+    ) -> dict[int, str]:
+        """Load `version` of every block of `specs`; returns the digests of what was loaded.
+
+        Tries the holders, then the coordinator's checkpoints, again and again: cancel it when the version is no longer
+        wanted. Raises `WorkerDiedError`.
+        """
+        return {
+            spec.index: await self._load_block(
+                version, spec, sources.get(spec.index, ()), digests.get(spec.index)
+            )
+            for spec in specs
+        }
+
+    async def _load_block(
+        self, version: int, spec: BlockSpec, sources: tuple[str, ...], digest: str | None
+    ) -> str:
+        limit = 3 * spec.parameter_bytes + STATE_OVERHEAD
+        while True:
+            for peer in (*(p for p in sources if p != self._node.peer_id), self._coordinator):
+                try:
+                    data, _ = await fetch(self._node, peer, f"state/{version}/{spec.index}", limit)
+                    loaded = await self._load_into_worker(spec.index, data)
+                except (RemoteError, LocalError) as error:
+                    if isinstance(error, LocalError) and error.code == "HP-GPU-001":
+                        raise
+                    _log.debug("state of block %d from %s: %s", spec.index, peer[-6:], error)
+                    continue
+                if loaded.version == version and digest in (None, loaded.digest):
+                    return loaded.digest
+                _log.warning("peer %s sent another state of block %d than agreed", peer[-6:], spec.index)
+            await asyncio.sleep(RETRY_S)
+
+    async def _load_into_worker(self, block: int, data: bytearray) -> Loaded:
+        extent = self._compute.arena.allocate(len(data))
+        try:
+            self._compute.arena.view(extent)[:] = data
+            return await self._compute.submit(c.Load(block=block, state=extent))
+        finally:
+            self._compute.arena.release(extent)
+
+
+async def prepare_block(compute: Compute, files: RunFiles, block: int) -> tuple[BlockSpec, int]:
+    """Load a block's graph and constants into the worker; returns its spec and the room its state needs to be dumped."""
+    from hetpeer.stages.graph.wire import unpack_block
+
+    training = files.run.manifest.training
+    graph = await files.graph(block)
+    spec = await asyncio.to_thread(unpack_block, graph)
+    update: dict[str, float | tuple[float, ...]] = {
+        "learning_rate": training.learning_rate,
+        "betas": training.betas,
+        "epsilon": training.epsilon,
+        "weight_decay": training.weight_decay,
+    }
+    extents: dict[str, Extent] = {}
+    try:
+        for name, data in (await _constants(files, spec)).items():
+            extents[name] = compute.arena.allocate(len(data))
+            compute.arena.view(extents[name])[:] = data
+        prepared = await compute.submit(c.Prepare(block=block, graph=graph, buffers=extents, update=update))
+    finally:
+        for extent in extents.values():
+            compute.arena.release(extent)
+    return spec, prepared.dump_bytes
+
+
+async def _constants(files: RunFiles, spec: BlockSpec) -> dict[str, bytes]:
+    """The raw bytes of the block's constant tensors."""
+    import safetensors
+
+    data = await files.buffers(spec.index)
+    if data is None:
+        return {}
+    found = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
+    return {name: bytes(found[name]["data"]) for name in spec.buffer_specs}

@@ -1,0 +1,72 @@
+"""Virtual time and a virtual network with seeded faults.
+
+One heap of events, one random generator: a seed is a history. Links are what our transport gives: ordered, and reliable
+across short breaks (the session replays what was under way), so a cut shows as a delay; a dead or frozen receiver
+shows as silence. Nothing here knows the protocol.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass(order=True, slots=True)
+class _Event:
+    at: float
+    order: int
+    action: Callable[[], None] = field(compare=False)
+
+
+class World:
+    """The clock, the heap and the randomness of one simulated history."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)  # noqa: S311 - a simulation must be repeatable, not secret
+        self.now = 0.0
+        self.events = 0
+        self._heap: list[_Event] = []
+        self._order = itertools.count()
+
+    def after(self, delay: float, action: Callable[[], None]) -> None:
+        """Run `action` in `delay` virtual seconds."""
+        heapq.heappush(self._heap, _Event(self.now + delay, next(self._order), action))
+
+    def run(self, until: float, stop: Callable[[], bool]) -> None:
+        """Carry out events until `stop()` holds, virtual time `until` is reached or nothing is left."""
+        while self._heap and not stop():
+            event = heapq.heappop(self._heap)
+            if event.at > until:
+                return
+            self.now = event.at
+            self.events += 1
+            event.action()
+
+
+class Network:
+    """Ordered links between named ends with random latency, cuts, and receivers that may be away."""
+
+    def __init__(self, world: World, latency_s: tuple[float, float]) -> None:
+        self._world = world
+        self._latency_s = latency_s
+        self._free_at: dict[tuple[str, str], float] = {}
+        self._cut_until: dict[frozenset[str], float] = {}
+
+    def send(self, source: str, target: str, deliver: Callable[[], None]) -> None:
+        """Carry one message; messages of one link arrive in the order in which they were sent."""
+        world = self._world
+        arrival = world.now + world.random.uniform(*self._latency_s)
+        cut = self._cut_until.get(frozenset((source, target)), 0.0)
+        link = (source, target)
+        arrival = max(
+            arrival, cut + self._latency_s[0] if cut > world.now else 0.0, self._free_at.get(link, 0.0)
+        )
+        self._free_at[link] = arrival
+        world.after(arrival - world.now, deliver)
+
+    def cut(self, one: str, other: str, seconds: float) -> None:
+        """Nothing passes between the two for `seconds`; what is sent meanwhile arrives afterwards."""
+        self._cut_until[frozenset((one, other))] = self._world.now + seconds

@@ -1,0 +1,187 @@
+"""The shared memory through which tensors pass between daemon and compute worker.
+
+One sparse memfd is mapped by both processes: the daemon receives an activation from the network straight into an
+extent, the worker computes on that extent, and only the extent's two numbers cross the socket. A memfd has no
+name, so nothing stays behind when both are killed. The daemon alone decides what lies where (`Arena`, with a
+first-fit `FreeList`); the worker only maps (`SharedMemory`).
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import fcntl
+import mmap
+import os
+from dataclasses import dataclass
+
+from hetpeer.dht.errors import LocalError
+
+ALIGNMENT = 64
+"""Bytes: a cache line, and the widest vector load of a CPU kernel."""
+
+RETURN_PAGES_FROM = 1 << 20
+"""Bytes from which a released extent gives its pages back to the system; below, the call costs more than it frees."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A place in the arena: `nbytes` bytes from byte `offset`."""
+
+    offset: int
+    nbytes: int
+
+
+class ArenaFullError(LocalError):
+    """No free piece of the arena is long enough. Nothing was changed."""
+
+    def __init__(self, wanted: int, used: int, capacity: int, largest: int) -> None:
+        super().__init__(
+            "HP-MEM-001",
+            f"no room for {_mib(wanted)} in the memory shared with the compute worker",
+            why=f"{_mib(used)} of {_mib(capacity)} are in use and the largest free piece has {_mib(largest)}",
+            fix="allow hetpeer more memory, or take part with fewer blocks",
+        )
+
+
+class FreeList:
+    """First-fit allocation of aligned ranges with coalescing: pure bookkeeping of numbers, no memory.
+
+    `_begins` and `_ends` are the free ranges in ascending order; no two of them touch.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._begins = [0] if capacity else []
+        self._ends = [capacity] if capacity else []
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the longest free range."""
+        return max((end - begin for begin, end in self.ranges()), default=0)
+
+    def ranges(self) -> list[tuple[int, int]]:
+        return list(zip(self._begins, self._ends, strict=True))
+
+    def take(self, size: int) -> int | None:
+        """Cut `size` bytes off the first range that has them; None when no range has."""
+        for index, (begin, end) in enumerate(zip(self._begins, self._ends, strict=True)):
+            if end - begin >= size:
+                if end - begin == size:
+                    del self._begins[index], self._ends[index]
+                else:
+                    self._begins[index] = begin + size
+                return begin
+        return None
+
+    def give(self, begin: int, size: int) -> None:
+        """Put a taken range back and join it with its free neighbours."""
+        end = begin + size
+        index = bisect.bisect_left(self._begins, begin)
+        if index < len(self._begins) and self._begins[index] == end:
+            end = self._ends[index]
+            del self._begins[index], self._ends[index]
+        if index > 0 and self._ends[index - 1] == begin:
+            self._ends[index - 1] = end
+        else:
+            self._begins.insert(index, begin)
+            self._ends.insert(index, end)
+
+
+class SharedMemory:
+    """A mapping of the arena's memfd. `close` unmaps, and closes the descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.capacity = os.fstat(fd).st_size
+        self._map = mmap.mmap(fd, self.capacity, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+
+    def view(self, extent: Extent) -> memoryview:
+        """The extent's bytes, writable, without a copy. Raises ValueError when it leaves the arena."""
+        end = extent.offset + extent.nbytes
+        if extent.offset < 0 or extent.nbytes < 0 or end > self.capacity:
+            raise ValueError(f"{extent} is outside an arena of {self.capacity} bytes")
+        return memoryview(self._map)[extent.offset : end]
+
+    def discard(self, begin: int, size: int) -> None:
+        """Give the whole pages inside a range back to the system: they cost nothing and read as zeros."""
+        first = _round_up(begin, mmap.PAGESIZE)
+        end = (begin + size) // mmap.PAGESIZE * mmap.PAGESIZE
+        self._map.madvise(mmap.MADV_REMOVE, first, end - first)
+
+    def close(self) -> None:
+        """The pages live on while a view of them is held (by a tensor, by a send under way)."""
+        os.close(self.fd)
+        with contextlib.suppress(BufferError):  # views are left: the mapping goes with the last of them
+            self._map.close()
+
+
+class Arena:
+    """The daemon's side: a memfd and what is allocated in it."""
+
+    def __init__(self, capacity: int) -> None:
+        """`capacity` in bytes, rounded up to whole pages. Sparse: costs no memory until it is written to."""
+        capacity = _round_up(capacity, mmap.PAGESIZE)
+        fd = os.memfd_create("hetpeer-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, capacity)
+        # A worker gone wild can then not shrink the file under the daemon, which would die of SIGBUS.
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        self.memory = SharedMemory(fd)
+        self._free = FreeList(capacity)
+        self._taken: dict[Extent, int] = {}  # reserved bytes: the extent's size rounded up
+        self._used = 0
+
+    def __repr__(self) -> str:
+        return f"<Arena {_mib(self._used)} of {_mib(self.capacity)} in {len(self._taken)} extents>"
+
+    @property
+    def fd(self) -> int:
+        """The memfd, for the child process to inherit."""
+        return self.memory.fd
+
+    @property
+    def capacity(self) -> int:
+        return self.memory.capacity
+
+    @property
+    def used(self) -> int:
+        """Bytes reserved, with what alignment adds."""
+        return self._used
+
+    def allocate(self, nbytes: int) -> Extent:
+        """Reserve `nbytes` bytes at a multiple of 64; the content is undefined. Raises `ArenaFullError`."""
+        if nbytes < 0:
+            raise ValueError(f"cannot allocate {nbytes} bytes")
+        size = _round_up(max(nbytes, 1), ALIGNMENT)
+        offset = self._free.take(size)
+        if offset is None:
+            raise ArenaFullError(nbytes, self._used, self.capacity, self._free.largest)
+        extent = Extent(offset, nbytes)
+        self._taken[extent] = size
+        self._used += size
+        return extent
+
+    def release(self, extent: Extent) -> None:
+        """Free an extent; its views must not be used any more. Raises ValueError when it is not allocated."""
+        size = self._taken.pop(extent, None)
+        if size is None:
+            raise ValueError(f"{extent} is not allocated")
+        self._used -= size
+        self._free.give(extent.offset, size)
+        if size >= RETURN_PAGES_FROM:
+            self.memory.discard(extent.offset, size)
+
+    def view(self, extent: Extent) -> memoryview:
+        """The extent's bytes, writable, without a copy."""
+        return self.memory.view(extent)
+
+    def close(self) -> None:
+        """Unmap. Every extent ends with it."""
+        self.memory.close()
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.1f} MiB"

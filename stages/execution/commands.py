@@ -1,0 +1,253 @@
+"""What the daemon may ask of its compute worker.
+
+Plain frozen values; frames.py puts them on a socket. Tensors never cross here: an `Extent` names their place in the
+arena. Answers come in the order of the commands; a command that could not be done is answered by `Failed`, changes
+nothing, and the worker lives on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
+
+from pydantic import Field
+
+from hetpeer.stages.execution.arena import Extent
+from hetpeer.stages.execution.results import (
+    Applied,
+    Backpropagated,
+    Count,
+    Done,
+    Dumped,
+    Forwarded,
+    Inspected,
+    Loaded,
+    Name,
+    Number,
+    Prepared,
+    WarmedUp,
+    WorkerInfo,
+)
+
+Extents = dict[Name, Extent]
+"""Tensor name → its bytes: contiguous, row-major, little-endian, dtype and shape as the block says."""
+
+
+R = TypeVar("R")
+
+
+class Command(Generic[R]):
+    """Base of all commands; `R` is the answer when it succeeds, `answer` the same at run time."""
+
+    __slots__ = ()
+    answer: ClassVar[type[Any]] = Done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepare(Command[Prepared]):
+    """Check and keep a block's packed graph (graph/wire.py), its buffers' raw bytes and its update rule.
+
+    `update` are the rule's settings as the manifest has them. The buffers are copied. A block of the same index is
+    forgotten first.
+    """
+
+    answer: ClassVar[type[Any]] = Prepared
+    kind: Literal["prepare"] = "prepare"
+    block: Count
+    graph: bytes
+    buffers: Extents = field(default_factory=dict)
+    update: dict[Name, Number | tuple[Number, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load(Command[Loaded]):
+    """Take the state of a prepared block, a file as state.py has it, in the place of any state and slots it had.
+
+    The state is copied: the extent may be released afterwards.
+    """
+
+    answer: ClassVar[type[Any]] = Loaded
+    kind: Literal["load"] = "load"
+    block: Count
+    state: Extent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unload(Command[Done]):
+    """Forget a block: its graph, state and slots. Forgetting one that is not here is no error."""
+
+    kind: Literal["unload"] = "unload"
+    block: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward(Command[Forwarded]):
+    """Run the blocks [begin, end) on one microbatch.
+
+    `inputs` are those of block `begin`, `outputs` those of block `end - 1` but for the loss, `data` what the blocks
+    use of the author's inputs. With `train` the graph is kept under `task`, and on a CPU it refers to the extents of
+    `inputs` and `data`: they must stay as they are until the task's `Backward` or `DropTask`.
+    """
+
+    answer: ClassVar[type[Any]] = Forwarded
+    kind: Literal["forward"] = "forward"
+    task: Name
+    begin: Count
+    end: Count
+    inputs: Extents = field(default_factory=dict)
+    data: Extents = field(default_factory=dict)
+    outputs: Extents = field(default_factory=dict)
+    train: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backward(Command[Backpropagated]):
+    """Backward through the kept graph of `task`, which is forgotten, also when this fails.
+
+    `weight` seeds the gradient of the loss (1/M of a step's M microbatches) where the range ends in it. The parameters'
+    gradients of the blocks `fold` are added to their slot `slot`; either all of them are or, on failure, none.
+    """
+
+    answer: ClassVar[type[Any]] = Backpropagated
+    kind: Literal["backward"] = "backward"
+    task: Name
+    output_gradients: Extents = field(default_factory=dict)
+    input_gradients: Extents = field(default_factory=dict)
+    weight: Number = 1.0
+    slot: Count
+    fold: tuple[Count, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropTask(Command[Done]):
+    """Forget the kept graph of `task`, if there is one."""
+
+    kind: Literal["drop_task"] = "drop_task"
+    task: Name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeSlot(Command[Done]):
+    """Add slot `source` into `target` at `block` and forget `source`; without a `target` there, `source` becomes it."""
+
+    kind: Literal["merge_slot"] = "merge_slot"
+    block: Count
+    source: Count
+    target: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropSlot(Command[Done]):
+    """Forget slot `slot` at `block`, if there is one."""
+
+    kind: Literal["drop_slot"] = "drop_slot"
+    block: Count
+    slot: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportSlot(Command[Done]):
+    """Copy the elements [begin, end) of a slot's flat float32 vector into `extent`."""
+
+    kind: Literal["export_slot"] = "export_slot"
+    block: Count
+    slot: Count
+    begin: Count
+    end: Count
+    extent: Extent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClearStep(Command[Done]):
+    """Forget every kept graph and every slot: the step was given up, or another begins."""
+
+    kind: Literal["clear_step"] = "clear_step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sum(Command[Done]):
+    """Float32 sum of `parts` in the order given, into `into`: the first is copied, the others are added one by one."""
+
+    kind: Literal["sum"] = "sum"
+    parts: Annotated[tuple[Extent, ...], Field(min_length=1)]
+    into: Extent
+    elements: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspect(Command[Inspected]):
+    """Look at `elements` float32 values."""
+
+    answer: ClassVar[type[Any]] = Inspected
+    kind: Literal["inspect"] = "inspect"
+    extent: Extent
+    elements: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apply(Command[Applied]):
+    """Update `block` with the committed gradient times `coefficient` (clipping).
+
+    The block's slots and kept graphs belonged to the step that ends here and are forgotten. A gradient that is not
+    finite is refused before anything changes.
+    """
+
+    answer: ClassVar[type[Any]] = Applied
+    kind: Literal["apply"] = "apply"
+    block: Count
+    gradient: Extent
+    coefficient: Number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DumpState(Command[Dumped]):
+    """Write the state of `block` into `extent`, which has at least `Prepared.dump_bytes`."""
+
+    answer: ClassVar[type[Any]] = Dumped
+    kind: Literal["dump_state"] = "dump_state"
+    block: Count
+    extent: Extent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUp(Command[WarmedUp]):
+    """Measure the device for at most about a second."""
+
+    answer: ClassVar[type[Any]] = WarmedUp
+    kind: Literal["warm_up"] = "warm_up"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Info(Command[WorkerInfo]):
+    """Say how the worker is."""
+
+    answer: ClassVar[type[Any]] = WorkerInfo
+    kind: Literal["info"] = "info"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shutdown(Command[Done]):
+    """Answer, then end the process."""
+
+    kind: Literal["shutdown"] = "shutdown"
+
+
+AnyCommand = (
+    Prepare
+    | Load
+    | Unload
+    | Forward
+    | Backward
+    | DropTask
+    | MergeSlot
+    | DropSlot
+    | ExportSlot
+    | ClearStep
+    | Sum
+    | Inspect
+    | Apply
+    | DumpState
+    | WarmUp
+    | Info
+    | Shutdown
+)

@@ -1,0 +1,119 @@
+"""What this machine has: memory, cores, GPU, and how fast it multiplies.
+
+Torch is imported inside the functions that need it, so the daemon may ask for RAM and cores without paying for it;
+whatever touches a GPU runs in the compute worker only.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from hetpeer.dht.errors import ExitCode, LocalError
+
+if TYPE_CHECKING:
+    import torch
+
+WARM_UP_S = 0.5
+"""Seconds of measuring. The first product and the one under way come on top: about a second in all."""
+
+WARM_UP_LARGEST = 8192
+"""Rows of the largest matrix: 256 MiB in float32, and enough to fill a large GPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Memory in bytes (free: what may be had without swapping) and cores this process may use."""
+
+    ram_bytes: int
+    ram_free_bytes: int
+    cores: int
+
+
+def survey() -> Machine:
+    """Ask the system what this process may use: a container's limits count."""
+    memory = psutil.virtual_memory()
+    total, free = int(memory.total), int(memory.available)
+    for limit, used in _cgroup_memory(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")):
+        total, free = min(total, limit), min(free, max(limit - used, 0))
+    return Machine(ram_bytes=total, ram_free_bytes=free, cores=len(os.sched_getaffinity(0)))
+
+
+def _cgroup_memory(root: Path, membership: Path) -> list[tuple[int, int]]:
+    """(limit, used) in bytes of this process' control group and the ones above it (cgroup v2), where a limit is set."""
+    if not membership.is_file():
+        return []
+    line = next((text for text in membership.read_text().splitlines() if text.startswith("0::")), "0::/")
+    group = root / line.removeprefix("0::").lstrip("/")
+    found = []
+    for directory in (group, *group.parents):
+        if not directory.is_relative_to(root):
+            break
+        limit, used = directory / "memory.max", directory / "memory.current"
+        if limit.is_file() and used.is_file() and (text := limit.read_text().strip()) != "max":
+            found.append((int(text), int(used.read_text())))
+    return found
+
+
+def pick(name: str) -> torch.device:
+    """The device called `name`: `cpu`, `cuda`, `cuda:1`, or `auto` for a GPU where there is one.
+
+    Raises `LocalError` HP-GPU-002 when this machine does not have it.
+    """
+    import torch
+
+    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "cpu" or (name == "auto" and not available):
+        return torch.device("cpu")
+    kind, _, index = "cuda:0".partition(":") if name == "auto" else name.partition(":")
+    if kind == "cuda" and (index or "0").isdecimal() and int(index or 0) < available:
+        return torch.device("cuda", int(index or 0))
+    raise LocalError(
+        "HP-GPU-002",
+        f"there is no device {name!r}",
+        why=f"torch {torch.__version__} sees {available} CUDA devices",
+        fix="use --device cpu, or mend the driver",
+        exit_code=ExitCode.NO_DEVICE,
+    )
+
+
+def name_of(device: torch.device) -> str:
+    """The product name of a GPU; `cpu` for the processor."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that may still be had there: of the GPU, or RAM."""
+    import torch
+
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else survey().ram_free_bytes
+
+
+def measure_flops(device: torch.device, seconds: float = WARM_UP_S) -> float:
+    """Float32 matrix-product speed in FLOP/s: the best of as many products as fit into `seconds`."""
+    import torch
+
+    size, best = 256, 0.0
+    matrix = torch.ones(size, size, device=device)
+    product = matrix @ matrix  # wakes the library up; not counted
+    deadline = time.perf_counter() + seconds
+    while (begin := time.perf_counter()) < deadline:
+        torch.mm(matrix, matrix, out=product)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        duration = time.perf_counter() - begin
+        best = max(best, 2 * size**3 / duration)
+        if (
+            size < WARM_UP_LARGEST and 16 * duration < seconds / 4
+        ):  # one of twice the size, and a bit, still fits
+            size *= 2
+            matrix = torch.ones(size, size, device=device)
+            product = torch.empty_like(matrix)
+    return best

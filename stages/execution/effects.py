@@ -1,0 +1,105 @@
+"""What the pipeline core asks its driver to do.
+
+The core never touches a tensor: `Handle` names one that the driver keeps (an arena extent in the daemon, a counter in
+the simulator). The driver reports back with `forward_done`, `backward_done`, `work_failed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from hetpeer.stages.execution.routes import Route
+
+Handle = Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class TaskKey:
+    """One microbatch at one holder: its id and the first block run here."""
+
+    id: int
+    begin: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunForward:
+    """Run blocks [key.begin, end). `source` None: the microbatch comes from the data order. `train` keeps the graph."""
+
+    key: TaskKey
+    end: int
+    source: Handle | None
+    train: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunBackward:
+    """Backward through the kept graph of `key`; add the gradients of the blocks `fold` to slot `slot`.
+
+    `gradient` None: the graph ends in the loss. The driver may release `gradient` and the forward's source afterwards.
+    """
+
+    key: TaskKey
+    end: int
+    gradient: Handle | None
+    slot: int
+    fold: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetGraph:
+    """The kept graph of `key` is not needed any more."""
+
+    key: TaskKey
+
+
+@dataclass(frozen=True, slots=True)
+class SendActivation:
+    """Send `handle`, the bundle that enters block `route[0].begin`, to `route[0].peer`. Keep it."""
+
+    id: int
+    route: Route
+    attempt: int
+    handle: Handle
+
+
+@dataclass(frozen=True, slots=True)
+class SendGradient:
+    """Send `handle`, the gradient of the bundle that enters block `border`, to `to`. Keep it."""
+
+    id: int
+    to: str
+    border: int
+    handle: Handle
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Nobody needs this tensor any more."""
+
+    handle: Handle
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSealed:
+    """Tell the coordinator what a sealed slot holds: ids per block, losses of ids that ended here."""
+
+    slot: int
+    ids: dict[int, tuple[int, ...]]
+    losses: dict[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportEvaluated:
+    """Tell the coordinator the loss of an evaluation microbatch."""
+
+    id: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFailed:
+    """Tell the coordinator that a microbatch cannot be computed here."""
+
+    id: int
+    why: str

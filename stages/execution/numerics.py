@@ -1,0 +1,39 @@
+"""Facts about flat tensors on which peers must agree: squared norm and finiteness.
+
+`torch.sum` adds in an order that depends on threads and vector width, so two holders of the same gradient could vote
+different norms. Here every addition is element-wise and its place in the tree is fixed, so any machine gets equal bits.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+LANES = 1 << 16
+"""Partial sums kept side by side (a power of two): 512 KiB of float64, which stays in a core's cache."""
+
+
+def squared_norm(flat: torch.Tensor) -> float:
+    """Sum of squares of a 1-D float32 tensor in float64, the same bits on every machine.
+
+    Element i is added to lane i mod `LANES` in ascending order, then the lanes are halved until one is left. A float32's
+    square is exact in float64 and cannot overflow, so the result is finite exactly when every element is.
+    """
+    lanes = torch.zeros(LANES, dtype=torch.float64, device=flat.device)
+    for begin in range(0, len(flat), LANES):
+        chunk = flat[begin : begin + LANES]
+        square = chunk.double()
+        lanes[: len(chunk)].add_(square.mul_(square))
+    while len(lanes) > 1:
+        half = len(lanes) // 2
+        lanes = lanes[:half] + lanes[half:]
+    return float(lanes)
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether no element is NaN or infinite: one pass, no temporaries. An empty tensor is finite."""
+    if tensor.numel() == 0:
+        return True
+    low, high = torch.aminmax(tensor)
+    return math.isfinite(float(low)) and math.isfinite(float(high))

@@ -1,0 +1,312 @@
+"""A holder's part of one step: tasks in, tasks out, and everything kept until the step is committed.
+
+Pure: events in, effects out (effects.py). One object per step. A task is one microbatch over a range of blocks; doing
+it twice, here or elsewhere, is waste and never an error, because what counts is decided by the exact cover over slots.
+Who sends keeps: a repeated activation is answered with the gradient that was made of the first one.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hetpeer.stages.execution.effects import (
+    ForgetGraph,
+    Handle,
+    Release,
+    ReportEvaluated,
+    ReportFailed,
+    ReportSealed,
+    RunBackward,
+    RunForward,
+    SendActivation,
+    SendGradient,
+    TaskKey,
+)
+from hetpeer.stages.execution.routes import Hop, Roster, Route, splice
+from hetpeer.stages.execution.schedule import Schedule
+from hetpeer.stages.execution.slots import Drop, Merge, SlotBook
+
+Effect = (
+    RunForward
+    | RunBackward
+    | ForgetGraph
+    | SendActivation
+    | SendGradient
+    | Release
+    | ReportSealed
+    | ReportEvaluated
+    | ReportFailed
+    | Merge
+    | Drop
+)
+
+WORKER_DEPTH = 2
+"""Pieces of work handed to the worker at once: one that runs and one that waits, so that it never idles between."""
+
+
+class Status(enum.Enum):
+    """Where a task stands at this holder."""
+
+    READY = "ready"
+    FORWARD = "forward"
+    SENT = "sent"
+    GRADIENT = "gradient"
+    BACKWARD = "backward"
+    DONE = "done"
+
+
+@dataclass(slots=True)
+class _Task:
+    key: TaskKey
+    route: Route
+    """From this hop on."""
+    attempt: int
+    upstream: str | None
+    train: bool
+    status: Status = Status.READY
+    source: Handle | None = None
+    output: Handle | None = None
+    gradient: Handle | None = None
+    input_gradient: Handle | None = None
+    loss: float | None = None
+
+    @property
+    def end(self) -> int:
+        return self.route[0].end
+
+
+class Pipeline:
+    """One step at one holder. `me` is our peer id, `roster` the active holders, `microbatches` M of the step."""
+
+    def __init__(self, me: str, roster: Roster, microbatches: int, slot_capacity: int) -> None:
+        self.slots = SlotBook(slot_capacity)
+        self._me = me
+        self._roster = dict(roster)
+        self._microbatches = microbatches
+        self._tasks: dict[TaskKey, _Task] = {}
+        self._schedule: Schedule[TaskKey] = Schedule()
+        self._running = 0
+        self._folding = 0
+        self._resent: dict[str, float] = {}
+        self._avoid: set[str] = set()
+        self._urged = False
+
+    # ── tasks arriving ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def assign(self, microbatch: int, route: Route, attempt: int) -> list[Effect]:
+        """The coordinator hands out `microbatch`; we are its first hop and take it from the data order."""
+        return self._enter(microbatch, route, attempt, upstream=None, source=None)
+
+    def activation(
+        self, microbatch: int, route: Route, attempt: int, upstream: str, handle: Handle
+    ) -> list[Effect]:
+        """`upstream` sent the bundle that enters block `route[0].begin`."""
+        return self._enter(microbatch, route, attempt, upstream=upstream, source=handle)
+
+    def _enter(
+        self, microbatch: int, route: Route, attempt: int, *, upstream: str | None, source: Handle | None
+    ) -> list[Effect]:
+        key = TaskKey(microbatch, route[0].begin)
+        task = self._tasks.get(key)
+        if task is not None:
+            return self._repeated(task, route, attempt, upstream, source)
+        task = _Task(key, route, attempt, upstream, train=microbatch < self._microbatches, source=source)
+        self._tasks[key] = task
+        self._schedule.ready_forward(key, len(route) - 1, train=task.train)
+        return self._dispatch()
+
+    def _repeated(
+        self, task: _Task, route: Route, attempt: int, upstream: str | None, source: Handle | None
+    ) -> list[Effect]:
+        """A task that we know already: answer with what is kept; a newer attempt is passed on."""
+        effects: list[Effect] = [] if source is None else [Release(source)]
+        task.upstream = upstream
+        if task.input_gradient is not None and upstream is not None:
+            effects.append(SendGradient(task.key.id, upstream, task.key.begin, task.input_gradient))
+        if attempt > task.attempt:
+            task.attempt = attempt
+            self._urged = True
+            if route[0].end == task.end:
+                task.route = route
+            if task.output is not None:
+                effects += self._forward_on(task)
+            elif task.loss is not None and not task.train:
+                effects.append(ReportEvaluated(task.key.id, task.loss))
+        return effects + self._dispatch()
+
+    def gradient(self, microbatch: int, border: int, handle: Handle) -> list[Effect]:
+        """The gradient of the bundle that we sent over `border` has come back."""
+        for task in self._tasks.values():
+            if task.key.id == microbatch and task.end == border and task.status is Status.SENT and task.train:
+                task.status = Status.GRADIENT
+                task.gradient = handle
+                self._schedule.ready_backward(task.key)
+                return self._dispatch()
+        return [Release(handle)]
+
+    # ── work done ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def forward_done(self, key: TaskKey, output: Handle | None, loss: float | None) -> list[Effect]:
+        """The worker ran the forward of `key`: `output` is the bundle for the next hop, or `loss` the end."""
+        self._running -= 1
+        task = self._tasks[key]
+        effects: list[Effect] = []
+        task.output, task.loss = output, loss
+        if loss is None:
+            task.status = Status.SENT if task.train else Status.DONE
+            effects += self._forward_on(task)
+        elif task.train:
+            task.status = Status.GRADIENT
+            self._schedule.ready_backward(key)
+        else:
+            task.status = Status.DONE
+            effects.append(ReportEvaluated(key.id, loss))
+        if not task.train:
+            effects += self._release_source(task)
+        return effects + self._dispatch()
+
+    def backward_done(self, key: TaskKey, input_gradient: Handle | None) -> list[Effect]:
+        """The worker ran the backward of `key` and folded it; `input_gradient` is for the hop before us."""
+        self._running -= 1
+        self._folding -= 1
+        task = self._tasks[key]
+        task.status = Status.DONE
+        task.input_gradient = input_gradient
+        self._schedule.finished(key)
+        effects = self._release_source(task)
+        if task.gradient is not None:
+            effects.append(Release(task.gradient))
+            task.gradient = None
+        if input_gradient is not None and task.upstream is not None:
+            effects.append(SendGradient(key.id, task.upstream, key.begin, input_gradient))
+        return effects + self._dispatch()
+
+    def work_failed(self, key: TaskKey, why: str) -> list[Effect]:
+        """The worker could not do `key`. A broken backward spoils the open slot: it is dropped as a whole."""
+        self._running -= 1
+        task = self._tasks.pop(key)
+        self._schedule.finished(key)
+        effects: list[Effect] = [ForgetGraph(key), ReportFailed(key.id, why), *self._release_source(task)]
+        if task.status is Status.BACKWARD:
+            self._folding -= 1
+            drops, ids = self.slots.spoil()
+            effects += drops
+            self._forget(ids, range(key.begin, task.end))
+        return effects + self._dispatch()
+
+    # ── the coordinator's word, and peers that are gone ──────────────────────────────────────────────────────────
+
+    def settled(self, slot: int, refused: tuple[int, ...]) -> list[Effect]:
+        """The coordinator counts `slot`, but for the blocks `refused`, which may have to be done again here."""
+        ids = self.slots.contents().get(slot, {})
+        lost = {microbatch for block in refused for microbatch in ids.get(block, ())}
+        effects: list[Effect] = [*self.slots.settle(slot, refused)]
+        self._forget(lost, refused)
+        return effects + self._dispatch()
+
+    def evict(self, blocks: tuple[int, ...]) -> list[Effect]:
+        """What we had counted at `blocks` does not count any more."""
+        effects: list[Effect] = []
+        for block in blocks:
+            base = self.slots.accepted()
+            lost = self.slots.contents()[base].get(block, frozenset()) if base is not None else frozenset()
+            effects += self.slots.evict(block)
+            self._forget(set(lost), (block,))
+        return effects + self._dispatch()
+
+    def gone(self, peer: str) -> list[Effect]:
+        """`peer` left the roster: all it was sent in this step goes to another holder, its slots died with it."""
+        self._roster.pop(peer, None)
+        return self._send_elsewhere(peer)
+
+    def unreachable(self, peer: str) -> list[Effect]:
+        """Our link to `peer` is down: send its tasks to another holder if there is one, without asking anybody."""
+        self._avoid.add(peer)
+        return self._send_elsewhere(peer)
+
+    def reachable(self, peer: str) -> None:
+        """The link to `peer` is up again."""
+        self._avoid.discard(peer)
+
+    def _send_elsewhere(self, peer: str) -> list[Effect]:
+        effects: list[Effect] = []
+        for task in self._tasks.values():
+            after = task.route[1:]
+            if task.output is not None and after and after[0].peer == peer:
+                effects += self._forward_on(task)
+        return effects
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _forward_on(self, task: _Task) -> list[Effect]:
+        """Send the kept output to the next hop, around peers that are gone. Nothing if no holder is left."""
+        assert task.output is not None
+        after = task.route[1:]
+        standing = {p: r for p, r in self._roster.items() if p not in self._avoid}
+        if any(hop.peer not in standing for hop in after):
+            cost = {p: 1.0 + n for p, n in self._resent.items()}
+            bridged = splice(after, standing, cost) or splice(after, self._roster, cost)
+            if bridged is None:
+                return []
+            for hop in set(bridged) - set(after):
+                self._resent[hop.peer] = self._resent.get(hop.peer, 0.0) + 1.0
+            after = bridged
+            task.route = (task.route[0], *after)
+        return [SendActivation(task.key.id, after, task.attempt, task.output)]
+
+    def _forget(self, ids: set[int], blocks: tuple[int, ...] | range) -> None:
+        """Finished tasks whose gradient was dropped at one of `blocks` count as never done."""
+        for key, task in list(self._tasks.items()):
+            touches = any(key.begin <= block < task.end for block in blocks)
+            if key.id in ids and touches and task.status is Status.DONE and task.train:
+                del self._tasks[key]
+
+    def _release_source(self, task: _Task) -> list[Effect]:
+        if task.source is None:
+            return []
+        source, task.source = task.source, None
+        return [Release(source)]
+
+    def _dispatch(self) -> list[Effect]:
+        """Hand work to the worker while it has room; seal the open slot when it is due."""
+        effects: list[Effect] = []
+        while self._running < WORKER_DEPTH:
+            work = self._schedule.next(may_fold=self.slots.can_fold())
+            if work is None:
+                break
+            task = self._tasks[work.key]
+            self._running += 1
+            if work.backward:
+                self._folding += 1
+                task.status = Status.BACKWARD
+                slot, fold = self.slots.fold(work.key.id, range(work.key.begin, task.end))
+                effects.append(RunBackward(work.key, task.end, task.gradient, slot, fold))
+            else:
+                task.status = Status.FORWARD
+                effects.append(RunForward(work.key, task.end, task.source, task.train))
+        if not self._folding and self.slots.should_seal(idle=self.idle or self._urged):
+            self._urged = False
+            slot, ids = self.slots.seal()
+            ended = {k.id: t.loss for k, t in self._tasks.items() if t.train and t.loss is not None}
+            counted = {microbatch for held in ids.values() for microbatch in held}
+            effects.append(ReportSealed(slot, ids, {i: x for i, x in ended.items() if i in counted}))
+        return effects
+
+    @property
+    def idle(self) -> bool:
+        """Whether no training task is in progress here. A task whose gradient went another way may wait for ever: the
+        coordinator then hands out again what it misses, and that urges us to seal what we have.
+        """
+        return all(task.status is Status.DONE for task in self._tasks.values() if task.train)
+
+    def progress(self) -> Mapping[Status, int]:
+        """How many tasks stand where."""
+        counts = dict.fromkeys(Status, 0)
+        for task in self._tasks.values():
+            counts[task.status] += 1
+        return counts
+
+
+__all__ = ["Effect", "Hop", "Pipeline", "Status"]

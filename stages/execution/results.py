@@ -1,0 +1,144 @@
+"""The compute worker's answers to the daemon, one kind for each thing it can tell.
+
+`Failed` may answer any command; otherwise each command (commands.py) says which answer is its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from hetpeer.dht.errors import HetpeerError, LocalError
+
+Count = Annotated[int, Field(ge=0, lt=1 << 48, strict=True)]
+Number = Annotated[float, Field(allow_inf_nan=False, strict=True)]
+Name = Annotated[str, Field(max_length=256, strict=True)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """The command was carried out and has nothing to tell."""
+
+    kind: Literal["done"] = "done"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The command was not carried out and changed nothing; code, what and why as in `HetpeerError`."""
+
+    kind: Literal["failed"] = "failed"
+    code: str
+    what: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """The block's graph is checked and kept. `dump_bytes`: room that `DumpState` needs at most."""
+
+    kind: Literal["prepared"] = "prepared"
+    dump_bytes: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """The block's state is in the worker: its version, and the digest of its bits (`BlockState.digest`)."""
+
+    kind: Literal["loaded"] = "loaded"
+    version: Count
+    digest: Name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forwarded:
+    """The outputs are in their extents; `loss` where the range ends in it. `seconds` of wall time."""
+
+    kind: Literal["forwarded"] = "forwarded"
+    loss: Number | None
+    seconds: Number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backpropagated:
+    """The gradients are folded and the input gradients in their extents. `seconds` of wall time."""
+
+    kind: Literal["backpropagated"] = "backpropagated"
+    seconds: Number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspected:
+    """Blake3 (hex) of the bytes, sum of squares in float64 (numerics.py), and whether every value is finite."""
+
+    kind: Literal["inspected"] = "inspected"
+    digest: Name
+    squared_norm: float
+    finite: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """The block's new version and the digest of its new state."""
+
+    kind: Literal["applied"] = "applied"
+    version: Count
+    digest: Name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dumped:
+    """Bytes written: the state as a safetensors file (state.py)."""
+
+    kind: Literal["dumped"] = "dumped"
+    nbytes: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmedUp:
+    """Measured float32 matrix multiplication speed."""
+
+    kind: Literal["warmed_up"] = "warmed_up"
+    flops_per_second: Number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """The worker as it is now. `device_bytes`: memory torch holds on the GPU, 0 on a CPU."""
+
+    kind: Literal["worker_info"] = "worker_info"
+    device: Name
+    device_name: Name
+    threads: Count
+    rss_bytes: Count
+    device_bytes: Count
+    device_free_bytes: Count
+    blocks: tuple[Count, ...]
+    tasks: Count
+
+
+Result = (
+    Done
+    | Failed
+    | Prepared
+    | Loaded
+    | Forwarded
+    | Backpropagated
+    | Inspected
+    | Applied
+    | Dumped
+    | WarmedUp
+    | WorkerInfo
+)
+
+
+class CommandFailedError(LocalError):
+    """The worker answered `Failed`: it lives on, and the command changed nothing."""
+
+    def __init__(self, failed: Failed) -> None:
+        super().__init__(failed.code, failed.what, why=failed.why)
+
+
+def failed(error: HetpeerError) -> Failed:
+    return Failed(code=error.code, what=error.what, why=error.why)

@@ -1,0 +1,85 @@
+"""Who does which blocks of a microbatch: hops, and paths through the holders that are there.
+
+Pure. A route is a tuple of hops that cover the blocks of the model in order. The coordinator makes the first one; a
+sender whose next hop is gone splices around it without asking anybody, and rejoins the old route behind the gap so
+that peers further down can answer with what they have kept.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Hop(NamedTuple):
+    """`peer` runs blocks `begin` (inclusive) to `end` (exclusive)."""
+
+    peer: str
+    begin: int
+    end: int
+
+
+Route = tuple[Hop, ...]
+Roster = Mapping[str, tuple[int, int]]
+"""Active holders: peer id → (begin, end) of the blocks that it holds."""
+
+
+def cheapest_path(roster: Roster, begin: int, end: int, cost: Mapping[str, float]) -> Route | None:
+    """The path over blocks [begin, end) through `roster` with the least sum of `cost` per block run.
+
+    `cost[peer]` is the price of one block at that peer (default 1.0); ties go to fewer hops, then to the smaller peer
+    id, so that every caller with the same view finds the same path. None if some block has no holder. Dijkstra over
+    the borders; a peer always runs to the end of what it holds.
+    """
+    heap: list[tuple[float, int, Route, int]] = [(0.0, 0, (), begin)]
+    settled: set[int] = set()
+    while heap:
+        price, hops, route, border = heapq.heappop(heap)
+        if border == end:
+            return route
+        if border in settled:
+            continue
+        settled.add(border)
+        for peer, (first, last) in roster.items():
+            if first <= border < last:
+                hop = Hop(peer, border, min(last, end))
+                step = cost.get(peer, 1.0) * (hop.end - hop.begin)
+                heapq.heappush(heap, (price + step, hops + 1, (*route, hop), hop.end))
+    return None
+
+
+def splice(route: Route, roster: Roster, cost: Mapping[str, float]) -> Route | None:
+    """`route` with every hop whose peer is not in `roster` (or no longer holds its blocks) replaced.
+
+    Adjacent gaps are bridged as one, hops that still stand are kept, and neighbouring hops of one peer become one.
+    None if a gap cannot be bridged.
+    """
+    result: list[Hop] = []
+    gap: int | None = None
+    for hop in (*route, None):
+        if hop is not None and not _stands(hop, roster):
+            gap = hop.begin if gap is None else gap
+            continue
+        if gap is not None:
+            bridge = cheapest_path(roster, gap, route[-1].end if hop is None else hop.begin, cost)
+            if bridge is None:
+                return None
+            for new in bridge:
+                _append(result, new)
+            gap = None
+        if hop is not None:
+            _append(result, hop)
+    return tuple(result)
+
+
+def _append(hops: list[Hop], hop: Hop) -> None:
+    if hops and hops[-1].peer == hop.peer:
+        hops[-1] = Hop(hop.peer, hops[-1].begin, hop.end)
+    else:
+        hops.append(hop)
+
+
+def _stands(hop: Hop, roster: Roster) -> bool:
+    held = roster.get(hop.peer)
+    return held is not None and held[0] <= hop.begin and hop.end <= held[1]

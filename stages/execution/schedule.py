@@ -1,0 +1,64 @@
+"""1F1B: what a holder's worker does next.
+
+Pure. Backward goes first, because it frees memory and lets the peers before us go on; forwards start only while fewer
+than `warm_up` of them wait for their gradient. The bound is 2·(hops after this one)+1: the classic depth of 1F1B
+(PipeDream-Flush, DAPPLE) plus one for each link on the way there and back, so that a link's latency does not starve
+the stages behind it. Only work at most as far from the loss counts against the bound: what waits for a peer further
+on must never block that peer's own way to the loss, or a route that passes a holder twice could wait for itself.
+Evaluation forwards leave nothing behind and are not counted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from typing import Generic, NamedTuple, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Work(NamedTuple, Generic[Key]):
+    """The next piece of work: `backward` of `key`, or its forward."""
+
+    key: Key
+    backward: bool
+
+
+class Schedule(Generic[Key]):
+    """Ready work of one step, in the order in which it is to be done."""
+
+    def __init__(self) -> None:
+        self._forwards: deque[tuple[Key, int, bool]] = deque()
+        self._backwards: deque[Key] = deque()
+        self._in_flight: dict[Key, int] = {}
+        """Forwards that wait for their gradient → hops after them."""
+
+    def ready_forward(self, key: Key, hops_after: int, *, train: bool) -> None:
+        """`key`'s input is here; `hops_after` hops follow this one on its route."""
+        self._forwards.append((key, hops_after, train))
+
+    def ready_backward(self, key: Key) -> None:
+        """`key`'s output gradient is here (or it ended in the loss)."""
+        self._backwards.append(key)
+
+    def finished(self, key: Key) -> None:
+        """`key` has had its backward, or needs none any more."""
+        self._in_flight.pop(key, None)
+
+    def next(self, *, may_fold: bool) -> Work[Key] | None:
+        """The next piece of work, taken off the list. `may_fold`: whether a slot has room for a backward."""
+        if self._backwards and may_fold:
+            return Work(self._backwards.popleft(), backward=True)
+        for index, (key, hops_after, train) in enumerate(self._forwards):
+            nearer = sum(hops <= hops_after for hops in self._in_flight.values())
+            if not train or nearer < 2 * hops_after + 1:
+                del self._forwards[index]
+                if train:
+                    self._in_flight[key] = hops_after
+                return Work(key, backward=False)
+        return None
+
+    @property
+    def waiting(self) -> int:
+        """Pieces of work that are ready but not started."""
+        return len(self._forwards) + len(self._backwards)

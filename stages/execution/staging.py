@@ -1,0 +1,100 @@
+"""Tensors between the arena and the device: names, shapes and dtypes from the graph, bytes from an extent.
+
+On a CPU a tensor that is read *is* the arena's memory. On a GPU it is a copy, which the driver makes through its own
+pinned buffer; the arena itself is not pinned, as that would fill all of it with real memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from hetpeer.dht.errors import LocalError
+from hetpeer.stages.execution.arena import Extent, SharedMemory
+from hetpeer.stages.execution.numerics import is_finite
+from hetpeer.stages.graph.ops import SYMBOLS
+from hetpeer.stages.graph.spec import TensorSpec
+
+FLOAT32_BYTES = 4
+
+
+class CommandError(LocalError):
+    """The daemon asked for what cannot be done as things are. Nothing was changed."""
+
+    def __init__(self, what: str, *, why: str = "") -> None:
+        super().__init__("HP-WORK-001", what, why=why)
+
+
+class NotFiniteError(LocalError):
+    """A tensor holds NaN or infinity and goes no further (I6). Nothing was changed."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            "HP-NUM-001",
+            f"{what} is not finite",
+            why="training diverges, or a peer sent bad numbers",
+        )
+
+
+class Staging:
+    """Reads and writes tensors in the shared memory on behalf of one device. `where` names them in errors."""
+
+    def __init__(self, memory: SharedMemory, device: torch.device) -> None:
+        self._memory = memory
+        self._device = device
+
+    def read(
+        self, where: str, specs: Mapping[str, TensorSpec], extents: Mapping[str, Extent]
+    ) -> dict[str, torch.Tensor]:
+        """The tensors of `specs`, on the device. Raises CommandError when names or sizes differ."""
+        return {name: place.to(self._device) for name, place in self._places(where, specs, extents).items()}
+
+    def write(
+        self,
+        where: str,
+        specs: Mapping[str, TensorSpec],
+        extents: Mapping[str, Extent],
+        tensors: Mapping[str, torch.Tensor],
+    ) -> None:
+        """Copy `tensors` into their extents. Raises CommandError, NotFiniteError before anything is written."""
+        places = self._places(where, specs, extents)
+        refuse_not_finite(where, tensors)
+        for name, place in places.items():
+            place.copy_(tensors[name].detach())
+
+    def floats(self, extent: Extent, elements: int) -> torch.Tensor:
+        """The first `elements` float32 of an extent, in the arena itself. Raises CommandError when it is shorter."""
+        if elements * FLOAT32_BYTES > extent.nbytes:
+            raise CommandError(f"an extent of {extent.nbytes} bytes does not hold {elements} float32 values")
+        return _tensor(self._memory.view(extent)[: elements * FLOAT32_BYTES], torch.float32)
+
+    def raw(self, extent: Extent) -> memoryview:
+        """The extent's bytes in the arena."""
+        return self._memory.view(extent)
+
+    def _places(
+        self, where: str, specs: Mapping[str, TensorSpec], extents: Mapping[str, Extent]
+    ) -> dict[str, torch.Tensor]:
+        if different := specs.keys() ^ extents.keys():
+            raise CommandError(f"{where}: {min(different)!r} is only in the command or only in the graph")
+        places = {}
+        for name, spec in specs.items():
+            view = self._memory.view(extents[name])
+            if len(view) != spec.nbytes:
+                raise CommandError(
+                    f"{where}: {name!r} takes {spec.nbytes} bytes and its extent has {len(view)}"
+                )
+            places[name] = _tensor(view, SYMBOLS["dtype"][spec.dtype]).view(spec.shape)
+        return places
+
+
+def refuse_not_finite(where: str, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises NotFiniteError naming the first tensor with a NaN or an infinity."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not is_finite(tensor.detach()):
+            raise NotFiniteError(f"{where}: {name!r}")
+
+
+def _tensor(view: memoryview, dtype: torch.dtype) -> torch.Tensor:
+    return torch.frombuffer(view, dtype=dtype) if len(view) else torch.empty(0, dtype=dtype)

@@ -1,0 +1,161 @@
+"""One block's training state as bytes: the initial state, a checkpoint and a transfer between holders are the same file.
+
+The file is safetensors: a float32 tensor `<name>` for each parameter, `exp_avg:<name>` and `exp_avg_sq:<name>` for
+AdamW's moments (left out while they are zero), and one metadata entry, `state: "block 2 version 40"` (one, because
+safetensors writes several in random order and equal states must be equal bytes: a file is fetched from several
+holders at once). In memory the three are flat vectors in the order of the block's layout (names and shapes), which
+is what the optimizer and the rings work on. No torch here: daemon and coordinator read and check states too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from blake3 import blake3
+from safetensors import SafetensorError, deserialize
+from safetensors.numpy import save
+
+from hetpeer.dht.errors import ProtocolError
+from hetpeer.stages.graph.spec import BlockSpec
+
+Vector = np.ndarray[tuple[int], np.dtype[np.float32]]
+"""A flat float32 vector: the parameters (or one of their moments) of a block, one after the other."""
+
+Layout = Sequence[tuple[str, tuple[int, ...]]]
+"""Names and shapes of a block's parameters, in the order of its spec."""
+
+PREFIXES = ("", "exp_avg:", "exp_avg_sq:")
+FLOAT32 = np.dtype("<f4")
+HEADER_BYTES_PER_TENSOR = 256
+"""Generous room for one tensor's JSON entry besides its name; bounds the header before it is parsed."""
+LABEL = re.compile(r"block (?P<block>[0-9]{1,9}) version (?P<version>[0-9]{1,15})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockState:
+    """Parameters and AdamW moments of one block after `version` updates; the three vectors have equal length."""
+
+    version: int
+    parameters: Vector
+    exp_avg: Vector
+    exp_avg_sq: Vector
+
+    @classmethod
+    def initial(cls, parameters: Vector) -> BlockState:
+        """Version 0: these parameters and zero moments."""
+        return cls(
+            version=0,
+            parameters=parameters,
+            exp_avg=np.zeros_like(parameters),
+            exp_avg_sq=np.zeros_like(parameters),
+        )
+
+    def vectors(self) -> tuple[Vector, Vector, Vector]:
+        return self.parameters, self.exp_avg, self.exp_avg_sq
+
+    def digest(self) -> str:
+        """Blake3 (64 hex digits) of parameters ‖ exp_avg ‖ exp_avg_sq as little-endian float32 ‖ version as u64."""
+        hasher = blake3()
+        for vector in self.vectors():
+            hasher.update(np.ascontiguousarray(vector, dtype=FLOAT32).data.cast("B"))
+        hasher.update(self.version.to_bytes(8, "little"))
+        return hasher.hexdigest()
+
+
+def layout_of(spec: BlockSpec) -> Layout:
+    """The layout of a block's state."""
+    return [(name, tensor.shape) for name, tensor in spec.parameter_specs.items()]
+
+
+def parameter_count(layout: Layout) -> int:
+    """Number of float32 values in a block's parameters."""
+    return sum(math.prod(shape) for _, shape in layout)
+
+
+def split(
+    vector: Vector, layout: Layout
+) -> Iterator[tuple[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]]:
+    """Each parameter's name and its part of the flat vector, as a view in the parameter's shape."""
+    begin = 0
+    for name, shape in layout:
+        end = begin + math.prod(shape)
+        yield name, vector[begin:end].reshape(shape)
+        begin = end
+
+
+def dump(state: BlockState, block: int, layout: Layout) -> bytes:
+    """The state as a safetensors file. The vectors must be as long as the layout says."""
+    expected = parameter_count(layout)
+    tensors = {}
+    for prefix, vector in zip(PREFIXES, state.vectors(), strict=True):
+        if vector.shape != (expected,):
+            raise ValueError(f"block {block} has {expected} parameters, the vector {vector.shape}")
+        if prefix and not vector.any():
+            continue
+        for name, part in split(np.ascontiguousarray(vector, dtype=FLOAT32), layout):
+            tensors[prefix + name] = part
+    data: bytes = save(tensors, metadata={"state": f"block {block} version {state.version}"})
+    return data
+
+
+def load(data: bytes, block: int, layout: Layout) -> BlockState:
+    """Parse and check a state that came from outside.
+
+    Raises `ProtocolError`, and nothing else, when size, names, dtypes, shapes, block or version differ from what
+    the layout asks for, or when a value is not finite.
+    """
+    _check_sizes(data, layout)
+    try:
+        found = dict(deserialize(data))  # type: ignore[no-untyped-call]
+        metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
+    except (SafetensorError, ValueError) as error:
+        raise ProtocolError(f"state of block {block} is not a safetensors file", why=str(error)) from error
+    version = _read_version(metadata, block)
+    vectors = [_take_vector(found, prefix, layout, required=not prefix) for prefix in PREFIXES]
+    if found:
+        raise ProtocolError(f"state of block {block} holds a tensor nobody asked for: {min(found)[:80]!r}")
+    return BlockState(version=version, parameters=vectors[0], exp_avg=vectors[1], exp_avg_sq=vectors[2])
+
+
+def _check_sizes(data: bytes, layout: Layout) -> None:
+    """Refuse by size alone, before a byte is parsed."""
+    room = 256 + sum(len(PREFIXES) * (HEADER_BYTES_PER_TENSOR + 6 * len(name)) for name, _ in layout)
+    header = int.from_bytes(data[:8], "little")
+    payload = len(PREFIXES) * FLOAT32.itemsize * parameter_count(layout)
+    if len(data) < 8 or header > room or len(data) > 8 + header + payload:
+        raise ProtocolError(f"state of {len(data)} bytes does not fit a block of {payload} bytes")
+
+
+def _read_version(metadata: dict[str, str], block: int) -> int:
+    match = LABEL.fullmatch(metadata.get("state", ""))
+    if match is None:
+        raise ProtocolError("state does not say which block and version it is")
+    if match["block"] != str(block):
+        raise ProtocolError(f"state is of block {match['block']}, not of block {block}")
+    return int(match["version"])
+
+
+def _take_vector(
+    found: dict[str, dict[str, object]], prefix: str, layout: Layout, *, required: bool
+) -> Vector:
+    """Remove one kind of tensors from `found` and return them as a flat vector; zeros if none is there and none must be."""
+    vector = np.zeros(parameter_count(layout), dtype=np.float32)
+    if not required and not any(prefix + name in found for name, _ in layout):
+        return vector
+    for name, part in split(vector, layout):
+        entry = found.pop(prefix + name, None)
+        if entry is None:
+            raise ProtocolError(f"state lacks {(prefix + name)[:80]!r}")
+        if entry["dtype"] != "F32" or tuple(entry["shape"]) != part.shape:  # type: ignore[arg-type]
+            raise ProtocolError(
+                f"{(prefix + name)[:80]!r} is {entry['dtype']} {entry['shape']}, not F32 {part.shape}"
+            )
+        part[...] = np.frombuffer(entry["data"], dtype=FLOAT32).reshape(part.shape)  # type: ignore[call-overload]
+    if not np.isfinite(vector).all():
+        raise ProtocolError(f"state holds values that are not finite in {prefix or 'the parameters'}")
+    return vector

@@ -1,0 +1,182 @@
+"""A tiny run and a plain trainer for it: the blocks' interpreter, two signing volunteers, torch's AdamW, no network.
+
+It sums gradients slot by slot, as the swarm does and the reference does not, and writes what the swarm would leave
+behind: the coordinator's log, the volunteers' signed logs and a final checkpoint.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from blake3 import blake3
+
+from hetpeer.bootstrap.checkpoints import CheckpointStore
+from hetpeer.bootstrap.create import create_run
+from hetpeer.bootstrap.eventlog import EventLog
+from hetpeer.bootstrap.log import Log
+from hetpeer.bootstrap.manifest import TrainingSettings
+from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.dht.identity import Identity
+from hetpeer.stages.data.order import sample_offsets
+from hetpeer.stages.execution import state
+from hetpeer.stages.execution.block import Block, flat_views, run_range
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+MODEL = """
+from gpt import build as build_gpt
+
+def build():
+    return build_gpt(width=32, layers=2, heads=2, context=16)
+"""
+SLOTS = ((0, 1), (2, 3))
+TRAINING = TrainingSettings(
+    steps=4, microbatches=4, microbatch_size=2, slot_size=2, eval_every=2, eval_microbatches=2, clip_norm=None
+)
+
+
+def make_author(folder: Path) -> str:
+    """A model module with a neighbour and some text; returns the model's reference."""
+    folder.mkdir()
+    shutil.copy(EXAMPLES / "gpt.py", folder)
+    (folder / "tiny.py").write_text(MODEL)
+    (folder / "text.txt").write_text("".join(f"{n} squared is {n * n}.\n" for n in range(400)))
+    return f"{folder / 'tiny.py'}:build"
+
+
+def make_run(folder: Path) -> RunDirectory:
+    model = make_author(folder / "author")
+    data = [folder / "author" / "text.txt"]
+    return create_run(
+        folder / "run", model=model, data=data, seed=3, sequence_length=16, stages=[2, 1], training=TRAINING
+    )
+
+
+@dataclass
+class Engine:
+    """Trains one run; every volunteer holds every block."""
+
+    run: RunDirectory
+    volunteers: Sequence[Identity]
+    gradient_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        torch.set_num_threads(1)
+        self.specs = [self.run.block_spec(block) for block in self.run.manifest.blocks]
+        self.layouts = self.run.layouts()
+        paths = [self.run.state_path(block) for block in self.run.manifest.blocks]
+        initial = [state.load(path.read_bytes(), b, self.layouts[b]) for b, path in enumerate(paths)]
+        self.flats = [torch.from_numpy(block.parameters) for block in initial]
+        self.views = [flat_views(spec, flat) for spec, flat in zip(self.specs, self.flats, strict=True)]
+        for view in (view for views in self.views for view in views.values()):
+            view.requires_grad_()
+        self.blocks = [
+            Block(spec, views, {}, torch.device("cpu"))
+            for spec, views in zip(self.specs, self.views, strict=True)
+        ]
+        settings = self.run.manifest.training
+        self.optimizer = torch.optim.AdamW(
+            self.flats,
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            eps=settings.epsilon,
+            weight_decay=settings.weight_decay,
+        )
+
+    def train(self) -> None:
+        """Four steps; step 2 is done twice, with a rollback between."""
+        log = Log.open(self.run.log_path)
+        logs = [EventLog(self.run.volunteers / f"{v.peer_id}.jsonl", v) for v in self.volunteers]
+        for step, view in ((0, 0), (1, 0), (2, 0), (2, 1), (3, 1)):
+            if (step, view) == (2, 1):
+                log.append({"kind": "rollback", "term": 1, "view": 1, "to_version": 2, "why": "test"})
+            if step % 2 == 0 and view == 0:
+                log.append({"kind": "evaluation", "step": step, "loss": self.evaluate()})
+            loss = self.backward(step)
+            gradients = [blake3(flat.grad.numpy().tobytes()).hexdigest() for flat in self.flats]
+            norm = float(torch.cat([flat.grad for flat in self.flats]).double().norm())
+            line = {"term": 1, "view": view, "step": step, "plan": 5}
+            log.append(
+                {
+                    "kind": "commit",
+                    **line,
+                    "loss": loss,
+                    "norm": norm,
+                    "gradients": dict(enumerate(gradients)),
+                }
+            )
+            if (step, view) == (2, 0):  # decided, and nobody lived to apply it
+                continue
+            self.optimizer.step()
+            digests = [self.state(block, step + 1).digest() for block in range(len(self.blocks))]
+            for events in logs:
+                self.report(events, line, gradients, digests)
+        log.append({"kind": "evaluation", "step": 4, "loss": self.evaluate()})
+        log.append(self.checkpoint(4))
+        for opened in (log, *logs):
+            opened.close()
+
+    def loss(self, stream: Any, step: int, microbatch: int) -> torch.Tensor:
+        manifest = self.run.manifest
+        shards = self.run.train_shards() if stream == "train" else self.run.heldout_shards()
+        length, count = manifest.data.sequence_length, manifest.training.microbatch_size
+        offsets = sample_offsets(manifest.seed, stream, step, microbatch, count, shards.population(length))
+        tokens, targets = (torch.from_numpy(part) for part in shards.batch(offsets, length))
+        out = run_range(self.blocks, {}, {"tokens": tokens, "targets": targets})
+        return out[self.specs[-1].loss]
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        return float(np.mean([self.loss("evaluation", 0, microbatch).item() for microbatch in range(2)]))
+
+    def backward(self, step: int) -> float:
+        """The step's gradient, as the sum of slots; returns the mean loss."""
+        losses = []
+        slots = []
+        for slot in SLOTS:
+            for microbatch in slot:
+                loss = self.loss("train", step, microbatch)
+                loss.backward(torch.tensor(1 / 4))
+                losses.append(loss.item())
+            slots.append([self.take_gradient(views) for views in self.views])
+        for flat, *parts in zip(self.flats, *slots, strict=True):
+            flat.grad = sum(parts) * self.gradient_scale
+        return float(np.mean(losses))
+
+    @staticmethod
+    def take_gradient(views: dict[str, torch.Tensor]) -> torch.Tensor:
+        gradient = torch.cat([view.grad.flatten() for view in views.values()])
+        for view in views.values():
+            view.grad = None
+        return gradient
+
+    def state(self, block: int, version: int) -> state.BlockState:
+        flat = self.flats[block]
+        moments = self.optimizer.state[flat]
+        return state.BlockState(
+            version=version,
+            parameters=flat.detach().numpy(),
+            exp_avg=moments["exp_avg"].numpy(),
+            exp_avg_sq=moments["exp_avg_sq"].numpy(),
+        )
+
+    def report(self, log: EventLog, line: dict[str, int], gradients: list[str], states: list[str]) -> None:
+        cover = [
+            [v.peer_id, number, list(ids)]
+            for number, (v, ids) in enumerate(zip(self.volunteers, SLOTS, strict=True))
+        ]
+        for block, (gradient, digest) in enumerate(zip(gradients, states, strict=True)):
+            record = {"kind": "applied", "run": self.run.run_id, "peer": log.path.stem, "incarnation": 1}
+            record |= {"block": block, "cover": cover, "gradient": gradient, "state": digest}
+            log.append(record | line)
+
+    def checkpoint(self, version: int) -> dict[str, Any]:
+        store = CheckpointStore(self.run, self.layouts)
+        store.begin(version)
+        for block, layout in enumerate(self.layouts):
+            current = self.state(block, version)
+            store.put(version, block, state.dump(current, block, layout), current.digest())
+        return dict(store.seal(version))

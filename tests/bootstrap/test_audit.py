@@ -1,0 +1,201 @@
+"""The audit passes an honest history and names what is wrong with every other."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetpeer.bootstrap.audit import audit
+from hetpeer.bootstrap.eventlog import sign_event
+from hetpeer.bootstrap.log import Log, read_log
+from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.dht.errors import LocalError
+from hetpeer.dht.identity import Identity
+
+Change = Callable[[dict[str, Any]], Any]
+
+
+def log_of(run: RunDirectory, volunteer: Identity) -> Path:
+    return run.volunteers / f"{volunteer.peer_id}.jsonl"
+
+
+def resign(run: RunDirectory, volunteer: Identity, change: Change, *, step: int = 1, block: int = 0) -> None:
+    """Change one event and sign it again, as a volunteer whose engine is wrong would have written it."""
+    path = log_of(run, volunteer)
+    lines = []
+    for line in path.read_text().splitlines():
+        record = json.loads(line)["record"]
+        if (record["step"], record["block"]) == (step, block):
+            change(record)
+        lines.append(sign_event(record, volunteer) + "\n")
+    path.write_text("".join(lines))
+
+
+def rewrite_log(run: RunDirectory, change: Callable[[list[dict[str, Any]]], None]) -> None:
+    records = list(read_log(run.log_path))
+    change(records)
+    run.log_path.unlink()
+    log = Log.open(run.log_path)
+    for record in records:
+        log.append(record)
+    log.close()
+
+
+def test_honest_history_passes(trained: RunDirectory) -> None:
+    verdict = audit(trained.path)
+    assert verdict.problems == []
+    assert verdict.ok
+    assert (verdict.steps, verdict.steps_planned, verdict.rollbacks) == (4, 4, 1)
+    assert (verdict.microbatches_expected, verdict.counted, verdict.lost, verdict.duplicated) == (
+        16,
+        16,
+        0,
+        0,
+    )
+    assert (verdict.volunteers, verdict.events) == (2, 4 * 2 * len(trained.manifest.blocks))
+
+
+def test_edited_line_is_found(trained: RunDirectory, volunteers: list[Identity]) -> None:
+    path = log_of(trained, volunteers[0])
+    lines = path.read_text().splitlines(keepends=True)
+    lines[3] = (
+        lines[3].replace('"step":0', '"step":1')
+        if '"step":0' in lines[3]
+        else lines[3].replace('"step":1', '"step":0')
+    )
+    path.write_text("".join(lines))
+    verdict = audit(trained.path)
+    assert not verdict.ok
+    assert f"{path.name} line 4" in verdict.problems[0]
+
+
+def drop_id(record: dict[str, Any]) -> None:
+    record["cover"][1][2].remove(3)
+
+
+def double_id(record: dict[str, Any]) -> None:
+    record["cover"][1][2].append(0)
+
+
+def test_dropped_microbatch_is_lost(trained: RunDirectory, volunteers: list[Identity]) -> None:
+    for volunteer in volunteers:
+        resign(trained, volunteer, drop_id)
+    verdict = audit(trained.path)
+    assert not verdict.ok
+    assert (verdict.counted, verdict.lost, verdict.duplicated) == (15, 1, 0)
+    assert "step 1: microbatches lost: 3" in verdict.problems
+
+
+def test_doubled_microbatch_is_duplicated(trained: RunDirectory, volunteers: list[Identity]) -> None:
+    for volunteer in volunteers:
+        resign(trained, volunteer, double_id, block=2)
+    verdict = audit(trained.path)
+    assert not verdict.ok
+    assert (verdict.counted, verdict.lost, verdict.duplicated) == (15, 0, 1)
+    assert "step 1: microbatches counted twice: 0" in verdict.problems
+
+
+def test_one_holder_alone_is_enough_to_fail(trained: RunDirectory, volunteers: list[Identity]) -> None:
+    resign(trained, volunteers[1], drop_id)
+    assert audit(trained.path).lost == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda record: record.update(state="00" * 32), "step 1 block 0: the holders' states differ"),
+        (lambda record: record.update(gradient="00" * 32), "step 1 block 0: the holders' gradients differ"),
+        (lambda record: record["cover"][0][2].append(4), "step 1: microbatches unknown: 4"),
+        (
+            lambda record: record.update(view=7),
+            "step 1 block 0: view 7 plan 5 was applied and never committed",
+        ),
+    ],
+)
+def test_disagreement_is_named(
+    trained: RunDirectory, volunteers: list[Identity], change: Change, problem: str
+) -> None:
+    resign(trained, volunteers[0], change)
+    verdict = audit(trained.path)
+    assert not verdict.ok
+    assert problem in verdict.problems
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda record: record.update(run="0" * 32), "of another run"),
+        (lambda record: record.update(peer="Qm" + "a" * 44), "signed by"),
+        (lambda record: record.update(cover="none"), "not a valid event"),
+        (lambda record: record.pop("state"), "not a valid event"),
+    ],
+)
+def test_event_that_cannot_count_is_named(
+    trained: RunDirectory, volunteers: list[Identity], change: Change, problem: str
+) -> None:
+    resign(trained, volunteers[0], change)
+    verdict = audit(trained.path)
+    assert not verdict.ok
+    assert problem in verdict.problems[0]
+
+
+def test_same_wrong_gradient_everywhere_is_not_what_was_committed(
+    trained: RunDirectory, volunteers: list[Identity]
+) -> None:
+    for volunteer in volunteers:
+        resign(trained, volunteer, lambda record: record.update(gradient="00" * 32))
+    assert audit(trained.path).problems == [
+        "step 1 block 0: the gradient applied is not the gradient committed"
+    ]
+
+
+def test_silent_volunteers_prove_nothing(trained: RunDirectory, volunteers: list[Identity]) -> None:
+    for volunteer in volunteers:
+        log_of(trained, volunteer).unlink()
+    verdict = audit(trained.path)
+    assert not verdict.ok
+    assert (verdict.counted, verdict.lost) == (0, 16)
+
+
+def test_one_silent_volunteer_is_no_breach(trained: RunDirectory, volunteers: list[Identity]) -> None:
+    log_of(trained, volunteers[0]).unlink()
+    assert audit(trained.path).ok
+
+
+def test_torn_last_line_is_no_breach(trained: RunDirectory, volunteers: list[Identity]) -> None:
+    with log_of(trained, volunteers[0]).open("a") as file:
+        file.write('{"record":{"kind":"app')
+    assert audit(trained.path).ok
+
+
+def test_gap_in_the_history_is_found(trained: RunDirectory) -> None:
+    rewrite_log(trained, lambda records: records.pop(1))
+    verdict = audit(trained.path)
+    assert not verdict.ok
+    assert "step 1 was committed when step 0 was due" in verdict.problems
+    assert verdict.lost == 4
+
+
+def test_step_committed_twice_is_found(trained: RunDirectory) -> None:
+    rewrite_log(trained, lambda records: records.insert(2, records[1]))
+    assert "step 0 was committed when step 1 was due" in audit(trained.path).problems
+
+
+def test_checkpoint_nobody_had_is_found(trained: RunDirectory) -> None:
+    rewrite_log(trained, lambda records: records[-1]["blocks"].__setitem__(0, "00" * 32))
+    assert audit(trained.path).problems == ["checkpoint 4 block 0: no holder had that state"]
+
+
+def test_run_without_steps_is_not_ok(fresh: RunDirectory) -> None:
+    verdict = audit(fresh.path)
+    assert (verdict.ok, verdict.problems) == (False, ["no step was committed"])
+
+
+def test_damaged_file_of_the_run_is_an_error(trained: RunDirectory) -> None:
+    path = trained.graph_path(trained.manifest.blocks[1])
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(LocalError, match=r"block-001\.graph") as caught:
+        audit(trained.path)
+    assert caught.value.code == "HP-RUN-005"

@@ -1,0 +1,133 @@
+"""A checkpoint is complete, verified and whole on the disk, or it does not exist."""
+
+import resource
+
+import numpy as np
+import pytest
+
+from hetpeer.bootstrap.checkpoints import CheckpointStore, initial_record
+from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.dht.errors import LocalError, ProtocolError
+from hetpeer.stages.execution import state
+from hetpeer.stages.execution.state import BlockState
+
+
+def make_state(store: CheckpointStore, block: int, version: int) -> BlockState:
+    count = state.parameter_count(store._layouts[block])
+    values = np.random.default_rng(version).random((3, count), np.float32)
+    return BlockState(version=version, parameters=values[0], exp_avg=values[1], exp_avg_sq=values[2])
+
+
+def put(store: CheckpointStore, block: int, version: int) -> str:
+    current = make_state(store, block, version)
+    store.put(version, block, state.dump(current, block, store._layouts[block]), current.digest())
+    return current.digest()
+
+
+def make_checkpoint(store: CheckpointStore, version: int) -> dict:
+    store.begin(version)
+    for block in range(len(store._layouts)):
+        put(store, block, version)
+    return dict(store.seal(version))
+
+
+@pytest.fixture
+def store(fresh: RunDirectory) -> CheckpointStore:
+    return CheckpointStore(fresh, fresh.layouts())
+
+
+def test_sealed_checkpoint_is_loaded_again(store: CheckpointStore) -> None:
+    record = make_checkpoint(store, 10)
+    assert (record["kind"], record["version"]) == ("checkpoint", 10)
+    for block, digest in enumerate(record["blocks"]):
+        assert digest == make_state(store, block, 10).digest()
+        assert store.load_state(record, block).digest() == digest
+        assert state.load(store.load(record, block), block, store._layouts[block]).version == 10
+
+
+def test_initial_state_is_version_0(store: CheckpointStore, fresh: RunDirectory) -> None:
+    record = initial_record(fresh.manifest)
+    for block in range(len(fresh.manifest.blocks)):
+        loaded = store.load_state(record, block)
+        assert loaded.version == 0
+        assert not loaded.exp_avg.any()
+
+
+def test_incomplete_checkpoint_cannot_be_sealed(store: CheckpointStore) -> None:
+    store.begin(10)
+    put(store, 0, 10)
+    with pytest.raises(ValueError, match="lacks blocks"):
+        store.seal(10)
+    make_checkpoint(store, 20)
+    with pytest.raises(ValueError, match="not 10"):
+        put(store, 0, 10)
+
+
+def test_another_state_than_agreed_is_refused(store: CheckpointStore) -> None:
+    store.begin(10)
+    current = make_state(store, 0, 10)
+    data = state.dump(current, 0, store._layouts[0])
+    with pytest.raises(ProtocolError, match="agreed"):
+        store.put(10, 0, data, "00" * 32)
+    with pytest.raises(ProtocolError):
+        store.put(10, 0, data[:-1], current.digest())
+    older = make_state(store, 0, 9)
+    with pytest.raises(ProtocolError, match="agreed"):
+        store.put(10, 0, state.dump(older, 0, store._layouts[0]), older.digest())
+    with pytest.raises(ValueError, match="lacks"):
+        store.seal(10)
+
+
+def test_damaged_checkpoint_is_refused(store: CheckpointStore, fresh: RunDirectory) -> None:
+    record = make_checkpoint(store, 10)
+    path = next(path for path in fresh.checkpoints.iterdir() if "block-000" in path.name)
+    data = path.read_bytes()
+    flips = [*range(400), *range(400, len(data), 997)]
+    for position in flips:
+        damaged = bytearray(data)
+        damaged[position] ^= 1 << position % 8
+        path.write_bytes(damaged)
+        with pytest.raises(LocalError) as caught:
+            store.load(record, 0)
+        assert caught.value.code == "HP-CKPT-001"
+    for length in range(0, len(data), 1999):
+        path.write_bytes(data[:length])
+        with pytest.raises(LocalError, match="HP-CKPT-001"):
+            store.load(record, 0)
+    path.unlink()
+    with pytest.raises(LocalError, match="HP-CKPT-001"):
+        store.load(record, 0)
+
+
+def test_full_disk_leaves_older_checkpoints_alone(store: CheckpointStore, fresh: RunDirectory) -> None:
+    record = make_checkpoint(store, 10)
+    before = sorted(fresh.checkpoints.iterdir())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(LocalError) as caught:
+            make_checkpoint(store, 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.code == "HP-DISK-002"
+    assert sorted(fresh.checkpoints.iterdir()) == before
+    store.load(record, 0)
+
+
+def test_prune_keeps_the_newest_and_the_one_being_made(store: CheckpointStore, fresh: RunDirectory) -> None:
+    records = [make_checkpoint(store, version) for version in (10, 20, 30)]
+    (fresh.checkpoints / ".torn.tmp").write_bytes(b"left by a crash")
+    store.begin(40)
+    put(store, 0, 40)
+    store.prune(records, keep=2)
+    versions = {path.name[:9] for path in fresh.checkpoints.iterdir()}
+    assert versions == {"v00000020", "v00000030", "v00000040"}
+    store.load(records[1], 0)
+    with pytest.raises(LocalError, match="HP-CKPT-001"):
+        store.load(records[0], 0)
+
+
+def test_made_again_after_a_rollback(store: CheckpointStore) -> None:
+    first, again = make_checkpoint(store, 10), make_checkpoint(store, 10)
+    assert first == again
+    store.load(first, 0)

@@ -1,0 +1,177 @@
+"""`hetpeer init`'s work: a complete run directory, or an error in plain words and nothing on the disk."""
+
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from hetpeer.bootstrap.author import build_model
+from hetpeer.bootstrap.create import create_run
+from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.identity import Identity
+from hetpeer.stages.execution import state
+from tests.bootstrap.engine import TRAINING, make_author
+
+
+def test_run_directory_is_complete(fresh: RunDirectory) -> None:
+    fresh.verify()
+    manifest = fresh.manifest
+    assert manifest.training == TRAINING
+    assert manifest.coordinators == (Identity.load(fresh.identity_path).peer_id,)
+    assert [len(layout) for layout in manifest.layouts] == [2, 1]
+    assert manifest.blocks[-1].output_bytes == 4
+    assert (fresh.path / "owner.key").stat().st_mode & 0o777 == 0o600
+    names = {path.name for path in fresh.path.iterdir()}
+    folders = {"graph", "state", "data", "checkpoints", "log", "volunteers"}
+    assert names == folders | {"manifest.hetpeer", "owner.key", "identity.key", "author.json"}
+
+
+def test_initial_state_is_the_authors_model(fresh: RunDirectory) -> None:
+    model = build_model(fresh.author().model, seed=3)
+    expected = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
+    for block, layout in zip(fresh.manifest.blocks, fresh.layouts(), strict=True):
+        loaded = state.load(fresh.state_path(block).read_bytes(), block.index, layout)
+        assert loaded.digest() == block.state_digest
+        assert (block.parameter_count, block.parameter_bytes) == (
+            len(loaded.parameters),
+            4 * len(loaded.parameters),
+        )
+        for name, part in state.split(loaded.parameters, layout):
+            assert (part == expected.pop(name)).all()
+    assert not expected
+
+
+def test_shards_hold_the_authors_text(fresh: RunDirectory, fresh_template: RunDirectory) -> None:
+    data = fresh.manifest.data
+    text = b"".join(
+        load_file(fresh.data / shard.name)["tokens"].tobytes() for shard in (*data.train, *data.heldout)
+    )
+    assert text == (fresh_template.path.parent / "author" / "text.txt").read_bytes() + b"\n"
+    assert 0 < fresh.heldout_shards().tokens < fresh.train_shards().tokens
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
+def test_damaged_file_is_named(fresh: RunDirectory, damage: str) -> None:
+    path = fresh.state_path(fresh.manifest.blocks[1])
+    data = bytearray(path.read_bytes())
+    if damage == "cut":
+        path.write_bytes(data[:-1])
+    elif damage == "flip":
+        data[-1] ^= 1
+        path.write_bytes(data)
+    else:
+        path.unlink()
+    with pytest.raises(LocalError, match=r"initial-001\.safetensors") as caught:
+        fresh.verify()
+    assert (caught.value.code, caught.value.exit_code) == ("HP-RUN-005", ExitCode.VERSION)
+
+
+def test_other_machine_has_no_author(fresh: RunDirectory) -> None:
+    (fresh.path / "author.json").unlink()
+    with pytest.raises(LocalError) as caught:
+        fresh.author()
+    assert caught.value.code == "HP-RUN-006"
+
+
+@pytest.fixture
+def author(tmp_path: Path) -> str:
+    return make_author(tmp_path / "author")
+
+
+def assert_fails(tmp_path: Path, code: str, exit_code: ExitCode, **arguments: object) -> LocalError:
+    """Creating the run fails with this code and leaves nothing behind."""
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(LocalError) as caught:
+        create_run(tmp_path / "run", **arguments)
+    assert (caught.value.code, caught.value.exit_code) == (code, exit_code)
+    assert [path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in path.parts] == before
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("def build():\n    raise KeyError('no such size')", "KeyError: 'no such size' (broken.py, line 2)"),
+        ("import nothing_like_this", "ModuleNotFoundError"),
+        ("def build(:", "SyntaxError"),
+        ("def build():\n    return 7", "it returned a int"),
+        ("def other():\n    pass", "has no function 'build'"),
+        ("def build(width):\n    pass", "TypeError"),
+    ],
+)
+def test_module_that_cannot_be_used(tmp_path: Path, source: str, why: str) -> None:
+    (tmp_path / "broken.py").write_text(source)
+    (tmp_path / "text.txt").write_text("text " * 1000)
+    error = assert_fails(
+        tmp_path,
+        "HP-MODEL-006",
+        ExitCode.CONFIG,
+        model=f"{tmp_path / 'broken.py'}:build",
+        data=[tmp_path / "text.txt"],
+    )
+    assert why in error.why
+
+
+@pytest.mark.parametrize("model", ["broken.py", "missing.py:build", "broken.py:not a name", ":build"])
+def test_reference_that_names_nothing(tmp_path: Path, model: str) -> None:
+    assert_fails(tmp_path, "HP-MODEL-006", ExitCode.CONFIG, model=model)
+
+
+def test_little_text(tmp_path: Path, author: str) -> None:
+    (tmp_path / "short.txt").write_text("x" * 700)
+    data = [tmp_path / "short.txt"]
+    error = assert_fails(
+        tmp_path, "HP-DATA-003", ExitCode.CONFIG, model=author, data=data, sequence_length=100
+    )
+    assert "held-out" in error.what
+
+
+def test_full_disk(tmp_path: Path, author: str) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+    try:
+        assert_fails(tmp_path, "HP-DISK-002", ExitCode.TOO_SMALL, model=author, data=[tmp_path / "author"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_unwritable_place(tmp_path: Path, author: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(LocalError) as caught:
+        create_run(tmp_path / "file" / "run", model=author)
+    assert caught.value.code == "HP-DISK-001"
+
+
+def test_existing_directory_is_not_touched(tmp_path: Path, author: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "precious").touch()
+    assert_fails(tmp_path, "HP-DISK-003", ExitCode.CONFIG, model=author)
+
+
+def test_constants_travel_with_the_block(tmp_path: Path) -> None:
+    source = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(256, 8)
+        self.head = nn.Linear(8, 256)
+        self.register_buffer("scale", torch.full((8,), 0.5))
+
+    def forward(self, tokens, targets):
+        logits = self.head(self.embed(tokens) * self.scale)
+        return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+"""
+    (tmp_path / "buffered.py").write_text(source)
+    (tmp_path / "text.txt").write_text("text " * 1000)
+    model = f"{tmp_path / 'buffered.py'}:Model"
+    run = create_run(tmp_path / "run", model=model, data=[tmp_path / "text.txt"], training=TRAINING)
+    run.verify()
+    (reference,) = [block.buffers for block in run.manifest.blocks if block.buffers]
+    constants = load_file(run.path / "state" / reference.name)
+    assert torch.equal(torch.from_numpy(constants["scale"]), torch.full((8,), 0.5))

@@ -1,0 +1,91 @@
+"""A volunteer's line is what its key signed, byte for byte of meaning."""
+
+import json
+import resource
+from pathlib import Path
+
+import pytest
+
+from hetpeer.bootstrap.eventlog import EventLog, read_event, read_events, sign_event
+from hetpeer.dht.errors import LocalError, ProtocolError
+from hetpeer.dht.identity import Identity
+
+RECORD = {"kind": "applied", "step": 3, "cover": [["Qm", 0, [1, 2]]], "state": "ab", "loss": 0.1}
+
+
+def test_signed_record_is_read(volunteers: list[Identity]) -> None:
+    line = sign_event(RECORD, volunteers[0])
+    assert read_event(line) == (volunteers[0].peer_id, RECORD)
+
+
+def test_every_edited_number_is_refused(volunteers: list[Identity]) -> None:
+    line = sign_event(RECORD, volunteers[0])
+    end = line.index('"key"')
+    digits = [position for position in range(end) if line[position].isdigit()]
+    assert len(digits) == 6
+    for position in digits:
+        edited = line[:position] + str((int(line[position]) + 1) % 10) + line[position + 1 :]
+        with pytest.raises(ProtocolError):
+            read_event(edited)
+
+
+def test_another_key_does_not_fit(volunteers: list[Identity]) -> None:
+    fields = json.loads(sign_event(RECORD, volunteers[0]))
+    fields["key"] = json.loads(sign_event(RECORD, volunteers[1]))["key"]
+    with pytest.raises(ProtocolError):
+        read_event(json.dumps(fields))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "{}",
+        "[]",
+        "7",
+        "null",
+        "[" * 10_000,
+        '{"record":{},"key":"","signature":""}',
+        '{"record":{},"key":7,"signature":[]}',
+        '{"record":{"a":' + "9" * 40 + '},"key":"AAAA","signature":"AAAA"}',
+        '{"record":"\ud800","key":"AAAA","signature":"AAAA"}',
+        '{"record":NaN,"key":"é","signature":"AAAA"}',
+        "x" * (2**20 + 1),
+    ],
+    ids=range(12),
+)
+def test_junk_is_refused(line: str) -> None:
+    with pytest.raises(ProtocolError):
+        read_event(line)
+
+
+def test_log_goes_on_after_a_torn_line(tmp_path: Path, volunteers: list[Identity]) -> None:
+    path = tmp_path / "volunteers" / "log.jsonl"
+    log = EventLog(path, volunteers[0])
+    first = log.append(RECORD)
+    log.close()
+    with path.open("a") as file:
+        file.write('{"record":')
+    assert list(read_events(path)) == [(1, first + "\n")]
+    log = EventLog(path, volunteers[0])
+    second = log.append(RECORD | {"step": 4})
+    log.close()
+    assert path.read_text() == f"{first}\n{second}\n"
+
+
+def test_full_disk_leaves_whole_lines(tmp_path: Path, volunteers: list[Identity]) -> None:
+    path = tmp_path / "log.jsonl"
+    log = EventLog(path, volunteers[0])
+    first = log.append(RECORD)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, hard))
+    try:
+        with pytest.raises(LocalError) as caught:
+            log.append(RECORD)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.code == "HP-DISK-002"
+    assert path.read_text() == f"{first}\n"
+    log.append(RECORD)
+    assert len(list(read_events(path))) == 2
+    log.close()

@@ -1,0 +1,92 @@
+"""What the author takes home is what was trained, under the author's names."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from hetpeer.bootstrap.author import Author, build_model
+from hetpeer.bootstrap.export import export, generate
+from hetpeer.bootstrap.log import read_log
+from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.dht.errors import LocalError
+
+
+def test_weights_load_into_the_authors_model(trained: RunDirectory, tmp_path: Path) -> None:
+    exported = export(trained.path, tmp_path / "out" / "weights.safetensors")
+    assert (exported.version, exported.steps) == (4, 4)
+    model = build_model(trained.author().model, seed=99)
+    model.load_state_dict(load_file(exported.weights), strict=True)
+    offsets = torch.arange(2).tolist()
+    tokens, targets = (torch.from_numpy(part) for part in trained.heldout_shards().batch(offsets, 16))
+    untrained = build_model(trained.author().model, seed=3)
+    with torch.no_grad():
+        assert model(tokens, targets) < untrained(tokens, targets)
+    with safe_open(exported.weights, "np") as file:
+        assert json.loads(file.metadata()["run"]) == {"name": "run", "id": trained.run_id, "version": 4}
+
+
+def test_metrics_tell_the_surviving_curve(trained: RunDirectory, tmp_path: Path) -> None:
+    exported = export(trained.path, tmp_path / "weights.safetensors")
+    lines = [json.loads(line) for line in exported.metrics.read_text().splitlines()]
+    order = [(line["kind"], line["step"]) for line in lines]
+    expected = [("evaluation", 0), ("step", 0), ("step", 1), ("evaluation", 2), ("step", 2), ("step", 3)]
+    assert order == [*expected, ("evaluation", 4)]
+    commits = [record for record in read_log(trained.log_path) if record["kind"] == "commit"]
+    assert [line["loss"] for line in lines if line["kind"] == "step"] == [
+        commits[i]["loss"] for i in (0, 1, 3, 4)
+    ]
+    assert next(line for line in lines if line == lines[4])["view"] == 1
+
+
+def test_untrained_run_exports_its_initial_state(fresh: RunDirectory, tmp_path: Path) -> None:
+    exported = export(fresh.path, tmp_path / "weights.safetensors")
+    assert exported.version == 0
+    model = build_model(fresh.author().model, seed=3)
+    for name, tensor in load_file(exported.weights).items():
+        assert torch.equal(tensor, model.get_parameter(name))
+
+
+def test_damaged_checkpoint_is_not_exported(trained: RunDirectory, tmp_path: Path) -> None:
+    path = min(trained.checkpoints.iterdir())
+    path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    with pytest.raises(LocalError, match="HP-CKPT-001"):
+        export(trained.path, tmp_path / "weights.safetensors")
+    assert not (tmp_path / "weights.safetensors").exists()
+
+
+def test_generation_is_the_models(trained: RunDirectory) -> None:
+    greedy = b"".join(generate(trained.path, "7 squared", tokens=24, temperature=0, seed=0))
+    model = build_model(trained.author().model, seed=0)
+    checkpoint = export(trained.path, trained.path / "weights.safetensors").weights
+    model.load_state_dict(load_file(checkpoint))
+    text = b"7 squared"
+    for _ in range(24):  # longer than the context of 16
+        logits = model(torch.tensor([list(text[-16:])]))
+        text += bytes([int(logits[0, -1].argmax())])
+    assert greedy == text[9:]
+
+
+def test_same_seed_same_text(trained: RunDirectory) -> None:
+    draws = [
+        b"".join(generate(trained.path, "", tokens=20, temperature=1.0, seed=seed)) for seed in (1, 1, 2)
+    ]
+    assert draws[0] == draws[1] != draws[2]
+    assert len(draws[0]) == 20
+
+
+def test_changed_model_is_refused(trained: RunDirectory, tmp_path: Path) -> None:
+    module = Path(trained.author().model.rpartition(":")[0])
+    shutil.copytree(module.parent, tmp_path / "changed")
+    changed = tmp_path / "changed" / "tiny.py"
+    author = Author(model=f"{changed}:build", data=())
+    (trained.path / "author.json").write_text(author.model_dump_json())
+    for before, after in (("width=32", "width=64"), ("layers=2", "layers=1")):
+        changed.write_text(module.read_text().replace(before, after))
+        with pytest.raises(LocalError) as caught:
+            next(generate(trained.path, "a", tokens=1, temperature=0, seed=0))
+        assert caught.value.code == "HP-MODEL-007"

@@ -1,0 +1,106 @@
+"""The log keeps what it acknowledged through cuts and full disks, and refuses what was changed."""
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hetpeer.bootstrap.log import Log, read_log
+from hetpeer.dht.errors import LocalError
+
+RECORDS = [
+    {"kind": "commit", "step": step, "gradients": {0: "ab" * 32}, "loss": 0.1 * step} for step in range(4)
+]
+
+
+@contextmanager
+def disk_limit(size: int) -> Iterator[None]:
+    """The kernel lets no file of this process grow beyond `size` bytes: a full disk, without root."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    log = Log.open(tmp_path / "ledger.log")
+    for record in RECORDS:
+        log.append(record)
+    log.close()
+    return tmp_path / "ledger.log"
+
+
+def test_records_come_back(path: Path) -> None:
+    log = Log.open(path)
+    assert list(log.records()) == RECORDS
+    log.append({"kind": "more"})
+    assert list(read_log(path)) == [*RECORDS, {"kind": "more"}]
+    assert log.notes == []
+    log.close()
+
+
+def test_missing_log_has_no_records(tmp_path: Path) -> None:
+    assert list(read_log(tmp_path / "none.log")) == []
+
+
+def test_every_cut_keeps_the_whole_records_before_it(path: Path) -> None:
+    data = path.read_bytes()
+    size = len(data) // len(RECORDS)
+    for length in range(len(data)):
+        path.write_bytes(data[:length])
+        log = Log.open(path)
+        assert list(log.records()) == RECORDS[: length // size]
+        assert bool(log.notes) == bool(length % size)
+        log.append({"kind": "after"})
+        assert list(log.records())[-1] == {"kind": "after"}
+        log.close()
+
+
+def test_a_tail_of_zeros_is_torn(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + bytes(4096))
+    log = Log.open(path)
+    assert list(log.records()) == RECORDS
+    assert "4096 bytes" in log.notes[0]
+    log.close()
+
+
+def test_every_flipped_byte_is_refused(path: Path) -> None:
+    data = path.read_bytes()
+    size = len(data) // len(RECORDS)
+    for position in range(len(data)):
+        path.write_bytes(data[:position] + bytes([data[position] ^ 0x41]) + data[position + 1 :])
+        with pytest.raises(LocalError, match=f"byte {position // size * size}") as caught:
+            Log.open(path)
+        assert caught.value.code == "HP-LOG-001"
+
+
+def test_full_disk_leaves_the_log_valid(path: Path) -> None:
+    log = Log.open(path)
+    size = path.stat().st_size
+    with disk_limit(size + 100), pytest.raises(LocalError) as caught:
+        log.append({"kind": "too much", "text": "x" * 1000})
+    assert caught.value.code == "HP-DISK-002"
+    assert path.stat().st_size == size
+    log.append({"kind": "fits"})
+    assert list(log.records()) == [*RECORDS, {"kind": "fits"}]
+    log.close()
+
+
+def test_one_process_at_a_time(path: Path) -> None:
+    log = Log.open(path)
+    with pytest.raises(LocalError) as caught:
+        Log.open(path)
+    assert caught.value.code == "HP-LOG-002"
+    log.close()
+    Log.open(path).close()
+
+
+def test_unwritable_place_is_an_error(path: Path) -> None:
+    with pytest.raises(LocalError) as caught:
+        Log.open(path / "inside-a-file.log")
+    assert caught.value.code == "HP-DISK-001"

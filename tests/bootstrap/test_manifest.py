@@ -1,0 +1,161 @@
+"""A manifest says what its owner signed, or is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetpeer.bootstrap.canonical import pack, unpack
+from hetpeer.bootstrap.manifest import (
+    DOMAIN,
+    Manifest,
+    TrainingSettings,
+    public_bytes,
+    read,
+    read_file,
+    sign,
+    validated,
+)
+from hetpeer.dht.errors import ExitCode, LocalError
+
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+PEER = "QmPZ9gcCEpqKTo6aq61g2nXGUhM4iCL3ewB6LDXZCtioEB"
+
+
+def make_fields() -> dict[str, Any]:
+    file = {"name": "block-000.graph", "blake3": "ab" * 32, "bytes": 10}
+    sizes = ("parameter_count", "parameter_bytes", "flops_forward", "activation_bytes", "output_bytes")
+    block = {"graph": file, "state": file, "state_digest": "cd" * 32} | dict.fromkeys(sizes, 4)
+    shard = {"name": "a.safetensors", "blake3": "ef" * 32, "bytes": 1000, "tokens": 900}
+    return {
+        "name": "tiny",
+        "seed": 7,
+        "owner": public_bytes(KEY),
+        "coordinators": [PEER],
+        "blocks": [{"index": index, **block} for index in range(3)],
+        "data": {"train": [shard], "heldout": [shard], "sequence_length": 16, "vocabulary": 256},
+        "training": {},
+        "layouts": [[[0, 1], [1, 3]], [[0, 3]]],
+    }
+
+
+def make_file(**changes: Any) -> bytes:
+    return sign(validated(Manifest, make_fields() | changes), KEY)
+
+
+def sign_raw(fields: dict[str, Any]) -> bytes:
+    canonical = pack(fields)
+    return pack({"manifest": canonical, "signature": KEY.sign(DOMAIN + canonical)})
+
+
+def raw_fields(data: bytes) -> dict[str, Any]:
+    return unpack(unpack(data)["manifest"])
+
+
+def test_what_was_signed_is_read() -> None:
+    signed = read(make_file())
+    assert signed.manifest == validated(Manifest, make_fields())
+    assert len(signed.run_id) == 32
+    assert signed.manifest.training == TrainingSettings()
+    assert [signed.manifest.layout(cluster) for cluster in range(3)] == [
+        ((0, 1), (1, 3)),
+        ((0, 3),),
+        ((0, 1), (1, 3)),
+    ]
+
+
+def test_run_id_follows_content_and_owner() -> None:
+    other = Ed25519PrivateKey.generate()
+    ids = {
+        read(make_file()).run_id,
+        read(make_file(seed=8)).run_id,
+        read(sign(validated(Manifest, make_fields() | {"owner": public_bytes(other)}), other)).run_id,
+    }
+    assert len(ids) == 3
+    assert read(make_file()).run_id in ids
+
+
+def test_every_flipped_byte_is_refused() -> None:
+    data = make_file()
+    for position in range(len(data)):
+        damaged = data[:position] + bytes([data[position] ^ 1 << position % 8]) + data[position + 1 :]
+        with pytest.raises(LocalError) as caught:
+            read(damaged)
+        assert (caught.value.code, caught.value.exit_code) == ("HP-RUN-003", ExitCode.VERSION)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.binary(max_size=300))
+def test_junk_is_refused(data: bytes) -> None:
+    with pytest.raises(LocalError) as caught:
+        read(data)
+    assert caught.value.code == "HP-RUN-003"
+
+
+def test_another_owners_signature_is_refused() -> None:
+    envelope = unpack(make_file())
+    forged = Ed25519PrivateKey.generate().sign(DOMAIN + envelope["manifest"])
+    with pytest.raises(LocalError) as caught:
+        read(pack(envelope | {"signature": forged}))
+    assert caught.value.code == "HP-RUN-003"
+
+
+def test_signing_for_another_owner_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="another owner"):
+        sign(validated(Manifest, make_fields()), Ed25519PrivateKey.generate())
+
+
+def test_unknown_field_is_ignored_and_unknown_version_refused_by_name() -> None:
+    fields = raw_fields(make_file())
+    assert read(sign_raw(fields | {"license": "MIT"})).manifest.name == "tiny"
+    with pytest.raises(LocalError, match="wire version 99") as caught:
+        read(sign_raw(fields | {"wire_version": 99}))
+    assert caught.value.code == "HP-RUN-002"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("name", "../evil", "name"),
+        ("seed", -1, "seed"),
+        ("coordinators", [], "coordinators"),
+        ("coordinators", ["no peer"], "coordinators.0"),
+        ("layouts", [], "layouts"),
+        ("layouts", [[[0, 1], [2, 3]]], r"layouts\[0\]"),
+        ("layouts", [[[0, 3]], [[0, 2]]], r"layouts\[1\]"),
+        ("layouts", [[[0, 0], [0, 3]]], r"layouts\[0\]"),
+        ("blocks", [], "blocks"),
+        ("blocks", make_fields()["blocks"][1:], "blocks"),
+        ("training", {"learning_rate": 0}, "training.learning_rate"),
+        ("training", {"learning_rate": float("nan")}, "training.learning_rate"),
+        ("training", {"betas": [0.9, 1.0]}, "training.betas"),
+        ("training", {"microbatches": 2, "slot_size": 3}, "training.slot_size"),
+        ("data", make_fields()["data"] | {"sequence_length": 900}, "data.sequence_length"),
+        ("data", make_fields()["data"] | {"heldout": []}, "data.heldout"),
+    ],
+)
+def test_bad_values_are_named(field: str, value: Any, named: str) -> None:
+    with pytest.raises(LocalError, match=named) as caught:
+        validated(Manifest, make_fields() | {field: value})
+    assert (caught.value.code, caught.value.exit_code) == ("HP-RUN-001", ExitCode.CONFIG)
+    with pytest.raises(LocalError):
+        read(sign_raw(raw_fields(make_file()) | {field: value}))
+
+
+@pytest.mark.parametrize(
+    "name", ["../manifest", "a/b", "/etc/passwd", ".hidden", "", "A", "a" * 65, "a\n", "a\0b"]
+)
+def test_file_names_stay_inside_their_folder(name: str) -> None:
+    fields = make_fields()
+    fields["data"]["train"][0]["name"] = name
+    with pytest.raises(LocalError, match=r"data\.train\.0\.name"):
+        validated(Manifest, fields)
+
+
+def test_folder_without_manifest_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(LocalError) as caught:
+        read_file(tmp_path / "manifest.hetpeer")
+    assert caught.value.code == "HP-RUN-004"

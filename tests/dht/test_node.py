@@ -1,0 +1,329 @@
+"""Real p2pd processes on loopback: joining, streams, signed records, restarts, and errors in plain words."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from hetpeer.dht.addresses import parse_address
+from hetpeer.dht.clock import Clock, SystemClock
+from hetpeer.dht.errors import ExitCode, LocalError, PeerLostError, ProtocolError
+from hetpeer.dht.identity import Identity
+from hetpeer.dht.node import Node, NodeConfig
+from hetpeer.dht.records import Advert
+from hetpeer.dht.roster import Roster
+from tests.dht.peer_process import ECHO, RUN_ID, ChildPeer
+
+pytestmark = [
+    pytest.mark.swarm,
+    pytest.mark.xdist_group("dht-network"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def child(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ChildPeer]:
+    async with ChildPeer(tmp_path_factory.mktemp("child") / "identity") as peer:
+        yield peer
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def node(child: ChildPeer, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
+    identity = Identity.create(tmp_path_factory.mktemp("node") / "identity")
+    started = await Node.start(joining(child), identity)
+    yield started
+    await started.close()
+
+
+def joining(*peers: ChildPeer | Node | str, port: int = 0) -> NodeConfig:
+    texts = [
+        peer
+        if isinstance(peer, str)
+        else peer.report["addresses"][0]
+        if isinstance(peer, ChildPeer)
+        else peer.addresses()[0]
+        for peer in peers
+    ]
+    return NodeConfig(port=port, peers=tuple(map(parse_address, texts)))
+
+
+async def failure(config: NodeConfig, identity: Identity, clock: Clock | None = None) -> LocalError:
+    """The error with which a node refuses to start."""
+    try:
+        node = await Node.start(config, identity, clock=clock)
+    except LocalError as error:
+        return error
+    await node.close()
+    pytest.fail("the node started")
+
+
+async def gone(pid: int, within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(0.02)
+    return True
+
+
+async def ask_echo(node: Node, peer_id: str, data: bytes) -> bytes:
+    async with await node.open(peer_id, ECHO) as stream:
+        await stream.send({"n": 1}, data)
+        frame = await stream.receive(timeout_s=20)
+        answer = await stream.receive_bytes(64 << 20, timeout_s=20)
+        assert frame.header == {"sha256": hashlib.sha256(data).digest(), "asked": {"n": 1}}
+    return bytes(answer)
+
+
+async def test_four_mebibytes_over_a_stream_arrive_whole_both_ways(child: ChildPeer, node: Node) -> None:
+    data = secrets.token_bytes(4 << 20)
+    assert await ask_echo(node, child.report["peer_id"], data) == data
+
+
+async def test_a_node_can_open_a_stream_to_itself(node: Node) -> None:
+    async def name_the_caller(stream) -> None:
+        await stream.receive(timeout_s=5)
+        await stream.send({"caller": stream.peer_id})
+
+    await node.serve("test/1/who", name_the_caller)
+    async with await node.open(node.peer_id, "test/1/who") as stream:
+        await stream.send({})
+        assert (await stream.receive(timeout_s=5)).header == {"caller": node.peer_id}
+
+
+async def test_the_remote_id_of_a_stream_is_the_one_of_its_key(
+    child: ChildPeer, node: Node, tmp_path: Path
+) -> None:
+    """Also shows that a third peer finds another one by id alone, through the peer both joined by."""
+    callers: asyncio.Queue[str] = asyncio.Queue()
+
+    async def note_the_caller(stream) -> None:
+        callers.put_nowait(stream.peer_id)
+
+    await node.serve("test/1/note", note_the_caller)
+    third = await Node.start(joining(child), Identity.create(tmp_path / "third"))
+    try:
+        await third.open(node.peer_id, "test/1/note", timeout_s=20)
+        assert await asyncio.wait_for(callers.get(), 5) == third.peer_id
+    finally:
+        await third.close()
+
+
+async def test_a_record_signed_by_one_process_is_read_by_another(child: ChildPeer, node: Node) -> None:
+    roster = Roster(node, RUN_ID)
+    assert await roster.publish(Advert(name="node", step=7))
+    adverts = await roster.read()
+    assert adverts[child.report["peer_id"]].name == "child"
+    assert adverts[node.peer_id] == Advert(name="node", step=7)
+
+
+async def test_a_peer_without_our_rule_can_neither_wipe_nor_forge_nor_pin_records(
+    child: ChildPeer, node: Node, tmp_path: Path
+) -> None:
+    roster = Roster(node, RUN_ID)
+    assert await roster.publish(Advert(name="honest"))
+    key = roster._key(node.peer_id)
+    attacker = await Node.start(joining(child, node), Identity.create(tmp_path / "attacker"))
+    try:
+        dht = (await attacker.session()).dht
+        now = time.time()
+        dht.protocol.record_validator = None
+        await dht.store(key, b"wiped", now + 100)
+        await dht.store(key, {"name": "forged"}, now + 100, subkey=node.peer_id)
+        await dht.store(key, {"name": "pinned"}, now + 1e9, subkey=attacker.peer_id)
+    finally:
+        await attacker.close()
+    adverts = await roster.read()
+    assert adverts[node.peer_id].name == "honest"
+    assert attacker.peer_id not in adverts
+
+
+async def test_opening_a_protocol_nobody_serves_fails_at_once(child: ChildPeer, node: Node) -> None:
+    with pytest.raises(PeerLostError) as caught:
+        await node.open(child.report["peer_id"], "test/1/nobody", timeout_s=5)
+    assert "protocols not supported" in caught.value.why
+
+
+async def test_opening_a_stream_to_an_unknown_peer_ends_in_time(node: Node) -> None:
+    before = time.monotonic()
+    with pytest.raises(PeerLostError):
+        await node.open("QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC", ECHO, timeout_s=2)
+    assert time.monotonic() - before < 4
+
+
+async def test_a_handler_that_gets_garbage_ends_alone(child: ChildPeer, node: Node) -> None:
+    async with await node.open(child.report["peer_id"], ECHO) as stream:
+        await stream._wire.write([b"GET / HTTP/1.1\r\n\r\n"])
+        with pytest.raises(PeerLostError):
+            await stream.receive(timeout_s=5)
+    assert await ask_echo(node, child.report["peer_id"], b"still here") == b"still here"
+
+
+async def test_a_payload_over_the_receivers_limit_is_refused_unread(node: Node) -> None:
+    refusals: asyncio.Queue[ProtocolError] = asyncio.Queue()
+
+    async def take_little(stream) -> None:
+        try:
+            await stream.receive(payload_limit=10, timeout_s=5)
+        except ProtocolError as error:
+            refusals.put_nowait(error)
+
+    await node.serve("test/1/little", take_little)
+    async with await node.open(node.peer_id, "test/1/little") as stream:
+        await stream.send({}, bytes(11))
+        assert (await asyncio.wait_for(refusals.get(), 5)).peer == node.peer_id
+
+
+async def test_killing_the_process_leaves_no_p2pd(tmp_path: Path) -> None:
+    async with ChildPeer(tmp_path / "identity") as peer:
+        assert psutil.Process(peer.report["p2pd"]).name() == "p2pd"
+        peer.process.kill()
+        assert await gone(peer.report["p2pd"], within_s=3)
+
+
+async def test_a_killed_p2pd_comes_back_with_its_id_port_handlers_and_records(
+    child: ChildPeer, node: Node, tmp_path: Path
+) -> None:
+    await node.serve(ECHO, _answer_once)
+    roster = Roster(node, RUN_ID)
+    assert await roster.publish(Advert(name="survivor"))
+    old_pid, old_addresses = node.p2pd_pid, node.addresses()
+    assert old_pid is not None
+    down = asyncio.ensure_future(node.wait_down())
+    os.kill(old_pid, signal.SIGKILL)
+    before = time.monotonic()
+    await asyncio.wait_for(down, 2)
+    await asyncio.wait_for(node.wait_up(), 5)
+    assert node.p2pd_pid not in (old_pid, None)
+    assert node.addresses() == old_addresses
+    other = await Node.start(joining(child, node), Identity.create(tmp_path / "other"))
+    try:
+        async with await other.open(node.peer_id, ECHO) as stream:
+            await stream.send({"n": 2})
+            assert (await stream.receive(timeout_s=5)).header == {"ok": True}
+        assert (await Roster(other, RUN_ID).read())[node.peer_id].name == "survivor"
+    finally:
+        await other.close()
+    assert time.monotonic() - before < 5
+    assert node.restarts >= 1
+
+
+async def test_a_p2pd_killed_again_while_it_restarts_comes_back_too(node: Node) -> None:
+    def own_p2pds() -> list[psutil.Process]:
+        return [process for process in psutil.Process().children() if process.name() == "p2pd"]
+
+    first = node.p2pd_pid
+    assert [process.pid for process in own_p2pds()] == [first]
+    os.kill(first, signal.SIGKILL)
+    await asyncio.wait_for(node.wait_down(), 2)
+    async with asyncio.timeout(5):
+        while not (second := [process for process in own_p2pds() if process.pid != first]):
+            await asyncio.sleep(0.01)
+    second[0].kill()
+    await asyncio.wait_for(node.wait_up(), 10)
+    assert node.p2pd_pid not in (first, second[0].pid)
+    assert [process.pid for process in own_p2pds()] == [node.p2pd_pid]
+
+
+async def _answer_once(stream) -> None:
+    await stream.receive(timeout_s=5)
+    await stream.send({"ok": True})
+
+
+async def test_closing_a_node_takes_little_time_and_leaves_nothing(child: ChildPeer, tmp_path: Path) -> None:
+    node = await Node.start(joining(child), Identity.create(tmp_path / "identity"))
+    folders = [Path(node._listener.path).parent, Path((await node.session()).control.path).parent]
+    pid = node.p2pd_pid
+    async with await node.open(child.report["peer_id"], ECHO):
+        before = time.monotonic()
+        await node.close()
+        assert time.monotonic() - before < 5
+    assert pid is not None
+    assert await gone(pid, within_s=0.5)
+    assert not any(folder.exists() for folder in folders)
+    assert not len(node._tasks)
+    await node.close()
+
+
+async def test_a_taken_port_is_named_with_its_owner(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as server:
+        port = server.getsockname()[1]
+        error = await failure(NodeConfig(port=port), Identity.create(tmp_path / "identity"))
+    assert (error.code, error.exit_code) == ("HP-NET-001", ExitCode.NETWORK)
+    assert f"port {port}" in error.what
+    assert f"process {os.getpid()}" in error.why
+
+
+async def test_a_dead_bootstrap_is_named_and_said_to_refuse(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    address = f"/ip4/127.0.0.1/tcp/{port}/p2p/QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC"
+    error = await failure(joining(address), Identity.create(tmp_path / "identity"))
+    assert (error.code, error.exit_code) == ("HP-NET-002", ExitCode.NETWORK)
+    assert address in error.why
+    assert "refused" in error.why
+
+
+async def test_an_address_with_anothers_id_is_said_to_be_anothers(child: ChildPeer, tmp_path: Path) -> None:
+    right = parse_address(child.report["addresses"][0])
+    wrong = f"{right.transport}/p2p/QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC"
+    error = await failure(joining(wrong), Identity.create(tmp_path / "identity"))
+    assert error.code == "HP-NET-002"
+    assert "another peer listens there" in error.why
+
+
+async def test_one_live_peer_among_dead_ones_is_enough(child: ChildPeer, tmp_path: Path) -> None:
+    dead = "/ip4/127.0.0.1/tcp/9/p2p/QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC"
+    node = await Node.start(joining(dead, child), Identity.create(tmp_path / "identity"))
+    try:
+        assert await ask_echo(node, child.report["peer_id"], b"x") == b"x"
+    finally:
+        await node.close()
+
+
+class ClockTenMinutesSlow(SystemClock):
+    def wall(self) -> float:
+        return super().wall() - 600
+
+
+async def test_a_clock_ten_minutes_off_is_refused_in_plain_words(child: ChildPeer, tmp_path: Path) -> None:
+    error = await failure(joining(child), Identity.create(tmp_path / "identity"), ClockTenMinutesSlow())
+    assert (error.code, error.exit_code) == ("HP-NET-004", ExitCode.NETWORK)
+    assert error.what == f"this machine's clock is 600 s behind that of {child.report['peer_id']}"
+    assert "timedatectl set-ntp true" in error.fix
+
+
+async def test_the_first_of_several_may_start_alone(tmp_path: Path) -> None:
+    identity = Identity.create(tmp_path / "identity")
+    dead = f"/ip4/127.0.0.1/tcp/9/p2p/{Identity.create(tmp_path / 'other').peer_id}"
+    node = await Node.start(dataclasses.replace(joining(dead), alone_ok=True), identity)
+    assert node.is_up
+    await node.close()
+
+
+async def test_one_identity_file_serves_one_process(child: ChildPeer, node: Node) -> None:
+    error = await failure(joining(child), Identity.load(node._identity.path))
+    assert (error.code, error.exit_code) == ("HP-ID-002", ExitCode.IDENTITY)
+
+
+async def test_a_copied_identity_is_found_out_by_the_peer_it_joins_by(
+    child: ChildPeer, node: Node, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copy(node._identity.path, copy)
+    error = await failure(joining(child), Identity.load(copy))
+    assert (error.code, error.exit_code) == ("HP-ID-002", ExitCode.IDENTITY)
+    assert child.report["peer_id"] in error.why

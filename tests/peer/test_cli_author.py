@@ -1,0 +1,106 @@
+"""The author's commands, as typed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.dht.errors import LocalError
+from hetpeer.dht.identity import Identity
+from hetpeer.peer.cli.author import register
+from tests.bootstrap.engine import Engine, make_author
+
+app = typer.Typer()
+register(app)
+
+
+def run_command(*arguments: object, exit_code: int = 0) -> str:
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    if isinstance(result.exception, LocalError):
+        raise result.exception
+    assert result.exit_code == exit_code, result.output
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run made by the command line and trained."""
+    folder = tmp_path_factory.mktemp("author")
+    model = make_author(folder / "author")
+    options = "--steps 4 --microbatches 4 --microbatch-size 2 --sequence-length 16 --eval-every 2 --seed 3"
+    more = (
+        "--eval-microbatches 2 --checkpoint-every 2 --learning-rate 0.002 --clip-norm 0 --stages 2 --stages 1"
+    )
+    text = folder / "author" / "text.txt"
+    output = run_command(
+        "init", folder / "run", "--model", model, "--data", text, *options.split(), *more.split()
+    )
+    assert f"next: hetpeer bootstrap {folder / 'run'}" in output
+    run = RunDirectory.open(folder / "run")
+    Engine(run, [Identity.create(folder / name) for name in ("a", "b")]).train()
+    return run.path
+
+
+def test_options_reach_the_manifest(run_path: Path) -> None:
+    manifest = RunDirectory.open(run_path).manifest
+    training = manifest.training
+    assert (training.steps, training.microbatches, training.microbatch_size) == (4, 4, 2)
+    assert (training.eval_every, training.eval_microbatches, training.checkpoint_every) == (2, 2, 2)
+    assert (training.learning_rate, training.clip_norm) == (0.002, None)
+    assert (manifest.seed, manifest.data.sequence_length, manifest.name) == (3, 16, "run")
+    assert [len(layout) for layout in manifest.layouts] == [2, 1]
+
+
+def test_bad_setting_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LocalError, match="learning_rate") as caught:
+        run_command("init", tmp_path / "run", "--model", "m.py:f", "--learning-rate", -1)
+    assert caught.value.code == "HP-RUN-001"
+
+
+def test_audit_prints_one_verdict(run_path: Path) -> None:
+    text = run_command("audit", run_path)
+    assert "16 of 16 counted exactly once, 0 lost, 0 duplicated" in text
+    assert text.splitlines()[-1].split(maxsplit=1) == ["verdict", "exactly once"]
+    document = json.loads(run_command("audit", run_path, "--json"))
+    assert (document["schema"], document["ok"], document["counted"]) == ("hetpeer.audit/1", True, 16)
+
+
+def test_broken_history_fails_the_command(run_path: Path) -> None:
+    log = min((run_path / "volunteers").iterdir())
+    content = log.read_text()
+    log.write_text(content.replace('"step":1', '"step":2', 1))
+    try:
+        assert "BROKEN" in run_command("audit", run_path, exit_code=1)
+        assert json.loads(run_command("audit", run_path, "--json", exit_code=1))["ok"] is False
+    finally:
+        log.write_text(content)
+
+
+def test_export_and_generate(run_path: Path, tmp_path: Path) -> None:
+    output = run_command("export", run_path, tmp_path / "weights.safetensors")
+    assert "the parameters after 4 of 4 committed steps" in output
+    assert (tmp_path / "weights.safetensors").exists()
+    text = run_command("generate", run_path, "--prompt", "7 squared", "--tokens", 5)
+    assert text.startswith("7 squared")
+
+
+def test_import_loads_nothing_heavy() -> None:
+    code = """
+import sys
+import hetpeer.peer.cli.author
+print(sorted({"torch", "numpy", "hivemind", "pydantic", "cryptography"}.intersection(sys.modules)))
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": ".importroot"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,167 @@
+"""What the compute tests share: a tiny GPT cut into blocks, and a holder of some of them that is driven by commands."""
+
+import functools
+import itertools
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from examples.gpt import build
+from hetpeer.stages.execution.arena import Arena, Extent
+from hetpeer.stages.execution.commands import (
+    Apply,
+    Backward,
+    DumpState,
+    ExportSlot,
+    Forward,
+    Inspect,
+    Load,
+    MergeSlot,
+    Prepare,
+    Sum,
+)
+from hetpeer.stages.execution.state import BlockState, dump
+from hetpeer.stages.graph.cut import cut_blocks
+from hetpeer.stages.graph.spec import BlockSpec
+from hetpeer.stages.graph.trace import trace
+from hetpeer.stages.graph.wire import pack_block
+
+UPDATE = {"learning_rate": 3e-3, "betas": (0.9, 0.95), "epsilon": 1e-8, "weight_decay": 0.1}
+BATCH, CONTEXT, VOCABULARY = 2, 8, 17
+
+
+def tiny_gpt(seed=0):
+    torch.manual_seed(seed)
+    return build(width=16, layers=3, heads=2, context=CONTEXT, vocabulary=VOCABULARY)
+
+
+def microbatch(number):
+    """Tokens and targets of one microbatch, int64 [B, T]."""
+    generator = torch.Generator().manual_seed(1000 + number)
+    tokens = torch.randint(0, VOCABULARY, (BATCH, CONTEXT + 1), generator=generator)
+    return {"tokens": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()}
+
+
+@functools.cache
+def tiny_blocks() -> list[BlockSpec]:
+    """The blocks of `tiny_gpt`; tracing takes seconds."""
+    blocks = cut_blocks(trace(tiny_gpt(), microbatch(0)))
+    assert len(blocks) >= 3
+    return blocks
+
+
+def state_file(model, spec: BlockSpec) -> bytes:
+    parameters = dict(model.named_parameters())
+    flat = np.concatenate([parameters[name].detach().numpy().ravel() for name in spec.parameter_specs])
+    return dump(BlockState.initial(flat), spec.index, layout(spec))
+
+
+def layout(spec):
+    return [(name, part.shape) for name, part in spec.parameter_specs.items()]
+
+
+class Holder:
+    """Holds some blocks through `submit`, a coroutine function that carries out a command."""
+
+    def __init__(self, submit, arena: Arena, blocks: list[BlockSpec]):
+        self.submit = submit
+        self.arena = arena
+        self.blocks = blocks
+        self.begin, self.end = blocks[0].index, blocks[-1].index + 1
+        self.dump_bytes: dict[int, int] = {}
+
+    def put(self, data) -> Extent:
+        view = memoryview(data.numpy() if isinstance(data, torch.Tensor) else data).cast("B")
+        extent = self.arena.allocate(len(view))
+        self.arena.view(extent)[:] = view
+        return extent
+
+    def floats(self, extent: Extent) -> np.ndarray:
+        return np.frombuffer(self.arena.view(extent), dtype=np.float32)
+
+    def room(self, specs) -> dict[str, Extent]:
+        return {name: self.arena.allocate(spec.nbytes) for name, spec in specs.items()}
+
+    def release(self, *groups):
+        for extent in itertools.chain.from_iterable(
+            group.values() if isinstance(group, Mapping) else [group] for group in groups
+        ):
+            self.arena.release(extent)
+
+    async def load(self, model):
+        for spec in self.blocks:
+            prepared = await self.submit(Prepare(block=spec.index, graph=pack_block(spec), update=UPDATE))
+            self.dump_bytes[spec.index] = prepared.dump_bytes
+            state = self.put(state_file(model, spec))
+            await self.submit(Load(block=spec.index, state=state))
+            self.release(state)
+
+    async def forward(self, task, number, inputs=None, *, train=True):
+        """Returns (output extents, loss, extents that stay in use until the backward)."""
+        last = self.blocks[-1]
+        names = {name for spec in self.blocks for name in spec.data}
+        data = {name: self.put(tensor) for name, tensor in microbatch(number).items() if name in names}
+        outputs = self.room({n: s for n, s in last.outputs.items() if n != last.loss})
+        done = await self.submit(
+            Forward(
+                task=task,
+                begin=self.begin,
+                end=self.end,
+                inputs=inputs or {},
+                data=data,
+                outputs=outputs,
+                train=train,
+            )
+        )
+        return outputs, done.loss, data
+
+    async def backward(self, task, slot, gradients=None, *, weight=1.0, fold=None):
+        """Returns the extents of the input gradients."""
+        back = self.room({name: spec for name, spec in self.blocks[0].inputs.items() if spec.grad})
+        await self.submit(
+            Backward(
+                task=task,
+                output_gradients=gradients or {},
+                input_gradients=back,
+                weight=weight,
+                slot=slot,
+                fold=tuple(range(self.begin, self.end)) if fold is None else fold,
+            )
+        )
+        return back
+
+    async def merge(self, source, target):
+        for spec in self.blocks:
+            await self.submit(MergeSlot(block=spec.index, source=source, target=target))
+
+    async def export(self, spec, slot) -> Extent:
+        """A slot's vector, fetched as two shards and joined by Sum."""
+        count = spec.parameter_count
+        whole = self.arena.allocate(4 * count)
+        middle = count // 3
+        for begin, end in ((0, middle), (middle, count)):
+            shard = self.arena.allocate(4 * (end - begin))
+            await self.submit(ExportSlot(block=spec.index, slot=slot, begin=begin, end=end, extent=shard))
+            into = Extent(whole.offset + 4 * begin, 4 * (end - begin))
+            await self.submit(Sum(parts=(shard,), into=into, elements=end - begin))
+            self.release(shard)
+        return whole
+
+    async def state(self, block) -> bytes:
+        extent = self.arena.allocate(self.dump_bytes[block])
+        dumped = await self.submit(DumpState(block=block, extent=extent))
+        data = bytes(self.arena.view(extent)[: dumped.nbytes])
+        self.release(extent)
+        return data
+
+    async def inspect(self, extent):
+        return await self.submit(Inspect(extent=extent, elements=extent.nbytes // 4))
+
+    async def apply(self, spec, gradient, coefficient):
+        return await self.submit(Apply(block=spec.index, gradient=gradient, coefficient=coefficient))
+
+
+def norm(inspected) -> float:
+    return math.sqrt(math.fsum(one.squared_norm for one in inspected))

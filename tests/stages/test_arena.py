@@ -1,0 +1,159 @@
+"""The arena against a model that remembers every extent and what was written to it."""
+
+import mmap
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from hetpeer.stages.execution.arena import (
+    ALIGNMENT,
+    RETURN_PAGES_FROM,
+    Arena,
+    ArenaFullError,
+    Extent,
+    FreeList,
+    SharedMemory,
+)
+
+CAPACITY = 16 * mmap.PAGESIZE
+
+
+class ArenaMachine(RuleBasedStateMachine):
+    """Allocations never overlap, keep their content, and a fresh mapping of the descriptor sees the same bytes."""
+
+    extents = Bundle("extents")
+
+    def __init__(self):
+        super().__init__()
+        self.arena = Arena(CAPACITY)
+        self.content: dict[Extent, bytes] = {}
+
+    @rule(target=extents, nbytes=st.integers(0, CAPACITY // 3), fill=st.integers(0, 255))
+    def allocate(self, nbytes, fill):
+        try:
+            extent = self.arena.allocate(nbytes)
+        except ArenaFullError:
+            assert all(end - begin < max(nbytes, 1) for begin, end in self.gaps())
+            return Extent(-1, 0)
+        assert extent.nbytes == nbytes
+        assert extent.offset % ALIGNMENT == 0
+        self.content[extent] = bytes([fill]) * nbytes
+        self.arena.view(extent)[:] = self.content[extent]
+        return extent
+
+    @rule(extent=consumes(extents))
+    def release(self, extent):
+        if extent not in self.content:  # what a full arena answered
+            with pytest.raises(ValueError, match="not allocated"):
+                self.arena.release(extent)
+            return
+        del self.content[extent]
+        self.arena.release(extent)
+        with pytest.raises(ValueError, match="not allocated"):
+            self.arena.release(extent)
+
+    def gaps(self):
+        """Free ranges by the model: between the rounded-up ends of the extents."""
+        end = 0
+        for extent in sorted(self.content, key=lambda extent: extent.offset):
+            yield end, extent.offset
+            end = extent.offset + -(-max(extent.nbytes, 1) // ALIGNMENT) * ALIGNMENT
+        yield end, CAPACITY
+
+    @invariant()
+    def free_list_is_the_complement(self):
+        gaps = list(self.gaps())
+        assert all(begin <= end for begin, end in gaps), "extents overlap"
+        assert self.arena._free.ranges() == [gap for gap in gaps if gap[0] < gap[1]]
+        assert self.arena.used == CAPACITY - sum(end - begin for begin, end in gaps)
+
+    @invariant()
+    def content_is_kept(self):
+        for extent, content in self.content.items():
+            assert self.arena.view(extent) == content
+
+    def teardown(self):
+        self.arena.close()
+
+
+TestArenaMachine = ArenaMachine.TestCase
+TestArenaMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_full_arena_says_what_is_used():
+    arena = Arena(1 << 20)
+    arena.allocate(700_000)
+    with pytest.raises(ArenaFullError) as caught:
+        arena.allocate(400_000)
+    assert caught.value.line().startswith("HP-MEM-001: no room for 0.4 MiB")
+    assert "0.7 MiB of 1.0 MiB are in use and the largest free piece has 0.3 MiB" in caught.value.line()
+    arena.close()
+
+
+def test_free_list_joins_both_neighbours():
+    free = FreeList(300)
+    offsets = [free.take(100) for _ in range(3)]
+    assert offsets == [0, 100, 200]
+    assert free.take(1) is None
+    free.give(0, 100)
+    free.give(200, 100)
+    assert free.ranges() == [(0, 100), (200, 300)]
+    free.give(100, 100)
+    assert free.ranges() == [(0, 300)]
+    assert free.largest == 300
+
+
+def test_big_released_extents_give_their_pages_back():
+    arena = Arena(8 * RETURN_PAGES_FROM)
+    before, big, after = (arena.allocate(size) for size in (100, 4 * RETURN_PAGES_FROM, 100))
+    for extent in (before, big, after):
+        arena.view(extent)[:] = b"x" * extent.nbytes
+    assert os.fstat(arena.fd).st_blocks * 512 >= big.nbytes
+    arena.release(big)
+    assert os.fstat(arena.fd).st_blocks * 512 <= 2 * mmap.PAGESIZE
+    assert arena.view(before) == b"x" * 100
+    assert arena.view(after) == b"x" * 100
+    arena.close()
+
+
+def test_a_child_maps_the_same_bytes_and_cannot_shrink_them():
+    arena = Arena(1 << 16)
+    extent = arena.allocate(5)
+    arena.view(extent)[:] = b"hello"
+    child = (
+        "import os, sys\n"
+        "from hetpeer.stages.execution.arena import Extent, SharedMemory\n"
+        f"memory = SharedMemory({arena.fd})\n"
+        f"view = memory.view(Extent({extent.offset}, 5))\n"
+        "assert view == b'hello', bytes(view)\n"
+        "view[:] = b'there'\n"
+        "try:\n"
+        f"    os.ftruncate({arena.fd}, 0)\n"
+        "except PermissionError:\n"
+        "    sys.exit(7)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-c", child], pass_fds=[arena.fd], timeout=30, check=False, env=environment
+    )
+    assert done.returncode == 7
+    assert arena.view(extent) == b"there"
+    arena.close()
+
+
+def test_views_stay_inside_and_outlive_close():
+    arena = Arena(mmap.PAGESIZE)
+    for extent in (Extent(-1, 2), Extent(0, -1), Extent(mmap.PAGESIZE - 1, 2)):
+        with pytest.raises(ValueError, match="outside"):
+            arena.view(extent)
+    held = SharedMemory(os.dup(arena.fd))
+    view = held.view(Extent(0, 4))
+    view[:] = b"kept"
+    held.close()
+    arena.close()
+    assert view == b"kept"

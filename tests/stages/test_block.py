@@ -1,0 +1,137 @@
+"""A model in blocks is the model: same loss, same gradients, whoever holds which block."""
+
+import weakref
+
+import pytest
+import torch
+
+from hetpeer.dht.errors import ProtocolError
+from hetpeer.stages.execution.block import Block, flat_views, run_range
+from hetpeer.stages.graph.cut import balanced_ranges, cut_blocks
+from tests.stages.models import SIZES, SMALL, gpt, small
+from tests.stages.split_run import CPU, assert_same_step, eager_step, received, split_step
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_split_gpt_equals_the_eager_module(size, stages):
+    model, dag, data = gpt(size)
+    blocks = cut_blocks(dag)
+    split = split_step(blocks, balanced_ranges(blocks, stages), dag.tensors, data)
+    assert_same_step(split, eager_step(model, data))
+
+
+@pytest.mark.parametrize("target", [3, 9, 15, 40])
+def test_every_block_alone_equals_the_eager_module(target):
+    model, dag, data = gpt("default")
+    blocks = cut_blocks(dag, target)
+    split = split_step(blocks, [(i, i + 1) for i in range(len(blocks))], dag.tensors, data)
+    assert_same_step(split, eager_step(model, data))
+
+
+@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("target", [1, 2, 4, 100])
+def test_skips_frozen_parameters_and_grad_regions_equal_the_eager_module(kind, target):
+    model, dag, data = small(kind)
+    blocks = cut_blocks(dag, target)
+    split = split_step(blocks, [(i, i + 1) for i in range(len(blocks))], dag.tensors, data)
+    assert_same_step(split, eager_step(model, data))
+
+
+def test_grad_mode_is_the_callers():
+    _, dag, data = gpt("default")
+    blocks = [received(spec, dag.tensors)[0] for spec in cut_blocks(dag)]
+    with torch.no_grad():
+        (loss,) = run_range(blocks, {}, data).values()
+    assert not loss.requires_grad
+
+
+def test_intermediate_values_are_freed_as_soon_as_they_can_be():
+    """Under no_grad nothing but the residual and one operator's tensors may be alive at any time."""
+    _, dag, _ = gpt("default")
+    spec = cut_blocks(dag)[1]
+    block, _ = received(spec, dag.tensors)
+    alive = most = 0
+
+    def died() -> None:
+        nonlocal alive
+        alive -= 1
+
+    def observe(node, result):
+        nonlocal alive, most
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+            weakref.finalize(tensor, died)
+            alive += 1
+        most = max(most, alive)
+
+    entering = {name: torch.randn(tensor.shape) for name, tensor in spec.inputs.items()}
+    values = {**entering, **{name: dag.tensors[fqn] for name, fqn in spec.parameters.items()}}
+    with torch.no_grad():
+        out = block._program.run(values, observe)
+    assert most <= 7  # q, k and v at once, their parts and views
+    assert len(spec.nodes) > 3 * most
+    assert out.keys() == spec.outputs.keys()
+
+
+def test_flat_views_share_memory_in_the_order_of_the_spec():
+    _, dag, _ = gpt("default")
+    spec = cut_blocks(dag)[1]
+    flat = torch.arange(spec.parameter_count, dtype=torch.float32)
+    views = flat_views(spec, flat)
+    assert list(views) == list(spec.parameter_specs)
+    assert torch.cat([view.flatten() for view in views.values()]).equal(flat)
+    flat.zero_()
+    assert not any(view.any() for view in views.values())
+    for wrong in (flat[1:], flat.double(), flat.view(-1, 1)):
+        with pytest.raises(ProtocolError, match="float32 parameters"):
+            flat_views(spec, wrong)
+
+
+def test_gradients_may_gather_in_one_flat_vector():
+    """What the worker does: gradient views set beforehand, so that backward adds into the flat vector."""
+    model, dag, data = gpt("default")
+    (spec,) = cut_blocks(dag, 1)
+    block, parameters = received(spec, dag.tensors)
+    flat = torch.zeros(spec.parameter_count)
+    for fqn, view in flat_views(spec, flat).items():
+        parameters[fqn].grad = view
+    for _ in range(2):
+        block.forward({}, data)[spec.loss].backward()
+    _, gradients = eager_step(model, data)
+    expected = torch.cat([gradients[fqn].flatten() for fqn in spec.parameter_specs])
+    assert (flat / 2 - expected).abs().max() <= 1e-6 * expected.abs().max()
+
+
+def bundle_and_data():
+    _, dag, data = gpt("default")
+    specs = cut_blocks(dag)
+    block, _ = received(specs[5], dag.tensors)
+    (name,) = specs[5].inputs
+    return block, name, torch.randn(specs[5].inputs[name].shape), data
+
+
+def test_what_does_not_fit_the_spec_is_refused():
+    block, name, x, data = bundle_and_data()
+    assert block.forward({name: x}, data)
+    for bundle, rows in [
+        ({}, data),
+        ({name: x[:1]}, data),
+        ({name: x.double()}, data),
+        ({name: x, "more": x}, data),
+        ({name: x}, {}),
+        ({name: x}, {"targets": data["targets"].int()}),
+        ({name: x}, {"targets": torch.full_like(data["targets"], 256)}),
+        ({name: x}, {"targets": torch.full_like(data["targets"], -5)}),
+    ]:
+        with pytest.raises(ProtocolError):
+            block.forward(bundle, rows)
+
+
+def test_parameters_that_do_not_fit_are_refused():
+    _, dag, _ = gpt("default")
+    spec = cut_blocks(dag)[5]
+    good = {fqn: dag.tensors[fqn] for fqn in spec.parameter_specs}
+    Block(spec, good, {}, CPU)
+    for wrong in ({}, {**good, "lm_head.weight": good["lm_head.weight"].T}):
+        with pytest.raises(ProtocolError, match=r"lm_head|missing"):
+            Block(spec, wrong, {}, CPU)

@@ -1,0 +1,241 @@
+"""Real worker processes: training through commands is bit for bit plain autograd, and deaths are noticed."""
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import uvloop
+
+from hetpeer.averaging.updates import AdamW, AdamWSettings, clip_coefficient
+from hetpeer.stages.execution import compute as compute_module
+from hetpeer.stages.execution.commands import DropTask, Info, Inspect, Shutdown, Unload, WarmUp
+from hetpeer.stages.execution.compute import Compute, ComputeConfig, WorkerDiedError
+from hetpeer.stages.execution.results import CommandFailedError, Done
+from hetpeer.stages.execution.state import load
+from tests.stages.compute_rig import UPDATE, Holder, layout, microbatch, norm, tiny_blocks, tiny_gpt
+
+WORKER = "hetpeer.averaging.worker_main"
+CONFIG = ComputeConfig(device="cpu", nice=0, arena_bytes=32 << 20)
+STEPS, MICROBATCHES, SLOT = 3, 4, 2
+
+
+def plain_training():
+    """One process, autograd and AdamW; gradients are summed slot by slot as the two holders do."""
+    model = tiny_gpt()
+    blocks = tiny_blocks()
+    parameters = dict(model.named_parameters())
+    rule = AdamW(AdamWSettings.from_mapping(UPDATE))
+    flats = [torch.cat([parameters[n].detach().ravel() for n in b.parameter_specs]) for b in blocks]
+    moments = [(torch.zeros_like(flat), torch.zeros_like(flat)) for flat in flats]
+    losses = []
+    for step in range(STEPS):
+        slots = []
+        for number in range(MICROBATCHES):
+            loss = model(**microbatch(step * MICROBATCHES + number))
+            losses.append(loss.item())
+            found = torch.autograd.grad(
+                loss, list(parameters.values()), grad_outputs=torch.tensor(1 / MICROBATCHES)
+            )
+            gradient = dict(zip(parameters, found, strict=True))
+            if number % SLOT == 0:
+                slots.append(gradient)
+            else:
+                slots[-1] = {name: slots[-1][name] + gradient[name] for name in gradient}
+        total = {name: slots[0][name] + slots[1][name] for name in parameters}
+        vectors = [torch.cat([total[n].ravel() for n in b.parameter_specs]) for b in blocks]
+        length = float(torch.sqrt(sum(v.double().square().sum() for v in vectors)))
+        for flat, (first, second), vector, block in zip(flats, moments, vectors, blocks, strict=True):
+            rule.apply(
+                parameters=flat,
+                exp_avg=first,
+                exp_avg_sq=second,
+                gradient=vector,
+                coefficient=clip_coefficient(length, 0.5),
+                step=step + 1,
+            )
+            at = 0
+            for name, spec in block.parameter_specs.items():
+                parameters[name].data.copy_(flat[at : at + spec.count].view(spec.shape))
+                at += spec.count
+    return losses, [np.concatenate([flat, *pair]) for flat, pair in zip(flats, moments, strict=True)]
+
+
+async def train_by_commands(front: Holder, back: Holder):
+    losses = []
+    for step in range(STEPS):
+        for number in range(MICROBATCHES):
+            task, slot = f"{step}:{number}", number // SLOT
+            sent, _, data = await front.forward(task, step * MICROBATCHES + number)
+            inputs = {name: back.put(bytes(front.arena.view(extent))) for name, extent in sent.items()}
+            _, loss, targets = await back.forward(task, step * MICROBATCHES + number, inputs)
+            losses.append(loss)
+            returned = await back.backward(task, slot, weight=1 / MICROBATCHES)
+            gradients = {name: front.put(bytes(back.arena.view(e))) for name, e in returned.items()}
+            await front.backward(task, slot, gradients)
+            front.release(sent, data, gradients)
+            back.release(inputs, targets, returned)
+        sums = []
+        for holder in (front, back):
+            await holder.merge(source=1, target=0)
+            sums += [(holder, spec, await holder.export(spec, 0)) for spec in holder.blocks]
+        inspected = [await holder.inspect(extent) for holder, _, extent in sums]
+        assert all(one.finite for one in inspected)
+        coefficient = clip_coefficient(norm(inspected), 0.5)
+        assert coefficient < 1, "the test is to cover clipping"
+        for holder, spec, extent in sums:
+            applied = await holder.apply(spec, extent, coefficient)
+            assert applied.version == step + 1
+            holder.release(extent)
+    return losses
+
+
+async def test_two_workers_train_bit_for_bit_as_plain_autograd():
+    torch.set_num_threads(1)
+    model = tiny_gpt()
+    blocks = tiny_blocks()
+    computes = await asyncio.gather(*(Compute.start(CONFIG, WORKER) for _ in range(2)))
+    try:
+        holders = [
+            Holder(compute.submit, compute.arena, part)
+            for compute, part in zip(computes, (blocks[:1], blocks[1:]), strict=True)
+        ]
+        for holder in holders:
+            await holder.load(model)
+        losses = await train_by_commands(*holders)
+        expected_losses, expected = plain_training()
+        assert losses == expected_losses
+        for holder in holders:
+            for spec in holder.blocks:
+                state = load(await holder.state(spec.index), spec.index, layout(spec))
+                assert state.version == STEPS
+                found = np.concatenate(state.vectors())
+                assert found.tobytes() == expected[spec.index].tobytes(), f"block {spec.index} differs"
+            assert holder.arena.used == 0
+    finally:
+        for compute in computes:
+            await compute.close()
+
+
+@pytest.fixture
+async def compute():
+    started = await Compute.start(CONFIG, WORKER)
+    yield started
+    await started.close()
+
+
+async def test_answers_come_in_order_until_the_worker_leaves(compute):
+    extent = compute.arena.allocate(8)
+    compute.arena.view(extent)[:] = np.array([3, 4], dtype=np.float32).tobytes()
+    answers = await asyncio.gather(
+        compute.submit(DropTask(task="nobody")),
+        compute.submit(Inspect(extent=extent, elements=3)),  # a bad command is only an answer
+        compute.submit(Inspect(extent=extent, elements=2)),
+        compute.submit(Unload(block=-1)),  # nor does the schema end the worker
+        compute.submit(Info()),
+        return_exceptions=True,
+    )
+    assert answers[0] == Done()
+    assert isinstance(answers[1], CommandFailedError)
+    assert answers[1].code == "HP-WORK-001"
+    assert (answers[2].squared_norm, answers[2].finite) == (25.0, True)
+    assert isinstance(answers[3], CommandFailedError)
+    assert answers[3].code == "HP-WIRE-001"
+    assert answers[4].threads == 1
+    assert compute.pending == 0
+
+    cancelled = asyncio.create_task(compute.submit(WarmUp()))
+    await asyncio.sleep(0)
+    after = asyncio.create_task(compute.submit(Info()))
+    await asyncio.sleep(0)
+    assert compute.pending == 2
+    cancelled.cancel()
+    assert (await after).device == "cpu", "a cancelled caller shifts the answers"
+
+    assert await compute.submit(Shutdown()) == Done()
+    async with asyncio.timeout(5):
+        assert (await compute.died()).status == 0
+
+
+def test_kill_fails_what_is_pending_at_once_and_ctrl_c_does_not():
+    async def main():
+        compute = await Compute.start(CONFIG, WORKER)
+        os.kill(compute.pid, signal.SIGINT)
+        assert (await compute.submit(Info())).tasks == 0
+        pending = [asyncio.create_task(compute.submit(WarmUp())) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        killed = time.monotonic()
+        os.kill(compute.pid, signal.SIGKILL)
+        async with asyncio.timeout(5):
+            answers = await asyncio.gather(*pending, return_exceptions=True)
+            error = await compute.died()
+        assert time.monotonic() - killed < 1
+        assert all(isinstance(answer, WorkerDiedError) for answer in answers)
+        assert error.status == -signal.SIGKILL
+        assert "HP-GPU-001: the compute worker ended with signal 9 (Killed)" in error.line()
+        with pytest.raises(WorkerDiedError):
+            await compute.submit(Info())
+        await compute.close()
+
+    uvloop.run(main())  # the loop that the daemon uses; the other tests run on asyncio's own
+
+
+async def test_close_ends_a_busy_worker_in_time(monkeypatch):
+    monkeypatch.setattr(compute_module, "CLOSE_S", 0.3)
+    compute = await Compute.start(CONFIG, WORKER)
+    busy = [asyncio.create_task(compute.submit(WarmUp())) for _ in range(20)]
+    await asyncio.sleep(0.05)
+    began = time.monotonic()
+    await compute.close()
+    assert time.monotonic() - began < 1.5
+    answers = await asyncio.gather(*busy, return_exceptions=True)
+    assert isinstance(answers[-1], WorkerDiedError)
+    with pytest.raises(ProcessLookupError):
+        os.kill(compute.pid, 0)  # reaped
+
+
+@pytest.mark.parametrize(
+    ("worker", "device"), [("hetpeer.averaging.no_such_worker", "cpu"), (WORKER, "cuda:99")]
+)
+async def test_a_worker_that_cannot_start_is_an_error_and_leaves_nothing(worker, device):
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(WorkerDiedError) as caught:
+        await Compute.start(ComputeConfig(device=device, arena_bytes=1 << 20), worker)
+    assert caught.value.status == (4 if device == "cuda:99" else 1)
+    await asyncio.sleep(0)
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+
+
+PARENT = f"""
+import asyncio
+from hetpeer.stages.execution import compute as compute_module
+from hetpeer.stages.execution.commands import WarmUp
+from hetpeer.stages.execution.compute import Compute, ComputeConfig
+
+async def main():
+    compute = await Compute.start(ComputeConfig(device="cpu", arena_bytes=1 << 20), "{WORKER}")
+    print(compute.pid, flush=True)
+    await asyncio.gather(*(compute.submit(WarmUp()) for _ in range(100)))
+
+asyncio.run(main())
+"""
+
+
+def test_no_worker_outlives_a_killed_daemon():
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, env=environment
+    ) as parent:
+        assert parent.stdout is not None
+        worker = os.pidfd_open(int(parent.stdout.readline()))
+        parent.kill()
+        ended, _, _ = select.select([worker], [], [], 3)
+        os.close(worker)
+        assert ended, "the worker computes on after its daemon was killed"

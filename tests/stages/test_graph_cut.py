@@ -1,0 +1,150 @@
+"""Where the cutter cuts, and how blocks are shared out."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from hetpeer.dht.errors import LocalError
+from hetpeer.stages.graph.cut import balanced_ranges, cut_blocks
+from hetpeer.stages.graph.spec import BlockSpec
+from hetpeer.stages.graph.trace import trace
+from tests.stages.models import gpt, small
+
+
+def assert_fits(blocks):
+    """Borders match, values are used, and each parameter has exactly one block."""
+    assert blocks[0].inputs == {}
+    assert blocks[-1].outputs.keys() == {blocks[-1].loss}
+    for before, after in itertools.pairwise(blocks):
+        assert list(before.outputs.items()) == list(after.inputs.items())
+        assert before.loss is None
+    owned = [fqn for block in blocks for fqn in block.parameter_specs]
+    assert len(owned) == len(set(owned))
+
+
+@pytest.mark.parametrize("size", ["default", "deep", "large vocabulary"])
+def test_gpt_is_cut_between_layers_and_one_hidden_tensor_crosses(size):
+    model, dag, data = gpt(size)
+    blocks = cut_blocks(dag)
+    assert_fits(blocks)
+    hidden = (*data["tokens"].shape, model.wte.embedding_dim)
+    for block in blocks[:-1]:
+        assert [(spec.shape, spec.dtype, spec.grad) for spec in block.outputs.values()] == [
+            (hidden, "float32", True)
+        ]
+    owners = [
+        {fqn.split(".")[1] for fqn in block.parameter_specs if fqn.startswith("h.")} for block in blocks
+    ]
+    assert [owner for owner in owners if owner] == [{str(i)} for i in range(len(model.h))]
+    assert list(blocks[0].data) == ["tokens"]
+    assert list(blocks[-1].data) == ["targets"]
+    assert sum(block.parameter_count for block in blocks) == sum(p.numel() for p in model.parameters())
+
+
+def test_default_gpt_has_embedding_layers_and_head_as_blocks():
+    _, dag, _ = gpt("default")
+    blocks = cut_blocks(dag)
+    assert len(blocks) == 6
+    assert set(blocks[0].parameter_specs) == {"wte.weight", "wpe.weight"}
+    assert set(blocks[5].parameter_specs) == {"ln_f.weight", "ln_f.bias", "lm_head.weight"}
+    assert len({block.flops_forward for block in blocks[1:5]}) == 1
+
+
+def test_activation_bytes_are_what_autograd_keeps_of_a_layer():
+    """With B T tokens and width D: two norms' outputs, q k v in one, attention's output, its input to c_proj, twice
+    the MLP's 4 D, the layer's input and its middle; the rest (statistics of norms and softmax) is small."""
+    _, dag, data = gpt("default")
+    hidden = 4 * data["tokens"].numel() * 128
+    kept = cut_blocks(dag)[1].activation_bytes
+    assert 14 * hidden < kept < 17 * hidden
+
+
+@pytest.mark.parametrize("target", [1, 2, 3, 6, 9, 15])
+def test_target_number_of_blocks_is_met(target):
+    _, dag, _ = gpt("default")
+    blocks = cut_blocks(dag, target)
+    assert len(blocks) == target
+    assert_fits(blocks)
+
+
+def test_no_more_blocks_than_the_graph_has_borders():
+    _, dag, _ = small("skip")
+    blocks = cut_blocks(dag, 1000)
+    assert_fits(blocks)
+    assert len(blocks) <= len(dag.nodes)
+
+
+def test_skip_passes_through_the_blocks_it_crosses():
+    blocks = cut_blocks(small("skip")[1], 6)
+    assert_fits(blocks)
+    (skip,) = blocks[0].outputs.keys() & blocks[3].inputs.keys()
+    passing = [block for block in blocks if skip in block.inputs and skip in block.outputs]
+    assert len(passing) >= 3
+    assert any(skip not in {name for node in block.nodes for name in node.references()} for block in passing)
+
+
+class Masked(nn.Module):
+    """A mask made once from nothing and used by every layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+
+    def forward(self, x):
+        mask = torch.ones(6, 6).tril() * 0.5
+        for layer in self.layers:
+            x = torch.tanh(layer(x) @ mask)
+        return x.mean()
+
+
+def test_values_that_depend_on_nothing_are_copied_not_sent():
+    blocks = cut_blocks(trace(Masked(), {"x": torch.randn(3, 6)}))
+    assert len(blocks) > 2
+    assert all(len(block.outputs) == 1 for block in blocks)
+    assert all(
+        "aten.tril.default" in {node.op for node in block.nodes} for block in blocks if block.parameters
+    )
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.b.weight = self.a.weight
+
+    def forward(self, x):
+        return self.b(torch.tanh(self.a(x))).mean()
+
+
+def test_a_parameter_in_two_blocks_is_refused_by_name():
+    dag = trace(Tied(), {"x": torch.randn(3, 6)})
+    with pytest.raises(LocalError, match=r"HP-MODEL-004.* share the parameter .*\.weight"):
+        cut_blocks(dag, 2)
+    assert len(cut_blocks(dag, 1)) == 1
+
+
+def block_of(flops: int) -> BlockSpec:
+    names = ("inputs", "outputs", "data", "parameters", "parameter_specs", "buffers", "buffer_specs")
+    empty = {name: {} for name in names}
+    return BlockSpec(index=0, nodes=(), flops_forward=flops, activation_bytes=0, loss=None, **empty)
+
+
+@pytest.mark.parametrize("weights", [None, [1.0, 2.0, 0.5]])
+def test_balanced_ranges_are_the_best_of_all(weights):
+    costs = [5, 1, 1, 7, 2, 2, 9, 4]
+    blocks = [block_of(cost) for cost in costs]
+
+    def score(ranges):
+        times = [sum(costs[b:e]) / w for (b, e), w in zip(ranges, weights or [1.0] * 3, strict=True)]
+        return max(times), sum(time * time for time in times)
+
+    every = [[(0, i), (i, j), (j, len(costs))] for i, j in itertools.combinations(range(1, len(costs)), 2)]
+    assert score(balanced_ranges(blocks, 3, weights)) == pytest.approx(min(map(score, every)))
+
+
+def test_more_stages_than_blocks_are_refused():
+    for stages in (0, 3):
+        with pytest.raises(LocalError, match="HP-MODEL-005"):
+            balanced_ranges([block_of(1), block_of(1)], stages)

@@ -1,0 +1,121 @@
+"""What the tracer keeps, and what it refuses and how."""
+
+import pytest
+import torch
+from torch import nn
+
+from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.stages.graph.trace import trace
+from tests.stages.models import gpt, small
+
+
+class Function(nn.Module):
+    """A model whose forward is given."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+def test_gpt_graph_holds_all_parameters_in_the_model_order():
+    model, dag, _ = gpt("default")
+    assert list(dag.parameters.values()) == [name for name, _ in model.named_parameters()]
+    assert dag.inputs == ("tokens", "targets")
+    assert not dag.buffers
+    for name, parameter in model.named_parameters():
+        assert dag.tensors[name].data_ptr() == parameter.data_ptr()
+
+
+def test_gpt_flops_are_those_of_the_formula():
+    """2 FLOPs per weight and token of the matrices, 4 T D per token and layer for attention; then the small change."""
+    _, dag, data = gpt("default")
+    tokens, width, layers, context, vocabulary = data["tokens"].numel(), 128, 4, 64, 256
+    matrices = 12 * width**2 * layers + width * vocabulary
+    products = tokens * (2 * matrices + 4 * context * width * layers)
+    assert products < sum(dag.flops.values()) < 1.01 * products
+
+
+def test_meta_model_is_traced_without_weights():
+    from examples.gpt import build
+
+    data = {name: torch.zeros(1, 64, dtype=torch.int64, device="meta") for name in ("tokens", "targets")}
+    with torch.device("meta"):
+        dag = trace(build(layers=1), data)
+    assert dag.tensors["h.0.mlp.c_fc.weight"].is_meta
+
+
+def test_no_grad_region_stops_gradients():
+    _, dag, _ = small("no_grad")
+    assert set(dag.parameters.values()) == {"a.weight", "a.bias", "c.weight", "c.bias"}
+    assert {"b.weight", "b.bias"} <= set(dag.buffers.values())
+
+
+def test_frozen_parameters_are_buffers():
+    _, dag, _ = small("frozen")
+    assert set(dag.buffers.values()) == {"layers.2.weight", "layers.2.bias", "scale"}
+
+
+def test_nodes_the_loss_does_not_need_are_dropped():
+    def forward(self, x):
+        self.linear(x).exp()
+        return self.linear(x).mean()
+
+    assert [node.op for node in trace(Function(forward), {"x": torch.randn(2, 8)}).nodes] == [
+        "aten.linear.default",
+        "aten.mean.default",
+    ]
+
+
+def autocast(self, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        return self.linear(x).float().mean()
+
+
+def autocast_inside_no_grad(self, x):
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        y = self.linear(x)
+    return self.linear(y.float()).mean()
+
+
+def branch(self, x):
+    if self.linear(x).sum() > 0:
+        return self.linear(x).mean()
+    return self.linear(x).sum()
+
+
+@pytest.mark.parametrize(
+    ("forward", "code", "part"),
+    [
+        (lambda self, x: nn.functional.dropout(self.linear(x)).mean(), "HP-MODEL-001", "dropout"),
+        (lambda self, x: torch.linalg.svdvals(self.linear(x)).sum(), "HP-MODEL-001", "svd"),
+        (lambda self, x: self.linear(x + torch.rand_like(x)).mean(), "HP-MODEL-001", "rand_like"),
+        (lambda self, x: self.linear(x).mean() * x.sum().item(), "HP-MODEL-001", "item"),
+        (lambda self, x: self.linear(x)[x > 0].mean(), "HP-MODEL-001", "no shape depend on the values"),
+        (lambda self, x: self.linear(x).expand(1025, 4, 8).unbind()[0].mean(), "HP-MODEL-001", "1024 parts"),
+        (autocast, "HP-MODEL-001", "autocast"),
+        (autocast_inside_no_grad, "HP-MODEL-001", "autocast"),
+        (branch, "HP-MODEL-002", "if self.linear(x).sum() > 0"),
+        (lambda self, x: self.nothing(x), "HP-MODEL-002", "nothing"),
+        (lambda self, x: self.norm(self.linear(x)).mean(), "HP-MODEL-003", "norm.running_mean"),
+        (lambda self, x: self.linear(x), "HP-MODEL-003", "scalar"),
+        (lambda self, x: (self.linear(x).mean(), x), "HP-MODEL-003", "2 values"),
+        (lambda self, x: x.mean(), "HP-MODEL-003", "no trainable parameter"),
+    ],
+)
+def test_refusals_name_what_is_wrong(forward, code, part):
+    with pytest.raises(LocalError) as caught:
+        trace(Function(forward), {"x": torch.randn(4, 8)})
+    assert caught.value.code == code
+    assert caught.value.exit_code is ExitCode.CONFIG
+    assert part in caught.value.line()
+    assert caught.value.fix
+
+
+def test_parameters_in_half_precision_are_refused():
+    model = Function(lambda self, x: self.linear(x).float().mean()).bfloat16()
+    with pytest.raises(LocalError, match="bfloat16"):
+        trace(model, {"x": torch.randn(4, 8, dtype=torch.bfloat16)})

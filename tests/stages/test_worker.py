@@ -1,0 +1,360 @@
+"""The engine without a process: what each command does, and that a refused one changes nothing."""
+
+import socket
+import threading
+
+import msgpack
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetpeer.averaging.updates import AdamW, AdamWSettings
+from hetpeer.dht.errors import ProtocolError
+from hetpeer.stages.execution import commands as c
+from hetpeer.stages.execution import results as r
+from hetpeer.stages.execution.arena import Arena, Extent
+from hetpeer.stages.execution.engine import Engine
+from hetpeer.stages.execution.frames import (
+    LENGTH,
+    MAX_FRAME_BYTES,
+    FrameReader,
+    decode_command,
+    decode_result,
+    encode_command,
+    encode_result,
+)
+from hetpeer.stages.execution.results import CommandFailedError
+from hetpeer.stages.execution.state import load
+from hetpeer.stages.execution.worker import WorkerOptions, serve
+from hetpeer.stages.graph.wire import pack_block
+from tests.stages.compute_rig import UPDATE, Holder, layout, microbatch, state_file, tiny_blocks, tiny_gpt
+
+MODEL = tiny_gpt()
+
+
+@pytest.fixture
+def arena():
+    made = Arena(16 << 20)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def engine(arena):
+    torch.set_num_threads(1)
+    return Engine(torch.device("cpu"), arena.memory, lambda values: AdamW(AdamWSettings.from_mapping(values)))
+
+
+@pytest.fixture
+async def holder(engine, arena):
+    """Holds the whole model."""
+    made = Holder(submitter(engine), arena, tiny_blocks())
+    await made.load(MODEL)
+    return made
+
+
+def submitter(engine):
+    async def submit(command):
+        result = engine.execute(command)
+        if isinstance(result, r.Failed):
+            raise CommandFailedError(result)
+        return result
+
+    return submit
+
+
+def refused(code, text):
+    return pytest.raises(CommandFailedError, match=f"{code}: .*{text}")
+
+
+def plain_gradient(number, weight):
+    """Parameter name → gradient of one microbatch, by autograd alone."""
+    parameters = dict(MODEL.named_parameters())
+    loss = MODEL(**microbatch(number))
+    found = torch.autograd.grad(loss, list(parameters.values()), grad_outputs=torch.tensor(weight))
+    return dict(zip(parameters, found, strict=True))
+
+
+def flat(gradient, spec):
+    return torch.cat([gradient[name].ravel() for name in spec.parameter_specs]).numpy()
+
+
+async def backward(holder, number, slot, **options):
+    _, _, data = await holder.forward(f"mb{number}", number)
+    await holder.backward(f"mb{number}", slot, **options)
+    holder.release(data)
+
+
+async def test_slots_hold_sums_in_the_order_of_the_backwards(holder):
+    first, second = plain_gradient(1, 0.5), plain_gradient(2, 0.5)
+    await backward(holder, 1, slot=7, weight=0.5)
+    await backward(holder, 2, slot=7, weight=0.5)
+    for spec in holder.blocks:
+        found = holder.floats(await holder.export(spec, 7))
+        assert np.array_equal(found, flat(first, spec) + flat(second, spec))
+
+
+async def test_only_the_blocks_asked_for_are_folded(holder):
+    await backward(holder, 1, slot=0, fold=(1,))
+    assert np.array_equal(
+        holder.floats(await holder.export(holder.blocks[1], 0)),
+        flat(plain_gradient(1, 1.0), holder.blocks[1]),
+    )
+    for block in (0, 2):
+        with refused("HP-WORK-001", f"block {block} has no slot 0"):
+            await holder.export(holder.blocks[block], 0)
+    with refused("HP-WORK-001", "did not run all of the blocks"):
+        await backward(holder, 1, slot=0, fold=(0, 99))
+
+
+async def test_merge_drop_and_export(holder):
+    spec, block = holder.blocks[0], holder.blocks[0].index
+    for number in range(3):
+        await backward(holder, number, slot=number)
+    parts = [holder.floats(await holder.export(spec, slot)).copy() for slot in range(3)]
+    await holder.submit(c.MergeSlot(block=block, source=1, target=0))
+    assert np.array_equal(holder.floats(await holder.export(spec, 0)), parts[0] + parts[1])
+    with refused("HP-WORK-001", "no slot 1"):
+        await holder.export(spec, 1)
+    await holder.submit(c.MergeSlot(block=block, source=2, target=9))  # no slot 9 yet: 2 becomes it
+    assert np.array_equal(holder.floats(await holder.export(spec, 9)), parts[2])
+    for _ in range(2):  # dropping what is not there is no error
+        await holder.submit(c.DropSlot(block=block, slot=9))
+    with refused("HP-WORK-001", "no slot 9"):
+        await holder.export(spec, 9)
+    with refused("HP-WORK-001", "no part"):
+        await holder.submit(
+            c.ExportSlot(block=block, slot=0, begin=0, end=spec.parameter_count + 1, extent=Extent(0, 64))
+        )
+    await holder.submit(c.ClearStep())
+    with refused("HP-WORK-001", "no slot 0"):
+        await holder.export(spec, 0)
+
+
+async def test_sum_adds_one_by_one_in_the_order_given(holder):
+    parts = [np.array([big, 1.0], np.float32) for big in (1e8, 3.0, -1e8)]
+    extents = [holder.put(part) for part in parts]
+    into = holder.arena.allocate(8)
+    for order in ((0, 1, 2), (0, 2, 1)):
+        await holder.submit(c.Sum(parts=tuple(extents[i] for i in order), into=into, elements=2))
+        expected = parts[order[0]]
+        for i in order[1:]:
+            expected = expected + parts[i]
+        assert np.array_equal(holder.floats(into), expected)
+    await holder.submit(c.Sum(parts=(extents[0], extents[1]), into=extents[0], elements=2))  # in place
+    assert np.array_equal(holder.floats(extents[0]), parts[0] + parts[1])
+    with refused("HP-WORK-001", "overwrite"):
+        await holder.submit(c.Sum(parts=(extents[1], into), into=into, elements=2))
+
+
+async def test_a_bad_number_from_a_peer_is_named_and_changes_no_slot(engine, arena):
+    back = Holder(submitter(engine), arena, tiny_blocks()[1:2])
+    await back.load(MODEL)
+    (name, spec), *_ = back.blocks[0].inputs.items()
+    good = back.put(np.full(spec.count, 0.1, np.float32))
+    bad = back.put(np.full(spec.count, np.inf, np.float32))
+    with refused("HP-NUM-001", f"task a, input: '{name}' is not finite"):
+        await back.forward("a", 0, {name: bad})
+    outputs, _, _ = await back.forward("b", 0, {name: good})
+    await back.backward("b", 0, {n: back.put(np.ones(e.nbytes // 4, np.float32)) for n, e in outputs.items()})
+    before = back.floats(await back.export(back.blocks[0], 0)).copy()
+    outputs, _, _ = await back.forward("c", 0, {name: good})
+    gradients = {n: back.put(np.full(e.nbytes // 4, np.nan, np.float32)) for n, e in outputs.items()}
+    with refused("HP-NUM-001", "task c, gradient of output: .* is not finite"):
+        await back.backward("c", 0, gradients)
+    outputs, _, _ = await back.forward("d", 0, {name: good})
+    huge = {n: back.put(np.full(e.nbytes // 4, 3e38, np.float32)) for n, e in outputs.items()}
+    with refused("HP-NUM-001", "task d, gradient of block 1: .* is not finite"):
+        await back.backward("d", 0, huge)
+    assert np.array_equal(back.floats(await back.export(back.blocks[0], 0)), before)
+
+
+async def test_a_token_beyond_the_vocabulary_is_an_answer(holder):
+    tokens = holder.put(np.full((2, 8), 9999, np.int64))
+    targets = holder.put(np.zeros((2, 8), np.int64))
+    data = {"tokens": tokens, "targets": targets}
+    with refused("HP-WIRE-001", "embedding"):
+        await holder.submit(c.Forward(task="t", begin=0, end=len(holder.blocks), data=data))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"end": 99}, "is not loaded"),
+        ({"end": 0}, "runs no block"),
+        ({"data": {}}, "data: 'targets' is only in"),
+        ({"inputs": {"x": Extent(0, 4)}}, "input: 'x' is only in"),
+        ({"outputs": {"loss": Extent(0, 4)}}, "output: 'loss' is only in"),
+        ({"data": {"tokens": Extent(0, 8), "targets": Extent(0, 8)}}, "takes 128 bytes and its extent has 8"),
+        ({"data": {"tokens": Extent(1 << 40, 128), "targets": Extent(0, 128)}}, "outside an arena"),
+    ],
+)
+async def test_a_forward_that_does_not_fit_the_graph_is_refused(holder, change, text):
+    data = {name: holder.put(tensor) for name, tensor in microbatch(0).items()}
+    fields = {"task": "t", "begin": 0, "end": len(holder.blocks), "data": data} | change
+    with refused("HP-WORK-00[12]", text):
+        await holder.submit(c.Forward(**fields))
+    assert (await holder.submit(c.Info())).tasks == 0
+
+
+async def test_graphs_end_with_the_backward_the_drop_and_the_block(holder):
+    async def tasks():
+        return (await holder.submit(c.Info())).tasks
+
+    for task in ("a", "b", "c"):
+        await holder.forward(task, 0)
+    await holder.forward("evaluated", 0, train=False)
+    assert await tasks() == 3
+    await holder.backward("a", 0)
+    await holder.submit(c.DropTask(task="b"))
+    assert await tasks() == 1
+    for task in ("a", "b", "evaluated", "never"):
+        with refused("HP-WORK-001", f"no graph is kept of task {task}"):
+            await holder.backward(task, 0)
+    state = holder.put(state_file(MODEL, holder.blocks[0]))
+    await holder.submit(c.Load(block=0, state=state))
+    with refused("HP-WORK-001", "no graph is kept of task c"):
+        await holder.backward("c", 0)
+
+
+async def test_state_goes_out_and_comes_back_with_its_digest(holder, engine, arena):
+    spec = holder.blocks[1]
+    gradient = holder.put(flat(plain_gradient(1, 1.0), spec))
+    applied = await holder.apply(spec, gradient, 0.5)
+    data = await holder.state(1)
+    assert load(data, 1, layout(spec)).digest() == applied.digest
+    other = Holder(submitter(Engine(torch.device("cpu"), arena.memory, engine._make_rule)), arena, [spec])
+    await other.submit(c.Prepare(block=1, graph=pack_block(spec), update=UPDATE))
+    loaded = await other.submit(c.Load(block=1, state=other.put(data)))
+    assert (loaded.version, loaded.digest) == (1, applied.digest)
+    assert await holder.apply(spec, gradient, 1.0) == await other.apply(spec, gradient, 1.0)
+
+
+async def test_apply_refuses_bad_numbers_and_ends_the_step(holder):
+    spec = holder.blocks[0]
+    before = await holder.state(0)
+    bad = flat(plain_gradient(1, 1.0), spec)
+    bad[-1] = np.nan
+    with refused("HP-NUM-001", "block 0: 'gradient' is not finite"):
+        await holder.apply(spec, holder.put(bad), 1.0)
+    assert await holder.state(0) == before
+    await backward(holder, 1, slot=0)
+    await holder.apply(spec, await holder.export(spec, 0), 1.0)
+    with refused("HP-WORK-001", "block 0 has no slot 0"):
+        await holder.export(spec, 0)
+
+
+async def test_a_half_made_update_leaves_no_block(arena):
+    class Breaks:
+        def apply(self, **vectors):
+            vectors["parameters"].add_(1)
+            raise MemoryError("no scratch")
+
+    holder = Holder(
+        submitter(Engine(torch.device("cpu"), arena.memory, lambda _: Breaks())), arena, tiny_blocks()[:1]
+    )
+    await holder.load(MODEL)
+    gradient = holder.put(np.zeros(holder.blocks[0].parameter_count, np.float32))
+    with refused("HP-MEM-002", "out of memory"):
+        await holder.apply(holder.blocks[0], gradient, 1.0)
+    with refused("HP-WORK-001", "block 0 is not loaded"):
+        await holder.state(0)
+
+
+async def test_what_is_loaded_is_checked(engine, arena):
+    first, second = tiny_blocks()[:2]
+    holder = Holder(submitter(engine), arena, [first])
+    graph = pack_block(first)
+    with refused("HP-WORK-001", "block 0 is not prepared"):
+        await holder.submit(c.Load(block=0, state=holder.put(b"x")))
+    with refused("HP-WORK-001", "says it is block 0"):
+        await holder.submit(c.Prepare(block=1, graph=graph, update=UPDATE))
+    with refused("HP-WIRE-001", "block"):
+        await holder.submit(c.Prepare(block=0, graph=graph[:-1], update=UPDATE))
+    with refused("HP-CFG-010", "optimizer"):
+        await holder.submit(c.Prepare(block=0, graph=graph, update={}))
+    await holder.submit(c.Prepare(block=0, graph=graph, update=UPDATE))
+    with refused("HP-WIRE-001", "state"):
+        await holder.submit(c.Load(block=0, state=holder.put(state_file(MODEL, second))))
+    await holder.submit(c.Load(block=0, state=holder.put(state_file(MODEL, first))))
+    await holder.submit(c.Unload(block=0))
+    assert (await holder.submit(c.Info())).blocks == ()
+
+
+# ── frames ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+EXAMPLES = [
+    c.Forward(task="3:1", begin=1, end=2, inputs={"x": Extent(64, 128)}, train=False),
+    c.Prepare(block=2, graph=b"\x00\xff", update=UPDATE),
+    c.Sum(parts=(Extent(0, 8), Extent(64, 8)), into=Extent(128, 8), elements=2),
+    c.Shutdown(),
+]
+
+
+@given(sizes=st.lists(st.integers(1, 200), max_size=50))
+def test_frames_survive_any_split(sizes):
+    stream = b"".join(encode_command(command) for command in EXAMPLES)
+    reader, found = FrameReader(), []
+    for size in [*sizes, len(stream)]:
+        found += [decode_command(body) for body in reader.feed(stream[:size])]
+        stream = stream[size:]
+    assert found == EXAMPLES
+
+
+def test_results_come_back_as_they_were():
+    for result in (
+        r.Forwarded(loss=None, seconds=0.25),
+        r.Inspected(digest="ab", squared_norm=float("inf"), finite=False),
+        r.Failed(code="HP-X", what="so", why="thus"),
+    ):
+        (body,) = FrameReader().feed(encode_result(result))
+        assert decode_result(body) == result
+
+
+@settings(max_examples=300)
+@given(
+    st.binary(max_size=200)
+    | st.recursive(
+        st.none() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=5) | st.floats(),
+        lambda inner: (
+            st.lists(inner, max_size=4)
+            | st.dictionaries(st.sampled_from(["kind", "block", "task", "unload"]), inner)
+        ),
+    ).map(msgpack.packb)
+)
+def test_decoders_raise_protocol_errors_only(body):
+    for decode in (decode_command, decode_result):
+        try:
+            decode(body)
+        except ProtocolError:
+            continue
+
+
+def test_an_oversized_frame_is_refused_by_its_length():
+    with pytest.raises(ProtocolError, match="a frame of"):
+        FrameReader().feed(LENGTH.pack(MAX_FRAME_BYTES + 1))
+
+
+def test_serve_answers_until_the_daemon_closes(engine):
+    ours, theirs = socket.socketpair()
+    ours.settimeout(10)
+    with ours, theirs:
+        server = threading.Thread(target=serve, args=(theirs, engine.execute))
+        server.start()
+        ours.sendall(encode_command(c.Info()) + LENGTH.pack(3) + b"bad")
+        reader, bodies = FrameReader(), []
+        while len(bodies) < 2:
+            bodies += reader.feed(ours.recv(4096))
+        info, answer = map(decode_result, bodies)
+        assert isinstance(info, r.WorkerInfo)
+        assert isinstance(answer, r.Failed)
+        ours.shutdown(socket.SHUT_WR)
+        server.join(10)
+        assert not server.is_alive()
+
+
+def test_options_survive_the_command_line():
+    options = WorkerOptions(socket=3, arena=4, parent=5, device="cuda:1", threads=2, nice=0)
+    assert WorkerOptions.parse(options.arguments()) == options
