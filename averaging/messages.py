@@ -8,7 +8,7 @@ Who sent a message comes from the transport, not from the message.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgpack
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -406,22 +406,21 @@ Welcome.model_rebuild()
 _ADAPTER: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
 
 
-def encode(message: BaseModel) -> dict[str, Any]:
-    """The message as plain data for a frame's header (msgpack-ready: dicts, lists, numbers, strings)."""
-    return message.model_dump(mode="python")
+def encode(message: BaseModel) -> bytes:
+    """The message as msgpack."""
+    packed: bytes = msgpack.packb(message.model_dump(mode="python"))
+    return packed
 
 
-def decode(data: object) -> Message:
-    """A message from plain data; ProtocolError says which field is wrong."""
+def decode(data: bytes | bytearray) -> Message:
+    """A message from its bytes; ProtocolError says which field is wrong."""
     try:
-        return _ADAPTER.validate_python(data)
+        plain = msgpack.unpackb(data, strict_map_key=False, max_ext_len=0)
+    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        raise ProtocolError("bytes that are not a message", why=type(error).__name__) from None
+    try:
+        return _ADAPTER.validate_python(plain)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ProtocolError("message does not fit its schema", why=f"{where}: {first['msg']}") from None
-
-
-def to_bytes(message: BaseModel) -> bytes:
-    """The message as canonical msgpack."""
-    packed: bytes = msgpack.packb(encode(message))
-    return packed

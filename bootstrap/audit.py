@@ -45,7 +45,7 @@ class Applied(BaseModel):
     step: Count
     block: Count
     plan: Count
-    cover: list[tuple[str, Count, list[Count]]]
+    cover: list[tuple[str, list[Count]]]
     """Slots of the reduce plan: holder, slot number, microbatch ids."""
     gradient: Digest
     state: Digest
@@ -56,7 +56,7 @@ class Applied(BaseModel):
 
     def tally(self) -> Counter[int]:
         """How often each microbatch is in the gradient that was applied."""
-        return Counter(microbatch for _, _, ids in self.cover for microbatch in ids)
+        return Counter(microbatch for _, ids in self.cover for microbatch in ids)
 
 
 @dataclass(slots=True)

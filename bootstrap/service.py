@@ -76,9 +76,11 @@ class CoordinatorService:
         self._store = CheckpointStore(run, layouts)
         self._sealed: list[Record] = [initial_record(run.manifest)]
         self._sealed += [r for r in log.records() if r["kind"] == "checkpoint"]
-        self._channels = ChannelServer(self._accept, payload_limit=0)
+        self._channels = ChannelServer(self._accept, m.MAX_MESSAGE_BYTES)
         self._effects: asyncio.Queue[core.Effect] = asyncio.Queue()
         self._collecting: asyncio.Task[None] | None = None
+        self.serving = asyncio.Event()
+        """Set once volunteers are answered."""
         self.halted: asyncio.Future[core.Halt] = asyncio.get_running_loop().create_future()
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -91,6 +93,7 @@ class CoordinatorService:
                 consumer = tasks.create_task(self._consume())
                 self._queue(self.core.start())
                 await self._node.serve(CONTROL, self._channels.handle)
+                self.serving.set()
                 ticker = tasks.create_task(self._tick())
                 halt = await self.halted
                 for channel in self._channels:
@@ -120,7 +123,7 @@ class CoordinatorService:
                 case core.Send(to, message):
                     channel = self._channels.channel(to)
                     if channel is not None:
-                        channel.send(Parcel(m.encode(message)))
+                        channel.send(Parcel({}, (m.encode(message),)))
                 case core.Disconnect(peer):
                     self._tasks.create_task(self._disconnect(peer))
                 case core.CollectCheckpoint(version, savers):
@@ -191,6 +194,15 @@ class CoordinatorService:
                 return
             self._queue(self.core.saved(version, block, digest, self._clock.monotonic()))
 
+    def tokens_per_second(self) -> float:
+        """Of the last committed step; 0 before the first."""
+        last = self.core.history.commits.get(self.core.history.version - 1)
+        if last is None or not last.get("seconds"):
+            return 0.0
+        manifest = self._run.manifest
+        sequences = manifest.training.microbatches * manifest.training.microbatch_size
+        return float(sequences * manifest.data.sequence_length / last["seconds"])
+
     async def state(self, version: int, block: int) -> Served | None:
         """The state of a checkpoint, for whoever joins."""
         record = next((r for r in reversed(self._sealed) if r["version"] == version), None)
@@ -208,9 +220,10 @@ class _Control:
         self._peer = peer
 
     async def frame(
-        self, _channel: Channel, header: Mapping[str, Any], _payload: Stream, _length: int
+        self, _channel: Channel, _header: Mapping[str, Any], payload: Stream, _length: int
     ) -> None:
-        self._service.received(self._peer, m.decode(header))
+        message = m.decode(await payload.receive_bytes(m.MAX_MESSAGE_BYTES))
+        self._service.received(self._peer, message)
 
     def beat(self, _channel: Channel) -> None:
         self._service.received(self._peer, m.Heartbeat())

@@ -132,6 +132,7 @@ class Channel:
         """End the channel; frames that were not sent are dropped."""
         self.closed = True
         self._wake.set()
+        self._drained.set()
         if self._stream is not None:
             self._stream.close()
 
@@ -229,9 +230,13 @@ async def dial(node: Node, protocol: str, channel: Channel) -> None:
         if answer.get("lost"):
             stream.close()
             raise PeerLostError(channel.peer_id, "it does not know this channel any more")
-        begun, attempt = True, 0
+        begun = True
         peer_has = answer.get("has")
+        before = channel.inbox.last
         await channel.carry(stream, peer_has if isinstance(peer_has, int) else 0)
+        # A stream that carried nothing is no progress: a peer that cannot read us is not dialled in a hot loop.
+        attempt = 0 if channel.inbox.last > before else attempt + 1
+        await asyncio.sleep(0.0 if channel.closed else REDIAL_S[min(attempt, len(REDIAL_S) - 1)])
 
 
 class ChannelServer:

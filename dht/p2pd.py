@@ -8,11 +8,9 @@ that share it (libp2p listens with SO_REUSEPORT).
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import importlib.util
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -23,13 +21,12 @@ from pathlib import Path
 from hetpeer.dht.config import NodeConfig, p2pd_arguments
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.identity import Identity
+from hetpeer.dht.processes import dying_with_us
 
 START_DEADLINE_S = 20.0
 STOP_DEADLINE_S = 1.0
-_PR_SET_PDEATHSIG = 1
 _TAIL_LINES = 20
 _BANNER = ("Control socket:", "Peer Addrs:", "/ip")
-_libc = ctypes.CDLL(None, use_errno=True)  # looked up before any fork: a child may not take the loader's lock
 
 
 class P2pd:
@@ -174,20 +171,13 @@ def _spawn(command: list[str], *, reachability: str) -> subprocess.Popen[bytes]:
     if reachability == "public":
         # libp2p starts two relay services, ours and one with 128 KiB limits; on one processor ours wins (measured).
         environment["GOMAXPROCS"] = "1"
-    parent = os.getpid()
-
-    def die_with_parent() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the line above
-            os._exit(1)
-
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=environment,
-        preexec_fn=die_with_parent,  # noqa: PLW1509 - two system calls, nothing that could take a lock
+        preexec_fn=dying_with_us(),  # noqa: PLW1509 - it takes no lock
         start_new_session=True,  # Ctrl-C in the terminal is for us; we end p2pd ourselves
     )
 

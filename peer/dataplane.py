@@ -144,12 +144,14 @@ class DataPlane:
         if length != _nbytes(head, execution):
             raise ProtocolError(f"a {head.kind} of {length} bytes, not {_nbytes(head, execution)}", peer=peer)
         tensor = store.new(head.step_id, length)
+        pinned = store.pin([tensor])
         try:
-            with store.pinned([tensor]):
-                await payload.receive_into(store.view(tensor))
+            await payload.receive_into(store.view(tensor))
         except BaseException:
             store.release(tensor)
             raise
+        finally:
+            store.unpin(pinned)
         self.bytes_received += length
         self._arrived(peer, head, tensor)
 

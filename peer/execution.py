@@ -1,14 +1,13 @@
 """Carries out the step effects that need the compute worker, and answers the core.
 
-Each command is submitted at once, in the order of the effects; the worker works through them one after another. What a
-command reads or writes stays pinned until it is answered.
+Each method posts its command at once, so that the worker sees commands in the order of the effects, and returns a
+coroutine that waits for the answer. What a command reads or writes stays pinned until it is answered.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,6 +28,8 @@ from hetpeer.stages.graph.spec import BlockSpec
 
 FLOAT_BYTES = 4
 R = TypeVar("R")
+Answer = Coroutine[Any, Any, None]
+"""To be run as a task: it waits for the worker and tells the core. The command itself is posted already."""
 
 
 class DataSource:
@@ -95,7 +96,7 @@ class Execution:
 
     # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def forward(self, member: Member, step: e.StepId, work: p.RunForward) -> None:
+    def forward(self, member: Member, step: e.StepId, work: p.RunForward) -> Answer:
         """`RunForward` → `Member.forward_done` or `Member.work_failed`."""
         key, last = work.key, self._specs[work.end - 1]
         source = work.source if isinstance(work.source, Tensor) else None
@@ -111,17 +112,22 @@ class Execution:
             outputs={} if output is None else layout.within(output.extent),
             train=work.train,
         )
-        try:
-            done = await self._submit(command, [source, output, *data.values()])
-        except CommandFailedError as error:
-            self._answer(member.work_failed(step, key, error.what))
-            return
-        finally:
+        posted = self._post(command, [source, output, *data.values()])
+
+        async def answer() -> None:
+            try:
+                done = await posted
+            except CommandFailedError as error:
+                self._drop_data(step, key)
+                self._answer(member.work_failed(step, key, error.what))
+                return
             if not work.train:
                 self._drop_data(step, key)
-        self._answer(member.forward_done(step, key, output, done.loss))
+            self._answer(member.forward_done(step, key, output, done.loss))
 
-    async def backward(self, member: Member, step: e.StepId, work: p.RunBackward) -> None:
+        return answer()
+
+    def backward(self, member: Member, step: e.StepId, work: p.RunBackward) -> Answer:
         """`RunBackward` → `Member.backward_done` or `Member.work_failed`."""
         key = work.key
         gradient = work.gradient if isinstance(work.gradient, Tensor) else None
@@ -138,14 +144,19 @@ class Execution:
             slot=work.slot,
             fold=work.fold,
         )
-        try:
-            await self._submit(command, [gradient, back])
-        except CommandFailedError as error:
-            self._answer(member.work_failed(step, key, error.what))
-            return
-        finally:
-            self._drop_data(step, key)
-        self._answer(member.backward_done(step, key, back))
+        posted = self._post(command, [gradient, back])
+
+        async def answer() -> None:
+            try:
+                await posted
+            except CommandFailedError as error:
+                self._answer(member.work_failed(step, key, error.what))
+                return
+            finally:
+                self._drop_data(step, key)
+            self._answer(member.backward_done(step, key, back))
+
+        return answer()
 
     def _load_data(self, step: e.StepId, key: p.TaskKey, end: int) -> dict[str, Tensor]:
         """The author's inputs that the blocks [key.begin, end) use."""
@@ -166,39 +177,54 @@ class Execution:
 
     # ── reduce and apply ─────────────────────────────────────────────────────────────────────────────────────────
 
-    async def export(self, step: e.StepId, shard: e.Shard, slot: int) -> Tensor:
-        """Our slot's elements of `shard`."""
+    def export(self, step: e.StepId, shard: e.Shard, slot: int, then: Callable[[Tensor], None]) -> Answer:
+        """`then` gets our slot's elements of `shard`."""
         piece = self._store.new(step, (shard.end - shard.begin) * FLOAT_BYTES)
         command = c.ExportSlot(
             block=shard.block, slot=slot, begin=shard.begin, end=shard.end, extent=piece.extent
         )
-        await self._submit(command, [piece])
-        return piece
+        posted = self._post(command, [piece])
 
-    async def sum(self, member: Member, step: e.StepId, work: e.SumParts) -> None:
+        async def answer() -> None:
+            await posted
+            then(piece)
+
+        return answer()
+
+    def sum(self, member: Member, step: e.StepId, work: e.SumParts) -> Answer | None:
         """`SumParts` → `Member.summed`. Parts of another length are not summed: the plan then times out."""
         shard = work.shard
         elements = shard.end - shard.begin
         parts = [part for part in work.parts if isinstance(part, Tensor)]
         if any(part.extent.nbytes != elements * FLOAT_BYTES for part in parts):
-            return
+            return None
         total = self._store.new(step, elements * FLOAT_BYTES)
         command = c.Sum(parts=tuple(p.extent for p in parts), into=total.extent, elements=elements)
-        await self._submit(command, [*parts, total])
-        self._answer(member.summed(step, shard, total))
+        posted = self._post(command, [*parts, total])
 
-    async def inspect(self, member: Member, step: e.StepId, work: e.Inspect) -> None:
+        async def answer() -> None:
+            await posted
+            self._answer(member.summed(step, shard, total))
+
+        return answer()
+
+    def inspect(self, member: Member, step: e.StepId, work: e.Inspect) -> Answer | None:
         """`Inspect` → `Member.inspected`: shards are joined into the block's whole gradient."""
         elements = self.elements(work.block)
         shards = [shard for shard in work.shards if isinstance(shard, Tensor)]
         if sum(shard.extent.nbytes for shard in shards) != elements * FLOAT_BYTES:
-            return
+            return None
         gradient = shards[0] if len(shards) == 1 else self._join(step, shards, elements)
-        seen = await self._submit(c.Inspect(extent=gradient.extent, elements=elements), [gradient])
-        vote = m.BlockVote(
-            block=work.block, digest=seen.digest, squared_norm=seen.squared_norm, finite=seen.finite
-        )
-        self._answer(member.inspected(step, work.plan, vote, gradient))
+        posted = self._post(c.Inspect(extent=gradient.extent, elements=elements), [gradient])
+
+        async def answer() -> None:
+            seen = await posted
+            vote = m.BlockVote(
+                block=work.block, digest=seen.digest, squared_norm=seen.squared_norm, finite=seen.finite
+            )
+            self._answer(member.inspected(step, work.plan, vote, gradient))
+
+        return answer()
 
     def _join(self, step: e.StepId, shards: Sequence[Tensor], elements: int) -> Tensor:
         gradient = self._store.new(step, elements * FLOAT_BYTES)
@@ -208,29 +234,53 @@ class Execution:
             offset += shard.extent.nbytes
         return gradient
 
-    async def apply(self, member: Member, step: e.StepId, work: e.ApplyUpdate) -> None:
+    def apply(self, member: Member, step: e.StepId, work: e.ApplyUpdate) -> Answer:
         """`ApplyUpdate` → `Member.applied`."""
         assert isinstance(work.gradient, Tensor)
         command = c.Apply(block=work.block, gradient=work.gradient.extent, coefficient=work.coefficient)
-        done = await self._submit(command, [work.gradient])
-        self._answer(member.applied(step, work.block, done.digest))
+        posted = self._post(command, [work.gradient])
 
-    async def dump(self, block: int, room: int) -> bytes:
-        """The state file of a block as it is when the worker comes to it."""
+        async def answer() -> None:
+            done = await posted
+            self._answer(member.applied(step, work.block, done.digest))
+
+        return answer()
+
+    def dump(self, block: int, room: int) -> Coroutine[Any, Any, bytes]:
+        """The state file of a block as it is when the worker comes to it, after all that was posted before."""
         extent: Extent = self._compute.arena.allocate(room)
-        try:
-            dumped = await self._compute.submit(c.DumpState(block=block, extent=extent))
-            return bytes(self._compute.arena.view(extent)[: dumped.nbytes])
-        finally:
-            self._compute.arena.release(extent)
+        posted = self._compute.post(c.DumpState(block=block, extent=extent))
 
-    def command(self, command: c.Command[R]) -> Awaitable[R]:
-        """Submit a command that touches no tensor of ours."""
-        return self._compute.submit(command)
+        async def answer() -> bytes:
+            try:
+                dumped = await posted
+                return bytes(self._compute.arena.view(extent)[: dumped.nbytes])
+            finally:
+                self._compute.arena.release(extent)
 
-    async def _submit(self, command: c.Command[R], tensors: Iterable[Tensor | None]) -> R:
-        with self._store.pinned(t for t in tensors if t is not None):
-            return await asyncio.shield(self._compute.submit(command))
+        return answer()
+
+    def command(self, command: c.Command[Any]) -> Answer:
+        """Post a command that touches no tensor of ours and has nothing to tell."""
+        posted = self._compute.post(command)
+
+        async def answer() -> None:
+            await posted
+
+        return answer()
+
+    def _post(self, command: c.Command[R], tensors: Iterable[Tensor | None]) -> Coroutine[Any, Any, R]:
+        """Post `command`; `tensors` stay in place until it is answered."""
+        pinned = self._store.pin(t for t in tensors if t is not None)
+        posted = self._compute.post(command)
+
+        async def answer() -> R:
+            try:
+                return await posted
+            finally:
+                self._store.unpin(pinned)
+
+        return answer()
 
 
 def _name(key: p.TaskKey) -> str:

@@ -7,8 +7,7 @@ somebody else's tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hetpeer.averaging.effects import StepId
@@ -55,16 +54,15 @@ class TensorStore:
         for tensor in list(self._steps.pop(step, ())):
             self.release(tensor)
 
-    @contextmanager
-    def pinned(self, tensors: Iterable[Tensor]) -> Iterator[None]:
-        """Keep the memory of `tensors` in place meanwhile, even if they are released."""
+    def pin(self, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+        """Keep the memory of `tensors` in place until `unpin`, even if they are released meanwhile."""
         held = tuple(tensors)
         for tensor in held:
             tensor.pins += 1
-        try:
-            yield
-        finally:
-            for tensor in held:
-                tensor.pins -= 1
-                if tensor.released and not tensor.pins:
-                    self._arena.release(tensor.extent)
+        return held
+
+    def unpin(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            tensor.pins -= 1
+            if tensor.released and not tensor.pins:
+                self._arena.release(tensor.extent)

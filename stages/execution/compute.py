@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -130,15 +130,22 @@ class Compute:
         """Commands sent and not answered yet."""
         return len(self._wire.pending)
 
-    async def submit(self, command: Command[R]) -> R:
-        """Send a command and wait for its answer. Commands are executed in the order in which they are submitted.
+    def post(self, command: Command[R]) -> Coroutine[Any, Any, R]:
+        """Send a command now; await what this returns for its answer. Commands are executed in the order of posting.
 
-        Raises `CommandFailedError` (the worker lives on), `WorkerDiedError`. When cancelled, the command is executed
-        all the same and its answer dropped: its extents stay in use until a later command has been answered.
+        Awaiting raises `CommandFailedError` (the worker lives on), `WorkerDiedError`. Cancelled, the command is
+        executed all the same and its answer dropped: its extents stay in use until a later command was answered.
         """
-        if not self._wire.open:
+        return self._answer(command, self._wire.ask(command) if self._wire.open else None)
+
+    async def submit(self, command: Command[R]) -> R:
+        """`post` and wait for the answer."""
+        return await self.post(command)
+
+    async def _answer(self, command: Command[R], asked: asyncio.Future[Result] | None) -> R:
+        if asked is None:
             raise await self.died()
-        result = await self._wire.ask(command)
+        result = await asked
         if isinstance(result, Failed):
             raise CommandFailedError(result)
         if not isinstance(result, command.answer):

@@ -72,11 +72,11 @@ def test_edited_line_is_found(trained: RunDirectory, volunteers: list[Identity])
 
 
 def drop_id(record: dict[str, Any]) -> None:
-    record["cover"][1][2].remove(3)
+    record["cover"][1][1].remove(3)
 
 
 def double_id(record: dict[str, Any]) -> None:
-    record["cover"][1][2].append(0)
+    record["cover"][1][1].append(0)
 
 
 def test_dropped_microbatch_is_lost(trained: RunDirectory, volunteers: list[Identity]) -> None:
@@ -107,7 +107,7 @@ def test_one_holder_alone_is_enough_to_fail(trained: RunDirectory, volunteers: l
     [
         (lambda record: record.update(state="00" * 32), "step 1 block 0: the holders' states differ"),
         (lambda record: record.update(gradient="00" * 32), "step 1 block 0: the holders' gradients differ"),
-        (lambda record: record["cover"][0][2].append(4), "step 1: microbatches unknown: 4"),
+        (lambda record: record["cover"][0][1].append(4), "step 1: microbatches unknown: 4"),
         (
             lambda record: record.update(view=7),
             "step 1 block 0: view 7 plan 5 was applied and never committed",

@@ -10,7 +10,7 @@ from hetpeer.bootstrap.eventlog import EventLog, read_event, read_events, sign_e
 from hetpeer.dht.errors import LocalError, ProtocolError
 from hetpeer.dht.identity import Identity
 
-RECORD = {"kind": "applied", "step": 3, "cover": [["Qm", 0, [1, 2]]], "state": "ab", "loss": 0.1}
+RECORD = {"kind": "applied", "step": 3, "cover": [["Qm", [1, 2]]], "state": "ab", "loss": 0.1}
 
 
 def test_signed_record_is_read(volunteers: list[Identity]) -> None:

@@ -1,0 +1,28 @@
+"""Which place a volunteer takes: its own choice, from what the coordinator offers.
+
+Pure. The open place that fits its memory and whose blocks have the fewest holders helps most; among equals the largest
+one, so that strong machines leave the small ones to others, then the first cluster, so that clusters fill up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hetpeer.averaging.messages import Place
+from hetpeer.dht.errors import ExitCode, LocalError
+
+
+def choose_place(places: Iterable[Place], memory_bytes: int) -> Place:
+    """The place to claim for a machine that offers `memory_bytes`. Raises `LocalError` HP-FIT-001 if none fits."""
+    offered = [place for place in places if place.open]
+    fitting = [place for place in offered if place.memory_bytes <= memory_bytes]
+    if not fitting:
+        smallest = min((place.memory_bytes for place in offered), default=0)
+        raise LocalError(
+            "HP-FIT-001",
+            "no open place of this run fits into this machine's memory",
+            why=f"the smallest needs {smallest / 2**20:.0f} MiB, this machine offers {memory_bytes / 2**20:.0f} MiB",
+            fix="allow more with --ram-limit, or ask the run's author for more and smaller stages",
+            exit_code=ExitCode.TOO_SMALL,
+        )
+    return min(fitting, key=lambda p: (p.holders, -p.memory_bytes, p.cluster, p.begin))

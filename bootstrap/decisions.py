@@ -1,0 +1,94 @@
+"""What the coordinator is told and what it decides: its settings, its states and its effects.
+
+Effects are carried out in order; a `Record` is durable before anything behind it is begun (docs/protocol.md).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.membership import BlockCost, Range
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorConfig:
+    """What the manifest says of the run, and the time-outs. All durations are seconds of the coordinator's clock."""
+
+    run: str
+    steps: int
+    microbatches: int
+    evaluation_microbatches: int
+    evaluate_every: int
+    checkpoint_every: int
+    clip_norm: float | None
+    layouts: Sequence[Sequence[Range]]
+    costs: Sequence[BlockCost]
+    lease_s: float = 10.0
+    """Nothing heard for so long: gone."""
+    grace_s: float = 2.0
+    """A broken stream may come back for so long (a restart of p2pd)."""
+    sync_s: float = 120.0
+    """A step waits at most so long for joiners that fetch state."""
+    stall_s: float = 15.0
+    """Nothing counted for so long (or four times the last step): undone ids are handed out again."""
+    reduce_s: float = 20.0
+    """A plan that is not voted on for so long is made anew; at the third time non-voters are fenced."""
+    return_s: float = 15.0
+    """After a restart, holders have so long to come back before the run goes back to the checkpoint."""
+    move_s: float = 5.0
+    """A block that nobody holds or prepares for so long is given to a volunteer who is redundant elsewhere."""
+
+
+class State(enum.Enum):
+    """docs/protocol.md, coordinator states."""
+
+    WAITING = "waiting"
+    SYNCING = "syncing"
+    TRAINING = "training"
+    REDUCING = "reducing"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send `message` to volunteer `to`."""
+
+    to: str
+    message: m.Message
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Append to the log and make durable before anything that follows."""
+
+    record: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """Close the stream of `peer` after what was sent."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class CollectCheckpoint:
+    """Expect the state of `version`, each block from the named volunteer → `Coordinator.saved` or `.not_saved`."""
+
+    version: int
+    savers: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """The run is over: `completed`, or cannot go on for the reason `why`."""
+
+    why: str
+    completed: bool
+
+
+Effect = Send | Record | Disconnect | CollectCheckpoint | Halt

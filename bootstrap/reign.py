@@ -1,0 +1,46 @@
+"""What the coordinator's rooms share: the run's line of history, its members, and where it stands.
+
+Pure data. Each room (admission, border, saving, training) reads it; transitions of `state` and `line` are the
+coordinator's alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hetpeer.averaging.messages import Line
+from hetpeer.bootstrap.decisions import CoordinatorConfig, Record, State
+from hetpeer.bootstrap.history import History
+from hetpeer.bootstrap.membership import Membership
+
+
+@dataclass(slots=True)
+class Reign:
+    """One reign: from a start of the coordinator to its end."""
+
+    config: CoordinatorConfig
+    history: History
+    line: Line
+    members: Membership
+    state: State = State.WAITING
+
+    @property
+    def version(self) -> int:
+        """Updates that are committed."""
+        return self.history.version
+
+    @property
+    def stored(self) -> bool:
+        """Whether the current version lies complete in the checkpoint store."""
+        return self.history.checkpoint_version == self.history.version
+
+    @property
+    def resting(self) -> bool:
+        """Whether we stand between two steps."""
+        return self.state in (State.WAITING, State.SYNCING)
+
+    def log(self, **record: Any) -> Record:
+        """Fold `record` into the history; the effect makes it durable."""
+        self.history.add(record)
+        return Record(record)

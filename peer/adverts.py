@@ -1,0 +1,62 @@
+"""What a peer says of itself in the DHT, every few seconds: it finds and informs, it never decides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from hetpeer.bootstrap.service import CoordinatorService
+from hetpeer.dht.errors import RemoteError
+from hetpeer.dht.node import Node
+from hetpeer.dht.records import Advert
+from hetpeer.dht.roster import Roster
+from hetpeer.peer.volunteer import Volunteer
+
+PUBLISH_S = 3.0
+TTL_S = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+async def publish_forever(roster: Roster, make: Callable[[], Advert]) -> None:
+    """Publish a fresh advert every few seconds; a store that fails is tried again at the next turn."""
+    while True:
+        try:
+            await roster.publish(make(), ttl_s=TTL_S)
+        except RemoteError as error:
+            _log.debug("advert not published: %s", error)
+        await asyncio.sleep(PUBLISH_S)
+
+
+def volunteer_advert(volunteer: Volunteer, node: Node, device_name: str) -> Advert:
+    """Role, blocks and progress of a volunteer."""
+    member = volunteer.member
+    begin, end = member.place or (0, 0)
+    return Advert(
+        name=volunteer.offer.name,
+        addresses=tuple(node.addresses()[:8]),
+        role="volunteer",
+        state=member.phase.value,
+        block_begin=begin,
+        block_end=end,
+        step=member.version or 0,
+        loss=member.loss,
+        tokens_per_second=volunteer.figures.tokens_per_second,
+        memory_bytes=volunteer.offer.memory_bytes,
+        device=device_name[:32],
+    )
+
+
+def coordinator_advert(service: CoordinatorService, node: Node) -> Advert:
+    """Where the run stands, as its coordinator knows it."""
+    history = service.core.history
+    last = history.commits.get(history.version - 1)
+    return Advert(
+        addresses=tuple(node.addresses()[:8]),
+        role="coordinator",
+        state=service.core.state.value,
+        step=history.version,
+        loss=None if last is None else float(last["loss"]),
+        tokens_per_second=service.tokens_per_second(),
+    )

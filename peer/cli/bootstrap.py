@@ -1,0 +1,41 @@
+"""`hetpeer bootstrap`: the first reliable peer of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(bootstrap)
+
+
+def bootstrap(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run directory made by hetpeer init.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",  # noqa: S104
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="TCP port to listen on; 0 takes a free one.")
+    ] = 31330,
+    peers: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ADDR", help="Peers of the run that are known already. Repeatable."),
+    ] = None,
+) -> None:
+    """Serve a run: rendezvous, data and coordinator. Prints the line that volunteers type."""
+    from hetpeer.dht.addresses import parse_address
+
+    known = tuple(parse_address(text) for text in peers or ())
+
+    from hetpeer.peer.lifecycle import run_daemon
+    from hetpeer.peer.reliable import BootstrapOptions, serve_run
+
+    options = BootstrapOptions(directory=directory, host=host, port=port, peers=known)
+    halt = run_daemon(
+        lambda leaving: serve_run(
+            options, leaving, lambda address: typer.echo(f"hetpeer join --bootstrap {address}")
+        )
+    )
+    typer.echo("stopped; start it again to go on" if halt is None else f"finished: {halt.why}", err=True)

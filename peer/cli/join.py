@@ -1,0 +1,69 @@
+"""`hetpeer join`: contribute this machine to a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(join)
+
+
+def join(
+    bootstrap: Annotated[
+        list[str],
+        typer.Option(metavar="ADDR", help="Address of any peer of the run: /ip4/…/tcp/…/p2p/Qm… Repeatable."),
+    ],
+    home: Annotated[
+        Path | None, typer.Option(help="Where keys and fetched files live. [default: $HETPEER_HOME]")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",  # noqa: S104
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="TCP port to listen on; 0 takes a free one.")
+    ] = 0,
+    name: Annotated[str, typer.Option(help="Public name; empty is anonymous.")] = "",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of the compute worker.")] = 1,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    ram_limit: Annotated[str, typer.Option(help="Memory to offer: 50% of what is free, or 4GiB.")] = "50%",
+) -> None:
+    """Contribute this machine to a run. Ctrl-C leaves within ten seconds and harms nobody."""
+    from hetpeer.dht.addresses import parse_address
+
+    addresses = tuple(parse_address(text) for text in bootstrap)
+    limit = parse_limit(ram_limit)
+
+    from hetpeer.peer.home import default_home
+    from hetpeer.peer.joining import JoinOptions
+    from hetpeer.peer.joining import join as take_part
+    from hetpeer.peer.lifecycle import run_daemon
+
+    options = JoinOptions(
+        bootstrap=addresses,
+        home=home or default_home(),
+        host=host,
+        port=port,
+        name=name,
+        threads=threads,
+        device=device,
+        ram_limit=limit,
+    )
+    stop = run_daemon(lambda leaving: take_part(options, leaving))
+    typer.echo("left the run" if stop is None else f"finished: {stop.why}", err=True)
+
+
+def parse_limit(text: str) -> float:
+    """`50%` as a share (0.5), `4GiB`, `512MiB` or a number as bytes. Raises a usage error."""
+    units = {"%": 0.01, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "": 1.0}
+    lowered = text.strip().lower()
+    for unit, factor in units.items():
+        number = lowered.removesuffix(unit) if unit else lowered
+        if (not unit or number != lowered) and number.replace(".", "", 1).isdecimal():
+            value = float(number) * factor
+            if unit == "%" and not 0 < value <= 1:
+                break
+            return value
+    raise typer.BadParameter(f"{text!r} is neither a share such as 50% nor a size such as 4GiB")

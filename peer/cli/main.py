@@ -1,0 +1,98 @@
+"""The command line `hetpeer`: global options, the commands, and how anything that goes wrong reaches its user.
+
+What goes wrong is one line on stderr and a stable exit status; a traceback is shown with -vv only. Each command
+imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from hetpeer.dht.errors import HetpeerError
+from hetpeer.peer.cli import author, bootstrap, demo, join, options, status
+
+_log = logging.getLogger("hetpeer")
+
+app = typer.Typer(
+    name="hetpeer",
+    help="Home machines train one model together.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (join, status, bootstrap, author, demo):
+    command.register(app)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"hetpeer {version('hetpeer')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _global_options(
+    *,
+    verbose: Annotated[
+        int, typer.Option("-v", "--verbose", count=True, show_default=False, help="Say more; -vv: everything.")
+    ] = 0,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Say only what went wrong.")] = False,
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    options.configure_logging(verbose, quiet)
+
+
+def run() -> None:
+    """The console entry point; always ends in SystemExit."""
+    try:
+        with _quiet_pipes():
+            app(prog_name="hetpeer")
+    except Exception as error:  # noqa: BLE001 - the last line of defence: a user never sees a bare traceback
+        known = next(_hetpeer_errors(error), None)
+        line = known.line() if known else _unexpected(error)
+        print(line, file=sys.stderr)
+        _log.debug("the traceback", exc_info=error)
+        sys.exit(known.exit_code if known else 1)
+
+
+def _hetpeer_errors(error: BaseException) -> Iterator[HetpeerError]:
+    """The error itself, or those inside the group that a TaskGroup made of it."""
+    if isinstance(error, HetpeerError):
+        yield error
+    elif isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _hetpeer_errors(inner)
+
+
+def _unexpected(error: Exception) -> str:
+    what = f"unexpected {type(error).__name__}: {error}".replace("\n", " ").rstrip(": ")
+    return f"HP-SYS-000: {what}; do: run again with -vv and report what it prints"
+
+
+@contextlib.contextmanager
+def _quiet_pipes() -> Iterator[None]:
+    """A reader that has seen enough (`hetpeer … | head`) is no error; without this the interpreter complains at exit."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    run()

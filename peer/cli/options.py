@@ -1,0 +1,106 @@
+"""What all commands share: verbosity, logging to stderr, plain or rich output, and running a coroutine.
+
+Nothing heavy is imported here: `hetpeer --help` must answer at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any, TextIO, TypeVar
+
+import typer
+
+from hetpeer.dht.errors import ExitCode
+
+T = TypeVar("T")
+
+HomeOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--home", metavar="DIR", help="Where this peer keeps its state (default: $HETPEER_HOME, or XDG's)."
+    ),
+]
+BootstrapOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--bootstrap", metavar="ADDR", help="Address of any peer, like /ip4/…/tcp/…/p2p/Qm…; may be repeated."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
+
+_LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
+
+
+def configure_logging(verbose: int, quiet: bool) -> None:
+    """Log to stderr: warnings, with -v information, with -vv everything, with -q errors only.
+
+    `LOG_FORMAT=json` makes each line one JSON object.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    as_json = os.environ.get("LOG_FORMAT", "").lower() == "json"
+    handler.setFormatter(JsonFormatter() if as_json else PlainFormatter(colours=not plain(sys.stderr)))
+    level = logging.ERROR if quiet else _LEVELS[min(verbose, len(_LEVELS) - 1)]
+    logging.basicConfig(level=max(level, logging.INFO), handlers=[handler], force=True)
+    logging.getLogger("hetpeer").setLevel(level)
+
+
+def plain(stream: TextIO) -> bool:
+    """Whether lines without colour or movement belong on this stream."""
+    return not stream.isatty() or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+
+
+def run_loop(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` on uvloop. Ctrl-C and SIGTERM cancel it, so that it can clean up; the exit status is 130 or 143."""
+    import uvloop
+
+    async def main() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await work
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(main())
+    except asyncio.CancelledError:
+        raise typer.Exit(ExitCode.TERMINATED) from None
+
+
+class PlainFormatter(logging.Formatter):
+    """`12:04:11 warning what happened`, the level in colour on a terminal."""
+
+    _COLOURS = {logging.WARNING: "33", logging.ERROR: "31", logging.CRITICAL: "31"}
+
+    def __init__(self, *, colours: bool) -> None:
+        super().__init__()
+        self._colours = colours
+
+    def format(self, record: logging.LogRecord) -> str:
+        level = record.levelname.lower()
+        if self._colours and (colour := self._COLOURS.get(record.levelno)):
+            level = f"\x1b[{colour}m{level}\x1b[0m"
+        line = f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {level} {record.getMessage()}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line, for machines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(fields)

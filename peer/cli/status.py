@@ -1,0 +1,157 @@
+"""`hetpeer status`: one look at a swarm, or one every few seconds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hetpeer.peer.cli.options import BootstrapOption, HomeOption, JsonOption, plain, run_loop
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from hetpeer.dht.addresses import Address
+    from hetpeer.peer.status import PeerRow, SwarmStatus
+
+WATCH_S = 2.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(status)
+
+
+def status(
+    *,
+    bootstrap: BootstrapOption = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Go on looking until Ctrl-C.")] = False,
+    as_json: JsonOption = False,
+    home: HomeOption = None,
+) -> None:
+    """Show a run's swarm, asked through any peer of it (default: the one last joined by)."""
+    from hetpeer.dht.addresses import parse_address
+    from hetpeer.peer.home import default_home
+    from hetpeer.peer.status import known_addresses
+
+    texts = bootstrap or known_addresses(home or default_home())
+    run_loop(_look([parse_address(text) for text in texts], watch=watch, as_json=as_json))
+
+
+async def _look(addresses: list[Address], *, watch: bool, as_json: bool) -> None:
+    import asyncio
+
+    from hetpeer.peer.status import observing
+
+    async with observing(addresses) as read:
+        if not watch:
+            _show(await read(), as_json)
+        elif as_json or plain(sys.stdout):
+            while True:
+                _show(await read(), as_json)
+                await asyncio.sleep(WATCH_S)
+        else:
+            from rich.live import Live
+
+            with Live(_tables(await read()), screen=False, auto_refresh=False) as live:
+                while True:
+                    await asyncio.sleep(WATCH_S)
+                    live.update(_tables(await read()), refresh=True)
+
+
+def _show(found: SwarmStatus, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found.document()), flush=True)
+    elif plain(sys.stdout):
+        print("\n".join(_lines(found)), flush=True)
+    else:
+        from rich.console import Console
+
+        Console().print(_tables(found))
+
+
+def _summary(found: SwarmStatus) -> Iterator[tuple[str, str]]:
+    """The first lines, as (label, text)."""
+    progress, swarm = found.progress, found.swarm
+    yield "run", f"{found.run.name}  {found.run.id}"
+    yield "state", found.state + (f": {found.reason}" if found.reason else "")
+    share = f"{progress.step / progress.steps:.0%}"
+    loss = "" if progress.loss is None else f"  loss {progress.loss:.4f}"
+    speed = f"  {swarm.tokens_per_second:,.0f} tok/s" if swarm.tokens_per_second else ""
+    eta = f"  ETA {_duration(progress.eta_s)}" if progress.eta_s and found.state != "waiting" else ""
+    yield "progress", f"step {progress.step}/{progress.steps} ({share}){loss}{speed}{eta}"
+    coordinator = "coordinator here" if swarm.coordinator else "no coordinator"
+    yield "swarm", f"{swarm.volunteers} volunteers, {swarm.working} working, {coordinator}"
+    yield "weakest", f"block {swarm.weakest_block}, {_count(swarm.weakest_holders, 'holder')}"
+
+
+def _stages(found: SwarmStatus) -> Iterator[tuple[str, str, str]]:
+    """Runs of blocks with the same holders: blocks, how many, who."""
+    names = {row.peer: _name(row) for row in found.peers}
+    first = 0
+    for row, following in zip(found.blocks, [*found.blocks[1:], None], strict=True):
+        if following is None or following.holders != row.holders:
+            blocks = f"{first}-{row.block}" if first < row.block else str(row.block)
+            yield blocks, str(len(row.holders)), ", ".join(names[peer] for peer in row.holders) or "nobody"
+            first = row.block + 1
+
+
+def _lines(found: SwarmStatus) -> Iterator[str]:
+    """Plain text, one fact a line."""
+    for label, text in _summary(found):
+        yield f"{label:<10}{text}"
+    for blocks, _, who in _stages(found):
+        yield f"{'blocks':<10}{blocks}  {who}"
+    for row in found.peers:
+        yield f"{'peer':<10}{_short(row.peer)}  " + "  ".join(filter(None, _peer_cells(row)[1:]))
+
+
+def _tables(found: SwarmStatus) -> RenderableType:
+    """The same for a terminal. Cells are Text, so that nothing a peer says is read as markup."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    summary = Table.grid(padding=(0, 2))
+    for label, text in _summary(found):
+        summary.add_row(Text(label, style="bold"), Text(text))
+    stages = Table("blocks", "holders", "who", box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for blocks, count, who in _stages(found):
+        stages.add_row(*map(Text, (blocks, count, who)), style="red" if count == "0" else "")
+    peers = Table("peer", "role", "name", "state", "blocks", "step", "speed", "device", box=None)
+    peers.header_style = "dim"
+    for row in found.peers:
+        peers.add_row(Text(_short(row.peer)), *map(Text, _peer_cells(row)))
+    return Group(summary, "", stages, "", peers)
+
+
+def _peer_cells(row: PeerRow) -> list[str]:
+    """Role, name, state, blocks, step, speed, device."""
+    blocks = f"{row.blocks[0]}-{row.blocks[1] - 1}" if row.blocks else ""
+    speed = f"{row.tokens_per_second:,.0f} tok/s" if row.tokens_per_second else ""
+    return [row.role, row.name, row.state, blocks, f"step {row.step}", speed, row.device]
+
+
+def _name(row: PeerRow) -> str:
+    return row.name or _short(row.peer)
+
+
+def _short(peer: str) -> str:
+    return f"…{peer[-6:]}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _duration(seconds: float) -> str:
+    """`45s`, `3m 05s`, `2h 07m`, `4d 02h`."""
+    whole = round(seconds)
+    for unit, size, smaller, smaller_size in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
+        if whole >= size:
+            return f"{whole // size}{unit} {whole % size // smaller_size:02}{smaller}"
+    return f"{whole}s"

@@ -1,0 +1,38 @@
+"""A daemon's life: one loop, two signals, an orderly end.
+
+The first SIGINT or SIGTERM asks the daemon to leave; what it then does is bounded in time. The second one ends the
+process at once, which is always safe (docs/protocol.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from hetpeer.dht.errors import ExitCode
+
+T = TypeVar("T")
+
+
+def run_daemon(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
+    """Run `main(leaving)` on a loop of its own; `leaving` is set by the first signal."""
+    import uvloop
+
+    async def with_signals() -> T:
+        leaving = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def asked(number: int) -> None:
+            if leaving.is_set():
+                os._exit(ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.TERMINATED)
+            leaving.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, asked, number)
+        return await main(leaving)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(with_signals())

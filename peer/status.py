@@ -1,0 +1,238 @@
+"""What a swarm says of itself: run, peers, blocks and their holders, progress. Read through any peer of it.
+
+A short-lived node with an identity of its own joins the DHT, fetches the signed manifest from the peer it joined by,
+and reads everybody's adverts; the bootstrap node need not be there. Adverts are claims, so a status informs and proves
+nothing: `hetpeer audit` proves.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hetpeer.dht.errors import ExitCode, LocalError
+
+if TYPE_CHECKING:
+    from hetpeer.bootstrap.manifest import Manifest, SignedManifest
+    from hetpeer.dht.addresses import Address
+    from hetpeer.dht.records import Advert
+
+SCHEMA = "hetpeer.status/1"
+HOLDING = frozenset({"ready", "training", "reducing", "applying"})
+"""Phases of a volunteer that has the current state of its blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerRow:
+    """One peer, as it says itself."""
+
+    peer: str
+    name: str
+    role: str
+    state: str
+    blocks: tuple[int, int] | None
+    """[begin, end) of its place; held only if `holds`."""
+    holds: bool
+    step: int
+    tokens_per_second: float
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRow:
+    """One block and the peer ids of those who hold its current state."""
+
+    block: int
+    holders: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunName:
+    name: str
+    id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    step: int
+    """Updates committed."""
+    steps: int
+    loss: float | None
+    """Of the last committed step."""
+    eta_s: float | None
+    """Seconds until the last step at the present speed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swarm:
+    volunteers: int
+    working: int
+    """Volunteers that hold the current state of their blocks."""
+    coordinator: bool
+    """Whether a coordinator named in the manifest is there."""
+    tokens_per_second: float
+    weakest_block: int
+    """The block with the fewest holders, the first of several."""
+    weakest_holders: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwarmStatus:
+    """Everything `hetpeer status` shows. `time` is in seconds since 1970, `state` as in docs/protocol.md."""
+
+    time: float
+    state: str
+    reason: str
+    """Why it does not train, in plain words; empty while it does."""
+    run: RunName
+    peers: tuple[PeerRow, ...]
+    blocks: tuple[BlockRow, ...]
+    progress: Progress
+    swarm: Swarm
+
+    def document(self) -> dict[str, Any]:
+        """The object of `--json`."""
+        return {"schema": SCHEMA, **asdict(self)}
+
+
+def summarise(signed: SignedManifest, adverts: Mapping[str, Advert], now: float) -> SwarmStatus:
+    """The status that the adverts (by peer id) give of a run, at `now` seconds since 1970. Pure."""
+    manifest = signed.manifest
+    rows = tuple(_peer_row(peer, advert) for peer, advert in sorted(adverts.items()))
+    blocks = tuple(
+        BlockRow(block=block.index, holders=tuple(row.peer for row in rows if _has(row, block.index)))
+        for block in manifest.blocks
+    )
+    weakest = min(blocks, key=lambda row: len(row.holders))
+    coordinators = [row for row in rows if row.role == "coordinator" and row.peer in manifest.coordinators]
+    swarm = Swarm(
+        volunteers=sum(row.role == "volunteer" for row in rows),
+        working=sum(row.holds for row in rows),
+        coordinator=bool(coordinators),
+        tokens_per_second=_speed(coordinators, rows, blocks),
+        weakest_block=weakest.block,
+        weakest_holders=len(weakest.holders),
+    )
+    witnesses = coordinators or [row for row in rows if row.holds]
+    progress = _progress(manifest, witnesses, adverts, swarm.tokens_per_second)
+    state, reason = _state(progress, coordinators, blocks)
+    return SwarmStatus(
+        time=now,
+        state=state,
+        reason=reason,
+        run=RunName(name=manifest.name, id=signed.run_id),
+        peers=rows,
+        blocks=blocks,
+        progress=progress,
+        swarm=swarm,
+    )
+
+
+def known_addresses(home: Path) -> tuple[str, ...]:
+    """The addresses by which this machine joined last. Raises `LocalError` HP-ADDR-002 if it never did."""
+    try:
+        addresses = json.loads((home / "addresses.json").read_bytes())
+    except (OSError, ValueError):
+        addresses = []
+    if not addresses or not isinstance(addresses, list):
+        raise LocalError(
+            "HP-ADDR-002",
+            "no peer to ask is known",
+            why=f"nobody has joined a run from {home} yet",
+            fix="say whom to ask: hetpeer status --bootstrap ADDR",
+            exit_code=ExitCode.USAGE,
+        )
+    return tuple(map(str, addresses))
+
+
+@asynccontextmanager
+async def observing(addresses: Sequence[Address]) -> AsyncIterator[Callable[[], Awaitable[SwarmStatus]]]:
+    """Join the swarm as an onlooker; the function yielded reads its status, as often as one likes.
+
+    Raises `LocalError` HP-NET-002 (nobody answers), HP-NET-006 (nobody serves a run); reading raises `RemoteError`
+    HP-NET-012 when the DHT does not answer.
+    """
+    from hetpeer.dht.clock import SystemClock
+    from hetpeer.dht.identity import Identity
+    from hetpeer.dht.node import Node, NodeConfig
+    from hetpeer.dht.roster import Roster
+    from hetpeer.peer.joining import fetch_manifest
+
+    with tempfile.TemporaryDirectory(prefix="hetpeer-status-") as folder:
+        identity = Identity.create(Path(folder) / "identity.key")
+        node = await Node.start(NodeConfig(peers=tuple(addresses)), identity)
+        try:
+            signed = await fetch_manifest(node, addresses)
+            roster = Roster(node, signed.run_id)
+
+            async def read() -> SwarmStatus:
+                return summarise(signed, await roster.read(), SystemClock().wall())
+
+            yield read
+        finally:
+            await node.close()
+
+
+def _peer_row(peer: str, advert: Advert) -> PeerRow:
+    volunteer = advert.role == "volunteer"
+    place = (advert.block_begin, advert.block_end) if advert.block_begin < advert.block_end else None
+    return PeerRow(
+        peer=peer,
+        name=advert.name,
+        role=advert.role,
+        state=advert.state,
+        blocks=place if volunteer else None,
+        holds=volunteer and place is not None and advert.state in HOLDING,
+        step=advert.step,
+        tokens_per_second=advert.tokens_per_second,
+        device=advert.device,
+    )
+
+
+def _has(row: PeerRow, block: int) -> bool:
+    return row.holds and row.blocks is not None and row.blocks[0] <= block < row.blocks[1]
+
+
+def _speed(coordinators: Sequence[PeerRow], rows: Sequence[PeerRow], blocks: Sequence[BlockRow]) -> float:
+    """The coordinator's figure; without one, what the slowest block's holders do together."""
+    if coordinators:
+        return max(row.tokens_per_second for row in coordinators)
+    speeds = {row.peer: row.tokens_per_second for row in rows}
+    return min(sum(speeds[peer] for peer in block.holders) for block in blocks)
+
+
+def _progress(
+    manifest: Manifest, witnesses: Sequence[PeerRow], adverts: Mapping[str, Advert], speed: float
+) -> Progress:
+    steps = manifest.training.steps
+    furthest = max(witnesses, key=lambda row: row.step, default=None)
+    step = min(furthest.step, steps) if furthest else 0
+    per_step = (
+        manifest.training.microbatches
+        * manifest.training.microbatch_size
+        * manifest.data.sequence_length
+    )
+    return Progress(
+        step=step,
+        steps=steps,
+        loss=adverts[furthest.peer].loss if furthest else None,
+        eta_s=(steps - step) * per_step / speed if speed > 0 else None,
+    )
+
+
+def _state(
+    progress: Progress, coordinators: Sequence[PeerRow], blocks: Sequence[BlockRow]
+) -> tuple[str, str]:
+    missing = [str(block.block) for block in blocks if not block.holders]
+    if progress.step >= progress.steps:
+        return "finished", ""
+    if not coordinators:
+        return "waiting", "no coordinator is there"
+    if missing:
+        return "waiting", f"nobody holds block {', '.join(missing)}"
+    return coordinators[0].state, ""
