@@ -34,9 +34,9 @@ class CoordinatorConfig:
     sync_s: float = 120.0
     """A step waits at most so long for joiners that fetch state."""
     stall_s: float = 15.0
-    """Nothing counted for so long (or four times the last step): undone ids are handed out again."""
+    """Nothing counted for so long: undone ids are handed out again. Doubles each time that it proves too short."""
     reduce_s: float = 20.0
-    """A plan that is not voted on for so long is made anew; at the third time non-voters are fenced."""
+    """A plan that is not voted on for so long is made anew; at the third time non-voters are fenced. Doubles too."""
     return_s: float = 15.0
     """After a restart, holders have so long to come back before the run goes back to the checkpoint."""
     move_s: float = 5.0

@@ -7,7 +7,7 @@ always one more cluster open than volunteers fill, so a newcomer finds either a 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetpeer.averaging.messages import Place
@@ -39,6 +39,7 @@ class Volunteer:
     place: Range | None = None
     broken_at: float | None = None
     digests: dict[int, str] = field(default_factory=dict)
+    """Block → digest of its state at the current version, as far as it has said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +138,24 @@ class Membership:
             for v in self.volunteers.values()
             if v.standing is Standing.READY and v.place is not None
         }
+
+    def held_only_by(self, volunteers: Iterable[Volunteer]) -> list[int]:
+        """Blocks that have ready holders, all of them among `volunteers`."""
+        leaving = {v.peer for v in volunteers}
+        return [n for n in range(self.blocks) if (h := set(self.holders(n))) and h <= leaving]
+
+    def outdate(self, roster: Collection[str]) -> None:
+        """A new version was made by `roster`: all others are behind, and nobody has said its digests yet."""
+        for volunteer in self.volunteers.values():
+            volunteer.digests = {}
+            behind = volunteer.standing in (Standing.READY, Standing.SYNCING)
+            if behind and volunteer.peer not in roster:
+                volunteer.standing = Standing.PREPARED
+
+    def start_over(self) -> None:
+        """Another version holds: everybody has to prepare again."""
+        for volunteer in self.volunteers.values():
+            volunteer.digests, volunteer.standing = {}, Standing.JOINING
 
     def holders(self, block: int) -> list[str]:
         """Ready holders of `block`, in a fixed order."""

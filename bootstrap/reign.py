@@ -6,10 +6,11 @@ coordinator's alone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hetpeer.averaging.messages import Line
+from hetpeer.averaging.messages import Finished, Line
 from hetpeer.bootstrap.decisions import CoordinatorConfig, Record, State
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import Membership
@@ -24,6 +25,8 @@ class Reign:
     line: Line
     members: Membership
     state: State = State.WAITING
+    end: Finished | None = None
+    """How the run ended, once it is FINISHED."""
 
     @property
     def version(self) -> int:
@@ -39,6 +42,12 @@ class Reign:
     def resting(self) -> bool:
         """Whether we stand between two steps."""
         return self.state in (State.WAITING, State.SYNCING)
+
+    @property
+    def sealed(self) -> Mapping[int, str]:
+        """Block → digest of the current version's state, if the log knows it."""
+        checkpoint = self.history.checkpoint
+        return dict(enumerate(checkpoint["blocks"])) if checkpoint is not None and self.stored else {}
 
     def log(self, **record: Any) -> Record:
         """Fold `record` into the history; the effect makes it durable."""

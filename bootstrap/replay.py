@@ -75,7 +75,7 @@ def run_reference(directory: Path, steps: int) -> ReferenceRun:
     """Train `steps` steps in a process of its own. Raises `LocalError` HP-AUDIT-001."""
     with tempfile.TemporaryDirectory(prefix="hetpeer-replay-") as folder:
         out = Path(folder) / "reference.json"
-        arguments = [str(directory), "--out", str(out), "--steps", str(steps), "--threads", "2"]
+        arguments = [str(directory), "--out", str(out), "--steps", str(steps)]
         finished = subprocess.run(
             [sys.executable, "-P", "-m", "hetpeer.bootstrap.reference", *arguments],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},

@@ -19,6 +19,7 @@ class Saving:
         self._savers: dict[int, str] = {}
         self._digests: dict[int, str] = {}
         self._again = False
+        self._failures = 0
 
     def begin(self) -> list[Effect]:
         """At a step border: collect the current version if that is due."""
@@ -34,12 +35,14 @@ class Saving:
         return effects
 
     def _choose(self) -> dict[int, str]:
-        """A holder for each block, the work shared evenly."""
+        """A holder for each block, the work shared evenly; after each failure another one comes first."""
         members = self._reign.members
         load: dict[str, int] = {}
         savers: dict[int, str] = {}
         for block in range(members.blocks):
-            saver = min(members.holders(block), key=lambda peer: (load.get(peer, 0), peer))
+            holders = members.holders(block)
+            first = self._failures % len(holders)
+            saver = min(holders[first:] + holders[:first], key=lambda peer: load.get(peer, 0))
             load[saver] = load.get(saver, 0) + 1
             savers[block] = saver
         return savers
@@ -55,17 +58,17 @@ class Saving:
         digests = [self._digests[b] for b in sorted(self._digests)]
         return [self._reign.log(kind="checkpoint", version=version, blocks=digests)]
 
-    def failed(self, version: int) -> bool:
-        """The checkpoint of `version` cannot be completed; another is begun at the next border. False: not ours."""
-        if version != self._version:
-            return False
-        self.abandon()
-        self._again = True
-        return True
+    def failed(self, version: int) -> None:
+        """The checkpoint of `version` cannot be completed; another is begun at the next border."""
+        if version == self._version:
+            self.abandon()
+            self._again = True
+            self._failures += 1
 
-    def lost(self, peer: str) -> bool:
-        """`peer` cannot save any more. Whether the checkpoint failed by that."""
-        return self._version is not None and peer in self._savers.values() and self.failed(self._version)
+    def lost(self, peer: str) -> None:
+        """`peer` has nothing to save any more."""
+        if self._version is not None and peer in self._savers.values():
+            self.failed(self._version)
 
     def abandon(self) -> None:
         """Expect nothing more (the run went back, or it is done)."""

@@ -15,8 +15,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap import coordinator as core
 from hetpeer.bootstrap.checkpoints import CheckpointStore, Record, initial_record
 from hetpeer.bootstrap.coordinator import Coordinator, CoordinatorConfig
-from hetpeer.bootstrap.eventlog import read_event
-from hetpeer.bootstrap.files import disk_errors
+from hetpeer.bootstrap.eventlog import keep_event, read_event
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.log import Log
 from hetpeer.bootstrap.membership import BlockCost
@@ -31,6 +30,8 @@ from hetpeer.stages.execution.state import parameter_count
 
 CONTROL: Final = "hetpeer/1/control"
 TICK_S = 0.2
+SAVE_RETRY_S = 2.0
+"""A checkpoint that failed (a full disk) is not tried again at once."""
 STATE_OVERHEAD = 1 << 20
 """Bytes a state file may have beyond its three float32 vectors."""
 
@@ -96,8 +97,7 @@ class CoordinatorService:
                 self.serving.set()
                 ticker = tasks.create_task(self._tick())
                 halt = await self.halted
-                for channel in self._channels:
-                    await _briefly(channel.drained())
+                await asyncio.gather(*(_briefly(channel.drained()) for channel in self._channels))
                 for task in (consumer, ticker, self._collecting):
                     if task is not None:
                         task.cancel()
@@ -170,9 +170,12 @@ class CoordinatorService:
         signer, _record = read_event(line)
         if signer != peer:
             raise ProtocolError("an event signed by somebody else", peer=peer)
-        path = self._run.volunteers / f"{peer}.jsonl"
-        with disk_errors(path), path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        try:
+            keep_event(self._run.volunteers / f"{peer}.jsonl", line)
+        except LocalError as error:
+            # Evidence that is not kept would make the audit fail: better to stop, and go on when there is room.
+            if not self.halted.done():
+                self.halted.set_exception(error)
 
     # ── checkpoints and states ───────────────────────────────────────────────────────────────────────────────────
 
@@ -185,12 +188,10 @@ class CoordinatorService:
                 data, facts = await fetch(self._node, saver, f"state/{version}/{block}", limit)
                 digest = str(facts.get("digest", ""))
                 await asyncio.to_thread(self._store.put, version, block, bytes(data), digest)
-            except RemoteError as error:
+            except (RemoteError, LocalError) as error:
                 _log.warning("checkpoint %d: block %d not saved: %s", version, block, error)
+                await asyncio.sleep(SAVE_RETRY_S)
                 self._queue(self.core.not_saved(version, self._clock.monotonic()))
-                return
-            except LocalError as error:
-                _log.error("checkpoint %d: %s; the run goes on without it", version, error)
                 return
             self._queue(self.core.saved(version, block, digest, self._clock.monotonic()))
 

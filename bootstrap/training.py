@@ -6,7 +6,7 @@ the coordinator's business: it looks at `decision`, `trouble` and `evaluated_onl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.decisions import CoordinatorConfig, Effect, Send
@@ -16,15 +16,47 @@ from hetpeer.bootstrap.routing import assign_routes
 from hetpeer.stages.execution.routes import Route, cheapest_path, splice
 
 MAX_FAILURES = 3
-"""A microbatch that failed so often, at different volunteers where there are some, halts the run and is named."""
+"""A microbatch that failed at so many volunteers (or so often, where there are not as many) halts the run."""
 MAX_PLANS = 3
+"""So many plans in a row may run out of time before those who do not vote are fenced, or end in differing votes."""
+DETOUR = 3.0
+"""How much dearer a peer is where an id has got stuck before."""
+
+
+MAX_FACTOR = 64.0
+DECAY = 0.8
+
+
+class Pace:
+    """How patient to be: a time-out that proves too short for this swarm doubles, and shrinks slowly with each commit."""
+
+    def __init__(self) -> None:
+        self._factor = 1.0
+
+    def patience(self, seconds: float) -> float:
+        """`seconds`, as often as it takes here."""
+        return seconds * self._factor
+
+    def ran_out(self) -> None:
+        """Something took longer than our patience."""
+        self._factor = min(2 * self._factor, MAX_FACTOR)
+
+    def committed(self) -> None:
+        """A step was committed."""
+        self._factor = max(1.0, DECAY * self._factor)
 
 
 class CoordinatedStep:
     """Step `number` on `line`, with the ready members as they are now."""
 
     def __init__(
-        self, config: CoordinatorConfig, members: Membership, line: m.Line, number: int, now: float
+        self,
+        config: CoordinatorConfig,
+        members: Membership,
+        line: m.Line,
+        number: int,
+        pace: Pace,
+        now: float,
     ) -> None:
         train = range(config.microbatches) if number < config.steps else range(0)
         due = number % config.evaluate_every == 0 or number == config.steps
@@ -41,14 +73,18 @@ class CoordinatedStep:
         self.trouble: str | None = None
         """Why the run cannot go on."""
         self._config = config
-        self._line = line
+        self._pace = pace
+        self.line = line
         self._blocks = members.blocks
         self._incarnations = {peer: members.volunteers[peer].incarnation for peer in self.roster}
         self._routes = assign_routes((*train, *evaluation), self.roster, members.blocks, members.speeds())
         self._attempts: dict[int, int] = {}
         self._failures: dict[int, list[str]] = {}
+        self._stalled: set[int] = set()
         self._progress_at = now
-        self._plan_at = now
+        self.plan_at = now
+        self._late_plans = 0
+        self._split_votes = 0
 
     def begin(self) -> list[Effect]:
         """Tell everybody who takes part, and hand out the first routes."""
@@ -56,7 +92,7 @@ class CoordinatedStep:
             Send(
                 peer,
                 m.Begin(
-                    line=self._line,
+                    line=self.line,
                     step=self.number,
                     microbatches=self._config.microbatches,
                     roster=dict(self.roster),
@@ -77,10 +113,10 @@ class CoordinatedStep:
     def sealed(self, peer: str, message: m.Sealed, now: float) -> list[Effect]:
         """A holder's report of a slot: block by block it counts or not."""
         verdict = self.ledger.report(peer, message.slot, message.contents, message.losses)
-        settled = m.Settled(line=self._line, step=self.number, slot=message.slot, refused=verdict.refused)
+        settled = m.Settled(line=self.line, step=self.number, slot=message.slot, refused=verdict.refused)
         effects: list[Effect] = [Send(peer, settled)]
         for rival, blocks in verdict.evicted.items():
-            evict = m.Evict(line=self._line, step=self.number, blocks=tuple(blocks))
+            evict = m.Evict(line=self.line, step=self.number, blocks=tuple(blocks))
             effects.append(Send(rival, evict))
         if verdict.progress:
             self._progress_at = now
@@ -100,22 +136,26 @@ class CoordinatedStep:
         failed = self._failures.setdefault(message.id, [])
         failed.append(peer)
         self._progress_at = now
-        if len(failed) >= MAX_FAILURES:
+        others = {p: r for p, r in self.roster.items() if p not in failed}
+        others_can = cheapest_path(others, 0, self._blocks, {}) is not None
+        if len(failed if not others_can else set(failed)) >= MAX_FAILURES:
             times = f"failed {len(failed)} times"
             self.trouble = f"microbatch {message.id} of step {self.number} {times}: {message.why}"
             return []
-        others = {p: r for p, r in self.roster.items() if p not in failed}
-        if cheapest_path(others, 0, self._blocks, {}) is None:
-            others = self.roster
-        return self._hand_out({message.id}, others)
+        return self._hand_out({message.id}, others if others_can else self.roster)
 
-    def without(self, peer: str, now: float) -> list[Effect]:
-        """`peer` takes no further part; the caller has checked that every block keeps a holder."""
-        lost = self.ledger.lose(peer)
+    def leave(self, peers: Iterable[str]) -> list[str]:
+        """Strike `peers` off the roster; returns those that were on it."""
+        return [peer for peer in peers if self.roster.pop(peer, None) is not None]
+
+    def without(self, peers: Sequence[str], now: float) -> list[Effect]:
+        """`peers` have left the roster; the caller has checked that every block keeps a holder."""
+        lost = [peer for peer in peers if self.ledger.lose(peer)]
         self._progress_at = now
-        gone = m.Gone(line=self._line, peers=(peer,))
+        self._late_plans = 0
+        gone = m.Gone(line=self.line, peers=tuple(peers))
         effects: list[Effect] = [Send(other, gone) for other in sorted(self.roster)]
-        orphans = {i for i, route in self._routes.items() if route[0].peer == peer}
+        orphans = {i for i, route in self._routes.items() if route[0].peer in peers}
         effects += self._hand_out(orphans)
         if self.reducing and not lost and self.ledger.complete():
             return effects + self._make_plan(now)
@@ -125,8 +165,104 @@ class CoordinatedStep:
     def tick(self, now: float) -> list[Effect]:
         """Hand out again what is not counted for too long, make a plan anew that is not voted on for too long."""
         if self.reducing:
-            return self._make_plan(now) if self._overdue(now) and self.plan < MAX_PLANS else []
-        if now - self._progress_at < self._patience(self._config.stall_s):
+            return self._plan_late(now) if self._overdue(now) else []
+        if now - self._progress_at < self._pace.patience(self._config.stall_s):
             return []
+        self._pace.ran_out()
         self._progress_at = now
-        return self._hand_out(self.ledger.undone())
+        undone = self.ledger.undone()
+        again, self._stalled = undone & self._stalled, undone
+        for microbatch in again:
+            self._routes[microbatch] = self._detour(self._routes[microbatch])
+        return self._hand_out(undone)
+
+    def _detour(self, route: Route) -> Route:
+        """Another way for an id that got stuck on `route` twice, if there is one."""
+        cost = {hop.peer: DETOUR for hop in route}
+        return cheapest_path(self.roster, 0, self._blocks, cost) or route
+
+    def _hand_out(self, ids: set[int], roster: Mapping[str, Range] | None = None) -> list[Effect]:
+        """Route `ids` again from the start; peers on the way pass on what they have kept."""
+        routes: dict[int, Route] = {}
+        for microbatch in sorted(ids & self._routes.keys()):
+            bridged = splice(self._routes[microbatch], roster or self.roster, {})
+            if bridged is not None:
+                self._routes[microbatch] = routes[microbatch] = bridged
+                self._attempts[microbatch] = self._attempts.get(microbatch, 0) + 1
+        return [
+            Send(peer, m.Reroute(line=self.line, step=self.number, tasks=self._tasks(routes, peer)))
+            for peer in sorted({route[0].peer for route in routes.values()})
+        ]
+
+    def _tasks(self, routes: Mapping[int, Route], first: str) -> tuple[m.Task, ...]:
+        return tuple(
+            m.Task(id=i, route=route, attempt=self._attempts.get(i, 0))
+            for i, route in sorted(routes.items())
+            if route[0].peer == first
+        )
+
+    # ── reduce and vote ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def _advance(self, now: float) -> list[Effect]:
+        """All counted: reduce."""
+        if self.reducing or not self.ledger.ids or not self.ledger.complete():
+            return []
+        return self._make_plan(now)
+
+    def _make_plan(self, now: float) -> list[Effect]:
+        self.plan += 1
+        self.plan_at = now
+        self.ledger.new_plan()
+        self.reducing = True
+        holders = {
+            b: sorted(p for p, (begin, end) in self.roster.items() if begin <= b < end)
+            for b in range(self._blocks)
+        }
+        covers = self.ledger.covers(holders)
+        effects: list[Effect] = []
+        for peer in sorted(self.roster):
+            mine = tuple(
+                c for c in covers if peer in c.receivers or peer in {holder for holder, _ in c.slots}
+            )
+            plan = m.Plan(line=self.line, step=self.number, plan=self.plan, covers=mine)
+            effects.append(Send(peer, plan))
+        return effects
+
+    def vote(self, peer: str, message: m.Vote, now: float) -> list[Effect]:
+        """A holder's word on the reduced gradients of its blocks; the last one decides."""
+        if not self.reducing or message.plan != self.plan:
+            return []
+        if {b.block for b in message.blocks} != set(range(*self.roster[peer])):
+            return []
+        self.ledger.vote(peer, message)
+        if self.ledger.voters() != set(self.roster):
+            return []
+        agreed, split = self.ledger.outcome()
+        broken = [b for b, vote in agreed.items() if not vote.finite]
+        if broken:
+            self.trouble = f"the gradient of block {broken[0]} is not finite at step {self.number}"
+        elif not split:
+            self.decision = agreed
+        else:
+            self._split_votes += 1
+            if self._split_votes < MAX_PLANS:
+                return self._make_plan(now)
+            self.trouble = (
+                f"holders of block {min(split)} differ in the bits of the reduced gradient"
+                f" of step {self.number} after {MAX_PLANS} plans"
+            )
+        return []
+
+    def _overdue(self, now: float) -> bool:
+        return self.reducing and now - self.plan_at >= self._pace.patience(self._config.reduce_s)
+
+    def _plan_late(self, now: float) -> list[Effect]:
+        self._pace.ran_out()
+        self._late_plans += 1
+        return self._make_plan(now)
+
+    def mute(self, now: float) -> list[str]:
+        """Holders that did not vote in time on the last plan that they were given."""
+        if self._late_plans < MAX_PLANS - 1 or not self._overdue(now):
+            return []
+        return sorted(set(self.roster) - self.ledger.voters())

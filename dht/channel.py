@@ -22,6 +22,8 @@ from hetpeer.dht.streams import Stream
 
 BEAT_S = 1.0
 """A side with nothing to say acknowledges at least so often: silence means that the peer is frozen or cut off."""
+ACK_S = 0.05
+"""An acknowledgement waits so long for a frame to travel with: alone it costs as much as a small frame."""
 SILENCE_S = 8.0
 """A stream on which nothing came for so long is given up."""
 REDIAL_S = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -43,6 +45,7 @@ class Outbox:
     """Frames in the order of their numbers, kept until acknowledged."""
 
     def __init__(self) -> None:
+        self.acknowledged = 0
         self._next = 1
         self._kept: deque[tuple[int, Parcel]] = deque()
 
@@ -52,6 +55,7 @@ class Outbox:
 
     def acknowledge(self, number: int) -> None:
         """The peer has everything up to `number`."""
+        self.acknowledged = max(self.acknowledged, number)
         while self._kept and self._kept[0][0] <= number:
             self._kept.popleft()
 
@@ -112,7 +116,9 @@ class Channel:
         self._wake = asyncio.Event()
         self._stream: Stream | None = None
         self._acknowledged = 0
+        self._ack_timer: asyncio.TimerHandle | None = None
         self._drained = asyncio.Event()
+        self._carrying = asyncio.Lock()
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else ("up" if self._stream else "down")
@@ -149,6 +155,10 @@ class Channel:
         """
         if self._stream is not None:
             self._stream.abort()
+        async with self._carrying:  # one reader at a time: or a frame could count twice
+            await self._carry(stream, peer_has)
+
+    async def _carry(self, stream: Stream, peer_has: int) -> None:
         self.outbox.acknowledge(peer_has)
         self._acknowledged = -1
         self._stream = stream
@@ -175,7 +185,7 @@ class Channel:
                 self._acknowledged = self.inbox.last
                 await stream.send(header, *parcel.payload)
                 continue
-            if self._acknowledged != self.inbox.last:
+            if self._acknowledged != self.inbox.last and self._ack_timer is None:
                 self._acknowledged = self.inbox.last
                 await stream.send({"a": self.inbox.last})
                 continue
@@ -206,7 +216,15 @@ class Channel:
                 continue
             await self._receiver.frame(self, message, stream, frame.payload_length)
             self.inbox.take(number)
-            self._wake.set()
+            self._acknowledge_soon()
+
+    def _acknowledge_soon(self) -> None:
+        if self._ack_timer is None:
+            self._ack_timer = asyncio.get_running_loop().call_later(ACK_S, self._acknowledge)
+
+    def _acknowledge(self) -> None:
+        self._ack_timer = None
+        self._wake.set()
 
 
 async def dial(node: Node, protocol: str, channel: Channel) -> None:
@@ -232,10 +250,10 @@ async def dial(node: Node, protocol: str, channel: Channel) -> None:
             raise PeerLostError(channel.peer_id, "it does not know this channel any more")
         begun = True
         peer_has = answer.get("has")
-        before = channel.inbox.last
+        before = channel.inbox.last, channel.outbox.acknowledged
         await channel.carry(stream, peer_has if isinstance(peer_has, int) else 0)
         # A stream that carried nothing is no progress: a peer that cannot read us is not dialled in a hot loop.
-        attempt = 0 if channel.inbox.last > before else attempt + 1
+        attempt = 0 if (channel.inbox.last, channel.outbox.acknowledged) > before else attempt + 1
         await asyncio.sleep(0.0 if channel.closed else REDIAL_S[min(attempt, len(REDIAL_S) - 1)])
 
 

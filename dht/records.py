@@ -56,8 +56,8 @@ class Advert(BaseModel):
     device: Label = ""
 
     def to_map(self) -> dict[str, Any]:
-        """As it goes into the DHT; fields at their defaults are left out."""
-        return self.model_dump(exclude_defaults=True) | {"version": self.version}
+        """As it goes into the DHT; fields at their defaults are left out. No tuples: hivemind writes them in its own way."""
+        return self.model_dump(mode="json", exclude_defaults=True) | {"version": self.version}
 
     @classmethod
     def from_map(cls, value: Mapping[str, Any], *, peer: str) -> Advert:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from hetpeer.dht.errors import RemoteError
@@ -13,15 +13,20 @@ _log = logging.getLogger(__name__)
 
 
 class TaskSet:
-    """Tasks that live as long as their owner at most. A peer's fault is noted at debug level, ours as an error."""
+    """Tasks that live as long as their owner at most. A peer's fault is noted at debug level, and so ends one task only;
+    anything else is told to `on_error`, by default the log.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, on_error: Callable[[BaseException], None] | None = None) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._on_error = on_error
 
-    def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> None:
+    def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> asyncio.Task[Any]:
+        """Run `work` until it ends or the set is closed."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
+        return task
 
     async def close(self) -> None:
         """Cancel all tasks and wait until each has ended."""
@@ -38,5 +43,7 @@ class TaskSet:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, RemoteError):
             _log.debug("%s ended: %s", task.get_name(), error)
+        elif error is not None and self._on_error is not None:
+            self._on_error(error)
         elif error is not None:
             _log.error("%s failed", task.get_name(), exc_info=error)

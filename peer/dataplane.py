@@ -17,6 +17,7 @@ from hetpeer.dht.channel import Channel, ChannelServer, Parcel, dial
 from hetpeer.dht.errors import PeerLostError, ProtocolError
 from hetpeer.dht.node import Node
 from hetpeer.dht.streams import Stream
+from hetpeer.dht.tasks import TaskSet
 from hetpeer.peer.execution import FLOAT_BYTES, Execution
 from hetpeer.peer.tensors import Tensor, TensorStore
 
@@ -35,7 +36,7 @@ class DataPlane:
     """All tensor channels of one volunteer. `arrived` gets each tensor with its head and sender."""
 
     def __init__(
-        self, node: Node, key: str, tasks: asyncio.TaskGroup, arrived: Arrived, link_changed: LinkChanged
+        self, node: Node, key: str, tasks: TaskSet, arrived: Arrived, link_changed: LinkChanged
     ) -> None:
         self._node = node
         self._key = key
@@ -61,7 +62,7 @@ class DataPlane:
         """Queue a tensor for `peer`. Its bytes are read when its turn comes: it must live until its step ends."""
         assert self._store is not None
         if peer == self._node.peer_id:
-            self._arrived(peer, head, self._copy(head.step_id, tensor))
+            self._arrived(peer, head, self._store.share(tensor))  # what was sent is not changed any more
             return
         channel = self._outgoing.get(peer)
         if channel is None:
@@ -84,22 +85,15 @@ class DataPlane:
         self.keep_only(())
         self._server.close()
 
-    def _copy(self, step: StepId, tensor: Tensor) -> Tensor:
-        """Sender and receiver release their tensors apart, also when they are the same volunteer."""
-        assert self._store is not None
-        copy = self._store.new(step, tensor.extent.nbytes)
-        self._store.view(copy)[:] = self._store.view(tensor)
-        return copy
-
     def _open(self, peer: str) -> Channel:
         self._generation += 1
         channel = Channel(peer, f"{self._key}.{self._generation}", _Outgoing(self), payload_limit=0)
         self._outgoing[peer] = channel
-        self._tasks.create_task(self._keep_dialling(channel))
+        self._tasks.spawn(self._keep_dialling(channel), name=f"tensors to {peer}")
         return channel
 
     async def _keep_dialling(self, channel: Channel) -> None:
-        watch = self._tasks.create_task(self._watch(channel))
+        watch = self._tasks.spawn(self._watch(channel), name=f"link to {channel.peer_id}")
         try:
             await dial(self._node, TENSORS, channel)
         except PeerLostError as error:

@@ -6,6 +6,7 @@ coroutine that waits for the answer. What a command reads or writes stays pinned
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -171,6 +172,11 @@ class Execution:
         self._data_tensors[step, key] = list(tensors.values())
         return tensors
 
+    def end_step(self, step: e.StepId) -> None:
+        """Microbatches of `step` whose backward never came are forgotten; their tensors end with the step."""
+        for key in [key for key in self._data_tensors if key[0] == step]:
+            del self._data_tensors[key]
+
     def _drop_data(self, step: e.StepId, key: p.TaskKey) -> None:
         for tensor in self._data_tensors.pop((step, key), ()):
             self._store.release(tensor)
@@ -187,7 +193,8 @@ class Execution:
 
         async def answer() -> None:
             await posted
-            then(piece)
+            if not piece.released:  # the step may be over meanwhile
+                then(piece)
 
         return answer()
 
@@ -198,12 +205,14 @@ class Execution:
         parts = [part for part in work.parts if isinstance(part, Tensor)]
         if any(part.extent.nbytes != elements * FLOAT_BYTES for part in parts):
             return None
-        total = self._store.new(step, elements * FLOAT_BYTES)
+        single = len(parts) == 1  # its own sum: nothing is added to zeros
+        total = self._store.share(parts[0]) if single else self._store.new(step, elements * FLOAT_BYTES)
         command = c.Sum(parts=tuple(p.extent for p in parts), into=total.extent, elements=elements)
-        posted = self._post(command, [*parts, total])
+        posted = None if single else self._post(command, [*parts, total])
 
         async def answer() -> None:
-            await posted
+            if posted is not None:
+                await posted
             self._answer(member.summed(step, shard, total))
 
         return answer()
@@ -251,14 +260,15 @@ class Execution:
         extent: Extent = self._compute.arena.allocate(room)
         posted = self._compute.post(c.DumpState(block=block, extent=extent))
 
-        async def answer() -> bytes:
+        async def copy() -> bytes:
             try:
                 dumped = await posted
                 return bytes(self._compute.arena.view(extent)[: dumped.nbytes])
             finally:
                 self._compute.arena.release(extent)
 
-        return answer()
+        # Whoever asked may give up; the worker writes all the same, and the extent must be ours until it has.
+        return _shielded(asyncio.ensure_future(copy()))
 
     def command(self, command: c.Command[Any]) -> Answer:
         """Post a command that touches no tensor of ours and has nothing to tell."""
@@ -281,6 +291,10 @@ class Execution:
                 self._store.unpin(pinned)
 
         return answer()
+
+
+async def _shielded(future: asyncio.Future[R]) -> R:
+    return await asyncio.shield(future)
 
 
 def _name(key: p.TaskKey) -> str:

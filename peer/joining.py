@@ -1,7 +1,8 @@
 """From an address to a volunteer at work: what `hetpeer join` does, in order.
 
 Survey the machine, join the network, fetch and check the manifest, start the compute worker, take part, leave. Each
-part is undone in the reverse order, whatever happens.
+part is undone in the reverse order, whatever happens. A worker that dies (most likely: out of memory) is started again
+a few times, each time for a new life of the volunteer.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hetpeer.averaging.effects import Stop
 from hetpeer.bootstrap.files import atomic_write
@@ -24,19 +28,28 @@ from hetpeer.dht.addresses import Address
 from hetpeer.dht.errors import ExitCode, LocalError, RemoteError
 from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.dht.roster import Roster
+from hetpeer.dht.tasks import TaskSet
 from hetpeer.peer.adverts import publish_forever, volunteer_advert
+from hetpeer.peer.evidence import Evidence
+from hetpeer.peer.figures import Offer
+from hetpeer.peer.foresight import prepare_ahead
 from hetpeer.peer.home import Home
+from hetpeer.peer.lifecycle import unless
 from hetpeer.peer.preparing import RunFiles
 from hetpeer.peer.progress import VolunteerProgress
-from hetpeer.peer.volunteer import Offer, Volunteer, rejection
+from hetpeer.peer.volunteer import Volunteer, rejection
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import device
-from hetpeer.stages.execution.compute import Compute, ComputeConfig
+from hetpeer.stages.execution.compute import Compute, ComputeConfig, WorkerDiedError
 
 WORKER = "hetpeer.averaging.worker_main"
-FAREWELL_S = 4.0
+FAREWELL_S = 3.0
 MANIFEST_TRIES = 5
 MANIFEST_RETRY_S = 1.0
+MAX_RESTARTS = 3
+RESTART_WINDOW_S = 600.0
+"""A worker that dies more than MAX_RESTARTS times in so long is not started again."""
+MIN_ARENA_BYTES = 1 << 26
 
 _log = logging.getLogger(__name__)
 
@@ -57,49 +70,110 @@ class JoinOptions:
     """Bytes if above 1, else the share of the free memory."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Presence:
+    """Our place in the network and in the run's files: what outlives the compute worker."""
+
+    node: Node
+    home: Home
+    files: RunFiles
+    roster: Roster
+    evidence: Evidence
+    progress: VolunteerProgress
+
+
 async def join(options: JoinOptions, leaving: asyncio.Event) -> Stop | None:
     """Take part until the run is over (its Stop) or `leaving` is set (None). Raises `LocalError`."""
-    home = Home(options.home)
+    memory = _memory_offered(options.ram_limit)
     async with contextlib.AsyncExitStack() as stack:
-        node = await stack.enter_async_context(_running_node(options, home))
-        signed = await fetch_manifest(node, options.bootstrap)
-        remember_addresses(home, options.bootstrap)
-        memory = _memory_offered(options.ram_limit)
-        compute = await stack.enter_async_context(_running_compute(options, memory))
-        speed = (await compute.submit(c.WarmUp())).flops_per_second
-        info = await compute.submit(c.Info())
-        run = home.run(signed)
-        peers = [*(address.peer_id for address in options.bootstrap), *signed.manifest.coordinators]
-        offer = Offer(memory_bytes=memory, flops_per_second=speed, name=options.name)
-        volunteer = Volunteer(node, home, RunFiles(node, run, peers), compute, offer)
-        await node.serve(FILES, FileService(RunShelf(run, volunteer.state)).handle)
-        progress = VolunteerProgress(volunteer.member, signed.manifest, volunteer.figures)
-        _log.info("run %s, %s, offering %d MiB", signed.manifest.name, info.device_name, memory >> 20)
-        return await _take_part(
-            volunteer, node, Roster(node, run.run_id), progress, leaving, info.device_name
-        )
+        presence = await unless(leaving, _enter(options, stack))
+        if presence is None:
+            return None
+        deaths: deque[float] = deque(maxlen=MAX_RESTARTS)
+        while True:
+            async with contextlib.AsyncExitStack() as life:
+                try:
+                    started = await unless(leaving, _start_compute(options, memory, life))
+                    return None if started is None else await _live(presence, *started, leaving)
+                except WorkerDiedError as error:
+                    often = len(deaths) == MAX_RESTARTS and time.monotonic() - deaths[0] < RESTART_WINDOW_S
+                    if often or error.status >= 0:  # one that ended by itself would do so again
+                        raise
+                    deaths.append(time.monotonic())
+                    _log.warning("%s; a new one is started", error.what)
+
+
+async def _enter(options: JoinOptions, stack: contextlib.AsyncExitStack) -> _Presence:
+    """Join the network, and get to know the run."""
+    home = Home(options.home)
+    identity = home.identity()
+    node = await stack.enter_async_context(_running_node(options, home))
+    signed = await fetch_manifest(node, options.bootstrap)
+    run = home.run(signed)
+    remember_addresses(home, options.bootstrap)
+    evidence = stack.enter_context(contextlib.closing(Evidence(home, run, identity)))
+    peers = [*(address.peer_id for address in options.bootstrap), *signed.manifest.coordinators]
+    return _Presence(
+        node=node,
+        home=home,
+        files=RunFiles(node, run, peers),
+        roster=Roster(node, run.run_id),
+        evidence=evidence,
+        progress=VolunteerProgress(signed.manifest),
+    )
+
+
+async def _start_compute(
+    options: JoinOptions, memory: int, life: contextlib.AsyncExitStack
+) -> tuple[Compute, Offer, str]:
+    """A compute worker, what this machine can offer with it, and the name of its device."""
+    compute = await life.enter_async_context(_running_compute(options, memory))
+    speed = (await compute.submit(c.WarmUp())).flops_per_second
+    info = await compute.submit(c.Info())
+    return (
+        compute,
+        Offer(memory_bytes=memory, flops_per_second=speed, name=options.name),
+        info.device_name,
+    )
+
+
+async def _live(
+    presence: _Presence, compute: Compute, offer: Offer, device_name: str, leaving: asyncio.Event
+) -> Stop | None:
+    """Take part with one compute worker. Raises also `WorkerDiedError`."""
+    files, node, roster = presence.files, presence.node, presence.roster
+    volunteer = Volunteer(node, presence.home, files, compute, offer, presence.evidence)
+    await node.serve(FILES, FileService(RunShelf(files.run, volunteer.state)).handle)
+    name, memory = files.run.manifest.name, offer.memory_bytes
+    _log.info("run %s, %s, offering %d MiB", name, device_name, memory >> 20)
+    ahead = prepare_ahead(roster, files, memory, lambda: volunteer.admitted)
+    beside = [
+        publish_forever(roster, lambda: volunteer_advert(volunteer, node, device_name)),
+        presence.progress.show_forever(volunteer),
+    ]
+    return await _take_part(volunteer, ahead, beside, leaving)
 
 
 async def _take_part(
     volunteer: Volunteer,
-    node: Node,
-    roster: Roster,
-    progress: VolunteerProgress,
+    ahead: Coroutine[Any, Any, object],
+    beside: Sequence[Coroutine[Any, Any, None]],
     leaving: asyncio.Event,
-    device_name: str,
 ) -> Stop | None:
+    """Work until the run is over or we are asked to leave; `ahead` may find out that nothing fits us."""
     work = asyncio.ensure_future(volunteer.run())
     left = asyncio.ensure_future(leaving.wait())
-    beside = [
-        asyncio.ensure_future(
-            publish_forever(roster, lambda: volunteer_advert(volunteer, node, device_name))
-        ),
-        asyncio.ensure_future(progress.show_forever()),
-    ]
+    preparing = asyncio.ensure_future(ahead)
+    company = TaskSet()
+    for work_beside in beside:
+        company.spawn(work_beside, name="advert or progress")
     try:
-        await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({work, left, preparing}, return_when=asyncio.FIRST_COMPLETED)
+        if preparing.done():
+            preparing.result()
+            await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
         if work.done():
-            stop = _unwrap(work)
+            stop = work.result()
             if not stop.completed:
                 raise rejection(stop)
             return stop
@@ -109,42 +183,37 @@ async def _take_part(
                 await volunteer.farewell()
         return None
     finally:
-        tasks = [work, left, *beside]
+        await company.close()
+        tasks: list[asyncio.Future[Any]] = [work, left, preparing]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _unwrap(work: asyncio.Future[Stop]) -> Stop:
-    """The volunteer's result; of several errors at once the first one tells the story."""
-    try:
-        return work.result()
-    except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from group
-
-
 async def fetch_manifest(node: Node, addresses: Sequence[Address]) -> SignedManifest:
     """The manifest of the run, from the first of `addresses` that gives a sound one.
 
-    Raises `LocalError`: HP-RUN-002, HP-RUN-003 (damaged) or HP-NET-006 (nobody serves one).
+    Raises `LocalError`: HP-RUN-001, HP-RUN-002, HP-RUN-003 (damaged) or HP-NET-006 (nobody serves one).
     """
-    last: RemoteError | None = None
+    silent: RemoteError | None = None
     for attempt in range(MANIFEST_TRIES):
+        unsound: LocalError | None = None
         for address in addresses:
             try:
                 data, _ = await fetch(node, address.peer_id, "manifest", MAX_MANIFEST_BYTES)
                 return read(bytes(data))
             except RemoteError as error:
-                last = error
+                silent = error
+            except LocalError as error:
+                unsound = error
+        if unsound is not None:
+            raise unsound
         if attempt < MANIFEST_TRIES - 1:
             await asyncio.sleep(MANIFEST_RETRY_S)
     raise LocalError(
         "HP-NET-006",
         "no peer at the given address serves a run",
-        why=last.what if last else "no address was given",
+        why=silent.what if silent else "no address was given",
         fix="check the address with whoever gave it to you",
         exit_code=ExitCode.NETWORK,
     )
@@ -172,7 +241,7 @@ async def _running_node(options: JoinOptions, home: Home) -> AsyncIterator[Node]
 
 @contextlib.asynccontextmanager
 async def _running_compute(options: JoinOptions, memory: int) -> AsyncIterator[Compute]:
-    config = ComputeConfig(device=options.device, threads=options.threads, arena_bytes=max(memory, 1 << 26))
+    config = ComputeConfig(device=options.device, threads=options.threads, arena_bytes=max(memory, MIN_ARENA_BYTES))
     compute = await Compute.start(config, WORKER)
     try:
         yield compute

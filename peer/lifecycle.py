@@ -36,3 +36,15 @@ def run_daemon(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(with_signals())
+
+
+async def unless(leaving: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """Do `work`; once `leaving` is set it is cancelled and its end awaited, and None returned."""
+    task, left = asyncio.ensure_future(work), asyncio.ensure_future(leaving.wait())
+    try:
+        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        left.cancel()
+        task.cancel()  # no effect when done
+        await asyncio.wait({task})
+    return None if task.cancelled() else task.result()

@@ -37,7 +37,9 @@ def loss_curve(
     title: str = "",
 ) -> str:
     """The SVG document. `reference` is what one machine computed alone, drawn beneath the swarm's curve."""
-    curves = [[point for point in curve if math.isfinite(point[1])] for curve in (training, evaluations, reference)]
+    curves = [
+        [point for point in curve if math.isfinite(point[1])] for curve in (training, evaluations, reference)
+    ]
     points = [point for curve in curves for point in curve] or [(0.0, 0.0)]
     steps = _ticks(0, max(x for x, _ in points), 10)
     losses = _ticks(min(y for _, y in points), max(y for _, y in points), 6)
@@ -48,8 +50,7 @@ def loss_curve(
         return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
-        ' font-family="system-ui, sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="system-ui, sans-serif">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
         _text(LEFT, 24, title, fill=INK, anchor="start", size=15),
     ]
@@ -63,17 +64,33 @@ def loss_curve(
         parts.append(_text(at, HEIGHT - BOTTOM + 20, f"{x:g}"))
     parts.append(_line(LEFT, HEIGHT - BOTTOM, WIDTH - RIGHT, HEIGHT - BOTTOM, FAINT))
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, "step"))
-    parts.append(_text(18, HEIGHT / 2, "loss (nats per token)", extra=f' transform="rotate(-90 18 {HEIGHT / 2:g})"'))
+    parts.append(
+        _text(18, HEIGHT / 2, "loss (nats per token)", extra=f' transform="rotate(-90 18 {HEIGHT / 2:g})"')
+    )
     for mark in marks:
         at, _ = place(mark.step, low)
         colour = ROLLBACK if mark.rollback else KILL
         parts.append(_line(at, TOP, at, HEIGHT - BOTTOM, colour, ' stroke-dasharray="4 3"'))
-        parts.append(_text(at + 5, TOP + (24 if mark.rollback else 10), mark.text, fill=colour, anchor="start"))
+        before = at > WIDTH * 0.75  # no room for the text behind the line
+        parts.append(
+            _text(
+                at - 5 if before else at + 5,
+                TOP + (24 if mark.rollback else 10),
+                mark.text,
+                fill=colour,
+                anchor="end" if before else "start",
+            )
+        )
     trained, evaluated, alone = ([place(*point) for point in curve] for curve in curves)
     parts.append(_curve(alone, REFERENCE, 6))
     parts.append(_curve(trained, SWARM, 2))
-    parts += [f'<circle cx="{x:.2f}" cy="{y:.2f}" r="4" fill="#ffffff" stroke="{EVALUATION}" stroke-width="2"/>' for x, y in evaluated]
-    parts += _legend([("swarm", SWARM, trained), ("one machine", REFERENCE, alone), ("held-out", EVALUATION, evaluated)])
+    parts += [
+        f'<circle cx="{x:.2f}" cy="{y:.2f}" r="4" fill="#ffffff" stroke="{EVALUATION}" stroke-width="2"/>'
+        for x, y in evaluated
+    ]
+    parts += _legend(
+        [("swarm", SWARM, trained), ("one machine", REFERENCE, alone), ("held-out", EVALUATION, evaluated)]
+    )
     return "\n".join([*(part for part in parts if part), "</svg>"]) + "\n"
 
 
@@ -106,6 +123,15 @@ def _line(x1: float, y1: float, x2: float, y2: float, colour: str, extra: str = 
     return f'<line x1="{x1:.2f}" y1="{y1:.2f}" x2="{x2:.2f}" y2="{y2:.2f}" stroke="{colour}"{extra}/>'
 
 
-def _text(x: float, y: float, text: str, *, fill: str = FAINT, anchor: str = "middle", size: int = 12, extra: str = "") -> str:
+def _text(
+    x: float,
+    y: float,
+    text: str,
+    *,
+    fill: str = FAINT,
+    anchor: str = "middle",
+    size: int = 12,
+    extra: str = "",
+) -> str:
     style = f'fill="{fill}" text-anchor="{anchor}" font-size="{size}"'
     return f'<text x="{x:.2f}" y="{y:.2f}" {style}{extra}>{escape(text)}</text>' if text else ""

@@ -117,11 +117,16 @@ class StateFetcher:
 
     async def _load_into_worker(self, block: int, data: bytearray) -> Loaded:
         extent = self._compute.arena.allocate(len(data))
-        try:
-            self._compute.arena.view(extent)[:] = data
-            return await self._compute.submit(c.Load(block=block, state=extent))
-        finally:
-            self._compute.arena.release(extent)
+        self._compute.arena.view(extent)[:] = data
+
+        async def load() -> Loaded:
+            try:
+                return await self._compute.submit(c.Load(block=block, state=extent))
+            finally:
+                self._compute.arena.release(extent)
+
+        # The version may be no longer wanted; the worker reads all the same, and the extent stays until it has.
+        return await asyncio.shield(asyncio.ensure_future(load()))
 
 
 async def prepare_block(compute: Compute, files: RunFiles, block: int) -> tuple[BlockSpec, int]:

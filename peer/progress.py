@@ -3,55 +3,91 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import time
 
 from hetpeer.averaging.member import Member, Phase
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.bootstrap.service import CoordinatorService
-from hetpeer.peer.volunteer import Figures
+from hetpeer.peer.volunteer import Volunteer
+
+_log = logging.getLogger(__name__)
 
 LOOK_S = 0.5
 EVERY_S = 5.0
 """Seconds between two lines while nothing but the step number changes."""
+PATIENCE_S = 3.0
+"""What takes longer is said."""
+WORKING = frozenset({Phase.TRAINING, Phase.REDUCING, Phase.APPLYING})
 
 
 class VolunteerProgress:
-    """Lines of `hetpeer join`: every change of phase, and the step every few seconds."""
+    """Lines of `hetpeer join`: what it does or waits for, when it changes; while it works, the step every few seconds."""
 
-    def __init__(self, member: Member, manifest: Manifest, figures: Figures) -> None:
-        self._member = member
+    def __init__(self, manifest: Manifest) -> None:
         self._steps = manifest.training.steps
         self._tokens = manifest.training.microbatch_size * manifest.data.sequence_length
-        self._figures = figures
-        self._told: tuple[str, tuple[int, int] | None] = ("", None)
+        self._contributed = False
+        self._told = ""
         self._told_at = 0.0
 
-    async def show_forever(self) -> None:
-        """Look at the volunteer twice a second and print what is new."""
+    async def show_forever(self, volunteer: Volunteer) -> None:
+        """Look at `volunteer` twice a second and print what is new."""
         counted, since = 0, time.monotonic()
+        resting_since = since
         while True:
             await asyncio.sleep(LOOK_S)
-            now = time.monotonic()
+            now, figures = time.monotonic(), volunteer.figures
+            if figures.microbatches and not self._contributed:
+                self._contributed = True
+                counted, since = figures.microbatches, now
+                say("first microbatch done: you are contributing")
             if now - since >= EVERY_S:
-                done = self._figures.microbatches - counted
-                self._figures.tokens_per_second = done * self._tokens / (now - since)
-                counted, since = self._figures.microbatches, now
-            self._look(now)
+                figures.tokens_per_second = (figures.microbatches - counted) * self._tokens / (now - since)
+                counted, since = figures.microbatches, now
+            if volunteer.session.is_up and volunteer.member.phase in WORKING:
+                resting_since = now
+                if now - self._told_at >= EVERY_S and self._contributed:
+                    self._tell(self._step_line(volunteer), now)
+            elif (line := _waiting_line(volunteer, now - resting_since)) and line != self._told:
+                self._tell(line, now)
 
-    def _look(self, now: float) -> None:
-        member = self._member
-        working = member.phase in (Phase.TRAINING, Phase.REDUCING, Phase.APPLYING, Phase.READY)
-        state = "working" if working else member.phase.value
-        key = (state, member.place)
-        if key == self._told and (not working or now - self._told_at < EVERY_S):
-            return
-        self._told, self._told_at = key, now
-        place = "" if member.place is None else f"  blocks {member.place[0]}-{member.place[1] - 1}"
+    def _tell(self, line: str, now: float) -> None:
+        self._told, self._told_at = line, now
+        say(line)
+
+    def _step_line(self, volunteer: Volunteer) -> str:
+        member, speed = volunteer.member, volunteer.figures.tokens_per_second
         loss = "" if member.loss is None else f"  loss {member.loss:.4f}"
-        speed = f"  you {self._figures.tokens_per_second:,.0f} tok/s" if working else ""
-        step = f"  step {member.version or 0}/{self._steps}"
-        print(f"{state}{place}{step}{loss}{speed}", file=sys.stderr, flush=True)
+        you = f"  you {speed:,.0f} tok/s" if speed else ""
+        return f"step {member.version or 0}/{self._steps}{loss}  {_blocks(member)}{you}"
+
+
+def _waiting_line(volunteer: Volunteer, rest_s: float) -> str:
+    """What a volunteer that takes no part in a step does or waits for; nothing while that is about to change."""
+    member = volunteer.member
+    if not volunteer.session.is_up:
+        return "waiting for the coordinator: it does not answer" if rest_s > PATIENCE_S else ""
+    match member.phase:
+        case Phase.PREPARING:
+            return f"getting {_blocks(member)} ready"
+        case Phase.SYNCING:
+            return f"waiting for the state of {_blocks(member)}" if rest_s > PATIENCE_S else ""
+        case Phase.READY:
+            return "ready; waiting for other volunteers" if rest_s > PATIENCE_S else ""
+        case _:
+            return ""
+
+
+def _blocks(member: Member) -> str:
+    return "" if member.place is None else f"blocks {member.place[0]}-{member.place[1] - 1}"
+
+
+def say(line: str) -> None:
+    """One line for the person, at once; nothing with --quiet."""
+    if _log.isEnabledFor(logging.WARNING):
+        print(line, file=sys.stderr, flush=True)
 
 
 class CoordinatorProgress:
@@ -79,4 +115,4 @@ class CoordinatorProgress:
         line = f"step {core.history.version}  {key[1]} volunteers{loss}"
         if core.missing_blocks:
             line += f"  waiting for volunteers for blocks {', '.join(map(str, core.missing_blocks))}"
-        print(line, file=sys.stderr, flush=True)
+        say(line)

@@ -77,9 +77,12 @@ async def _coordinate(
         asyncio.ensure_future(CoordinatorProgress(service).show_forever()),
     ]
     try:
-        await service.serving.wait()
-        announce(_join_address(node))
-        await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
+        ready = asyncio.ensure_future(service.serving.wait())
+        await asyncio.wait({work, left, ready}, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if ready.done():
+            announce(_join_address(node))
+            await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
             return None
         halt = work.result()

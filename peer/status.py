@@ -213,9 +213,7 @@ def _progress(
     furthest = max(witnesses, key=lambda row: row.step, default=None)
     step = min(furthest.step, steps) if furthest else 0
     per_step = (
-        manifest.training.microbatches
-        * manifest.training.microbatch_size
-        * manifest.data.sequence_length
+        manifest.training.microbatches * manifest.training.microbatch_size * manifest.data.sequence_length
     )
     return Progress(
         step=step,

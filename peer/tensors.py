@@ -7,11 +7,15 @@ somebody else's tensor.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hetpeer.averaging.effects import StepId
 from hetpeer.stages.execution.arena import Arena, Extent
+
+TRIM_STEPS = 64
+"""Every so many steps the arena's free pages go back to the system, so that a peak is not kept for ever."""
 
 
 @dataclass(eq=False, slots=True)
@@ -30,11 +34,20 @@ class TensorStore:
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._steps: dict[StepId, set[Tensor]] = {}
+        self._sharers: Counter[Extent] = Counter()
+        self._ended = 0
 
     def new(self, step: StepId, nbytes: int) -> Tensor:
         """Room for a tensor of `step`. Raises ArenaFullError."""
-        tensor = Tensor(self._arena.allocate(nbytes), step)
-        self._steps.setdefault(step, set()).add(tensor)
+        return self._add(Tensor(self._arena.allocate(nbytes), step))
+
+    def share(self, tensor: Tensor) -> Tensor:
+        """The same memory with one more owner: released apart, freed with the last. Nobody may write to it any more."""
+        self._sharers[tensor.extent] += 1
+        return self._add(Tensor(tensor.extent, tensor.step))
+
+    def _add(self, tensor: Tensor) -> Tensor:
+        self._steps.setdefault(tensor.step, set()).add(tensor)
         return tensor
 
     def view(self, tensor: Tensor) -> memoryview:
@@ -45,14 +58,20 @@ class TensorStore:
         if tensor.released:
             return
         tensor.released = True
-        self._steps.get(tensor.step, set()).discard(tensor)
+        left = self._steps.get(tensor.step, set())
+        left.discard(tensor)
+        if not left:
+            self._steps.pop(tensor.step, None)
         if not tensor.pins:
-            self._arena.release(tensor.extent)
+            self._free(tensor.extent)
 
     def end_step(self, step: StepId) -> None:
         """Release every tensor of `step`."""
         for tensor in list(self._steps.pop(step, ())):
             self.release(tensor)
+        self._ended += 1
+        if self._ended % TRIM_STEPS == 0:
+            self._arena.trim()
 
     def pin(self, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
         """Keep the memory of `tensors` in place until `unpin`, even if they are released meanwhile."""
@@ -65,4 +84,11 @@ class TensorStore:
         for tensor in tensors:
             tensor.pins -= 1
             if tensor.released and not tensor.pins:
-                self._arena.release(tensor.extent)
+                self._free(tensor.extent)
+
+    def _free(self, extent: Extent) -> None:
+        if self._sharers[extent]:
+            self._sharers[extent] -= 1
+            return
+        del self._sharers[extent]
+        self._arena.release(extent)

@@ -5,7 +5,6 @@ Nothing heavy is imported here: `hetpeer --help` must answer at once.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
@@ -36,6 +35,7 @@ BootstrapOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 
+_COLOURS = {logging.WARNING: "33", logging.ERROR: "31", logging.CRITICAL: "31"}
 _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
@@ -50,6 +50,8 @@ def configure_logging(verbose: int, quiet: bool) -> None:
     level = logging.ERROR if quiet else _LEVELS[min(verbose, len(_LEVELS) - 1)]
     logging.basicConfig(level=max(level, logging.INFO), handlers=[handler], force=True)
     logging.getLogger("hetpeer").setLevel(level)
+    logging.captureWarnings(capture=True)  # Python's own, mostly of torch about torch
+    logging.getLogger("py.warnings").setLevel(logging.WARNING if level == logging.DEBUG else logging.ERROR)
 
 
 def plain(stream: TextIO) -> bool:
@@ -57,8 +59,15 @@ def plain(stream: TextIO) -> bool:
     return not stream.isatty() or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
 
 
+def is_quiet() -> bool:
+    """Whether -q was given."""
+    return logging.getLogger("hetpeer").level >= logging.ERROR
+
+
 def run_loop(work: Coroutine[Any, Any, T]) -> T:
     """Run `work` on uvloop. Ctrl-C and SIGTERM cancel it, so that it can clean up; the exit status is 130 or 143."""
+    import asyncio
+
     import uvloop
 
     async def main() -> T:
@@ -77,15 +86,13 @@ def run_loop(work: Coroutine[Any, Any, T]) -> T:
 class PlainFormatter(logging.Formatter):
     """`12:04:11 warning what happened`, the level in colour on a terminal."""
 
-    _COLOURS = {logging.WARNING: "33", logging.ERROR: "31", logging.CRITICAL: "31"}
-
     def __init__(self, *, colours: bool) -> None:
         super().__init__()
         self._colours = colours
 
     def format(self, record: logging.LogRecord) -> str:
         level = record.levelname.lower()
-        if self._colours and (colour := self._COLOURS.get(record.levelno)):
+        if self._colours and (colour := _COLOURS.get(record.levelno)):
             level = f"\x1b[{colour}m{level}\x1b[0m"
         line = f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {level} {record.getMessage()}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line

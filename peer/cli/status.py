@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -107,7 +106,7 @@ def _lines(found: SwarmStatus) -> Iterator[str]:
     for blocks, _, who in _stages(found):
         yield f"{'blocks':<10}{blocks}  {who}"
     for row in found.peers:
-        yield f"{'peer':<10}{_short(row.peer)}  " + "  ".join(filter(None, _peer_cells(row)[1:]))
+        yield f"{'peer':<10}{_short(row.peer)}  " + "  ".join(filter(None, _peer_cells(row)))
 
 
 def _tables(found: SwarmStatus) -> RenderableType:
@@ -151,7 +150,11 @@ def _count(number: int, noun: str) -> str:
 def _duration(seconds: float) -> str:
     """`45s`, `3m 05s`, `2h 07m`, `4d 02h`."""
     whole = round(seconds)
-    for unit, size, smaller, smaller_size in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
+    for unit, size, smaller, smaller_size in (
+        ("d", 86400, "h", 3600),
+        ("h", 3600, "m", 60),
+        ("m", 60, "s", 1),
+    ):
         if whole >= size:
             return f"{whole // size}{unit} {whole % size // smaller_size:02}{smaller}"
     return f"{whole}s"

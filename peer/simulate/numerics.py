@@ -1,20 +1,22 @@
-"""What simulated volunteers compute: symbols whose sums show every id, or a real toy net in torch.
+"""What simulated volunteers compute: symbols that show every id and every rounding, or a toy net in torch (toynet.py).
 
-`Symbols`: a gradient is a count of microbatch ids, a block's state a hash chain over the gradients that were applied.
-An id lost or doubled anywhere changes every later state, so one comparison with the expected chain at the end checks
-the whole history.
+`Symbols`: a gradient counts microbatch ids, a block's state is a hash chain over the gradients that were applied. An id
+that is lost or doubled anywhere changes every later state, so one comparison with the expected chain checks the whole
+history. Beside that exact part goes a second one, the *bits*, which depends on the order of additions as float32 sums
+do: two histories of the same ids may differ in it, two holders of one block may not.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 
 class Numerics(Protocol):
-    """The arithmetic of a model of `blocks` blocks, for one volunteer. States are per block."""
+    """The arithmetic of a model of `blocks` blocks. States and gradients are per block; all values are immutable."""
 
     blocks: int
 
@@ -32,7 +34,8 @@ class Numerics(Protocol):
     def backward(self, kept: Any, gradient: Any) -> tuple[Any, list[Any]]:
         """Returns (gradient of the incoming bundle, gradient per block)."""
 
-    def add(self, gradients: Iterable[Any]) -> Any: ...
+    def add(self, gradients: Iterable[Any]) -> Any:
+        """One after the other, in this order."""
 
     def shard(self, gradient: Any, begin: int, end: int) -> Any: ...
 
@@ -45,6 +48,28 @@ class Numerics(Protocol):
 
     def digest(self, state: Any) -> str: ...
 
+    def check_loss(self, step: int, microbatches: int, loss: float) -> bool:
+        """Whether a committed step may have this mean loss."""
+
+    def check_final(self, block: int, steps: int, microbatches: int, state: Any) -> bool:
+        """Whether a run of exact steps may end in this state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """A gradient: how often each (step, id, exact state) is in it, and its bits."""
+
+    ids: Counter[tuple[int, int, str]]
+    bits: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A block's state."""
+
+    exact: str
+    bits: str
+
 
 class Symbols:
     """Gradients as counters of ids, states as hash chains (see the module's text)."""
@@ -56,52 +81,65 @@ class Symbols:
     def sizes(self) -> Mapping[int, int]:
         return dict.fromkeys(range(self.blocks), 100)
 
-    def initial(self, block: int) -> str:
-        return f"block {block}"
+    def initial(self, block: int) -> Chain:
+        return Chain(f"block {block}", "")
 
     def forward(
-        self, states: Sequence[str], begin: int, microbatch: tuple[int, int], bundle: Any
+        self, states: Sequence[Chain], begin: int, microbatch: tuple[int, int], bundle: Any
     ) -> tuple[Any, Any]:
         step, number = microbatch
         end = begin + len(states)
         assert bundle == (None if begin == 0 else ("activation", step, number, begin)), bundle
-        kept = (step, number, begin, end)
+        kept = (step, number, begin, tuple(states))
         if end == self.blocks:
             return kept, float(number + 1)
         return kept, ("activation", step, number, end)
 
-    def backward(self, kept: Any, gradient: Any) -> tuple[Any, list[Counter[Hashable]]]:
-        step, number, begin, end = kept
+    def backward(self, kept: Any, gradient: Any) -> tuple[Any, list[Sum]]:
+        step, number, begin, states = kept
+        end = begin + len(states)
         assert gradient == (None if end == self.blocks else ("gradient", step, number, end)), gradient
-        return ("gradient", step, number, begin), [Counter({(step, number): 1}) for _ in range(begin, end)]
+        return ("gradient", step, number, begin), [
+            Sum(Counter({(step, number, state.exact): 1}), _hash((step, number, state))) for state in states
+        ]
 
-    def add(self, gradients: Iterable[Counter[Hashable]]) -> Counter[Hashable]:
-        total: Counter[Hashable] = Counter()
-        for gradient in gradients:
-            total.update(gradient)
-        return total
+    def add(self, gradients: Iterable[Sum]) -> Sum:
+        terms = list(gradients)
+        if len(terms) == 1:
+            return terms[0]
+        ids: Counter[tuple[int, int, str]] = Counter()
+        for term in terms:
+            ids.update(term.ids)
+        return Sum(ids, _hash([term.bits for term in terms]))
 
-    def shard(self, gradient: Counter[Hashable], begin: int, end: int) -> Counter[Hashable]:  # noqa: ARG002
+    def shard(self, gradient: Sum, begin: int, end: int) -> Sum:  # noqa: ARG002
         return gradient
 
-    def join(self, shards: Sequence[Counter[Hashable]]) -> Counter[Hashable]:
-        return shards[0] if all(s == shards[0] for s in shards) else Counter({"torn": 1})
+    def join(self, shards: Sequence[Sum]) -> Sum:
+        whole = all(shard == shards[0] for shard in shards)
+        return shards[0] if whole else Sum(Counter({(-1, -1, "torn"): 1}), "torn")
 
-    def inspect(self, gradient: Counter[Hashable]) -> tuple[str, float]:
-        return _hash(sorted(gradient.items(), key=repr)), 1.0
+    def inspect(self, gradient: Sum) -> tuple[str, float]:
+        return _hash((sorted(gradient.ids.items()), gradient.bits)), 1.0
 
-    def apply(self, state: str, gradient: Counter[Hashable], coefficient: float) -> str:  # noqa: ARG002
-        return _hash((state, sorted(gradient.items(), key=repr)))
+    def apply(self, state: Chain, gradient: Sum, coefficient: float) -> Chain:  # noqa: ARG002
+        exact = _hash((state.exact, sorted(gradient.ids.items())))
+        return Chain(exact, _hash((state.bits, gradient.bits)))
 
-    def digest(self, state: str) -> str:
-        return state
+    def digest(self, state: Chain) -> str:
+        return _hash((state.exact, state.bits))
 
-    def expected(self, block: int, steps: int, microbatches: int) -> str:
-        """The state of `block` after `steps` exact steps."""
-        state = self.initial(block)
+    def check_loss(self, step: int, microbatches: int, loss: float) -> bool:  # noqa: ARG002
+        return loss == sum(n + 1 for n in range(microbatches)) / microbatches
+
+    def check_final(self, block: int, steps: int, microbatches: int, state: Chain) -> bool:
+        """One big machine's state has the same exact part."""
+        one = self.initial(block)
         for step in range(steps):
-            state = self.apply(state, Counter({(step, n): 1 for n in range(microbatches)}), 1.0)
-        return state
+            one = self.apply(
+                one, Sum(Counter({(step, n, one.exact): 1 for n in range(microbatches)}), ""), 1.0
+            )
+        return state.exact == one.exact
 
 
 def _hash(value: object) -> str:

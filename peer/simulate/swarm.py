@@ -1,36 +1,40 @@
-"""A simulated swarm: the real coordinator core, simulated volunteers, seeded faults, and the checks.
+"""A simulated swarm: the real cores of one coordinator and some volunteers, a virtual network between them, and a disk.
 
-Checks while it runs: every update applied anywhere is the exact sum of the step's ids; holders that applied the same
-step of the same line have the same bits; no tensor is used after its release. Checks at the end: the run finished in
-time after the last fault (liveness), and the final state of every block is that of one big machine.
+The coordinator's log and store survive its crashes, its sessions do not. What must hold is watched by checks.py while
+it happens; at the end the run is complete (liveness) and its final state that of one big machine.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.member import Effect as MemberEffect
 from hetpeer.averaging.member import Member
 from hetpeer.bootstrap import coordinator as c
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import BlockCost
+from hetpeer.peer.simulate.checks import Checks, ViolationError
+from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.numerics import Numerics
 from hetpeer.peer.simulate.volunteer import Volunteer
-from hetpeer.peer.simulate.world import Network, World
-from hetpeer.stages.execution.effects import Handle
+from hetpeer.peer.simulate.world import Gate, Network, World
 
 COORDINATOR = "coordinator"
-TICK_S = 0.25
-
-
-class ViolationError(AssertionError):
-    """An invariant does not hold; the message says which and where."""
+TICK_S, BEAT_S = 0.25, 1.0
+DIAL_RETRY_S = 0.5
+COLLECT_RETRY_S, COLLECT_TRIES = 0.3, 15
+SLOW_COLLECT_S, SLOW_COLLECTS = 8.0, 0.1
+DUPLICATES, LATE_COPIES = 0.05, 0.02
+"""Shares of tensors that arrive twice, and of messages of which a copy arrives when it does not matter any more."""
+LATE_S = (0.5, 30.0)
+LINGER_S = 3.0
+"""The coordinator does not leave at once when the run is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,27 +43,16 @@ class SwarmConfig:
 
     volunteers: int = 4
     layouts: tuple[tuple[tuple[int, int], ...], ...] = (((0, 2), (2, 4)), ((0, 1), (1, 4)))
-    steps: int = 6
+    steps: int = 8
     microbatches: int = 6
     evaluation_microbatches: int = 2
     slot_capacity: int = 2
     checkpoint_every: int = 3
     clip_norm: float | None = None
     latency_s: tuple[float, float] = (0.005, 0.12)
-
-
-@dataclass(slots=True)
-class _Box:
-    value: Any
-    released: bool = False
-
-
-@dataclass(slots=True)
-class Coverage:
-    """Which (state, event) cells were reached, of the coordinator and of the members."""
-
-    coordinator: Counter[tuple[str, str]] = field(default_factory=Counter)
-    member: Counter[tuple[str, str]] = field(default_factory=Counter)
+    stall_s: float = 8.0
+    reduce_s: float = 6.0
+    sync_s: float = 10.0
 
 
 class Swarm:
@@ -68,20 +61,22 @@ class Swarm:
     def __init__(self, seed: int, config: SwarmConfig, numerics: Numerics, coverage: Coverage) -> None:
         self.config = config
         self.numerics = numerics
-        self.coverage = coverage
         self.world = World(seed)
         self.network = Network(self.world, config.latency_s)
+        self.checks = Checks(numerics, config.steps, config.microbatches)
         self.coordinator: c.Coordinator | None = None
-        self.reign = 0
         self.log: list[Mapping[str, Any]] = []
-        self.store: dict[tuple[int, int], Any] = {(0, b): numerics.initial(b) for b in range(numerics.blocks)}
         self.completed: bool | None = None
         self.faults = 0
         self.hooks: list[Callable[[str], None]] = []
-        self.poison: set[tuple[str, int]] = set()
-        self._applied: dict[tuple[int, int, int, int], str] = {}
-        self._boxes = itertools.count()
-        self._tensors: dict[Handle, _Box] = {}
+        """Called with what has just happened; faults.py strikes at such moments."""
+        self.sessions = itertools.count(1)
+        self._coverage = coverage
+        self._reign = 0
+        self._gate = Gate(self.world)
+        self._channels: dict[str, int] = {}
+        """Volunteer → its session that the coordinator knows."""
+        self._store = {(0, b): numerics.initial(b) for b in range(numerics.blocks)}
         speeds = [1.0, 0.5, 2.0, 1.0, 0.7, 1.5]
         names = [f"v{i}" for i in range(config.volunteers)]
         self.volunteers = {n: Volunteer(self, n, speeds[i % len(speeds)]) for i, n in enumerate(names)}
@@ -91,20 +86,23 @@ class Swarm:
     def run(self, limit_s: float) -> None:
         """Start everybody and go on until the run is finished; ViolationError if it is not after `limit_s`."""
         self.start_coordinator()
+        self._beat()
         for index, volunteer in enumerate(self.volunteers.values()):
             self.world.after(0.3 * index, volunteer.start)
         self.world.run(limit_s, lambda: self.completed is not None)
-        if not self.completed:
+        self.world.run(self.world.now + LINGER_S, lambda: False)
+        if self.completed is None:
             state = self.coordinator.state if self.coordinator else None
             raise ViolationError(
                 f"liveness: not finished after {self.world.now:.0f} virtual seconds ({state})"
             )
-        self._check_end()
+        if not self.completed:
+            raise ViolationError(f"the run was halted: {self.log[-1]}")
+        last = {b: self._store[self.config.steps, b] for b in range(self.numerics.blocks)}
+        self.checks.ended(last)
 
     def start_coordinator(self) -> None:
         """A new reign from the log."""
-        history = History.of(self.log)
-        costs = [BlockCost(memory_bytes=1, flops=1.0)] * self.numerics.blocks
         cfg = self.config
         config = c.CoordinatorConfig(
             run="sim",
@@ -115,236 +113,240 @@ class Swarm:
             checkpoint_every=cfg.checkpoint_every,
             clip_norm=cfg.clip_norm,
             layouts=cfg.layouts,
-            costs=costs,
-            stall_s=8.0,
-            reduce_s=6.0,
-            sync_s=10.0,
+            costs=[BlockCost(memory_bytes=1, flops=1.0)] * self.numerics.blocks,
+            stall_s=cfg.stall_s,
+            reduce_s=cfg.reduce_s,
+            sync_s=cfg.sync_s,
         )
-        self.reign += 1
-        self.coordinator = c.Coordinator(config, history, self.world.now)
+        self._reign += 1
+        self._channels = {}
+        self.coordinator = c.Coordinator(config, History.of(self.log), self.world.now)
         self._perform(self.coordinator.start())
-        self._tick(self.reign)
+        self._tick(self._reign)
 
     def crash_coordinator(self, away_s: float) -> None:
         """The coordinator dies; its log stays. Volunteers find out and come back to its successor."""
         if self.coordinator is None:
             return
         self.coordinator = None
-        self.world.after(away_s, self._restart)
+        self._gate.open()
+        sessions, self._channels = self._channels, {}
+        self.world.after(away_s, self.start_coordinator)
+        for name, session in sessions.items():
+            back = away_s + self.world.random.uniform(0.1, 2.0)
+            self.world.after(back, self.volunteers[name].lost_session(session))
 
-    def _restart(self) -> None:
-        self.start_coordinator()
-        for volunteer in self.volunteers.values():
-            self.world.after(self.world.random.uniform(0.1, 2.0), volunteer.reconnector())
+    def pause_coordinator(self, seconds: float) -> None:
+        """SIGSTOP: what arrives waits, time-outs pass."""
+        self._gate.close(seconds)
 
     def _tick(self, reign: int) -> None:
-        if self.coordinator is None or reign != self.reign or self.completed is not None:
-            return
+        def tick() -> None:
+            if self.coordinator is not None and reign == self._reign:
+                self._event("tick", lambda core, now: core.tick(now))
+                self.world.after(TICK_S, lambda: self._tick(reign))
+
+        self._gate.enter(tick)
+
+    def _beat(self) -> None:
         for volunteer in self.volunteers.values():
-            if volunteer.alive and self.world.now >= volunteer.frozen_until:
+            if volunteer.alive and not volunteer.frozen and volunteer.name in self._channels:
                 self.tell(volunteer, m.Heartbeat())
-        self._note("tick")
-        self._perform(self.coordinator.tick(self.world.now))
-        self.world.after(TICK_S, lambda: self._tick(reign))
+        self.world.after(BEAT_S, self._beat)
+
+    def _event(self, name: str, act: Callable[[c.Coordinator, float], Iterable[c.Effect]]) -> None:
+        """Something happens to the coordinator, if there is one."""
+        core = self.coordinator
+        if core is not None:
+            self._coverage.coordinator[core.state.value, name] += 1
+            self._perform(act(core, self.world.now))
 
     def _perform(self, effects: Iterable[c.Effect]) -> None:
         """Carry out effects in order; a hook may crash the coordinator between two of them."""
-        reign = self.reign
+        reign = self._reign
         for effect in effects:
-            if self.coordinator is None or reign != self.reign:
+            if self.coordinator is None or reign != self._reign:
                 return
             match effect:
                 case c.Record(record):
-                    self.log.append(dict(record))
-                    self.happened(f"record {record['kind']}")
+                    self.write(dict(record))
                 case c.Send(to, message):
+                    self._check_promise(to, message)
                     self._deliver(to, message)
+                case c.Disconnect(peer):
+                    session = self._channels.pop(peer, None)
+                    if session is not None:
+                        self.network.send(COORDINATOR, peer, self.volunteers[peer].lost_session(session))
+                case c.CollectCheckpoint(version, savers):
+                    self._collect(version, dict(savers), {}, COLLECT_TRIES)
                 case c.Halt(_, completed):
                     self.completed = completed
-                case _:
-                    pass
+
+    def _check_promise(self, to: str, message: m.Message) -> None:
+        """Plans are made of live holders, a commit is told to holders of its gradients."""
+        if isinstance(message, m.Plan) and self.coordinator is not None:
+            self.checks.planned(self.coordinator.members.roster(), message)
+        if isinstance(message, m.Commit):
+            volunteer = self.volunteers[to]
+            if volunteer.alive and volunteer.member.step == StepId(message.line, message.step):
+                self.checks.committed(to, volunteer.member.holds(message))
+
+    def write(self, record: dict[str, Any]) -> None:
+        """The record is durable."""
+        self.log.append(record)
+        self.checks.recorded(record)
+        self.happened(f"record {record['kind']}")
+
+    # ── the control streams ──────────────────────────────────────────────────────────────────────────────────────
 
     def _deliver(self, to: str, message: m.Message) -> None:
-        volunteer = self.volunteers[to]
-        life, reign = volunteer.incarnation, self.reign
+        volunteer, session = self.volunteers.get(to), self._channels.get(to)
+        if volunteer is None or session is None:
+            return
+        process = volunteer.process
 
-        def arrive() -> None:
-            if volunteer.alive and volunteer.member is not None and volunteer.session == reign:
-                cell = (volunteer.member.phase.value, message.kind)
-                self.coverage.member[cell] += 1
-                volunteer.later(lambda core: core.receive(message), life=life)
+        def receive(core: Member) -> Iterable[MemberEffect]:
+            if volunteer.session != session:
+                return ()
+            self._coverage.member[core.phase.value, message.kind] += 1
+            if isinstance(message, m.Plan) and core.step == StepId(message.line, message.step):
+                assert core.slots is not None
+                self.checks.plan_arrived(to, core.slots, message)
+            return core.receive(message)
 
-        self.network.send(COORDINATOR, to, arrive)
+        def receive_late(core: Member) -> Iterable[MemberEffect]:
+            step = None if core.step is None else core.step.number
+            return core.receive(message) if _is_stale(message, core.line, step) else ()
+
+        self.network.send(COORDINATOR, to, lambda: volunteer.later(process, receive))
+        if self.world.random.random() < LATE_COPIES:
+            late = self.world.random.uniform(*LATE_S)
+            self.world.after(late, lambda: volunteer.later(process, receive_late))
 
     def tell(self, volunteer: Volunteer, message: m.Message) -> None:
-        """A message to the coordinator. Those of an older session or of a dead life do not arrive."""
-        life, reign, name = volunteer.incarnation, volunteer.session, volunteer.name
+        """A message to the coordinator. Those of a session that it does not know do not arrive."""
+        process, session, name = volunteer.process, volunteer.session, volunteer.name
         self.happened(f"tell {message.kind}")
 
         def arrive() -> None:
-            stale = volunteer.incarnation != life or reign != self.reign
-            if self.coordinator is None or (stale and not isinstance(message, m.Hello)):
+            if volunteer.process != process or volunteer.session != session:
                 return
-            self._note(message.kind)
-            self._perform(self.coordinator.receive(name, message, self.world.now))
+            if self.coordinator is None and name not in self._channels:
+                self.world.after(DIAL_RETRY_S, lambda: self._gate.enter(arrive))
+                return
+            if isinstance(message, m.Hello):
+                self._channels[name] = session
+            if self._channels.get(name) == session:
+                self._event(message.kind, lambda core, now: core.receive(name, message, now))
 
-        self.network.send(name, COORDINATOR, arrive)
+        def arrive_late() -> None:
+            core = self.coordinator
+            if core is not None and _is_stale(message, core.line, core.step):
+                self._event(message.kind, lambda core, now: core.receive(name, message, now))
+
+        self.network.send(name, COORDINATOR, lambda: self._gate.enter(arrive))
+        if self.world.random.random() < LATE_COPIES:
+            late = self.world.random.uniform(*LATE_S)
+            self.world.after(late, lambda: self._gate.enter(arrive_late))
+
+    def stream_broken(self, name: str) -> None:
+        """The coordinator sees the control stream of `name` break."""
+        session = self._channels.get(name)
+
+        def broken() -> None:
+            if session is not None and self._channels.get(name) == session:
+                self._event("broken", lambda core, now: core.broken(name, now))
+
+        self._gate.enter(broken)
+
+    def stream_resumed(self, name: str) -> None:
+        """The control stream of `name` is back, and nothing was lost."""
+        session = self._channels.get(name)
+
+        def resumed() -> None:
+            if session is not None and self._channels.get(name) == session:
+                self._event("resumed", lambda core, now: core.resumed(name, now))
+
+        self._gate.enter(resumed)
+
+    def noticed_death(self, volunteer: Volunteer) -> None:
+        """Streams of a killed process break: the coordinator and its neighbours see it at once."""
+        name = volunteer.name
+        self.world.after(0.05, lambda: self.stream_broken(name))
+        for other in self.volunteers.values():
+            if other is not volunteer and other.alive and self.world.random.random() < 0.5:
+                self.world.after(0.3, functools.partial(other.link_changed, name, is_up=False))
+
+    def stranger(self, message: m.Message) -> None:
+        """Somebody who is no volunteer of this run says something."""
+        self._gate.enter(
+            lambda: self._event(message.kind, lambda core, now: core.receive("stranger", message, now))
+        )
+
+    # ── tensors ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def carry(
-        self,
-        sender: Volunteer,
-        to: str,
-        value: Any,
-        deliver: Callable[[Member, Handle], Iterable[MemberEffect]],
+        self, sender: Volunteer, receiver: Volunteer, deliver: Callable[[Member], Iterable[MemberEffect]]
     ) -> None:
-        """A tensor from one volunteer to another (or to itself); sometimes twice, as a re-send would."""
-        receiver = self.volunteers[to]
-        life = receiver.incarnation
-        copies = 2 if self.world.random.random() < 0.05 else 1
-        for _ in range(copies):
-            arrive = self._arrival(receiver, life, value, deliver)
-            self.network.send(sender.name, to, arrive)
-
-    def _arrival(
-        self,
-        receiver: Volunteer,
-        life: int,
-        value: Any,
-        deliver: Callable[[Member, Handle], Iterable[MemberEffect]],
-    ) -> Callable[[], None]:
-        return lambda: receiver.later(lambda core: deliver(core, self.box(value)), life=life)
-
-    def fetch(
-        self, volunteer: Volunteer, line: m.Line, version: int, sources: Mapping[int, tuple[str, ...]]
-    ) -> None:
-        """Copy states from a holder that has `version`, or from the checkpoint store; retried until one has."""
-        assert volunteer.member is not None
-        life = volunteer.incarnation
-        states: dict[int, Any] = {}
-        for block in range(*(volunteer.member.place or (0, 0))):
-            for name in sources.get(block, ()):
-                holder = self.volunteers[name]
-                if holder.alive and holder.states.get(block, (None,))[0] == version:
-                    states[block] = holder.states[block][1]
-            if block not in states and (version, block) in self.store:
-                states[block] = self.store[version, block]
-        if len(states) == len(range(*(volunteer.member.place or (0, 0)))):
+        """A tensor from one volunteer to another (or to itself); sometimes twice, the second time perhaps late."""
+        process, random = receiver.process, self.world.random
+        self.network.send(sender.name, receiver.name, lambda: receiver.later(process, deliver))
+        if random.random() < DUPLICATES:
+            delay = random.choice((0.0, random.uniform(*LATE_S)))
             self.world.after(
-                0.2,
-                lambda: volunteer.later(lambda _: self._load(volunteer, line, version, states), life=life),
-            )
-        else:
-            self.world.after(
-                0.3,
-                lambda: volunteer.later(
-                    lambda core: self._fetch_again(core, volunteer, line, version, sources), life=life
+                delay,
+                lambda: self.network.send(
+                    sender.name, receiver.name, lambda: receiver.later(process, deliver)
                 ),
             )
 
-    def _load(
-        self, volunteer: Volunteer, line: m.Line, version: int, states: dict[int, Any]
-    ) -> list[MemberEffect]:
-        volunteer.load(line, version, states)
-        return []
+    # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _fetch_again(
-        self,
-        core: Member,
-        volunteer: Volunteer,
-        line: m.Line,
-        version: int,
-        sources: Mapping[int, tuple[str, ...]],
-    ) -> list[MemberEffect]:
-        if core.line == line:
-            self.fetch(volunteer, line, version, sources)
-        return []
+    def _collect(self, version: int, savers: dict[int, str], states: dict[int, Any], tries: int) -> None:
+        """Fetch the blocks' states from those who save them; one that cannot be had ends it."""
+        reign = self._reign
 
-    def save(self, volunteer: Volunteer, version: int, block: int, state: Any) -> None:
-        """Upload one block's state to the coordinator's checkpoint store."""
-
-        def arrive() -> None:
-            if self.coordinator is None:
+        def fetch() -> None:
+            if reign != self._reign or self.coordinator is None:
                 return
-            self.store[version, block] = state
-            self._note("saved")
-            digest = self.numerics.digest(state)
-            self._perform(self.coordinator.saved(version, block, digest, self.world.now))
+            block = next(b for b in savers if b not in states)
+            saver = self.volunteers[savers[block]]
+            state = saver.state(version, block) if saver.alive and not saver.frozen else None
+            if state is not None:
+                states[block] = self._store[version, block] = state
+                digest = self.numerics.digest(state)
+                self._event("saved", lambda core, now: core.saved(version, block, digest, now))
+                if len(states) < len(savers):
+                    self._collect(version, savers, states, COLLECT_TRIES)
+            elif tries:
+                self._collect(version, savers, states, tries - 1)
+            else:
+                self.save_failed(version)
 
-        self.network.send(volunteer.name, COORDINATOR, arrive)
+        slow = self.world.random.random() < SLOW_COLLECTS
+        wait = (SLOW_COLLECT_S if slow else COLLECT_RETRY_S) * self.world.random.random()
+        self.world.after(wait, lambda: self._gate.enter(fetch))
 
-    def noticed_death(self, name: str) -> None:
-        """Streams of a killed process break: the coordinator and its neighbours see it at once."""
+    def save_failed(self, version: int) -> None:
+        """The checkpoint of `version` cannot be collected or written."""
+        self._event("not_saved", lambda core, now: core.not_saved(version, now))
 
-        def broken() -> None:
-            if self.coordinator is not None:
-                self._note("broken")
-                self._perform(self.coordinator.broken(name, self.world.now))
-
-        self.world.after(0.05, broken)
-        for other in self.volunteers.values():
-            if other.alive and other.name != name and self.world.random.random() < 0.5:
-                self.world.after(0.3, other.link_down(name))
+    def sealed_state(self, version: int, block: int) -> Any:
+        """A block's state from a complete checkpoint; None if there is none of that version."""
+        complete = version == 0 or any(
+            r["kind"] == "checkpoint" and r["version"] == version for r in self.log
+        )
+        return self._store.get((version, block)) if complete and self.coordinator is not None else None
 
     def happened(self, what: str) -> None:
         """Something fault hooks may want to strike at."""
         for hook in list(self.hooks):
             hook(what)
 
-    def poisoned(self, volunteer: str, microbatch: int) -> bool:
-        """Whether this microbatch fails at this volunteer (once)."""
-        key = (volunteer, microbatch)
-        if key in self.poison:
-            self.poison.discard(key)
-            return True
+
+def _is_stale(message: m.Message, line: m.Line, step: int | None) -> bool:
+    """Whether `message` is of another line of history, or of another step than the one in progress."""
+    theirs = getattr(message, "line", None)
+    if not isinstance(theirs, m.Line) or isinstance(message, m.Welcome):
         return False
-
-    # ── tensors ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def box(self, value: Any) -> Handle:
-        handle = next(self._boxes)
-        self._tensors[handle] = _Box(value)
-        return handle
-
-    def unbox(self, handle: Handle) -> Any:
-        box = self._tensors[handle]
-        if box.released:
-            raise ViolationError(f"tensor {handle} is used after its release")
-        return box.value
-
-    def release(self, handle: Handle) -> None:
-        self._tensors[handle].released = True
-
-    # ── checks ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def record_applied(self, volunteer: Volunteer, record: e.RecordApplied) -> None:
-        """Every update applied anywhere: exactly the step's ids, and the same bits at every holder."""
-        for cover in record.covers:
-            ids = Counter(i for _, held in cover.slots for i in held)
-            if ids != Counter(range(self.config.microbatches)):
-                raise ViolationError(f"step {record.step.number} block {cover.block}: counted {dict(ids)}")
-            line, number = record.step
-            key = (line.term, line.view, number, cover.block)
-            state = record.states[cover.block]
-            if self._applied.setdefault(key, state) != state:
-                raise ViolationError(f"step {number} block {cover.block}: holders differ at {volunteer.name}")
-
-    def _check_end(self) -> None:
-        history = History.of(self.log)
-        if sorted(history.commits) != list(range(self.config.steps)):
-            raise ViolationError(f"committed steps {sorted(history.commits)}")
-        for block in range(self.numerics.blocks):
-            final = self.numerics.digest(self.store[self.config.steps, block])
-            self.check_final(block, final)
-
-    def check_final(self, block: int, digest: str) -> None:
-        """The final state of `block` is that of one big machine. Numerics without an exact answer skip it."""
-        expected = getattr(self.numerics, "expected", None)
-        if expected is None:
-            return
-        want = expected(block, self.config.steps, self.config.microbatches)
-        if digest != want:
-            raise ViolationError(f"block {block} ended in another state than that of one machine")
-
-    def _note(self, event: str) -> None:
-        if self.coordinator is not None:
-            self.coverage.coordinator[self.coordinator.state.value, event] += 1
+    return theirs != line or getattr(message, "step", step) != step

@@ -1,4 +1,8 @@
-"""A simulated volunteer: the real member core, driven with virtual time, a virtual worker and virtual links."""
+"""A simulated volunteer: the real member core, driven as the daemon drives it, with a virtual worker and virtual links.
+
+A *process* lives from `start` to `kill`; within it a fenced volunteer gets a new incarnation, and a broken control
+stream a new session. What was under way for an older process or session does not arrive.
+"""
 
 from __future__ import annotations
 
@@ -8,107 +12,127 @@ from typing import TYPE_CHECKING, Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member import Effect, InStep, Member, Origin, StepEffect
+from hetpeer.averaging.member import Effect, InStep, Member, Origin, Phase, StepEffect
+from hetpeer.peer.simulate.boxes import Boxes
+from hetpeer.peer.simulate.worker import Worker
+from hetpeer.peer.simulate.world import Gate
 from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.slots import Drop, Merge
 
 if TYPE_CHECKING:
     from hetpeer.peer.simulate.swarm import Swarm
 
-
 Deliver = Callable[[Member, Origin, p.Handle], Iterable[Effect]]
+
+PREPARE_S = (0.1, 1.0)
+REJOIN_S = 0.2
+FETCH_RETRY_S = 0.3
 
 
 class Volunteer:
-    """One life after another of the volunteer `name`; `start` begins a new one."""
+    """One process after another of the volunteer `name`."""
 
     def __init__(self, swarm: Swarm, name: str, speed: float) -> None:
         self.swarm = swarm
         self.name = name
-        self.speed = speed
         self.alive = False
-        self.frozen_until = 0.0
-        self.member: Member | None = None
-        self._lives = itertools.count(1)
-        self.incarnation = 0
+        self.process = 0
         self.session = 0
+        self.fetch_s: tuple[float, float] = (0.05, 0.3)
+        """How long the transfer of one block's state takes."""
+        self.poison: set[int] = set()
+        """Work that is to fail (worker.py)."""
+        self._speed = speed
+        self._gate = Gate(swarm.world)
+        self._incarnations = itertools.count(1)
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def start(self) -> None:
-        """A fresh process: nothing in memory but the manifest."""
+    def start(self, run: str = "sim") -> None:
+        """A fresh process of a volunteer of `run`: nothing in memory but the manifest."""
+        if self.alive:
+            return
+        swarm = self.swarm
         self.alive = True
-        self._new_life()
-        self.states: dict[int, tuple[int, Any]] = {}
-        """Block → (version, state)."""
-        self._reset_tensors()
-        hello = m.Hello(run="sim", incarnation=self.incarnation, flops_per_second=self.speed)
-        self.member = Member(self.name, hello, self.swarm.numerics.sizes, self.swarm.config.slot_capacity)
+        self._gate = Gate(swarm.world)
+        self.process += 1
+        self.boxes = Boxes()
+        self.worker = Worker(
+            swarm.world, swarm.numerics, self.boxes, self._speed, self.poison, self._answer_of(self.process)
+        )
+        self.snapshots: dict[tuple[int, int], Any] = {}
+        """(version, block) → state, copied for the coordinator to fetch."""
+        self._preparing = 0
+        self._fetching = 0
+        hello = m.Hello(
+            run=run, name=self.name, incarnation=next(self._incarnations), flops_per_second=self._speed
+        )
+        self.member = Member(self.name, hello, swarm.numerics.sizes, swarm.config.slot_capacity)
         self.connect()
-
-    def _new_life(self) -> None:
-        self.incarnation = next(self._lives)
-        self._busy_until = self.swarm.world.now
-
-    def _reset_tensors(self) -> None:
-        self._slots: dict[tuple[int, int], Any] = {}
-        self._graphs: dict[p.TaskKey, Any] = {}
-
-    def connect(self) -> None:
-        """A new session with the coordinator, as soon as one is there."""
-        member = self.member
-        if not self.alive or member is None:
-            return
-        if self.swarm.coordinator is None:
-            self.swarm.world.after(0.5, self.reconnector())
-            return
-        self.session = self.swarm.reign
-        self.perform(member.connected())
-
-    def reconnector(self) -> Callable[[], None]:
-        """`connect`, unless this life is over by then."""
-        life = self.incarnation
-        return lambda: self.connect() if self.incarnation == life else None
-
-    def link_down(self, peer: str) -> Callable[[], None]:
-        """Our link to `peer` breaks."""
-        return lambda: self.later(lambda core: core.unreachable(peer))
-
-    def link_up(self, peer: str) -> Callable[[], None]:
-        """Our link to `peer` is back."""
-        return lambda: self.later(lambda core: core.reachable(peer))
 
     def kill(self) -> None:
         """SIGKILL: memory and everything under way are gone."""
-        self.alive = False
-        self.member = None
-        self.swarm.noticed_death(self.name)
+        if self.alive:
+            self.alive = False
+            self.swarm.noticed_death(self)
 
     def freeze(self, seconds: float) -> None:
         """SIGSTOP for `seconds`: everything that arrives waits."""
-        self.frozen_until = max(self.frozen_until, self.swarm.world.now + seconds)
+        self._gate.close(seconds)
 
-    def later(self, action: Callable[[Member], Iterable[Effect] | None], *, life: int | None = None) -> None:
-        """Carry out `action` on the core now, or once thawed; dropped if this life is over."""
-        life = self.incarnation if life is None else life
-        if not self.alive or life != self.incarnation or self.member is None:
-            return
-        if self.swarm.world.now < self.frozen_until:
-            wait = self.frozen_until - self.swarm.world.now
-            self.swarm.world.after(wait, lambda: self.later(action, life=life))
-            return
-        self.perform(action(self.member) or ())
+    @property
+    def frozen(self) -> bool:
+        return self._gate.closed
+
+    def connect(self) -> None:
+        """A new session with the coordinator; what is told waits until one is there."""
+        self.session = next(self.swarm.sessions)
+        self.perform(self.member.connected())
+
+    def lost_session(self, session: int) -> Callable[[], None]:
+        """The other end has closed `session`, or does not know it."""
+
+        def reconnect(_core: Member) -> Iterable[Effect]:
+            if self.session == session:
+                self.connect()
+            return ()
+
+        process = self.process
+        return lambda: self.later(process, reconnect)
+
+    def later(self, process: int, action: Callable[[Member], Iterable[Effect]]) -> None:
+        """Carry out `action` on the core now, or once thawed; dropped if that process is dead."""
+
+        def act() -> None:
+            if self.alive and process == self.process:
+                self.perform(action(self.member))
+
+        self._gate.enter(act)
+
+    def link_changed(self, peer: str, *, is_up: bool) -> None:
+        """Our link to `peer` breaks or is back."""
+
+        def changed(core: Member) -> Iterable[Effect]:
+            if is_up:
+                core.reachable(peer)
+                return ()
+            return core.unreachable(peer)
+
+        self.later(self.process, changed)
+
+    def _answer_of(self, process: int) -> Callable[[Callable[[Member], Iterable[Effect]]], None]:
+        return lambda finish: self.later(process, finish)
 
     # ── effects ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def perform(self, effects: Iterable[Effect]) -> None:
+        """Carry out effects in order."""
         for effect in effects:
             if not self.alive:
                 return
             self._perform(effect)
 
     def _perform(self, effect: Effect) -> None:
-        assert self.member is not None
         swarm = self.swarm
         match effect:
             case InStep(step, inner):
@@ -118,143 +142,179 @@ class Volunteer:
             case e.Choose(places):
                 place = min((q for q in places if q.open), key=lambda q: (q.holders, q.cluster, q.begin))
                 self.perform(self.member.chosen(place))
-            case e.Prepare():
-                self._work(0.2, lambda core: core.prepared())
-            case e.FetchState(line, version, sources, _digests):
-                swarm.fetch(self, line, version, sources)
+            case e.Prepare(begin, end):
+                self._prepare((begin, end))
+            case e.FetchState():
+                self._fetch(effect)
             case e.SaveState(version, blocks):
-                for block in blocks:
-                    swarm.save(self, version, block, self.states[block][1])
+                self._snapshot(version, blocks)
             case e.RecordApplied():
-                swarm.record_applied(self, effect)
-            case e.EndStep():
-                self._reset_tensors()
+                swarm.checks.applied(self.name, effect, self.worker.before)
+            case e.EndStep(step):
+                self.boxes.end_step(step)
+                self.worker.clear_step()
             case e.Leave():
-                self._new_life()
-                swarm.world.after(0.2, self._rejoin(self.incarnation))
+                process = self.process
+                swarm.world.after(REJOIN_S, lambda: self.later(process, self._rejoin))
             case e.Stop():
                 self.alive = False
             case p.Release(handle):
-                swarm.release(handle)
+                self.boxes.release(handle)
 
     def _perform_in_step(self, step: e.StepId, effect: StepEffect) -> None:
-        swarm, numerics = self.swarm, self.swarm.numerics
+        worker = self.worker
         match effect:
-            case p.RunForward(key, end, source, _train):
-                self._run_forward(step, key, end, source)
+            case p.RunForward():
+                worker.forward(step, effect)
             case p.RunBackward():
-                self._run_backward(step, effect)
+                assert self.member.slots is not None
+                self.swarm.checks.folding(self.name, self.member.slots, range(effect.key.begin, effect.end))
+                worker.backward(step, effect)
             case p.ForgetGraph(key):
-                self._graphs.pop(key, None)
-            case Merge(block, source_slot, target):
-                both = [self._slots.get((target, block)), self._slots.pop((source_slot, block))]
-                self._slots[target, block] = numerics.add(g for g in both if g is not None)
-            case Drop(block, slot):
-                self._slots.pop((slot, block), None)
+                worker.forget_graph(key)
+            case Merge() | Drop():
+                worker.merge_or_drop(effect)
+            case e.SumParts():
+                worker.sum(step, effect)
+            case e.Inspect():
+                worker.inspect(step, effect)
+            case e.ApplyUpdate():
+                worker.apply(step, effect)
+            case p.Release(handle):
+                self.boxes.release(handle)
+            case _:
+                self._send(step, effect)
+
+    def _send(self, step: e.StepId, effect: StepEffect) -> None:
+        origin = Origin(self.name, self.member.incarnation, step)
+        match effect:
             case p.SendActivation(number, route, attempt, handle):
-                to = route[0].peer
                 self._carry(
-                    to, handle, lambda core, at, h: core.activation(at, number, route, attempt, h), step
+                    route[0].peer,
+                    handle,
+                    origin,
+                    lambda core, at, h: core.activation(at, number, route, attempt, h),
                 )
             case p.SendGradient(number, to, border, handle):
-                self._carry(to, handle, lambda core, at, h: core.gradient(at, number, border, h), step)
-            case e.SendPart(shard, slot):
-                part = swarm.box(numerics.shard(self._slots[slot, shard.block], shard.begin, shard.end))
-                self._carry(
-                    shard.reducer,
-                    part,
-                    lambda core, at, h: core.part(at, shard.block, shard.index, h),
+                self._carry(to, handle, origin, lambda core, at, h: core.gradient(at, number, border, h))
+            case e.SendPart(shard, _slot):
+                part = Origin(self.name, self.member.incarnation, step, shard.plan)
+                self.worker.export(
                     step,
-                    shard,
+                    effect,
+                    lambda piece: self._carry(
+                        shard.reducer,
+                        piece,
+                        part,
+                        lambda core, at, h: core.part(at, shard.block, shard.index, h),
+                    ),
                 )
-            case e.SumParts(shard, parts):
-                total = swarm.box(numerics.add(swarm.unbox(h) for h in parts))
-                self._work(0.01, lambda core: core.summed(step, shard, total))
             case e.SendResult(shard, to, handle):
+                result = Origin(self.name, self.member.incarnation, step, shard.plan)
                 self._carry(
-                    to, handle, lambda core, at, h: core.result(at, shard.block, shard.index, h), step, shard
+                    to, handle, result, lambda core, at, h: core.result(at, shard.block, shard.index, h)
                 )
-            case e.Inspect(plan, block, shards):
-                gradient = numerics.join([swarm.unbox(h) for h in shards])
-                digest, norm = numerics.inspect(gradient)
-                vote = m.BlockVote(block=block, digest=digest, squared_norm=norm, finite=True)
-                boxed = swarm.box(gradient)
-                self._work(0.01, lambda core: core.inspected(step, plan, vote, boxed))
-            case e.ApplyUpdate(block, gradient, coefficient):
-                self._apply(step, block, swarm.unbox(gradient), coefficient)
-            case p.Release(handle):
-                swarm.release(handle)
             case _:
                 raise AssertionError(effect)
 
-    def _rejoin(self, life: int) -> Callable[[], None]:
-        def rejoin() -> None:
-            if self.alive and self.incarnation == life and self.member is not None:
-                self.perform(self.member.reborn(life))
-                self.connect()
+    def _carry(self, to: str, handle: p.Handle, origin: Origin, deliver: Deliver) -> None:
+        """Send a tensor: the receiver makes a handle of its own, and learns from us what it belongs to."""
+        receiver, value = self.swarm.volunteers[to], self.boxes.value(handle)
+        self.swarm.carry(
+            self, receiver, lambda core: deliver(core, origin, receiver.boxes.new(origin.step, value))
+        )
 
-        return rejoin
+    # ── joining ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _carry(
-        self, to: str, handle: p.Handle, deliver: Deliver, step: e.StepId, shard: e.Shard | None = None
-    ) -> None:
-        """Send a tensor: the receiver gets a handle of its own, and learns from us what it belongs to."""
-        origin = Origin(self.name, self.incarnation, step, None if shard is None else shard.plan)
-        self.swarm.carry(self, to, self.swarm.unbox(handle), lambda core, h: deliver(core, origin, h))
-
-    def _run_forward(self, step: e.StepId, key: p.TaskKey, end: int, source: Any) -> None:
-        swarm = self.swarm
-        if swarm.poisoned(self.name, key.id):
-            self._work(0.01, lambda core: core.work_failed(step, key, "non-finite output"))
-            return
-        bundle = None if source is None else swarm.unbox(source)
-        states = [self.states[b][1] for b in range(key.begin, end)]
-        kept, out = swarm.numerics.forward(states, key.begin, (step.number, key.id), bundle)
-        self._graphs[key] = kept
-        last = end == swarm.numerics.blocks
-        output, loss = (None, out) if last else (swarm.box(out), None)
-        seconds = 0.05 * (end - key.begin) / self.speed
-        self._work(seconds, lambda core: core.forward_done(step, key, output, loss))
-
-    def _run_backward(self, step: e.StepId, work: p.RunBackward) -> None:
-        numerics, swarm, graphs, slots = self.swarm.numerics, self.swarm, self._graphs, self._slots
+    def _prepare(self, place: m.Range) -> None:
+        """Load the graphs of `place`; a later order takes the place of an earlier one."""
+        self._preparing += 1
+        order = self._preparing
+        self.worker.graphs_of = None
 
         def finish(core: Member) -> Iterable[Effect]:
-            if core.step == step and work.key in graphs and graphs is self._graphs:
-                gradient = None if work.gradient is None else swarm.unbox(work.gradient)
-                back, gradients = numerics.backward(graphs.pop(work.key), gradient)
-                for block, part in zip(range(work.key.begin, work.end), gradients, strict=True):
-                    if block in work.fold:
-                        have = slots.get((work.slot, block))
-                        slots[work.slot, block] = part if have is None else numerics.add((have, part))
-                handle = swarm.box(back) if work.key.begin > 0 else None
-                return core.backward_done(step, work.key, handle)
-            return []
+            if order != self._preparing:
+                return ()
+            self.worker.graphs_of = place
+            return core.prepared()
 
-        self._work(0.1 * (work.end - work.key.begin) / self.speed, finish)
+        process = self.process
+        self.swarm.world.after(
+            self.swarm.world.random.uniform(*PREPARE_S),
+            lambda: self.later(process, lambda _: self._submit(finish)),
+        )
 
-    def _apply(self, step: e.StepId, block: int, gradient: Any, coefficient: float) -> None:
-        def finish(core: Member) -> Iterable[Effect]:
-            if block not in self.states:
-                return []
-            state = self.swarm.numerics.apply(self.states[block][1], gradient, coefficient)
-            self.states[block] = (step.number + 1, state)
-            return core.applied(step, block, self.swarm.numerics.digest(state))
+    def _submit(self, finish: Callable[[Member], Iterable[Effect]]) -> Iterable[Effect]:
+        self.worker.submit(0.0, finish)
+        return ()
 
-        self._work(0.02, finish)
+    def _rejoin(self, core: Member) -> Iterable[Effect]:
+        self.perform(core.reborn(next(self._incarnations)))
+        self.connect()
+        return ()
 
-    def load(self, line: m.Line, version: int, states: dict[int, Any]) -> None:
-        """Fetched states go into the worker, behind whatever it still does."""
+    def _fetch(self, order: e.FetchState) -> None:
+        """Load block after block, as long as it takes; a later order takes the place of an earlier one."""
+        assert self.member.place is not None
+        self._fetching += 1
+        number, process = self._fetching, self.process
+        missing = list(range(*self.member.place))
+        digests: dict[int, str] = {}
 
-        def finish(core: Member) -> Iterable[Effect]:
-            self.states = {block: (version, state) for block, state in states.items()}
-            digests = {b: self.swarm.numerics.digest(s) for b, s in states.items()}
-            return core.state_loaded(line, version, digests)
+        def go_on(core: Member) -> Iterable[Effect]:
+            if number != self._fetching:
+                return ()
+            if not missing:
+                return core.state_loaded(order.line, order.version, digests)
+            block = missing[0]
+            state = self._find(order, block)
+            if state is None:
+                self.swarm.world.after(FETCH_RETRY_S, lambda: self.later(process, go_on))
+                return ()
+            missing.pop(0)
+            digests[block] = self.swarm.numerics.digest(state)
+            self.worker.load(
+                order.version,
+                block,
+                state,
+                lambda: self.swarm.world.after(
+                    self.swarm.world.random.uniform(*self.fetch_s), lambda: self.later(process, go_on)
+                ),
+            )
+            return ()
 
-        self._work(0.1, finish)
+        self.swarm.world.after(
+            self.swarm.world.random.uniform(*self.fetch_s), lambda: self.later(process, go_on)
+        )
 
-    def _work(self, seconds: float, finish: Callable[[Member], Iterable[Effect]]) -> None:
-        """The worker does one thing after another."""
-        world, life = self.swarm.world, self.incarnation
-        self._busy_until = max(self._busy_until, world.now) + seconds * world.random.uniform(0.7, 1.5)
-        world.after(self._busy_until - world.now, lambda: self.later(finish, life=life))
+    def _find(self, order: e.FetchState, block: int) -> Any:
+        """The state from one of its holders, or from the coordinator's checkpoint; None if nobody has it now."""
+        wanted = order.digests.get(block)
+        for name in order.sources.get(block, ()):
+            holder = self.swarm.volunteers[name]
+            if holder is not self and holder.alive and not holder.frozen:
+                state = holder.state(order.version, block)
+                if state is not None and wanted in (None, self.swarm.numerics.digest(state)):
+                    return state
+        return self.swarm.sealed_state(order.version, block)
+
+    # ── states ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _snapshot(self, version: int, blocks: Iterable[int]) -> None:
+        def copy(_core: Member) -> Iterable[Effect]:
+            for block in blocks:
+                if self.worker.states[block][0] == version:
+                    self.snapshots[version, block] = self.worker.states[block][1]
+            return ()
+
+        self.worker.submit(0.0, copy)
+
+    def state(self, version: int, block: int) -> Any:
+        """What we give to whoever asks for `block` at `version`; None if we do not have it."""
+        if (version, block) in self.snapshots:
+            return self.snapshots[version, block]
+        member = self.member
+        if member.version != version or block not in member.digests or member.phase is Phase.APPLYING:
+            return None
+        held, state = self.worker.states[block]
+        return state if held == version else None

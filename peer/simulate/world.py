@@ -1,7 +1,7 @@
 """Virtual time and a virtual network with seeded faults.
 
 One heap of events, one random generator: a seed is a history. Links are what our transport gives: ordered, and reliable
-across short breaks (the session replays what was under way), so a cut shows as a delay; a dead or frozen receiver
+across short breaks (the session replays what was under way), so a cut shows as a delay; a dead or stopped receiver
 shows as silence. Nothing here knows the protocol.
 """
 
@@ -10,15 +10,8 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-
-
-@dataclass(order=True, slots=True)
-class _Event:
-    at: float
-    order: int
-    action: Callable[[], None] = field(compare=False)
 
 
 class World:
@@ -28,22 +21,22 @@ class World:
         self.random = random.Random(seed)  # noqa: S311 - a simulation must be repeatable, not secret
         self.now = 0.0
         self.events = 0
-        self._heap: list[_Event] = []
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        """(time, order of entry, action)"""
         self._order = itertools.count()
 
     def after(self, delay: float, action: Callable[[], None]) -> None:
         """Run `action` in `delay` virtual seconds."""
-        heapq.heappush(self._heap, _Event(self.now + delay, next(self._order), action))
+        heapq.heappush(self._heap, (self.now + delay, next(self._order), action))
 
     def run(self, until: float, stop: Callable[[], bool]) -> None:
         """Carry out events until `stop()` holds, virtual time `until` is reached or nothing is left."""
         while self._heap and not stop():
-            event = heapq.heappop(self._heap)
-            if event.at > until:
+            if self._heap[0][0] > until:
                 return
-            self.now = event.at
+            self.now, _, action = heapq.heappop(self._heap)
             self.events += 1
-            event.action()
+            action()
 
 
 class Network:
@@ -70,3 +63,42 @@ class Network:
     def cut(self, one: str, other: str, seconds: float) -> None:
         """Nothing passes between the two for `seconds`; what is sent meanwhile arrives afterwards."""
         self._cut_until[frozenset((one, other))] = self._world.now + seconds
+
+
+class Gate:
+    """What reaches a process: at once, or in the same order when the stopped process goes on."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._open_at = 0.0
+        self._draining = False
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    @property
+    def closed(self) -> bool:
+        return self._world.now < self._open_at
+
+    def close(self, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT after `seconds`; of two that overlap the longer one counts."""
+        self._open_at = max(self._open_at, self._world.now + seconds)
+        self._world.after(seconds, self._drain)
+
+    def open(self) -> None:
+        """The stopped process is killed: what waits meets nobody."""
+        self._open_at = self._world.now
+        self._drain()
+
+    def enter(self, action: Callable[[], None]) -> None:
+        """Carry out `action` when its turn comes."""
+        self._waiting.append(action)
+        self._drain()
+
+    def _drain(self) -> None:
+        if self._draining:
+            return
+        self._draining = True
+        try:
+            while self._waiting and not self.closed:
+                self._waiting.popleft()()
+        finally:
+            self._draining = False

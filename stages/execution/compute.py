@@ -39,6 +39,10 @@ CLOSE_S = 3.0
 LAST_WORDS_S = 1.0
 """Seconds between the worker's end of the socket closing and the process being killed."""
 
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
+"""glibc gives a freed tensor of more than 128 KiB back to the system, and every new one costs page faults again (mallopt(3)).
+32 MiB is the highest threshold it takes; at most 128 MiB stay with the worker."""
+
 STDERR = 2
 
 R = TypeVar("R")
@@ -254,6 +258,7 @@ def _spawn(config: ComputeConfig, worker: str, connection: int, arena: int) -> s
         # The worker imports what we import, installed or not; -P keeps a user's current folder out of it.
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "OMP_NUM_THREADS": str(config.threads),
+        **MALLOC,
     }
     return subprocess.Popen(
         [sys.executable, "-P", "-m", worker, *options.arguments()],

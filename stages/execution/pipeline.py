@@ -24,7 +24,7 @@ from hetpeer.stages.execution.effects import (
     SendGradient,
     TaskKey,
 )
-from hetpeer.stages.execution.routes import Hop, Roster, Route, splice
+from hetpeer.stages.execution.routes import Hop, Roster, Route, rest_of, splice
 from hetpeer.stages.execution.schedule import Schedule
 from hetpeer.stages.execution.slots import Drop, Merge, SlotBook
 
@@ -92,6 +92,11 @@ class Pipeline:
         self._resent: dict[str, float] = {}
         self._avoid: set[str] = set()
         self._urged = False
+        self._decided = False
+
+    def decided(self) -> None:
+        """The step's gradient is decided: whatever is still under way changes nothing, nothing new is begun."""
+        self._decided = True
 
     # ── tasks arriving ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -128,8 +133,7 @@ class Pipeline:
         if attempt > task.attempt:
             task.attempt = attempt
             self._urged = True
-            if route[0].end == task.end:
-                task.route = route
+            task.route = (task.route[0], *rest_of(route, task.end))
             if task.output is not None:
                 effects += self._forward_on(task)
             elif task.loss is not None and not task.train:
@@ -181,6 +185,8 @@ class Pipeline:
             task.gradient = None
         if input_gradient is not None and task.upstream is not None:
             effects.append(SendGradient(key.id, task.upstream, key.begin, input_gradient))
+        if not all(self.slots.holds(key.id, block) for block in range(key.begin, task.end)):
+            del self._tasks[key]  # what it was folded into was dropped meanwhile: it may be asked for again
         return effects + self._dispatch()
 
     def work_failed(self, key: TaskKey, why: str) -> list[Effect]:
@@ -272,7 +278,7 @@ class Pipeline:
     def _dispatch(self) -> list[Effect]:
         """Hand work to the worker while it has room; seal the open slot when it is due."""
         effects: list[Effect] = []
-        while self._running < WORKER_DEPTH:
+        while self._running < WORKER_DEPTH and not self._decided:
             work = self._schedule.next(may_fold=self.slots.can_fold())
             if work is None:
                 break

@@ -73,6 +73,11 @@ def splice(route: Route, roster: Roster, cost: Mapping[str, float]) -> Route | N
     return tuple(result)
 
 
+def rest_of(route: Route, border: int) -> Route:
+    """The part of `route` from `border` on; a hop that straddles it is cut there."""
+    return tuple(Hop(hop.peer, max(hop.begin, border), hop.end) for hop in route if hop.end > border)
+
+
 def _append(hops: list[Hop], hop: Hop) -> None:
     if hops and hops[-1].peer == hop.peer:
         hops[-1] = Hop(hop.peer, hops[-1].begin, hop.end)

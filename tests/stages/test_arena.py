@@ -12,7 +12,6 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from hetpeer.stages.execution.arena import (
     ALIGNMENT,
-    RETURN_PAGES_FROM,
     Arena,
     ArenaFullError,
     Extent,
@@ -108,16 +107,27 @@ def test_free_list_joins_both_neighbours():
     assert free.largest == 300
 
 
-def test_big_released_extents_give_their_pages_back():
-    arena = Arena(8 * RETURN_PAGES_FROM)
-    before, big, after = (arena.allocate(size) for size in (100, 4 * RETURN_PAGES_FROM, 100))
+def test_released_pages_stay_until_they_are_trimmed():
+    arena = Arena(8 << 20)
+    before, big, after = (arena.allocate(size) for size in (100, 4 << 20, 100))
     for extent in (before, big, after):
         arena.view(extent)[:] = b"x" * extent.nbytes
-    assert os.fstat(arena.fd).st_blocks * 512 >= big.nbytes
     arena.release(big)
+    assert os.fstat(arena.fd).st_blocks * 512 >= big.nbytes
+    arena.trim()
     assert os.fstat(arena.fd).st_blocks * 512 <= 2 * mmap.PAGESIZE
     assert arena.view(before) == b"x" * 100
     assert arena.view(after) == b"x" * 100
+    arena.close()
+
+
+def test_trim_leaves_an_arena_that_is_full_or_was_never_used():
+    arena = Arena(mmap.PAGESIZE)
+    arena.trim()
+    whole = arena.allocate(mmap.PAGESIZE)
+    arena.view(whole)[:] = b"x" * mmap.PAGESIZE
+    arena.trim()
+    assert arena.view(whole) == b"x" * mmap.PAGESIZE
     arena.close()
 
 

@@ -1,0 +1,226 @@
+"""One step at one holder: its tasks, its part in the reduce, its vote and the update.
+
+Pure. Ties the pipeline of tasks and the reduction of the current plan to the messages of the coordinator. A `HeldStep`
+lives from Begin to the applied update; what a step of another (line, number) has to say is the caller's to refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hetpeer.averaging import messages as m
+from hetpeer.averaging import reduction
+from hetpeer.averaging.early import Due, Origin, due_in_step
+from hetpeer.averaging.effects import (
+    ApplyUpdate,
+    Choose,
+    EndStep,
+    FetchState,
+    Leave,
+    Prepare,
+    RecordApplied,
+    SaveState,
+    Shard,
+    StepId,
+    Stop,
+    Tell,
+)
+from hetpeer.averaging.reduction import Reduction
+from hetpeer.stages.execution import pipeline
+from hetpeer.stages.execution.effects import (
+    Handle,
+    Release,
+    ReportEvaluated,
+    ReportFailed,
+    ReportSealed,
+)
+from hetpeer.stages.execution.pipeline import Pipeline
+from hetpeer.stages.execution.routes import Hop, Route
+
+StepEffect = pipeline.Effect | reduction.Effect | ApplyUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class InStep:
+    """`effect` belongs to `step`; the driver gives `step` back with the answer."""
+
+    step: StepId
+    effect: StepEffect
+
+
+Effect = (
+    InStep
+    | Release
+    | Tell
+    | Choose
+    | Prepare
+    | FetchState
+    | SaveState
+    | RecordApplied
+    | EndStep
+    | Leave
+    | Stop
+)
+
+
+class HeldStep:
+    """The step that `begin` names, at holder `me` of the blocks `place`.
+
+    `sizes`: elements of each block's flat gradient; `slot_capacity`: S of docs/protocol.md.
+    """
+
+    def __init__(
+        self, me: str, place: m.Range, begin: m.Begin, sizes: Mapping[int, int], slot_capacity: int
+    ) -> None:
+        self.id = StepId(begin.line, begin.step)
+        self.pipeline = Pipeline(me, begin.roster, begin.microbatches, slot_capacity)
+        self.reduction: Reduction | None = None
+        self.commit: m.Commit | None = None
+        self._me = me
+        self._place = place
+        self._sizes = sizes
+        self._incarnations = dict(begin.incarnations)
+        self._applied: dict[int, str] = {}
+
+    def due(self, origin: Origin) -> Due:
+        """When a tensor of this step is to be taken."""
+        plan = None if self.reduction is None else self.reduction.number
+        return due_in_step(origin, self._incarnations, plan)
+
+    # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def assign(self, tasks: Iterable[m.Task]) -> list[Effect]:
+        """Microbatches whose first hop we are."""
+        return [e for t in tasks for e in self.absorb(self.pipeline.assign(t.id, t.route, t.attempt))]
+
+    def gone(self, peers: Iterable[str]) -> list[Effect]:
+        """These left the roster: their tensors are ignored from now on."""
+        effects: list[Effect] = []
+        for peer in peers:
+            self._incarnations.pop(peer, None)
+            effects += self.absorb(self.pipeline.gone(peer))
+        return effects
+
+    def activation(
+        self, sender: str, microbatch: int, route: Route, attempt: int, handle: Handle
+    ) -> list[Effect]:
+        """A bundle from the hop before us; a route that is not ours to run is refused."""
+        if not self._can_run(route[0]):
+            return [Release(handle)]
+        return self.absorb(self.pipeline.activation(microbatch, route, attempt, sender, handle))
+
+    def _can_run(self, hop: Hop) -> bool:
+        return hop.peer == self._me and self._place[0] <= hop.begin < hop.end <= self._place[1]
+
+    def absorb(self, effects: Sequence[pipeline.Effect]) -> list[Effect]:
+        """Turn the pipeline's reports into messages; everything else goes to the driver as it is."""
+        return [self._report(effect) for effect in effects]
+
+    def _report(self, effect: pipeline.Effect) -> Effect:
+        line, number = self.id
+        match effect:
+            case ReportSealed(slot, ids, losses):
+                contents = tuple(_ranges(ids))
+                return Tell(m.Sealed(line=line, step=number, slot=slot, contents=contents, losses=losses))
+            case ReportEvaluated(microbatch, loss):
+                return Tell(m.Evaluated(line=line, step=number, losses={microbatch: loss}))
+            case ReportFailed(microbatch, why):
+                return Tell(m.Failed(line=line, step=number, id=microbatch, why=why[:500]))
+            case _:
+                return InStep(self.id, effect)
+
+    # ── reduce and vote ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def plan(self, message: m.Plan) -> list[Effect]:
+        """Take part in a plan; a higher one voids the one before. Nothing for one that we know already."""
+        if self.reduction is not None and message.plan <= self.reduction.number:
+            return []
+        self.reduction = Reduction(self._me, message, self._sizes)
+        slots = self.pipeline.slots
+        slot = slots.accepted()
+        return self._wrap(self.reduction.start(slot, {} if slot is None else slots.contents()[slot]))
+
+    def part(self, sender: str, block: int, index: int, handle: Handle) -> list[Effect]:
+        """A holder's slot, one shard of it, for us to sum under the current plan."""
+        assert self.reduction is not None
+        return self._wrap(self.reduction.part(block, index, sender, handle))
+
+    def result(self, sender: str, block: int, index: int, handle: Handle) -> list[Effect]:
+        """A reducer's sum of one shard under the current plan."""
+        assert self.reduction is not None
+        return self._wrap(self.reduction.result(block, index, sender, handle))
+
+    def summed(self, shard: Shard, handle: Handle) -> list[Effect]:
+        """`SumParts` is done."""
+        if not self._is_current(shard.plan):
+            return [Release(handle)]
+        assert self.reduction is not None
+        return self._wrap(self.reduction.summed(shard, handle))
+
+    def inspected(self, plan: int, vote: m.BlockVote, gradient: Handle) -> list[Effect]:
+        """`Inspect` is done; after the last of our blocks we vote."""
+        if not self._is_current(plan):
+            return [Release(gradient)]
+        assert self.reduction is not None
+        self.reduction.inspected(vote, gradient)
+        if not self.reduction.complete:
+            return []
+        votes = tuple(self.reduction.votes[b] for b in sorted(self.reduction.votes))
+        return [Tell(m.Vote(line=self.id.line, step=self.id.number, plan=plan, blocks=votes))]
+
+    def _is_current(self, plan: int) -> bool:
+        return self.reduction is not None and self.reduction.number == plan
+
+    # ── apply ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def matches(self, commit: m.Commit) -> bool:
+        """Whether `commit` decides this very step, and the gradients that we hold are those that it names."""
+        return (
+            StepId(commit.line, commit.step) == self.id
+            and self._is_current(commit.plan)
+            and self.reduction is not None
+            and self.reduction.matches(commit.digests, self._blocks)
+        )
+
+    def apply(self, commit: m.Commit) -> list[Effect]:
+        """The step is decided, and `matches` holds."""
+        assert self.reduction is not None
+        self.commit = commit
+        self.pipeline.decided()
+        gradients = self.reduction.gradients
+        return self._wrap([ApplyUpdate(b, gradients[b], commit.coefficient) for b in self._blocks])
+
+    def applied(self, block: int, digest: str) -> RecordApplied | None:
+        """`ApplyUpdate` is done; after the last block, what there is to be written down."""
+        if self.commit is None or self.reduction is None:
+            return None
+        self._applied[block] = digest
+        if len(self._applied) < len(self._blocks):
+            return None
+        return RecordApplied(
+            step=self.id,
+            plan=self.commit.plan,
+            covers=tuple(self.reduction.covers[b] for b in self._blocks),
+            gradients={b: self.reduction.votes[b].digest for b in self._blocks},
+            states=dict(self._applied),
+        )
+
+    @property
+    def _blocks(self) -> range:
+        return range(*self._place)
+
+    def _wrap(self, effects: Sequence[StepEffect]) -> list[Effect]:
+        return [InStep(self.id, effect) for effect in effects]
+
+
+def _ranges(ids: Mapping[int, tuple[int, ...]]) -> list[m.Contents]:
+    """Ids per block, with neighbouring blocks that hold the same ids joined."""
+    result: list[m.Contents] = []
+    for block, held in sorted(ids.items()):
+        last = result[-1] if result else None
+        if last is not None and last.end == block and last.ids == held:
+            result[-1] = last.model_copy(update={"end": block + 1})
+        else:
+            result.append(m.Contents(begin=block, end=block + 1, ids=held))
+    return result

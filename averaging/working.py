@@ -1,0 +1,140 @@
+"""The side of a member that faces its worker and its peers: finished work, links and tensors of the step in progress.
+
+Pure. Everything here belongs to one step, named by the driver or by the tensor's origin; what is of another step is
+released and changes nothing. The side that faces the coordinator is member.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hetpeer.averaging import messages as m
+from hetpeer.averaging.early import Due, EarlyTensors, Origin, Waiting, due_outside
+from hetpeer.averaging.effects import EndStep, Shard, StepId
+from hetpeer.averaging.holding import Effect, HeldStep
+from hetpeer.stages.execution.effects import Handle, Release, TaskKey
+from hetpeer.stages.execution.routes import Route
+from hetpeer.stages.execution.slots import SlotBook
+
+
+class Working:
+    """Where a volunteer stands (`line`, `version`) and the step that it works on."""
+
+    def __init__(self) -> None:
+        self.line = m.Line(term=0, view=0)
+        self.version: int | None = None
+        """Of the state in the worker; None while there is none to be trusted."""
+        self._step: HeldStep | None = None
+        self._early: EarlyTensors[HeldStep, list[Effect]] = EarlyTensors()
+
+    @property
+    def step(self) -> StepId | None:
+        """The step in progress."""
+        return self._step.id if self._step else None
+
+    @property
+    def slots(self) -> SlotBook | None:
+        """The slots of the step in progress."""
+        return self._step.pipeline.slots if self._step else None
+
+    def holds(self, commit: m.Commit) -> bool:
+        """Whether we hold the gradients that `commit` names."""
+        return self._step is not None and self._step.matches(commit)
+
+    def _in(self, step: StepId) -> HeldStep | None:
+        """The step in progress, if it is this one."""
+        return self._step if self._step is not None and self._step.id == step else None
+
+    def _drop_step(self) -> list[Effect]:
+        step, self._step = self._step, None
+        return [] if step is None else [EndStep(step.id)]
+
+    # ── finished work ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def forward_done(
+        self, step: StepId, key: TaskKey, output: Handle | None, loss: float | None
+    ) -> list[Effect]:
+        """`RunForward` is done."""
+        held = self._in(step)
+        if held is None:
+            return [] if output is None else [Release(output)]
+        return held.absorb(held.pipeline.forward_done(key, output, loss))
+
+    def backward_done(self, step: StepId, key: TaskKey, input_gradient: Handle | None) -> list[Effect]:
+        """`RunBackward` is done."""
+        held = self._in(step)
+        if held is None:
+            return [] if input_gradient is None else [Release(input_gradient)]
+        return held.absorb(held.pipeline.backward_done(key, input_gradient))
+
+    def work_failed(self, step: StepId, key: TaskKey, why: str) -> list[Effect]:
+        """`RunForward` or `RunBackward` could not be done."""
+        held = self._in(step)
+        return [] if held is None else held.absorb(held.pipeline.work_failed(key, why))
+
+    def summed(self, step: StepId, shard: Shard, handle: Handle) -> list[Effect]:
+        """`SumParts` is done."""
+        held = self._in(step)
+        return [Release(handle)] if held is None else held.summed(shard, handle)
+
+    def inspected(self, step: StepId, plan: int, vote: m.BlockVote, gradient: Handle) -> list[Effect]:
+        """`Inspect` is done."""
+        held = self._in(step)
+        return [Release(gradient)] if held is None else held.inspected(plan, vote, gradient)
+
+    # ── links and tensors ────────────────────────────────────────────────────────────────────────────────────────
+
+    def unreachable(self, peer: str) -> list[Effect]:
+        """Our link to `peer` is down and could not be opened again."""
+        step = self._step
+        return [] if step is None else step.absorb(step.pipeline.unreachable(peer))
+
+    def reachable(self, peer: str) -> None:
+        """The link to `peer` is up again."""
+        if self._step is not None:
+            self._step.pipeline.reachable(peer)
+
+    def activation(
+        self, origin: Origin, microbatch: int, route: Route, attempt: int, handle: Handle
+    ) -> list[Effect]:
+        """A bundle of activations from the hop before us; `route` starts with our own hop."""
+
+        def accept(step: HeldStep) -> list[Effect]:
+            return step.activation(origin.sender, microbatch, route, attempt, handle)
+
+        return self._take(origin, handle, accept)
+
+    def gradient(self, origin: Origin, microbatch: int, border: int, handle: Handle) -> list[Effect]:
+        """The gradient of a bundle that we had sent over `border`."""
+
+        def accept(step: HeldStep) -> list[Effect]:
+            return step.absorb(step.pipeline.gradient(microbatch, border, handle))
+
+        return self._take(origin, handle, accept)
+
+    def part(self, origin: Origin, block: int, index: int, handle: Handle) -> list[Effect]:
+        """A holder's slot, one shard of it, for us to sum."""
+        return self._take(origin, handle, lambda step: step.part(origin.sender, block, index, handle))
+
+    def result(self, origin: Origin, block: int, index: int, handle: Handle) -> list[Effect]:
+        """A reducer's sum of one shard."""
+        return self._take(origin, handle, lambda step: step.result(origin.sender, block, index, handle))
+
+    def _take(
+        self, origin: Origin, handle: Handle, accept: Callable[[HeldStep], list[Effect]]
+    ) -> list[Effect]:
+        step = self._in(origin.step)
+        due = due_outside(origin, self.line, self.version) if step is None else step.due(origin)
+        if due is Due.NOW and step is not None:
+            return accept(step)
+        if due is Due.LATER and self._early.hold(Waiting(origin, accept, handle)):
+            return []
+        return [Release(handle)]
+
+    def _replay_early(self) -> list[Effect]:
+        """What waited for the message that has just been handled; the rest goes on waiting or is released."""
+        return [
+            effect
+            for tensor in self._early.take()
+            for effect in self._take(tensor.origin, tensor.handle, tensor.accept)
+        ]

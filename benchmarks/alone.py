@@ -1,0 +1,61 @@
+"""The opponent: a run's own model, microbatches and optimizer in one process, with nothing but torch.
+
+`python -m benchmarks.alone RUN --threads N` trains for ever and prints the monotonic time at the end of each step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file
+from torch import Tensor, nn
+
+from hetpeer.bootstrap.author import build_model
+from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.stages.data.order import sample_offsets
+
+
+def train(run: RunDirectory) -> None:
+    """One line on stdout for each step; as reference.py, which also keeps every figure, trains."""
+    settings, length = run.manifest.training, run.manifest.data.sequence_length
+    text = np.concatenate([load_file(run.data / shard.name)["tokens"] for shard in run.manifest.data.train])
+    model = build_model(run.author().model, run.manifest.seed).train()
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.epsilon,
+        weight_decay=settings.weight_decay,
+    )
+
+    def loss_of(step: int, microbatch: int) -> Tensor:
+        count, population = settings.microbatch_size, len(text) - length
+        offsets = sample_offsets(run.manifest.seed, "train", step, microbatch, count, population)
+        windows = torch.tensor(np.stack([text[at : at + length + 1] for at in offsets])).long()
+        loss: Tensor = model(tokens=windows[:, :-1], targets=windows[:, 1:])
+        return loss
+
+    for step in range(settings.steps):
+        optimizer.zero_grad()
+        for microbatch in range(settings.microbatches):
+            (loss_of(step, microbatch) / settings.microbatches).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm or torch.inf)
+        optimizer.step()
+        print(time.monotonic(), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--threads", type=int, required=True)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    train(RunDirectory.open(options.run))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""A real swarm on this machine for benchmarks to look at: one bootstrap node and volunteers, as child processes.
+
+Every process dies with the benchmark (peer/demo/children.py). A swarm can be frozen (SIGSTOP) and thawed, so that
+others can be measured beside it on the same cores; frozen for longer than a lease it would fall apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from hetpeer.bootstrap.create import create_run
+from hetpeer.bootstrap.manifest import TrainingSettings
+from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.dht.clock import SystemClock
+from hetpeer.peer.demo.children import COMMAND, Child, end_all
+from hetpeer.peer.demo.feed import LedgerFeed
+
+LOOPBACK = ("--host", "127.0.0.1", "--port", "0")
+START_S = 120.0
+POLL_S = 0.005
+ENDLESS, NEVER = 100_000, 1_000_000
+"""Steps of a run that is stopped, and between evaluations or checkpoints that are not to be measured."""
+ENTRIES = {COMMAND[-1], "benchmarks.observed"}
+KINDS = ("bootstrap", "bootstrap p2pd", "volunteer", "worker", "volunteer p2pd")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A GPT of examples/gpt.py and how much of it one microbatch runs."""
+
+    width: int = 256
+    layers: int = 4
+    heads: int = 4
+    sequence_length: int = 128
+
+    def write(self, path: Path) -> str:
+        """A file with the author's function; returns the reference to it."""
+        sizes = f"{self.width}, {self.layers}, {self.heads}, {self.sequence_length}, 256"
+        path.write_text(
+            "from hetpeer.examples.gpt import GPT\n\n\n"
+            "def build():\n"
+            f"    return GPT({sizes})\n"
+        )  # fmt: skip
+        return f"{path}:build"
+
+
+def make_run(folder: Path, model: Model, stages: int, training: TrainingSettings, seed: int) -> RunDirectory:
+    """A run directory under `folder`, on the text of Python's library."""
+    return create_run(
+        folder / "run",
+        model=model.write(folder / "model.py"),
+        name="benchmark",
+        seed=seed,
+        sequence_length=model.sequence_length,
+        stages=[stages],
+        training=training,
+    )
+
+
+class Swarm:
+    """The processes of one run. Volunteers are numbered from 1."""
+
+    def __init__(
+        self, run: RunDirectory, folder: Path, bootstrap: Child, address: str, command: Sequence[str]
+    ) -> None:
+        self.run = run
+        self.feed = LedgerFeed(run.log_path, SystemClock())
+        self.volunteers: dict[int, Child] = {}
+        self.bootstrap = bootstrap
+        self._folder = folder
+        self._address = address
+        self._command = command
+        self._frozen: list[psutil.Process] = []
+
+    async def add(self, number: int) -> None:
+        """Start volunteer `number`, anew if it had been there before."""
+        arguments = ("join", "--bootstrap", self._address, "--name", f"v{number}", *LOOPBACK)
+        log = self._folder / f"volunteer-{number}.log"
+        self.volunteers[number] = await Child.start(
+            f"volunteer {number}", arguments, home=self.home(number), log=log, command=self._command
+        )
+
+    def home(self, number: int) -> Path:
+        return self._folder / f"home-{number}"
+
+    async def finished(self, within_s: float) -> None:
+        """Return when every process has ended by itself. Raises HP-DEMO-003 when one has not."""
+        for child in (self.bootstrap, *self.volunteers.values()):
+            await child.finished(within_s)
+        self.check()
+
+    async def until(self, steps: int, within_s: float) -> None:
+        """Return when so many steps are committed. Raises TimeoutError; HP-DEMO-003 when a process has failed."""
+        async with asyncio.timeout(within_s):
+            while self.feed.history.version < steps:
+                self.check()
+                await asyncio.sleep(POLL_S)
+                self.feed.poll()
+
+    def check(self) -> None:
+        """Raises `LocalError` HP-DEMO-003 for a process that ended with an error."""
+        for child in (self.bootstrap, *self.volunteers.values()):
+            if child.status:
+                raise child.failure()
+
+    def processes(self) -> Mapping[str, list[psutil.Process]]:
+        """All processes by kind."""
+        found: dict[str, list[psutil.Process]] = {kind: [] for kind in KINDS}
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                if kind := _kind(process):
+                    found[kind].append(process)
+        return found
+
+    def stage_of(self, worker: psutil.Process) -> tuple[int, int]:
+        """The blocks [begin, end) of a worker's volunteer, from its log. It has made an update."""
+        home = Path(worker.parent().environ()["HETPEER_HOME"])
+        lines = (home / "runs" / self.run.run_id / "events.jsonl").read_text().splitlines()
+        blocks = {json.loads(line)["record"]["block"] for line in lines[-64:]}
+        return min(blocks), max(blocks) + 1
+
+    def freeze(self) -> None:
+        """Stop every process where it stands. For less than a lease (10 s)."""
+        self._frozen = [process for group in self.processes().values() for process in group]
+        _signal(self._frozen, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        _signal(self._frozen, signal.SIGCONT)
+        self._frozen = []
+
+
+@asynccontextmanager
+async def running(
+    run: RunDirectory, folder: Path, volunteers: int, command: Sequence[str] = COMMAND
+) -> AsyncIterator[Swarm]:
+    """The swarm of `run`; its processes are gone when this ends, however it does. `command` starts hetpeer."""
+    arguments = ("bootstrap", str(run.path), *LOOPBACK)
+    log = folder / "bootstrap.log"
+    bootstrap = await Child.start("bootstrap", arguments, home=run.path, log=log, command=command)
+    swarm = None
+    try:
+        address = (await bootstrap.first_line(START_S)).split()[-1]
+        swarm = Swarm(run, folder, bootstrap, address, command)
+        for number in range(1, volunteers + 1):
+            await swarm.add(number)
+        yield swarm
+    finally:
+        if swarm is not None:
+            swarm.thaw()
+        await end_all([bootstrap, *(swarm.volunteers.values() if swarm else ())])
+
+
+def cpu_seconds(processes: Sequence[psutil.Process]) -> list[float]:
+    """CPU seconds of each so far, kernel and user."""
+    return [sum(process.cpu_times()[:2]) for process in processes]
+
+
+def _kind(process: psutil.Process) -> str | None:
+    if process.name() == "p2pd":
+        owner = _kind(process.parent())
+        return f"{owner} p2pd" if owner else None
+    command = process.cmdline()
+    if any(part.endswith("worker_main") for part in command):
+        return "worker"
+    if ENTRIES.intersection(command):
+        return "bootstrap" if "bootstrap" in command else "volunteer"
+    return None
+
+
+def _signal(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)

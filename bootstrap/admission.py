@@ -1,0 +1,94 @@
+"""How volunteers come in: the handshake, places, and the proof that all holders of a block have the same bits.
+
+Pure. Whether a newcomer displaces an earlier session of the same volunteer, and what that means for the step in
+progress, is the coordinator's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.commits import commit_message
+from hetpeer.bootstrap.decisions import Disconnect, Effect, Send, State
+from hetpeer.bootstrap.membership import Standing, Volunteer
+from hetpeer.bootstrap.reign import Reign
+
+
+class Admission:
+    """The door of one reign."""
+
+    def __init__(self, reign: Reign) -> None:
+        self._reign = reign
+
+    def refuse(self, peer: str, hello: m.Hello) -> list[Effect]:
+        """The answer to a volunteer who cannot take part; nothing if it can."""
+        answer = self._refusal(peer, hello)
+        return [] if answer is None else [Send(peer, answer), Disconnect(peer)]
+
+    def _refusal(self, peer: str, hello: m.Hello) -> m.Message | None:
+        run = self._reign.config.run
+        if hello.wire_version != m.WIRE_VERSION:
+            why = f"wire version {hello.wire_version} here, {m.WIRE_VERSION} at the coordinator"
+            return m.Rejected(reason="version", why=why)
+        if hello.run != run:
+            return m.Rejected(reason="run", why=f"this coordinator serves run {run}, not {hello.run}")
+        if self._reign.state is State.FINISHED:
+            return self._reign.end
+        known = self._reign.members.volunteers.get(peer)
+        if known is not None and hello.incarnation < known.incarnation:
+            return m.Fenced(why="a newer incarnation of this volunteer is here")
+        return None
+
+    def welcome(self, peer: str, hello: m.Hello, now: float) -> list[Effect]:
+        """Enter `peer`; it keeps the place that it still holds, if it can."""
+        reign = self._reign
+        volunteer = Volunteer(
+            peer,
+            hello.incarnation,
+            now,
+            flops_per_second=hello.flops_per_second,
+            memory_bytes=hello.memory_bytes,
+            name=hello.name,
+        )
+        reign.members.volunteers[peer] = volunteer
+        member = hello.place is not None and reign.members.adopt(volunteer, hello.place)
+        last = reign.history.commits.get(reign.version - 1)
+        missed = any(held.version == reign.version - 1 for held in hello.held)
+        welcome = m.Welcome(
+            line=reign.line,
+            version=reign.version,
+            member=member,
+            places=reign.members.places(),
+            commit=commit_message(last) if member and missed and last is not None else None,
+        )
+        return [Send(peer, welcome)]
+
+    def claim(self, volunteer: Volunteer, message: m.Claim) -> list[Effect]:
+        """The place is given, or those that are open now are offered. Who has one already does not get another."""
+        if volunteer.place is not None:
+            return []
+        if not self._reign.members.claim(volunteer, message.cluster, (message.begin, message.end)):
+            why = "that place was taken meanwhile"
+            return [Send(volunteer.peer, m.Refused(why=why, places=self._reign.members.places()))]
+        volunteer.standing = Standing.JOINING
+        return [Send(volunteer.peer, m.Granted(begin=message.begin, end=message.end))]
+
+    def holds(self, volunteer: Volunteer, held: Sequence[m.Held], version: int) -> bool:
+        """Whether `held` is all of `volunteer`'s place at `version`."""
+        blocks = range(*(volunteer.place or (0, 0)))
+        return [h.block for h in held] == list(blocks) and all(h.version == version for h in held)
+
+    def differs(self, volunteer: Volunteer, held: Sequence[m.Held]) -> bool:
+        """Note what `volunteer` holds of the current version. Whether its bits are not those agreed upon.
+
+        These are the checkpoint's if there is one of this version, else those of whoever was ready first.
+        """
+        mine = volunteer.digests = {h.block: h.digest for h in held}
+        others = [
+            other.digests
+            for other in self._reign.members.volunteers.values()
+            if other is not volunteer and other.standing is Standing.READY
+        ]
+        agreed = [self._reign.sealed, *others]
+        return any(mine[b] != theirs[b] for theirs in agreed for b in mine.keys() & theirs.keys())

@@ -1,0 +1,91 @@
+"""Between two steps: who fetches the current version, how long the step waits for them, and who fills a gap.
+
+Pure. A block that nobody holds makes the run wait: first for whoever had it, then somebody who is redundant elsewhere
+takes its place. That the run goes back to a checkpoint is the coordinator's decision.
+"""
+
+from __future__ import annotations
+
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.decisions import Effect, Send, State
+from hetpeer.bootstrap.membership import Range, Standing, Volunteer
+from hetpeer.bootstrap.reign import Reign
+
+
+class Border:
+    """The waiting room of a reign that began at `now`."""
+
+    def __init__(self, reign: Reign, now: float) -> None:
+        self._reign = reign
+        self._return_by = now + reign.config.return_s
+        self._waiting_since: float | None = None
+        self._sync_by = 0.0
+
+    def admit_joiners(self, now: float) -> list[Effect]:
+        """Prepared volunteers whose blocks can be had somewhere are told to fetch them."""
+        reign = self._reign
+        joiners = [v for v in reign.members.volunteers.values() if v.standing is Standing.PREPARED]
+        joiners = [v for v in joiners if self._available(v.place)]
+        if joiners and reign.state is not State.SYNCING:
+            reign.state, self._sync_by = State.SYNCING, now + reign.config.sync_s
+        for volunteer in joiners:
+            volunteer.standing = Standing.SYNCING
+        return [Send(volunteer.peer, self._fetch(volunteer)) for volunteer in joiners]
+
+    def must_wait(self, now: float) -> bool:
+        """Whether the step is held up for somebody who fetches."""
+        reign = self._reign
+        syncing = any(v.standing is Standing.SYNCING for v in reign.members.volunteers.values())
+        return reign.state is State.SYNCING and syncing and now <= self._sync_by
+
+    def _available(self, place: Range | None) -> bool:
+        """Whether the current version of these blocks can be had somewhere."""
+        if place is None:
+            return False
+        return self._reign.stored or all(self._reign.members.holders(block) for block in range(*place))
+
+    def _fetch(self, volunteer: Volunteer) -> m.Fetch:
+        assert volunteer.place is not None
+        members, blocks = self._reign.members, range(*volunteer.place)
+        digests: dict[int, str] = {}
+        for holder in members.volunteers.values():
+            if holder.standing is Standing.READY:
+                digests |= {b: d for b, d in holder.digests.items() if b in blocks}
+        digests |= {b: d for b, d in self._reign.sealed.items() if b in blocks}
+        return m.Fetch(
+            line=self._reign.line,
+            version=self._reign.version,
+            sources={b: tuple(members.holders(b)) for b in blocks},
+            digests=digests,
+        )
+
+    def wait(self, now: float) -> None:
+        """A block has no holder: WAITING, from now on unless we wait already."""
+        if self._reign.state is not State.WAITING or self._waiting_since is None:
+            self._reign.state, self._waiting_since = State.WAITING, now
+
+    def leave(self) -> None:
+        """A step begins, or the run goes back: no wait goes on."""
+        self._waiting_since = None
+
+    def excuse(self, pause_s: float) -> None:
+        """We did not run for so long: nobody could be heard."""
+        self._return_by += pause_s
+        self._sync_by += pause_s
+
+    def too_late(self, now: float) -> bool:
+        """Whether a block is gone for good: not stored, and its holders had their time to come back."""
+        return not self._reign.stored and now > self._return_by
+
+    def fill_gap(self, now: float) -> list[Effect]:
+        """Waited long enough for a block: a volunteer who can be spared is moved to it, if its state can be had."""
+        if not self._reign.stored or self._waiting_since is None:
+            return []
+        if now - self._waiting_since < self._reign.config.move_s:
+            return []
+        self._waiting_since = now
+        moved = self._reign.members.move_redundant()
+        if moved is None or moved.place is None:
+            return []
+        moved.standing = Standing.JOINING
+        return [Send(moved.peer, m.Granted(begin=moved.place[0], end=moved.place[1]))]

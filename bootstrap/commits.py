@@ -1,0 +1,47 @@
+"""The commit record: the only truth about a step, and the message that tells it to the holders."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.ledger import clip_coefficient
+from hetpeer.bootstrap.training import CoordinatedStep
+
+
+def commit_record(
+    step: CoordinatedStep, decision: Mapping[int, m.BlockVote], clip_norm: float | None, now: float
+) -> dict[str, Any]:
+    """What the log says of `step`: its plan, loss, gradient digests, and the global norm with what follows from it."""
+    norm = math.sqrt(math.fsum(vote.squared_norm for vote in decision.values()))
+    return {
+        "kind": "commit",
+        "term": step.line.term,
+        "view": step.line.view,
+        "step": step.number,
+        "plan": step.plan,
+        "loss": step.ledger.train_loss(),
+        "norm": norm,
+        "coefficient": clip_coefficient(norm, clip_norm),
+        "gradients": {block: vote.digest for block, vote in sorted(decision.items())},
+        "seconds": now - step.began_at,
+    }
+
+
+def evaluation_record(step: CoordinatedStep) -> dict[str, Any]:
+    """The held-out loss of the state with which `step` began."""
+    return {"kind": "evaluation", "step": step.number, "loss": step.ledger.evaluation_loss()}
+
+
+def commit_message(record: Mapping[str, Any]) -> m.Commit:
+    """A commit record as the holders are told, on the line on which it was decided."""
+    return m.Commit(
+        line=m.Line(term=record["term"], view=record["view"]),
+        step=record["step"],
+        plan=record["plan"],
+        coefficient=record["coefficient"],
+        loss=record["loss"],
+        digests={int(block): digest for block, digest in record["gradients"].items()},
+    )

@@ -1,0 +1,73 @@
+"""A reign as it is seen from outside: what `status` shows, and the events that need no decision.
+
+Pure. The decisions are in coordinator.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.decisions import CoordinatorConfig, Effect, State
+from hetpeer.bootstrap.history import History
+from hetpeer.bootstrap.leases import Leases
+from hetpeer.bootstrap.membership import Membership
+from hetpeer.bootstrap.reign import Reign
+from hetpeer.bootstrap.saving import Saving
+from hetpeer.bootstrap.training import CoordinatedStep
+
+
+class Reigning:
+    """A new reign over the run whose folded log is `history`."""
+
+    def __init__(self, config: CoordinatorConfig, history: History, now: float) -> None:
+        line = m.Line(term=history.term + 1, view=history.view)
+        self._reign = Reign(config, history, line, Membership(config.layouts, config.costs))
+        self._leases = Leases(self._reign, now)
+        self._saving = Saving(self._reign)
+        self._step: CoordinatedStep | None = None
+
+    @property
+    def state(self) -> State:
+        return self._reign.state
+
+    @property
+    def members(self) -> Membership:
+        return self._reign.members
+
+    @property
+    def history(self) -> History:
+        return self._reign.history
+
+    @property
+    def line(self) -> m.Line:
+        return self._reign.line
+
+    @property
+    def step(self) -> int | None:
+        """The step in progress."""
+        return self._step.number if self._step else None
+
+    @property
+    def missing_blocks(self) -> Sequence[int]:
+        """Blocks without a ready holder: what the run waits for."""
+        return self.members.uncovered()
+
+    def start(self) -> list[Effect]:
+        """The first effects of a reign: its term is durable before anything is said in its name."""
+        return [self._reign.log(kind="reign", term=self.line.term)]
+
+    def broken(self, peer: str, now: float) -> list[Effect]:
+        """The stream of `peer` broke; it may come back within the grace."""
+        self._leases.broken(peer, now)
+        return []
+
+    def resumed(self, peer: str, now: float) -> list[Effect]:
+        """The stream of `peer` is back and nothing was lost on the way."""
+        self._leases.heard(peer, now)
+        return []
+
+    def not_saved(self, version: int, _now: float) -> list[Effect]:
+        """The checkpoint of `version` could not be collected: it is tried again at the next border."""
+        self._saving.failed(version)
+        return []

@@ -1,0 +1,165 @@
+"""What a demo is asked for, the folder it lives in, and the run it makes there.
+
+OUT/.hetpeer-demo   marks the folder as a demo's: the next demo may replace it, and nobody else's folder ever is
+OUT/run             the run directory, as `hetpeer init` makes it
+OUT/volunteers/N    the home of volunteer N            OUT/logs   what each process printed
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hetpeer.dht.errors import ExitCode, LocalError
+
+if TYPE_CHECKING:
+    from hetpeer.bootstrap.rundir import RunDirectory
+
+MARKER = ".hetpeer-demo"
+MICROBATCHES, MICROBATCH_SIZE, SEQUENCE_LENGTH, SLOT_SIZE = 8, 4, 64, 2
+"""Small enough that two cores train sixty steps, and train them again to compare, within four minutes."""
+LEARNING_RATE = 5e-4
+"""With twice as much, some seeds pass through a spike of the loss in which rounding errors grow to 1e-5 within three
+steps, on one machine as well: then no comparison could tell a lost microbatch from rounding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoSettings:
+    """One demo. Volunteers are numbered from 1; `model` is `module.py:function`, empty for the example GPT."""
+
+    out: Path
+    peers: int = 4
+    steps: int = 60
+    kill: int = 1
+    """Volunteers that are killed (SIGKILL), at equal distances of the run."""
+    data: tuple[Path, ...] = ()
+    """Text files or folders; none for Python's standard library."""
+    seed: int = 0
+    """Decides the parameters, the order of the data and who is killed."""
+    model: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises `LocalError` HP-DEMO-001."""
+        for wrong, what in (
+            (self.peers < 1, "a demo needs at least one volunteer"),
+            (self.steps < 1, "a demo needs at least one step"),
+            (not 0 <= self.kill < self.peers, f"{self.kill} of {self.peers} volunteers cannot be killed"),
+            (self.kill >= self.steps, f"{self.kill} kills do not fit into {self.steps} steps"),
+        ):
+            if wrong:
+                raise LocalError(
+                    "HP-DEMO-001",
+                    what,
+                    why="somebody has to finish the run",
+                    fix="for example: hetpeer demo --peers 4 --steps 60 --kill 1",
+                    exit_code=ExitCode.USAGE,
+                )
+
+    @property
+    def kill_steps(self) -> tuple[int, ...]:
+        """How many steps are committed when the next volunteer is killed; one kill comes half-way."""
+        return tuple(self.steps * number // (self.kill + 1) for number in range(1, self.kill + 1))
+
+    @property
+    def run_path(self) -> Path:
+        return self.out / "run"
+
+    @property
+    def logs(self) -> Path:
+        return self.out / "logs"
+
+    @property
+    def tokens_per_step(self) -> int:
+        return MICROBATCHES * MICROBATCH_SIZE * SEQUENCE_LENGTH
+
+    def home(self, number: int) -> Path:
+        return self.out / "volunteers" / str(number)
+
+    def events_path(self, number: int, run_id: str) -> Path:
+        """Volunteer `number`'s own signed log."""
+        return self.home(number) / "runs" / run_id / "events.jsonl"
+
+
+@contextmanager
+def claimed(settings: DemoSettings) -> Iterator[None]:
+    """Make OUT this demo's, emptied of an earlier demo.
+
+    Raises `LocalError`: HP-DISK-003 if something else is there or another demo runs in it, HP-DISK-001.
+    """
+    from hetpeer.bootstrap.files import disk_errors
+
+    out, marker = settings.out, settings.out / MARKER
+    if out.exists() and not marker.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise _taken(out, "it is not empty, and no demo made it")
+    with disk_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+        lock = marker.open("a")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise _taken(out, "another demo is running in it") from error
+        with disk_errors(out):
+            for entry in out.iterdir():
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                elif entry != marker:
+                    entry.unlink()
+            settings.logs.mkdir()
+        yield
+
+
+def make_run(settings: DemoSettings) -> RunDirectory:
+    """The run that the demo trains. Raises what `create_run` raises."""
+    from hetpeer.bootstrap.create import create_run
+    from hetpeer.bootstrap.manifest import TrainingSettings
+
+    often = max(1, settings.steps // 6)
+    return create_run(
+        settings.run_path,
+        model=settings.model or example_model(),
+        data=settings.data,
+        name="demo",
+        seed=settings.seed,
+        sequence_length=SEQUENCE_LENGTH,
+        stages=[min(2, settings.peers - settings.kill)],
+        training=TrainingSettings(
+            steps=settings.steps,
+            microbatches=MICROBATCHES,
+            microbatch_size=MICROBATCH_SIZE,
+            slot_size=SLOT_SIZE,
+            learning_rate=LEARNING_RATE,
+            eval_every=often,
+            checkpoint_every=often,
+        ),
+    )
+
+
+def example_model() -> str:
+    """`gpt.py:build` of the examples, in the checkout or as installed; nothing of it is imported."""
+    found = importlib.util.find_spec("hetpeer.examples.gpt")
+    if found is None or found.origin is None:
+        raise LocalError(
+            "HP-DEMO-002",
+            "the example model is not installed",
+            why="the package hetpeer.examples has no gpt.py",
+            fix="install hetpeer again, or give --model module.py:function",
+            exit_code=ExitCode.CONFIG,
+        )
+    return f"{found.origin}:build"
+
+
+def _taken(out: Path, why: str) -> LocalError:
+    return LocalError(
+        "HP-DISK-003",
+        f"{out} cannot be used for a demo",
+        why=why,
+        fix="choose another folder with --out",
+        exit_code=ExitCode.CONFIG,
+    )

@@ -1,0 +1,45 @@
+"""What the audit counts: signed lines on what entered each update, in our own log and at the coordinator."""
+
+from __future__ import annotations
+
+from hetpeer.averaging import effects as e
+from hetpeer.bootstrap.eventlog import EventLog
+from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.dht.identity import Identity
+from hetpeer.peer.home import Home
+
+
+class Evidence:
+    """One peer's event log of one run. `unsent` are lines that the coordinator has not acknowledged."""
+
+    def __init__(self, home: Home, run: RunDirectory, identity: Identity) -> None:
+        self._run_id = run.run_id
+        self._peer = identity.peer_id
+        self._log = EventLog(home.events_path(run), identity)
+        self.unsent: list[str] = []
+
+    def applied(self, applied: e.RecordApplied, incarnation: int) -> list[str]:
+        """Write down the update of one step, a line for each block; returns the lines. Raises `LocalError` HP-DISK-002."""
+        line, number = applied.step
+        return [
+            self._log.append(
+                {
+                    "kind": "applied",
+                    "run": self._run_id,
+                    "peer": self._peer,
+                    "incarnation": incarnation,
+                    "term": line.term,
+                    "view": line.view,
+                    "step": number,
+                    "block": cover.block,
+                    "plan": applied.plan,
+                    "cover": [[holder, list(ids)] for holder, ids in cover.slots],
+                    "gradient": applied.gradients[cover.block],
+                    "state": applied.states[cover.block],
+                }
+            )
+            for cover in applied.covers
+        ]
+
+    def close(self) -> None:
+        self._log.close()

@@ -1,0 +1,128 @@
+"""What must hold in every history, checked while it happens.
+
+* An update is the sum of exactly the step's ids (F1), the same bits at every holder (F2), on the one state that the
+  log's surviving history names (no holder of another line takes part).
+* The log grows by one step at a time, terms and views only rise, and its losses are those of all microbatches.
+* A plan names live holders only, each with exactly the ids that its accepted slot is made of, and every holder that is
+  told a commit has the gradients that it names (F3: a committed result has a copy).
+* A holder never keeps more than two live slots of a block, and never an id in two of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from hetpeer.averaging import messages as m
+from hetpeer.averaging.effects import RecordApplied
+from hetpeer.bootstrap.history import History
+from hetpeer.peer.simulate.numerics import Numerics
+from hetpeer.stages.execution.slots import SlotBook
+
+Digests = Mapping[int, str]
+"""Block → digest of a state."""
+
+MAX_LIVE_SLOTS = 2
+
+
+class ViolationError(AssertionError):
+    """An invariant does not hold; the message says which and where."""
+
+
+class Checks:
+    """Watches one history of a run of `steps` steps of `microbatches` ids."""
+
+    def __init__(self, numerics: Numerics, steps: int, microbatches: int) -> None:
+        self._numerics = numerics
+        self._steps = steps
+        self._microbatches = microbatches
+        self.history = History()
+        self._commits = 0
+        self._lineage = {0: 0}
+        """Version → the commit that made it, in the surviving history; 0 is the beginning."""
+        self._parents: dict[tuple[int, int, int], tuple[int, int]] = {}
+        """(term, view, step) → the commit that made the version before, and this one."""
+        self._states = {(0, b): numerics.digest(numerics.initial(b)) for b in range(numerics.blocks)}
+        """(commit, block) → digest of the state."""
+
+    def recorded(self, record: Mapping[str, Any]) -> None:
+        """One more record lies durably in the log."""
+        history, kind = self.history, record["kind"]
+        if kind == "reign":
+            _require(record["term"] > history.term, f"term {record['term']} after {history.term}")
+        elif kind == "rollback":
+            _require(record["view"] > history.view, f"view {record['view']} after {history.view}")
+            kept = record["to_version"]
+            self._lineage = {v: c for v, c in self._lineage.items() if v <= kept}
+        elif kind == "commit":
+            step = record["step"]
+            _require(step == history.version, f"step {step} is committed at version {history.version}")
+            exact = self._numerics.check_loss(step, self._microbatches, record["loss"])
+            _require(exact, f"step {step} has the loss {record['loss']}")
+            self._commits += 1
+            key = (record["term"], record["view"], step)
+            self._parents[key] = (self._lineage[step], self._commits)
+            self._lineage[step + 1] = self._commits
+        history.add(record)
+
+    def applied(self, volunteer: str, record: RecordApplied, before: Digests) -> None:
+        """`volunteer` has applied a committed update to the states `before`."""
+        line, step = record.step
+        _require(
+            (line.term, line.view, step) in self._parents, f"{volunteer} applied step {step} uncommitted"
+        )
+        parent, commit = self._parents[line.term, line.view, step]
+        for cover in record.covers:
+            where = f"step {step} block {cover.block}"
+            ids = Counter(i for _, held in cover.slots for i in held)
+            _require(ids == Counter(range(self._microbatches)), f"{where}: counted {dict(ids)}")
+            known = self._states.setdefault((parent, cover.block), before[cover.block])
+            _require(known == before[cover.block], f"{where}: {volunteer} applied it to another state")
+            after = record.states[cover.block]
+            known = self._states.setdefault((commit, cover.block), after)
+            _require(known == after, f"{where}: holders differ at {volunteer}")
+
+    def planned(self, roster: Collection[str], plan: m.Plan) -> None:
+        """The coordinator makes a plan."""
+        for cover in plan.covers:
+            holders = {holder for holder, _ in cover.slots} | {*cover.reducers, *cover.receivers}
+            _require(
+                holders <= set(roster), f"plan {plan.plan} of step {plan.step} names {holders - set(roster)}"
+            )
+
+    def plan_arrived(self, volunteer: str, slots: SlotBook, plan: m.Plan) -> None:
+        """`volunteer` is told the plan of its step; slots that it refers to were settled before."""
+        accepted = slots.accepted()
+        mine = {} if accepted is None else slots.contents()[accepted]
+        for cover in plan.covers:
+            named = frozenset(dict(cover.slots).get(volunteer, ()))
+            _require(
+                named == mine.get(cover.block, frozenset()),
+                f"plan {plan.plan} of step {plan.step} takes {volunteer} for a holder of {set(named)}",
+            )
+
+    def committed(self, volunteer: str, holds: bool) -> None:
+        """`volunteer` is told a commit of the step that it works on."""
+        _require(holds, f"{volunteer} is told a commit and does not hold its gradients")
+
+    def folding(self, volunteer: str, slots: SlotBook, blocks: range) -> None:
+        """A backward starts; its gradients are to be folded into a slot."""
+        for block in blocks:
+            _require(
+                slots.live(block) <= MAX_LIVE_SLOTS, f"{volunteer} keeps {slots.live(block)} slots of {block}"
+            )
+            ids = Counter(i for held in slots.contents().values() for i in held.get(block, ()))
+            _require(max(ids.values(), default=0) <= 1, f"{volunteer} has an id in two slots of {block}")
+
+    def ended(self, states: Mapping[int, Any]) -> None:
+        """The run is over; `states` is the last checkpoint."""
+        _require(sorted(self.history.commits) == list(range(self._steps)), "not every step is committed")
+        for block, state in states.items():
+            exact = self._numerics.check_final(block, self._steps, self._microbatches, state)
+            _require(exact, f"block {block} ended in another state than that of one machine")
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise ViolationError(what)

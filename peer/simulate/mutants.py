@@ -1,0 +1,281 @@
+"""Seeded bugs: each breaks one rule of the protocol, to show that the simulator would find it.
+
+`with MUTANTS["old_votes"]():` patches the rule for the time of the block. Many of them are bugs that the cores had, or
+that look harmless. docs/protocol.md says how many histories it takes to catch each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from hetpeer.averaging import messages as m
+from hetpeer.averaging import working
+from hetpeer.averaging.early import Due, Origin
+from hetpeer.averaging.effects import SendPart, StepId, SumParts
+from hetpeer.averaging.holding import Effect, HeldStep
+from hetpeer.averaging.member import Member
+from hetpeer.averaging.reduction import Reduction
+from hetpeer.bootstrap.border import Border
+from hetpeer.bootstrap.coordinator import Coordinator
+from hetpeer.bootstrap.ledger import StepLedger, Verdict
+from hetpeer.bootstrap.saving import Saving
+from hetpeer.bootstrap.training import CoordinatedStep, Pace
+from hetpeer.peer.simulate.swarm import Swarm
+from hetpeer.stages.execution.effects import Handle, TaskKey
+from hetpeer.stages.execution.pipeline import Pipeline
+from hetpeer.stages.execution.slots import SlotBook
+
+Mutant = Callable[[], AbstractContextManager[None]]
+
+
+@contextmanager
+def _patched(owner: Any, name: str, replacement: Any) -> Iterator[None]:
+    original = owner.__dict__[name]
+    setattr(owner, name, replacement)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+# ── counting ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def parts_as_list() -> AbstractContextManager[None]:
+    """A reducer sums parts as they come, a repeated one twice, instead of one per holder."""
+
+    def part(self: Reduction, block: int, index: int, _holder: str, handle: Handle) -> list[Any]:
+        cover, key = self.covers.get(block), (block, index)
+        if cover is None or key in self._summing:
+            return []
+        parts = self._parts.setdefault(key, {})
+        parts[str(len(parts))] = handle
+        if len(parts) < len(cover.slots):
+            return []
+        self._summing.add(key)
+        return [SumParts(self._shards[block][index], tuple(parts.values()))]
+
+    return _patched(Reduction, "part", part)
+
+
+def fold_twice() -> AbstractContextManager[None]:
+    """A gradient is folded into the open slot although a live slot holds that id already."""
+    return _patched(SlotBook, "holds", lambda _self, _microbatch, _block: False)
+
+
+def send_all() -> AbstractContextManager[None]:
+    """A holder sends what it has, whatever ids the plan names."""
+
+    def start(self: Reduction, slot: int | None, ids: Mapping[int, frozenset[int]]) -> list[Any]:
+        mine = [b for b, c in self.covers.items() if self._me in {h for h, _ in c.slots} and b in ids]
+        return [SendPart(shard, slot) for b in mine if slot is not None for shard in self._shards[b]]
+
+    return _patched(Reduction, "start", start)
+
+
+def overlaps_count() -> AbstractContextManager[None]:
+    """A report that overlaps with what is counted is accepted as a whole."""
+
+    def count(self: StepLedger, holder: str, block: int, ids: frozenset[int], _verdict: Verdict) -> bool:
+        self._counted[block].update(dict.fromkeys(ids, holder))
+        return True
+
+    return _patched(StepLedger, "_count", count)
+
+
+def dead_still_count() -> AbstractContextManager[None]:
+    """What a dead holder had counted stays counted."""
+    return _patched(StepLedger, "lose", lambda _self, _holder: False)
+
+
+def evict_ignored() -> AbstractContextManager[None]:
+    """A holder keeps counting what the coordinator has taken from it."""
+    return _patched(Pipeline, "evict", lambda _self, _blocks: [])
+
+
+def seal_early() -> AbstractContextManager[None]:
+    """A slot is sealed while a backward is still being folded into it, which may fail."""
+    original = vars(Pipeline)["_dispatch"]
+
+    def dispatch(self: Pipeline) -> list[Any]:
+        self._folding, folding = 0, self._folding
+        effects = original(self)
+        self._folding += folding
+        return effects
+
+    return _patched(Pipeline, "_dispatch", dispatch)
+
+
+def spoiled_is_done() -> AbstractContextManager[None]:
+    """A backward whose slot was dropped meanwhile counts as done, and is never repeated."""
+    original = Pipeline.backward_done
+
+    def backward_done(self: Pipeline, key: TaskKey, input_gradient: Handle | None) -> list[Any]:
+        tasks = dict(self._tasks)
+        effects = original(self, key, input_gradient)
+        self._tasks.setdefault(key, tasks[key])
+        return effects
+
+    return _patched(Pipeline, "backward_done", backward_done)
+
+
+# ── fencing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def steps_by_number() -> AbstractContextManager[None]:
+    """A tensor belongs to a step by its number alone, whatever line of history or incarnation it is from."""
+
+    def in_step(self: Any, step: StepId) -> HeldStep | None:
+        held: HeldStep | None = self._step
+        return held if held is not None and held.id.number == step.number else None
+
+    def due(self: HeldStep, origin: Origin) -> Due:
+        current = None if self.reduction is None else self.reduction.number
+        return Due.NOW if origin.plan in (None, current) else Due.LATER
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        with _patched(working.Working, "_in", in_step), _patched(HeldStep, "due", due):
+            yield
+
+    return both()
+
+
+def gone_ignored() -> AbstractContextManager[None]:
+    """Tensors of a volunteer that has left the roster are still taken."""
+
+    def gone(self: HeldStep, peers: Iterable[str]) -> list[Effect]:
+        return [effect for peer in peers for effect in self.absorb(self.pipeline.gone(peer))]
+
+    return _patched(HeldStep, "gone", gone)
+
+
+def old_messages_heard() -> AbstractContextManager[None]:
+    """The coordinator takes messages of any line of history."""
+    original = Coordinator.receive
+
+    def receive(self: Coordinator, peer: str, message: m.Message, now: float) -> list[Any]:
+        if isinstance(getattr(message, "line", None), m.Line):
+            message = message.model_copy(update={"line": self.line})
+        return original(self, peer, message, now)
+
+    return _patched(Coordinator, "receive", receive)
+
+
+def old_votes() -> AbstractContextManager[None]:
+    """Votes on an older plan count for the newer one."""
+    original = CoordinatedStep.vote
+
+    def vote(self: CoordinatedStep, peer: str, message: m.Vote, now: float) -> list[Any]:
+        return original(self, peer, message.model_copy(update={"plan": self.plan}), now)
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        with _patched(CoordinatedStep, "vote", vote), _patched(StepLedger, "new_plan", lambda _self: None):
+            yield
+
+    return both()
+
+
+# ── states ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def announce_first() -> AbstractContextManager[None]:
+    """A record becomes durable some time after what it says was announced."""
+    original = Swarm.write
+
+    def write(self: Swarm, record: dict[str, Any]) -> None:
+        reign = self._reign
+
+        def late() -> None:
+            if self.coordinator is not None and reign == self._reign:
+                original(self, record)
+
+        self.world.after(self.world.random.uniform(0.0, 0.3), late)
+
+    return _patched(Swarm, "write", write)
+
+
+def stale_joiner() -> AbstractContextManager[None]:
+    """A joiner says that it is ready without having loaded the version that it is to have."""
+
+    def fetch(self: Member, message: m.Fetch) -> list[Effect]:
+        assert self.place is not None
+        self.version = message.version
+        self.digests = {b: message.digests.get(b, "") for b in range(*self.place)}
+        return [*self._drop_step(), self._ready()]
+
+    return _patched(Member, "_fetch", fetch)
+
+
+def half_loaded() -> AbstractContextManager[None]:
+    """A volunteer still vouches for its old version while a new one is loaded over it, block by block."""
+    original = vars(Member)["_fetch"]
+
+    def fetch(self: Member, message: m.Fetch) -> list[Effect]:
+        held = self.version, self.digests
+        effects = original(self, message)
+        self.version, self.digests = held
+        return effects
+
+    return _patched(Member, "_fetch", fetch)
+
+
+def work_goes_on() -> AbstractContextManager[None]:
+    """Work is still begun after the step is decided, on a state that is just being updated."""
+    return _patched(Pipeline, "decided", lambda _self: None)
+
+
+def mixed_checkpoint() -> AbstractContextManager[None]:
+    """Blocks of another version are taken into a checkpoint."""
+    original = Saving.saved
+
+    def saved(self: Saving, _version: int, block: int, digest: str) -> list[Any]:
+        return [] if self._version is None else original(self, self._version, block, digest)
+
+    return _patched(Saving, "saved", saved)
+
+
+# ── liveness ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def fixed_patience() -> AbstractContextManager[None]:
+    """A time-out that is too short for this swarm stays too short."""
+    return _patched(Pace, "ran_out", lambda _self: None)
+
+
+def endless_sync() -> AbstractContextManager[None]:
+    """The run waits for whoever fetches a state, also of a version that nobody has any more."""
+
+    def must_wait(self: Border, _now: float) -> bool:
+        return any(v.standing.value == "syncing" for v in self._reign.members.volunteers.values())
+
+    return _patched(Border, "must_wait", must_wait)
+
+
+MUTANTS: Mapping[str, Mutant] = {
+    mutant.__name__: mutant
+    for mutant in (
+        parts_as_list,
+        fold_twice,
+        send_all,
+        overlaps_count,
+        dead_still_count,
+        evict_ignored,
+        seal_early,
+        spoiled_is_done,
+        steps_by_number,
+        gone_ignored,
+        old_messages_heard,
+        old_votes,
+        announce_first,
+        stale_joiner,
+        half_loaded,
+        work_goes_on,
+        mixed_checkpoint,
+        fixed_patience,
+        endless_sync,
+    )
+}

@@ -1,0 +1,161 @@
+"""The simulator's volunteers train for real: a small net in torch, float32, clipped AdamW as the daemon applies it.
+
+A history with faults is then not only correct symbol by symbol: its loss curve is that of one process which trains the
+same net on the same data (`train_alone`), up to the order of additions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hetpeer.averaging.updates import AdamW, AdamWSettings
+from hetpeer.stages.execution.numerics import squared_norm
+
+WIDTH, SAMPLES, CLASSES = 16, 8, 5
+SETTINGS = AdamWSettings(learning_rate=3e-3, betas=(0.9, 0.95), epsilon=1e-8, weight_decay=0.01)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockState:
+    """A block's flat parameters, AdamW's two moments, and how many updates were applied."""
+
+    parameters: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    version: int
+
+
+class ToyNet:
+    """`blocks` blocks of Linear and tanh, the last one a classifier. `Numerics` for the simulated swarm."""
+
+    def __init__(self, blocks: int = 4, seed: int = 0) -> None:
+        self.blocks = blocks
+        self._seed = seed
+        self._rule = AdamW(SETTINGS)
+
+    def _layer(self, block: int) -> nn.Linear:
+        return nn.Linear(WIDTH, CLASSES if block == self.blocks - 1 else WIDTH)
+
+    @property
+    def sizes(self) -> Mapping[int, int]:
+        return {b: sum(p.numel() for p in self._layer(b).parameters()) for b in range(self.blocks)}
+
+    def initial(self, block: int) -> BlockState:
+        torch.manual_seed(1000 * self._seed + block)
+        flat = torch.cat([p.detach().flatten() for p in self._layer(block).parameters()])
+        return BlockState(flat, torch.zeros_like(flat), torch.zeros_like(flat), 0)
+
+    def microbatch(self, step: int, number: int) -> tuple[Tensor, Tensor]:
+        """Inputs [SAMPLES, WIDTH] and classes [SAMPLES] that a net can learn: a fixed random teacher's."""
+        generator = torch.Generator().manual_seed((self._seed * 100_003 + step) * 1009 + number)
+        x = torch.randn(SAMPLES, WIDTH, generator=generator)
+        teacher = torch.randn(WIDTH, CLASSES, generator=torch.Generator().manual_seed(self._seed))
+        return x, (x @ teacher).argmax(dim=1)
+
+    # ── forward and backward ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _run(self, block: int, flat: Tensor, x: Tensor) -> Tensor:
+        """Block `block` with the parameters `flat`."""
+        outputs = CLASSES if block == self.blocks - 1 else WIDTH
+        weight, bias = flat[: outputs * WIDTH].view(outputs, WIDTH), flat[outputs * WIDTH :]
+        y = nn.functional.linear(x, weight, bias)
+        return y if block == self.blocks - 1 else torch.tanh(y)
+
+    def forward(
+        self, states: Sequence[BlockState], begin: int, microbatch: tuple[int, int], bundle: Any
+    ) -> tuple[Any, Any]:
+        inputs, classes = self.microbatch(*microbatch)
+        entered = inputs if begin == 0 else bundle.clone().requires_grad_()
+        parameters = [state.parameters.clone().requires_grad_() for state in states]
+        x = entered
+        for offset, flat in enumerate(parameters):
+            x = self._run(begin + offset, flat, x)
+        if begin + len(states) == self.blocks:
+            loss = nn.functional.cross_entropy(x, classes)
+            return (entered, parameters, loss), loss.item()
+        return (entered, parameters, x), x.detach()
+
+    def backward(self, kept: Any, gradient: Any) -> tuple[Any, list[Tensor]]:
+        entered, parameters, output = kept
+        torch.autograd.backward(output, gradient)
+        return entered.grad, [flat.grad for flat in parameters]
+
+    # ── reduce and apply ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def add(self, gradients: Iterable[Tensor]) -> Tensor:
+        first, *others = gradients
+        total = first.clone()
+        for other in others:
+            total.add_(other)
+        return total
+
+    def shard(self, gradient: Tensor, begin: int, end: int) -> Tensor:
+        return gradient[begin:end].clone()
+
+    def join(self, shards: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(shards))
+
+    def inspect(self, gradient: Tensor) -> tuple[str, float]:
+        return _digest(gradient), squared_norm(gradient)
+
+    def apply(self, state: BlockState, gradient: Tensor, coefficient: float) -> BlockState:
+        after = BlockState(
+            state.parameters.clone(), state.exp_avg.clone(), state.exp_avg_sq.clone(), state.version + 1
+        )
+        self._rule.apply(
+            parameters=after.parameters,
+            exp_avg=after.exp_avg,
+            exp_avg_sq=after.exp_avg_sq,
+            gradient=gradient,
+            coefficient=coefficient,
+            step=after.version,
+        )
+        return after
+
+    def digest(self, state: BlockState) -> str:
+        return _digest(torch.cat([state.parameters, state.exp_avg, state.exp_avg_sq]))
+
+    def check_loss(self, step: int, microbatches: int, loss: float) -> bool:  # noqa: ARG002
+        return math.isfinite(loss)
+
+    def check_final(self, block: int, steps: int, microbatches: int, state: BlockState) -> bool:  # noqa: ARG002
+        return state.version == steps
+
+    def train_alone(self, steps: int, microbatches: int, clip_norm: float | None) -> list[float]:
+        """Mean loss of each step when one process does everything, by torch's own optimizer and clipping."""
+        flats = [self.initial(block).parameters.clone().requires_grad_() for block in range(self.blocks)]
+        optimizer = torch.optim.AdamW(
+            flats,
+            lr=SETTINGS.learning_rate,
+            betas=SETTINGS.betas,
+            eps=SETTINGS.epsilon,
+            weight_decay=SETTINGS.weight_decay,
+            foreach=False,
+        )
+        losses: list[float] = []
+        for step in range(steps):
+            optimizer.zero_grad()
+            total = 0.0
+            for number in range(microbatches):
+                x, classes = self.microbatch(step, number)
+                for block, flat in enumerate(flats):
+                    x = self._run(block, flat, x)
+                loss = nn.functional.cross_entropy(x, classes)
+                torch.autograd.backward(loss)
+                total += loss.item()
+            if clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(flats, clip_norm, foreach=False)
+            optimizer.step()
+            losses.append(total / microbatches)
+        return losses
+
+
+def _digest(flat: Tensor) -> str:
+    return hashlib.blake2b(flat.numpy().tobytes(), digest_size=16).hexdigest()

@@ -1,0 +1,205 @@
+"""A simulated compute worker: one piece of work after another, in the order in which it was submitted.
+
+As the daemon's worker does, it changes slots and states only when a command's turn comes, while a command's tensors are
+those of the moment it was submitted. It refuses to work on a state of another version or on blocks it has not loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from hetpeer.averaging import effects as e
+from hetpeer.averaging import messages as m
+from hetpeer.averaging.member import Effect, Member
+from hetpeer.peer.simulate.boxes import Boxes
+from hetpeer.peer.simulate.checks import ViolationError
+from hetpeer.peer.simulate.numerics import Numerics
+from hetpeer.peer.simulate.world import World
+from hetpeer.stages.execution import effects as p
+from hetpeer.stages.execution.slots import Drop, Merge
+
+Finish = Callable[[Member], Iterable[Effect]]
+Answer = Callable[[Finish], None]
+
+FORWARD_S, BACKWARD_S, REDUCE_S, APPLY_S, LOAD_S = 0.05, 0.1, 0.01, 0.02, 0.05
+"""Virtual seconds: per block, per block, per call, per block, per block; at speed 1."""
+
+
+class Worker:
+    """The worker of one process. `answer` hands a result to the core; `boxes` are the process's tensors."""
+
+    def __init__(
+        self, world: World, numerics: Numerics, boxes: Boxes, speed: float, poison: set[int], answer: Answer
+    ) -> None:
+        self.states: dict[int, tuple[int, Any]] = {}
+        """Block → (version, state)."""
+        self.graphs_of: tuple[int, int] | None = None
+        """Blocks whose graphs are loaded."""
+        self.before: dict[int, str] = {}
+        """Block → digest of the state to which the last update was applied."""
+        self._world = world
+        self._numerics = numerics
+        self._boxes = boxes
+        self._speed = speed
+        self._poison = poison
+        self._answer = answer
+        self._busy_until = world.now
+        self._slots: dict[tuple[int, int], Any] = {}
+        """(slot, block) → sum."""
+        self._graphs: dict[p.TaskKey, Any] = {}
+
+    def hang(self, seconds: float) -> None:
+        """Do nothing for a while; the process itself goes on."""
+        self._busy_until = max(self._busy_until, self._world.now) + seconds
+
+    def submit(self, seconds: float, finish: Finish) -> None:
+        """Run `finish` when everything before it is done and `seconds` of work have passed."""
+        world = self._world
+        self._busy_until = max(self._busy_until, world.now) + seconds * world.random.uniform(0.7, 1.5)
+        world.after(self._busy_until - world.now, lambda: self._answer(finish))
+
+    def clear_step(self) -> None:
+        """Forget graphs and slots, after whatever is under way."""
+
+        def clear(_core: Member) -> Iterable[Effect]:
+            self._slots.clear()
+            self._graphs.clear()
+            return ()
+
+        self.submit(0.0, clear)
+
+    # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def forward(self, step: e.StepId, work: p.RunForward) -> None:
+        """`RunForward` → `forward_done` or `work_failed`."""
+        key = work.key
+        bundle = None if work.source is None else self._boxes.value(work.source)
+
+        def finish(core: Member) -> Iterable[Effect]:
+            if self._poisoned(2 * key.id):
+                return core.work_failed(step, key, "non-finite output")
+            states = [self._state(block, step) for block in range(key.begin, work.end)]
+            kept, out = self._numerics.forward(states, key.begin, (step.number, key.id), bundle)
+            if work.train:
+                self._graphs[key] = kept
+            if work.end == self._numerics.blocks:
+                return core.forward_done(step, key, None, out)
+            return core.forward_done(step, key, self._boxes.new(step, out), None)
+
+        self.submit(FORWARD_S * (work.end - key.begin) / self._speed, finish)
+
+    def backward(self, step: e.StepId, work: p.RunBackward) -> None:
+        """`RunBackward` → `backward_done` or `work_failed`, which leaves rubbish in the slot."""
+        key, numerics = work.key, self._numerics
+        gradient = None if work.gradient is None else self._boxes.value(work.gradient)
+
+        def finish(core: Member) -> Iterable[Effect]:
+            back, gradients = numerics.backward(self._graphs.pop(key), gradient)
+            broken = self._poisoned(2 * key.id + 1)
+            for block, part in zip(range(key.begin, work.end), gradients, strict=True):
+                if block in work.fold:
+                    have = self._slots.get((work.slot, block))
+                    terms = [g for g in (have, part, part if broken else None) if g is not None]
+                    self._slots[work.slot, block] = numerics.add(terms)
+            if broken:
+                return core.work_failed(step, key, "non-finite gradient")
+            return core.backward_done(step, key, self._boxes.new(step, back) if key.begin > 0 else None)
+
+        self.submit(BACKWARD_S * (work.end - key.begin) / self._speed, finish)
+
+    def forget_graph(self, key: p.TaskKey) -> None:
+        self._quietly(lambda: self._graphs.pop(key, None))
+
+    def merge_or_drop(self, change: Merge | Drop) -> None:
+        """What the coordinator's word on a slot makes of its sums."""
+        match change:
+            case Merge(block, source, target):
+                self._quietly(lambda: self._merge(block, source, target))
+            case Drop(block, slot):
+                self._quietly(lambda: self._slots.pop((slot, block), None))
+
+    def _merge(self, block: int, source: int, target: int) -> None:
+        both = [self._slots.get((target, block)), self._slots.pop((source, block))]
+        self._slots[target, block] = self._numerics.add(g for g in both if g is not None)
+
+    # ── reduce and apply ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def export(self, step: e.StepId, work: e.SendPart, send: Callable[[p.Handle], None]) -> None:
+        """`SendPart`: copy our slot's elements of a shard, then send them."""
+
+        def finish(_core: Member) -> Iterable[Effect]:
+            shard = work.shard
+            value = self._numerics.shard(self._slots[work.slot, shard.block], shard.begin, shard.end)
+            send(self._boxes.new(step, value))
+            return ()
+
+        self.submit(0.0, finish)
+
+    def sum(self, step: e.StepId, work: e.SumParts) -> None:
+        """`SumParts` → `summed`."""
+        parts = [self._boxes.value(handle) for handle in work.parts]
+
+        def finish(core: Member) -> Iterable[Effect]:
+            return core.summed(step, work.shard, self._boxes.new(step, self._numerics.add(parts)))
+
+        self.submit(REDUCE_S, finish)
+
+    def inspect(self, step: e.StepId, work: e.Inspect) -> None:
+        """`Inspect` → `inspected`."""
+        shards = [self._boxes.value(handle) for handle in work.shards]
+
+        def finish(core: Member) -> Iterable[Effect]:
+            gradient = self._numerics.join(shards)
+            digest, norm = self._numerics.inspect(gradient)
+            vote = m.BlockVote(block=work.block, digest=digest, squared_norm=norm, finite=True)
+            return core.inspected(step, work.plan, vote, self._boxes.new(step, gradient))
+
+        self.submit(REDUCE_S, finish)
+
+    def apply(self, step: e.StepId, work: e.ApplyUpdate) -> None:
+        """`ApplyUpdate` → `applied`."""
+        gradient = self._boxes.value(work.gradient)
+
+        def finish(core: Member) -> Iterable[Effect]:
+            before = self._state(work.block, step)
+            after = self._numerics.apply(before, gradient, work.coefficient)
+            self.states[work.block] = (step.number + 1, after)
+            self.before[work.block] = self._numerics.digest(before)
+            return core.applied(step, work.block, self._numerics.digest(after))
+
+        self.submit(APPLY_S, finish)
+
+    def load(self, version: int, block: int, state: Any, loaded: Callable[[], None]) -> None:
+        """A fetched state replaces the block's."""
+
+        def finish(_core: Member) -> Iterable[Effect]:
+            self.states[block] = (version, state)
+            loaded()
+            return ()
+
+        self.submit(LOAD_S, finish)
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _quietly(self, change: Callable[[], object]) -> None:
+        def finish(_core: Member) -> Iterable[Effect]:
+            change()
+            return ()
+
+        self.submit(0.0, finish)
+
+    def _state(self, block: int, step: e.StepId) -> Any:
+        if self.graphs_of is None or not self.graphs_of[0] <= block < self.graphs_of[1]:
+            raise ViolationError(f"block {block} is run but not loaded (graphs of {self.graphs_of})")
+        version, state = self.states[block]
+        if version != step.number:
+            raise ViolationError(f"step {step.number} is run on version {version} of block {block}")
+        return state
+
+    def _poisoned(self, mark: int) -> bool:
+        """Whether this piece of work is to fail (once): forward of id i has the mark 2i, backward 2i+1."""
+        if mark not in self._poison:
+            return False
+        self._poison.discard(mark)
+        return True

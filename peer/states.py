@@ -1,0 +1,79 @@
+"""The states that a volunteer gives to others: to joiners what it holds, to the coordinator a copy for the checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
+
+from hetpeer.averaging.member import Member, Phase
+from hetpeer.bootstrap.serving import Served
+from hetpeer.dht.errors import LocalError
+from hetpeer.peer.execution import Execution
+from hetpeer.stages.execution.results import CommandFailedError
+
+STATE_WAIT_S = 20.0
+"""A holder that still applies an update keeps whoever asks for the new state waiting so long at most."""
+
+_log = logging.getLogger(__name__)
+
+
+class HeldStates:
+    """States of the blocks of `member`, as the worker has them when they are asked for."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self._execution: Execution | None = None
+        self._rooms: Mapping[int, int] = {}
+        self._snapshots: dict[tuple[int, int], tuple[bytes, str]] = {}
+        self._changed = asyncio.Event()
+
+    def use(self, execution: Execution | None, rooms: Mapping[int, int]) -> None:
+        """The worker's side of our place, and the bytes that each block's state takes."""
+        self._execution, self._rooms = execution, rooms
+
+    def changed(self) -> None:
+        """Something happened: whoever waits looks again."""
+        self._changed.set()
+
+    def snapshot(self, version: int, blocks: Sequence[int]) -> list[Coroutine[Any, Any, None]]:
+        """Copy the state of `blocks` before the next update can change it. Posted now; run what is returned."""
+        assert self._execution is not None
+        self._snapshots = {key: kept for key, kept in self._snapshots.items() if key[0] == version}
+        return [
+            self._keep(
+                version, block, self._member.digests[block], self._execution.dump(block, self._rooms[block])
+            )
+            for block in blocks
+        ]
+
+    async def _keep(
+        self, version: int, block: int, digest: str, copied: Coroutine[Any, Any, bytes]
+    ) -> None:
+        self._snapshots[version, block] = (await copied, digest)
+        self._changed.set()
+
+    async def find(self, version: int, block: int) -> Served | None:
+        """The state of `block` at `version`: the checkpoint's copy, or what we hold if that is where we are."""
+        try:
+            async with asyncio.timeout(STATE_WAIT_S):
+                while True:
+                    if kept := self._snapshots.get((version, block)):
+                        return Served(kept[0], {"digest": kept[1]})
+                    if self._holds(version, block) and self._execution is not None:
+                        # Posted before anything else can be: an update that comes now is behind it in the worker.
+                        copied = self._execution.dump(block, self._rooms[block])
+                        digest = self._member.digests[block]
+                        return Served(await copied, {"digest": digest})
+                    if self._member.version is None or self._member.version > version:
+                        return None
+                    self._changed.clear()
+                    await self._changed.wait()
+        except (TimeoutError, CommandFailedError, LocalError) as error:
+            _log.debug("state of block %d at %d is not given: %s", block, version, error)
+            return None
+
+    def _holds(self, version: int, block: int) -> bool:
+        member = self._member
+        return member.version == version and block in member.digests and member.phase is not Phase.APPLYING

@@ -1,0 +1,173 @@
+"""What happens within a step, between the member core, the compute worker and the tensor channels.
+
+Effects are carried out in the order in which they come; a worker command is posted at once, its answer waited for in a
+task of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from hetpeer.averaging import effects as e
+from hetpeer.averaging.heads import ActivationHead, GradientHead, Head, ShardHead
+from hetpeer.averaging.member import Effect, Member, Origin, StepEffect
+from hetpeer.peer.dataplane import DataPlane
+from hetpeer.peer.execution import Execution
+from hetpeer.peer.figures import Figures
+from hetpeer.peer.tensors import Tensor, TensorStore
+from hetpeer.stages.execution import commands as c
+from hetpeer.stages.execution import effects as p
+from hetpeer.stages.execution.results import CommandFailedError
+from hetpeer.stages.execution.slots import Drop, Merge
+
+Work = Coroutine[Any, Any, None]
+
+_log = logging.getLogger(__name__)
+
+
+class StepWork:
+    """The step effects of `member`. `spawn` runs a task, `perform` carries out effects, `state_lost` rejoins."""
+
+    def __init__(
+        self,
+        member: Member,
+        plane: DataPlane,
+        store: TensorStore,
+        figures: Figures,
+        spawn: Callable[[Work], None],
+        perform: Callable[[Sequence[Effect]], None],
+        state_lost: Callable[[], None],
+    ) -> None:
+        self._member = member
+        self._plane = plane
+        self._store = store
+        self._figures = figures
+        self._spawn = spawn
+        self._perform = perform
+        self._state_lost = state_lost
+        self._execution: Execution | None = None
+
+    def use(self, execution: Execution | None) -> None:
+        """The worker's side of our place; None: we have none, and take no tensors."""
+        self._execution = execution
+        self._plane.use(execution, self._store)
+
+    def run(self, step: e.StepId, effect: StepEffect) -> None:
+        """Carry out one effect of `step`."""
+        execution, member = self._execution, self._member
+        assert execution is not None, "a step begins only after Prepare"
+        match effect:
+            case p.RunForward():
+                self._start(execution.forward(member, step, effect))
+            case p.RunBackward():
+                self._start(self._counted(execution.backward(member, step, effect)))
+            case p.ForgetGraph(key):
+                self._start(execution.command(c.DropTask(task=f"{key.id}/{key.begin}")))
+            case Merge(block, source, target):
+                self._start(execution.command(c.MergeSlot(block=block, source=source, target=target)))
+            case Drop(block, slot):
+                self._start(execution.command(c.DropSlot(block=block, slot=slot)))
+            case e.SumParts():
+                self._start(execution.sum(member, step, effect))
+            case e.Inspect():
+                self._start(execution.inspect(member, step, effect))
+            case e.ApplyUpdate():
+                self._spawn(self._apply(execution.apply(member, step, effect)))
+            case p.Release(handle):
+                self.release(handle)
+            case _:
+                self._send(step, effect, execution)
+
+    def end(self, step: e.StepId) -> None:
+        """Nothing of `step` is needed any more."""
+        self._plane.end_step(step)
+        self._store.end_step(step)
+        if self._execution is not None:
+            self._execution.end_step(step)
+            self._start(self._execution.command(c.ClearStep()))
+
+    def release(self, handle: p.Handle) -> None:
+        self._store.release(_tensor(handle))
+
+    def arrived(self, peer: str, head: Head, tensor: Tensor) -> None:
+        """A tensor of `peer`, its head and length already checked."""
+        plan = head.plan if isinstance(head, ShardHead) else None
+        origin = Origin(peer, head.incarnation, head.step_id, plan)
+        core = self._member
+        match head:
+            case ActivationHead():
+                self._perform(core.activation(origin, head.id, head.route, head.attempt, tensor))
+            case GradientHead():
+                self._perform(core.gradient(origin, head.id, head.border, tensor))
+            case ShardHead(kind="part"):
+                self._perform(core.part(origin, head.block, head.index, tensor))
+            case ShardHead():
+                self._perform(core.result(origin, head.block, head.index, tensor))
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _send(self, step: e.StepId, effect: StepEffect, execution: Execution) -> None:
+        own: dict[str, Any] = {
+            "line": step.line,
+            "step": step.number,
+            "incarnation": self._member.incarnation,
+        }
+        match effect:
+            case p.SendActivation(number, route, attempt, handle):
+                head = ActivationHead(**own, id=number, route=route, attempt=attempt)
+                self._plane.send(route[0].peer, head, _tensor(handle))
+            case p.SendGradient(number, to, border, handle):
+                self._plane.send(to, GradientHead(**own, id=number, border=border), _tensor(handle))
+            case e.SendPart(shard, slot):
+                part = _shard_head("part", shard, own)
+                self._start(
+                    execution.export(
+                        step, shard, slot, lambda piece: self._plane.send(shard.reducer, part, piece)
+                    )
+                )
+            case e.SendResult(shard, to, handle):
+                self._plane.send(to, _shard_head("result", shard, own), _tensor(handle))
+            case _:
+                raise AssertionError(effect)
+
+    def _start(self, work: Work | None) -> None:
+        if work is not None:
+            self._spawn(_tolerant(work))
+
+    async def _counted(self, work: Work) -> None:
+        await work
+        self._figures.microbatches += 1
+
+    async def _apply(self, work: Work) -> None:
+        try:
+            await work
+        except CommandFailedError as error:
+            _log.warning("an update could not be applied: %s", error)
+            self._state_lost()
+
+
+def _tensor(handle: p.Handle) -> Tensor:
+    assert isinstance(handle, Tensor)
+    return handle
+
+
+def _shard_head(kind: Any, shard: e.Shard, own: Mapping[str, Any]) -> ShardHead:
+    return ShardHead(
+        **own,
+        kind=kind,
+        plan=shard.plan,
+        block=shard.block,
+        index=shard.index,
+        begin=shard.begin,
+        end=shard.end,
+    )
+
+
+async def _tolerant(work: Work) -> None:
+    """A command that failed in the worker concerns one step: the plan or the task is made again by the protocol."""
+    try:
+        await work
+    except CommandFailedError as error:
+        _log.warning("%s", error)

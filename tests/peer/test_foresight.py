@@ -1,0 +1,28 @@
+"""What a volunteer expects to be given while no coordinator answers."""
+
+from hetpeer.averaging.places import choose_place
+from hetpeer.bootstrap.create import create_run
+from hetpeer.bootstrap.manifest import TrainingSettings
+from hetpeer.dht.records import Advert
+from hetpeer.peer.foresight import places_seen
+
+
+def holder(begin: int, end: int) -> Advert:
+    return Advert(role="volunteer", state="training", block_begin=begin, block_end=end)
+
+
+def test_the_least_held_place_is_expected(tmp_path) -> None:
+    run = create_run(
+        tmp_path / "run",
+        model="examples/gpt.py:build",
+        training=TrainingSettings(steps=2, microbatches=2, microbatch_size=2, slot_size=1),
+        stages=(2,),
+    )
+    first, second = run.manifest.layouts[0]
+    adverts = {"a": holder(*first), "b": holder(*second), "c": holder(*first)}
+    place = choose_place(places_seen(run, adverts), 1 << 40)
+    assert (place.begin, place.end) == second
+    nobody = choose_place(places_seen(run, {}), 1 << 40)
+    assert (nobody.begin, nobody.end) in (first, second)
+    coordinator = {"x": Advert(role="coordinator")}
+    assert places_seen(run, coordinator) == places_seen(run, {})

@@ -1,0 +1,191 @@
+"""What `hetpeer status` makes of a swarm's adverts, and the command against a real one."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.serving import PROTOCOL, FileService
+from hetpeer.bootstrap.shelf import RunShelf
+from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.identity import Identity
+from hetpeer.dht.node import Node, NodeConfig
+from hetpeer.dht.records import Advert
+from hetpeer.dht.roster import Roster
+from hetpeer.peer.cli.status import _duration, _lines, _tables
+from hetpeer.peer.status import SwarmStatus, known_addresses, summarise
+from tests.bootstrap.engine import make_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """Four steps of four microbatches of two sequences of 16 tokens; four blocks."""
+    return make_run(tmp_path_factory.mktemp("status"))
+
+
+def volunteer(begin: int, end: int, state: str = "training", **fields: object) -> Advert:
+    return Advert(role="volunteer", state=state, block_begin=begin, block_end=end, **fields)
+
+
+def look(run: RunDirectory, **adverts: Advert) -> SwarmStatus:
+    named = {run.manifest.coordinators[0] if peer == "boss" else peer: a for peer, a in adverts.items()}
+    return summarise(run.signed, named, 1000.0)
+
+
+def coordinator(**fields: object) -> Advert:
+    return Advert(**({"role": "coordinator", "state": "training"} | fields))
+
+
+def test_swarm_at_work(run: RunDirectory) -> None:
+    last = len(run.manifest.blocks)
+    found = look(
+        run,
+        boss=coordinator(step=2, loss=3.5, tokens_per_second=64.0),
+        a=volunteer(0, 2, name="alpha", step=1, tokens_per_second=30.0),
+        b=volunteer(1, last, step=2),
+        c=volunteer(0, last, state="syncing"),
+    )
+    assert (found.state, found.reason, found.run.id) == ("training", "", run.run_id)
+    assert [row.holders for row in found.blocks[:3]] == [("a",), ("a", "b"), ("b",)]
+    assert (found.swarm.volunteers, found.swarm.working, found.swarm.coordinator) == (3, 2, True)
+    assert (found.swarm.weakest_block, found.swarm.weakest_holders) == (0, 1)
+    assert (found.progress.step, found.progress.steps, found.progress.loss) == (2, 4, 3.5)
+    assert found.progress.eta_s == 2 * (4 * 2 * 16) / 64.0
+
+
+def test_without_coordinator_the_volunteers_tell(run: RunDirectory) -> None:
+    last = len(run.manifest.blocks)
+    found = look(
+        run,
+        a=volunteer(0, 1, step=1, loss=4.0, tokens_per_second=10.0),
+        b=volunteer(0, last, step=3, loss=3.0, tokens_per_second=5.0),
+        liar=volunteer(0, last, state="joining", step=2**50),
+    )
+    assert (found.state, found.swarm.coordinator) == ("waiting", False)
+    assert "coordinator" in found.reason
+    assert (found.progress.step, found.progress.loss) == (3, 3.0)
+    assert found.swarm.tokens_per_second == 5.0
+
+
+def test_self_made_coordinator_is_none(run: RunDirectory) -> None:
+    found = look(run, somebody=coordinator(step=4))
+    assert (found.swarm.coordinator, found.progress.step, found.state) == (False, 0, "waiting")
+
+
+def test_uncovered_block_is_named(run: RunDirectory) -> None:
+    found = look(run, boss=coordinator(state="waiting"), a=volunteer(1, len(run.manifest.blocks)))
+    assert (found.state, found.reason) == ("waiting", "nobody holds block 0")
+
+
+def test_finished_and_empty(run: RunDirectory) -> None:
+    assert look(run, boss=coordinator(step=9)).state == "finished"
+    nothing = look(run)
+    assert (nothing.peers, nothing.progress.eta_s, nothing.swarm.weakest_holders) == ((), None, 0)
+
+
+def test_rendering_takes_names_literally(run: RunDirectory) -> None:
+    from io import StringIO
+
+    from rich.console import Console
+
+    found = look(
+        run,
+        boss=coordinator(step=2, loss=3.5, tokens_per_second=64.0),
+        a=volunteer(0, len(run.manifest.blocks), name="[red]x[/]", device="cpu"),
+    )
+    text = "\n".join(_lines(found))
+    assert "step 2/4 (50%)  loss 3.5000  64 tok/s  ETA 4s" in text
+    assert f"blocks    0-{len(run.manifest.blocks) - 1}  [red]x[/]" in text
+    output = StringIO()
+    Console(file=output, width=120).print(_tables(found))
+    assert "[red]x[/]" in output.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0s"), (59.6, "1m 00s"), (3725, "1h 02m"), (266_400, "3d 02h")]
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert _duration(seconds) == text
+
+
+def test_known_addresses(tmp_path: Path) -> None:
+    for content in (None, "", "{}", "[]"):
+        if content is not None:
+            (tmp_path / "addresses.json").write_text(content)
+        with pytest.raises(LocalError) as caught:
+            known_addresses(tmp_path)
+        assert (caught.value.code, caught.value.exit_code) == ("HP-ADDR-002", ExitCode.USAGE)
+    (tmp_path / "addresses.json").write_text('["/ip4/127.0.0.1/tcp/1/p2p/Qm"]')
+    assert known_addresses(tmp_path) == ("/ip4/127.0.0.1/tcp/1/p2p/Qm",)
+
+
+async def serve_and_ask(run: RunDirectory, home: Path) -> list[tuple[int, str, str]]:
+    """A volunteer's node, without any coordinator; the command asks it by --bootstrap and by the home's addresses."""
+
+    async def nothing(_version: int, _block: int) -> None:
+        return None
+
+    node = await Node.start(NodeConfig(), Identity.create(home / "identity.key"))
+    try:
+        await node.serve(PROTOCOL, FileService(RunShelf(run, nothing)).handle)
+        advert = volunteer(
+            0, len(run.manifest.blocks), name="alpha", step=1, loss=4.5, addresses=tuple(node.addresses())
+        )
+        assert await Roster(node, run.run_id).publish(advert, ttl_s=60)
+        (home / "addresses.json").write_text(json.dumps([node.addresses()[0]]))
+        asks = (["--json", "--bootstrap", node.addresses()[0]], ["--home", str(home)])
+        return [await asyncio.to_thread(hetpeer_status, *ask) for ask in asks]
+    finally:
+        await node.close()
+
+
+def hetpeer_status(*arguments: str) -> tuple[int, str, str]:
+    result = subprocess.run(
+        [sys.executable, "-m", "hetpeer.peer.cli.main", "status", *arguments],
+        env={**os.environ, "PYTHONPATH": ".importroot"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return result.returncode, result.stdout, result.stderr
+
+
+@pytest.mark.swarm
+def test_command_asks_through_a_volunteer(run: RunDirectory, tmp_path: Path) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        as_json, plain = runner.run(serve_and_ask(run, tmp_path))
+    assert (as_json[0], as_json[2]) == (0, "")
+    document = json.loads(as_json[1])
+    assert set(document) == {
+        "schema",
+        "time",
+        "state",
+        "reason",
+        "run",
+        "peers",
+        "blocks",
+        "progress",
+        "swarm",
+    }
+    assert (document["schema"], document["run"]["id"]) == ("hetpeer.status/1", run.run_id)
+    assert abs(document["time"] - time.time()) < 120
+    assert [peer["name"] for peer in document["peers"]] == ["alpha"]
+    assert plain[0] == 0, plain[2]
+    assert "step 1/4" in plain[1]
+
+
+@pytest.mark.swarm
+def test_nobody_there() -> None:
+    peer = "QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC"
+    code, stdout, stderr = hetpeer_status("--bootstrap", f"/ip4/127.0.0.1/tcp/9/p2p/{peer}")
+    assert (code, stdout) == (ExitCode.NETWORK, "")
+    assert stderr.startswith("HP-NET-002: ")
+    assert stderr.count("\n") == 1

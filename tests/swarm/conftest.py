@@ -1,0 +1,103 @@
+"""One tiny run for the whole session, its one-machine reference, and a swarm per test on a copy of it."""
+
+import asyncio
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from hetpeer.bootstrap.replay import ReferenceRun, run_reference
+from hetpeer.bootstrap.rundir import RunDirectory
+from tests.swarm.forkserver import ROOT, ForkServer
+from tests.swarm.swarm import Swarm, resign, until
+
+STEPS = 24
+MODEL = """
+from gpt import build as build_gpt
+
+def build():
+    return build_gpt(width=32, layers=4, heads=2, context=16)
+"""
+SETTINGS = {
+    "steps": STEPS,
+    "microbatches": 6,
+    "microbatch-size": 2,
+    "sequence-length": 16,
+    "eval-every": 8,
+    "eval-microbatches": 2,
+    "checkpoint-every": 5,
+    "seed": 3,
+}
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    server = ForkServer(tmp_path_factory.mktemp("statuses"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory, server: ForkServer) -> Path:
+    """A folder with the run and its reference, made once for all workers of pytest-xdist."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "reference.json").exists():
+            _make_run(folder, server)
+            _make_reference(folder)
+    return folder
+
+
+def _make_run(folder: Path, server: ForkServer) -> None:
+    shutil.copy(ROOT / "examples" / "gpt.py", folder)
+    (folder / "tiny.py").write_text(MODEL)
+    (folder / "text.txt").write_text("".join(f"{n} squared is {n * n}.\n" for n in range(400)))
+    options = [f"--{name}={value}" for name, value in SETTINGS.items()]
+    arguments = ["init", str(folder / "run"), f"--model={folder}/tiny.py:build", f"--data={folder}/text.txt"]
+    log = str(folder / "init.log")
+    pid = server.start(arguments=[*arguments, *options], home=str(folder), out=log, err=log)
+    asyncio.run(until(lambda: server.status(pid) is not None, "hetpeer init is done", within_s=100.0))
+    run = RunDirectory.open(folder / "run")
+    resign(run, training=run.manifest.training.model_copy(update={"slot_size": 2}))
+
+
+def _make_reference(folder: Path) -> None:
+    os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that spin while they wait are slow on a busy machine
+    reference = run_reference(folder / "run", STEPS)
+    save_file(dict(reference.state), folder / "reference.safetensors")
+    (folder / "reference.json").write_text(json.dumps(reference.records))
+
+
+@pytest.fixture(scope="session")
+def template(shared: Path) -> RunDirectory:
+    """A run as `hetpeer init` leaves it: 6 blocks, 24 steps of 6 microbatches."""
+    return RunDirectory.open(shared / "run")
+
+
+@pytest.fixture(scope="session")
+def reference(shared: Path) -> ReferenceRun:
+    """What one machine computes; how clusters cut the model makes no difference to it."""
+    records = json.loads((shared / "reference.json").read_text())
+    return ReferenceRun(records, load_file(shared / "reference.safetensors"))
+
+
+@pytest.fixture
+def swarm(
+    request: pytest.FixtureRequest, tmp_path: Path, template: RunDirectory, server: ForkServer
+) -> Iterator[Swarm]:
+    """A swarm without processes; `@pytest.mark.parametrize("swarm", [dict(layouts=…)], indirect=True)` changes the manifest."""
+    shutil.copytree(template.path, tmp_path / "run")
+    changes: dict[str, Any] = getattr(request, "param", {})
+    run = resign(RunDirectory.open(tmp_path / "run"), **changes)
+    swarm = Swarm(tmp_path, run, server)
+    yield swarm
+    swarm.end()

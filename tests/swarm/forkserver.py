@@ -1,0 +1,114 @@
+"""Starts `hetpeer` processes fast: everything is imported once, then each process is forked from that.
+
+The processes run the real command line in their own sessions and start their own p2pd and compute worker. Requests
+are JSON lines on stdin, the answer is the pid; when a process ends, its exit status is written to `<folder>/<pid>`.
+The server dies with the test run, its processes with the server.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+class ForkServer:
+    """The test's side. `start` returns a pid, `status` what became of it."""
+
+    def __init__(self, folder: Path) -> None:
+        from hetpeer.dht.processes import dying_with_us
+
+        self._folder = folder
+        self._server = subprocess.Popen(
+            [sys.executable, "-P", __file__, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ
+            | {"PYTHONPATH": os.pathsep.join([".importroot", "."]), "OPENBLAS_NUM_THREADS": "1"},
+            cwd=ROOT,
+            preexec_fn=dying_with_us(),  # noqa: PLW1509 - it takes no lock
+        )
+
+    def start(self, **request: Any) -> int:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps(request) + "\n")
+        self._server.stdin.flush()
+        return int(self._server.stdout.readline())
+
+    def status(self, pid: int) -> int | None:
+        """The exit status, minus the signal that ended it, or None while it runs."""
+        path = self._folder / str(pid)
+        return int(path.read_text()) if path.exists() else None
+
+    def close(self) -> None:
+        """End the server; a process that still runs is killed by the kernel."""
+        self._server.kill()
+        self._server.communicate()
+
+
+def serve(folder: Path) -> None:
+    import hivemind.dht.node  # noqa: F401 - what all processes need, imported once
+
+    from hetpeer.peer import joining, reliable  # noqa: F401
+    from hetpeer.peer.cli import main  # noqa: F401
+
+    def reap(*_: object) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            unfinished = folder / f".{pid}"
+            unfinished.write_text(str(os.waitstatus_to_exitcode(status)))
+            unfinished.rename(folder / str(pid))
+
+    signal.signal(signal.SIGCHLD, reap)
+    for line in sys.stdin:
+        request = json.loads(line)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])  # a child is not reaped while it is forked
+        pid = os.fork()
+        if not pid:
+            run_child(**request)
+        print(pid, flush=True)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+
+
+def run_child(*, arguments: list[str], home: str, out: str, err: str, before: str = "") -> None:
+    """Become `hetpeer *arguments`; `before` names a function of tampering.py that is called first. Never returns."""
+    from hetpeer.dht.processes import _PR_SET_PDEATHSIG, _libc
+    from hetpeer.peer.cli.main import run
+    from tests.swarm import tampering
+
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.setsid()
+    for path, descriptor in (("/dev/null", 0), (out, 1), (err, 2)):
+        opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    os.environ["HETPEER_HOME"] = home
+    sys.argv = ["hetpeer", *arguments]
+    status: int | str | None = 1
+    try:
+        if before:
+            getattr(tampering, before)()
+        run()
+    except SystemExit as end:
+        status = end.code
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status if isinstance(status, int) else 0 if status is None else 1)
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]))

@@ -1,0 +1,63 @@
+"""What is wrong with a process or its machine in a test; called in the child before the command line starts."""
+
+import ctypes
+import dataclasses
+import os
+import resource
+import time
+from pathlib import Path
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_NEWNS, _NEWUSER = 0x00020000, 0x10000000
+_PRIVATE = 1 << 18 | 1 << 14
+
+
+def clock_behind() -> None:
+    """The machine's clock is ten minutes late."""
+    right = time.time
+    time.time = lambda: right() - 600.0
+
+
+def newer_wire() -> None:
+    """A later version of hetpeer, whose messages this coordinator does not know."""
+    from hetpeer.averaging import messages
+
+    messages.Hello.model_fields["wire_version"].default = messages.WIRE_VERSION + 1
+    messages.Hello.model_rebuild(force=True)
+
+
+def serve_damaged_manifest() -> None:
+    """A bootstrap node whose manifest is sound on the disk and has a flipped byte when it is asked for."""
+    from hetpeer.bootstrap import rundir
+
+    read = rundir.read_file
+
+    def damaged(path):
+        signed = read(path)
+        data = bytearray(signed.data)
+        data[len(data) // 2] ^= 1
+        return dataclasses.replace(signed, data=bytes(data))
+
+    rundir.read_file = damaged
+
+
+def small_disk() -> None:
+    """The home lies on a disk of 8 KiB, which vanishes with the process."""
+    if os.geteuid():
+        _require(_libc.unshare(_NEWUSER | _NEWNS))
+    else:
+        _require(_libc.unshare(_NEWNS))
+        _require(_libc.mount(b"none", b"/", None, _PRIVATE, None))
+    home = os.environ["HETPEER_HOME"]
+    Path(home).mkdir()
+    _require(_libc.mount(b"tmpfs", home.encode(), b"tmpfs", 0, b"size=8k"))
+
+
+def small_files() -> None:
+    """No file may grow beyond 24 KiB: what a full disk says, to a coordinator in the middle of a run."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (24 << 10, 24 << 10))
+
+
+def _require(status: int) -> None:
+    if status:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -1,0 +1,36 @@
+"""The coordinator dies, runs out of disk, and comes back."""
+
+import pytest
+
+from hetpeer.bootstrap.replay import ReferenceRun
+from hetpeer.dht.errors import ExitCode
+from tests.swarm.swarm import Swarm
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+
+
+async def test_bootstrap_is_killed_and_finds_no_room(swarm: Swarm, reference: ReferenceRun) -> None:
+    """Both times the run goes on at the last commit; a newcomer gets ready through a volunteer meanwhile."""
+    bootstrap = await swarm.bootstrap()
+    volunteers = one, _ = swarm.volunteer("one"), swarm.volunteer("other")
+    await swarm.committed(4)
+    await bootstrap.kill()
+
+    newcomer = swarm.volunteer("newcomer", via=one.address())
+    await newcomer.says("no coordinator answers; prepared for blocks")
+    assert list(newcomer.home.glob("runs/*/graph/*.graph"))
+
+    worker = one.helpers()["worker"]
+    worker.suspend()  # no step ends until the newcomer is ready for the next one
+    full = await swarm.bootstrap(before="small_files")
+    await newcomer.says("waiting for the state of blocks")
+    worker.resume()
+    await newcomer.says("you are contributing")
+    assert await full.ended() == ExitCode.TOO_SMALL
+    assert full.said.splitlines()[-1].startswith("HP-DISK-002: no room to write")
+
+    last = await swarm.bootstrap()
+    await swarm.finished(last, *volunteers, newcomer)
+    assert [r["term"] for r in swarm.records("reign")] == [1, 2, 3]
+    assert not swarm.records("rollback")
+    swarm.exact(reference)

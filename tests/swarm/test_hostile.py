@@ -1,0 +1,109 @@
+"""A stranger that talks nonsense to everybody while they train: it costs it its streams, and nobody else anything."""
+
+import asyncio
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetpeer.averaging import messages as m
+from hetpeer.averaging.effects import StepId
+from hetpeer.averaging.heads import ActivationHead, encode_head
+from hetpeer.bootstrap.replay import ReferenceRun
+from hetpeer.bootstrap.service import CONTROL
+from hetpeer.bootstrap.serving import PROTOCOL as FILES
+from hetpeer.bootstrap.serving import fetch
+from hetpeer.dht.addresses import parse_address
+from hetpeer.dht.errors import PeerLostError, RemoteError
+from hetpeer.dht.identity import Identity
+from hetpeer.dht.node import Node, NodeConfig
+from hetpeer.peer.dataplane import TENSORS
+from hetpeer.stages.execution.routes import Hop
+from tests.swarm.conftest import STEPS
+from tests.swarm.swarm import Swarm
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+OPENING = {"key": "stranger", "has": 0, "begun": False}
+
+
+async def hung_up(node: Node, peer: str, protocol: str, *frames: tuple[dict[str, Any], bytes]) -> bool:
+    """Send frames on a stream of its own. Whether the other side ended it within two seconds."""
+    try:
+        async with asyncio.timeout(2.0), await node.open(peer, protocol) as stream:
+            for header, payload in frames:
+                await stream.send(header, payload)
+            while True:
+                await stream.receive()
+                await stream.skip()
+    except TimeoutError:
+        return False
+    except RemoteError:
+        return True
+
+
+def tensor(peer: str, *, block: int, payload: bytes) -> tuple[dict[str, Any], bytes]:
+    """An activation that claims to be of the step after next."""
+    step = StepId(m.Line(term=1, view=0), 1000)
+    head = ActivationHead(
+        line=step.line, step=step.number, incarnation=1, id=0, route=(Hop(peer, block, 6),), attempt=0
+    )
+    return {"n": 1, "a": 0, "m": encode_head(head)}, payload
+
+
+async def test_a_stranger_talks_nonsense(swarm: Swarm, reference: ReferenceRun, tmp_path: Path) -> None:
+    bootstrap = await swarm.bootstrap()
+    volunteers = [swarm.volunteer(name) for name in "ab"]
+    config = NodeConfig(peers=(parse_address(swarm.address),))
+    node = await Node.start(config, Identity.create(tmp_path / "stranger.key"))
+    coordinator = swarm.run.manifest.coordinators[0]
+    try:
+        await swarm.committed(1)
+        worker = volunteers[0].helpers()["worker"]
+        worker.suspend()  # the run does not end before all has been said once
+        await disturb_coordinator(node, coordinator)
+        for volunteer in volunteers:
+            last = int(re.findall(r"blocks \d-(\d)", volunteer.said)[0])
+            await disturb_volunteer(node, volunteer.peer_id, last)
+        for peer in (coordinator, *(v.peer_id for v in volunteers)):
+            await disturb_files(node, peer)
+        worker.resume()
+        while swarm.version < STEPS:
+            await hung_up(node, coordinator, CONTROL, (OPENING, b""), ({"n": 1, "a": 0, "m": {}}, b"\x01"))
+        await swarm.finished(bootstrap, *volunteers)
+    finally:
+        await node.close()
+    swarm.exact(reference)
+
+
+async def disturb_coordinator(node: Node, peer: str) -> None:
+    """Five streams that carry what is no message."""
+    unknown = m.encode(m.Heartbeat()).replace(b"heartbeat", b"heartbeet")
+    for frame in (
+        ({}, b""),
+        ({"n": 1, "a": 0, "m": {}}, b"\x00" * 100),
+        ({"n": 1, "a": 0, "m": {}}, unknown),
+        ({"n": 1, "a": 0, "m": {}}, os.urandom(2 << 20)),
+        ({"n": -1, "a": "x", "m": 7}, b""),
+    ):
+        assert await hung_up(node, peer, CONTROL, (OPENING, b""), frame)
+
+
+async def disturb_volunteer(node: Node, peer: str, block: int) -> None:
+    """A tensor for a block that is held there, too short; and a channel without a name."""
+    assert await hung_up(node, peer, TENSORS, (OPENING, b""), tensor(peer, block=block, payload=b"\x7f" * 60))
+    assert await hung_up(node, peer, TENSORS, ({"key": 5}, b""))
+
+
+async def disturb_files(node: Node, peer: str) -> None:
+    """Names that nobody has, and bytes that are no frame."""
+    assert await hung_up(node, peer, FILES, ({"want": 7}, b""))
+    for name in ("../../identity.key", "file/" + "0" * 64, "state/99999/0"):
+        with pytest.raises(RemoteError) as error:
+            await fetch(node, peer, name, 1 << 20)
+        assert error.value.code in ("HP-SYNC-002", "HP-NET-010")
+    stream = await node.open(peer, FILES)
+    await stream._wire.write([b"GET / HTTP/1.1\r\n\r\n" * 50])
+    with pytest.raises(PeerLostError):
+        await stream.receive(timeout_s=10.0)

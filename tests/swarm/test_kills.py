@@ -1,0 +1,86 @@
+"""Volunteers, or parts of them, die without a word: `kill -9`, the OOM killer, a crashed p2pd."""
+
+import signal
+
+import pytest
+
+from hetpeer.bootstrap.replay import ReferenceRun
+from hetpeer.dht.errors import ExitCode
+from tests.swarm.swarm import LEAVE_S, Swarm, until
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+UNEVEN = (((0, 2), (2, 6)), ((0, 4), (4, 6)))
+
+
+@pytest.mark.parametrize("swarm", [{"layouts": UNEVEN}], indirect=True)
+async def test_one_of_four_is_killed(swarm: Swarm, reference: ReferenceRun) -> None:
+    """Two clusters that cut the model differently lose a volunteer in the middle of the training."""
+    bootstrap = await swarm.bootstrap()
+    volunteers = [swarm.volunteer(name) for name in "abcd"]
+    await swarm.committed(6)
+    await volunteers[1].kill()
+    await swarm.gone(volunteers[1])
+    await swarm.finished(bootstrap, volunteers[0], *volunteers[2:])
+    swarm.exact(reference)
+
+
+async def test_the_only_holder_goes(swarm: Swarm, reference: ReferenceRun) -> None:
+    """Once killed, once with a farewell: the run goes back to the checkpoint, and on when somebody comes."""
+    bootstrap = await swarm.bootstrap()
+    first, killed = swarm.volunteer("first"), swarm.volunteer("killed")
+    await swarm.committed(7)
+    await killed.kill()
+    await swarm.gone(killed)
+    await until(lambda: swarm.records("rollback"), "a roll-back")
+    assert [r["to_version"] for r in swarm.records("rollback")] == [5]
+
+    leaving = swarm.volunteer("leaving")
+    await swarm.committed(12)
+    leaving.signal(signal.SIGINT)
+    assert (await swarm.gone(leaving, within_s=1.0))["why"] == "said farewell"
+    assert await leaving.ended(LEAVE_S) == ExitCode.OK
+    assert "left the run" in leaving.said
+    assert [r["to_version"] for r in swarm.records("rollback")] == [5, 10]
+
+    last = swarm.volunteer("last")
+    await swarm.finished(bootstrap, first, last)
+    swarm.exact(reference)
+
+
+async def test_helpers_are_killed(swarm: Swarm, reference: ReferenceRun) -> None:
+    """A volunteer gets a new p2pd and stays itself; with a new worker it begins a new life."""
+    bootstrap = await swarm.bootstrap()
+    volunteers = one, other = swarm.volunteer("one"), swarm.volunteer("other")
+    await swarm.committed(4)
+    p2pd = one.helpers()["p2pd"]
+    p2pd.kill()
+    await until(lambda: one.helpers().get("p2pd", p2pd).pid != p2pd.pid, "a new p2pd")
+    version = swarm.version
+    await swarm.committed(version + 2)
+    lost = [r for r in swarm.records("gone") if r["peer"] == one.peer_id]
+    assert swarm.incarnations(one) == ({1, 2} if lost else {1})
+
+    worker = other.helpers()["worker"]
+    worker.kill()
+    assert (await swarm.gone(other, within_s=3.0))["why"] == "said farewell"
+    await swarm.finished(bootstrap, *volunteers)
+    assert "a new one is started" in other.said
+    assert swarm.incarnations(other) == {1, 2}
+    swarm.exact(reference)
+
+
+async def test_a_worker_that_dies_again_and_again(swarm: Swarm) -> None:
+    await swarm.bootstrap()
+    volunteer = swarm.volunteer("unlucky")
+    killed = set()
+
+    def kill_worker() -> bool:
+        if volunteer.status is None and (worker := volunteer.helpers().get("worker")):
+            worker.kill()
+            killed.add(worker.pid)
+        return volunteer.status is not None
+
+    await until(kill_worker, "the volunteer gives up")
+    assert volunteer.status == ExitCode.NO_DEVICE
+    assert len(killed) == 4
+    assert volunteer.said.splitlines()[-1].startswith("HP-GPU-001: the compute worker ended with signal 9")
