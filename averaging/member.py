@@ -64,6 +64,8 @@ class Member(Working):
         self._preparing: m.Range | None = None
         self._fetching: int | None = None
         """The version that is being loaded."""
+        self._begun = (0, 0, -1)
+        """(term, view, number) of the last step that was begun."""
         self._deferred: list[m.Message] = []
 
     @property
@@ -131,16 +133,19 @@ class Member(Working):
         if self.place != place:
             self._distrust()
         self.place, self._fetching = place, None
+        effects = self._drop_step()
         if self._graphs == place:
-            return [self._sync()]
+            return [*effects, self._sync()]
         self._graphs, self.phase = None, Phase.PREPARING
         if self._preparing == place:
-            return []
+            return effects
         self._preparing = place
-        return [Prepare(message.begin, message.end)]
+        return [*effects, Prepare(message.begin, message.end)]
 
     def prepared(self) -> list[Effect]:
         """The graphs of the last `Prepare` are loaded."""
+        if self._preparing is None:
+            return []
         self._graphs, self._preparing = self._preparing, None
         return [self._sync()] if self.phase is Phase.PREPARING and self._graphs == self.place else []
 
@@ -150,7 +155,7 @@ class Member(Working):
         return Tell(m.Prepared())
 
     def _fetch(self, message: m.Fetch) -> list[Effect]:
-        if self.phase is Phase.PREPARING:
+        if self.phase in (Phase.JOINING, Phase.PREPARING):
             return []  # meant for a place that we had before; we say when we are prepared
         self.phase = Phase.SYNCING
         effects = self._drop_step()
@@ -178,8 +183,14 @@ class Member(Working):
     # ── one step ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _begin(self, message: m.Begin) -> list[Effect]:
-        if message.step != self.version or self.place is None:
-            return [] if self.phase is Phase.PREPARING else [self._sync()]
+        number = (message.line.term, message.line.view, message.step)
+        if number <= self._begun:
+            return []  # a step is begun once
+        self._begun = number
+        if self.place is None or self.phase in (Phase.JOINING, Phase.PREPARING):
+            return []
+        if message.step != self.version:
+            return [*self._drop_step(), self._sync()]
         effects = self._drop_step()
         self._step = HeldStep(self.me, self.place, message, self._sizes, self._slot_capacity)
         self.phase = Phase.TRAINING

@@ -5,7 +5,7 @@ nodes, each with a p2pd of its own, that store a signed record every second. The
 second on a stream of its own. A heartbeat's lag runs from when the ping was *due* to its pong, so a stalled event loop
 counts in full.
 
-    python benchmarks/heartbeat.py --bytes 2000000000 --json
+    python -m benchmarks.heartbeat --bytes 2000000000 --json
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from benchmarks import report
+from hetpeer.dht.processes import dying_with_us
 
 BULK, BEAT = "bench/1/bulk", "bench/1/beat"
 FRAME_BYTES = 4 << 20
@@ -149,8 +152,14 @@ class Child:
     """One role of this file in its own process, spoken to by lines."""
 
     def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, __file__, *arguments]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, "-m", "benchmarks.heartbeat", *arguments]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=dying_with_us(),  # noqa: PLW1509 - it takes no lock
+        )
 
     async def report(self) -> dict[str, Any]:
         assert self.process.stdout is not None
@@ -188,14 +197,14 @@ async def measure(folder: Path, total: int, nodes: int) -> dict[str, Any]:
             child.process.wait()
     worst = max(one["busy"].get("p99_ms", float("inf")) for one in pushers)
     return {
-        "bytes_each_way": total, "nodes": nodes, "cpus": os.cpu_count(), "load_1min": os.getloadavg()[0],
+        "bytes_each_way": total, "nodes": nodes, "load_1min": os.getloadavg()[0],
         "left": pushers[0], "right": pushers[1], "dht": dht, "met": worst <= GOAL_P99_S * 1e3,
     }  # fmt: skip
 
 
 def show(result: dict[str, Any]) -> None:
     print(
-        f"{result['bytes_each_way'] / 1e9:g} GB each way beside {result['nodes']} DHT nodes, {result['cpus']} cpus"
+        f"{result['bytes_each_way'] / 1e9:g} GB each way beside {result['nodes']} DHT nodes, {os.cpu_count()} cpus"
     )
     for name in ("left", "right"):
         one = result[name]
@@ -214,12 +223,9 @@ def show(result: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = report.parser(__doc__ or "")
     parser.add_argument("--bytes", type=int, default=2_000_000_000, help="to push in each direction")
     parser.add_argument("--nodes", type=int, default=8)
-    parser.add_argument("--json", action="store_true")
     for internal in ("--role", "--folder", "--peers"):
         parser.add_argument(internal, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -233,8 +239,9 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as folder:
         result = asyncio.run(measure(Path(folder), options.bytes, options.nodes))
+    document = report.keep("heartbeat", result, seed=options.seed)
     if options.json:
-        print(json.dumps(result))
+        print(json.dumps(document))
     else:
         show(result)
     return 0 if result["met"] else 1

@@ -1,51 +1,72 @@
 """hetpeer with a window: the same command line, and every few seconds a line of what piles up inside.
 
 `python -m benchmarks.observed join …` appends JSON to $HETPEER_HOME/inside.jsonl: unacknowledged frames in outboxes,
-channels, bytes used in the arena, asyncio tasks. It looks through Python's own list of objects, so the product has no
-code for it.
+channels, bytes used in the arena, asyncio tasks, blocks of Python's allocator. The window takes note of each channel
+and arena as it is made, so the product has no code for it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import os
-import threading
+import sys
 import time
+import weakref
 from pathlib import Path
+from typing import Any, TypeVar
 
 from hetpeer.dht.channel import Channel
 from hetpeer.peer.cli.main import run
 from hetpeer.stages.execution.arena import Arena
 
 PERIOD_S = 5.0
+T = TypeVar("T")
 
 
-def look() -> dict[str, float]:
-    """Figures of this moment; another thread runs meanwhile, so they are not of one instant."""
-    objects = gc.get_objects()
-    channels = [one for one in objects if isinstance(one, Channel)]
-    return {
-        "time": time.monotonic(),
-        "outbox": sum(len(channel.outbox) for channel in channels),
-        "channels": len(channels),
-        "arena_used": sum(one.used for one in objects if isinstance(one, Arena)),
-        "tasks": sum(isinstance(one, asyncio.Task) for one in objects),
-        "objects": len(objects),
-    }
+def noted(kind: type[T]) -> weakref.WeakSet[T]:
+    """All living instances of `kind` that are made from now on."""
+    living: weakref.WeakSet[T] = weakref.WeakSet()
+    construct = kind.__init__
+
+    def construct_and_note(self: T, *arguments: Any, **named: Any) -> None:
+        construct(self, *arguments, **named)
+        living.add(self)
+
+    kind.__init__ = construct_and_note  # type: ignore[method-assign]
+    return living
 
 
-def look_for_ever(path: Path) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        while True:
-            threading.Event().wait(PERIOD_S)
-            file.write(json.dumps(look()) + "\n")
-            file.flush()
+class Window:
+    """Opens with the first arena, on the loop that made it: each line is of one instant."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._channels, self._arenas = noted(Channel), noted(Arena)
+        construct = Arena.__init__
+
+        def construct_and_open(arena: Arena, *arguments: Any) -> None:
+            construct(arena, *arguments)
+            asyncio.get_running_loop().call_later(PERIOD_S, self._look)
+
+        Arena.__init__ = construct_and_open  # type: ignore[method-assign]
+
+    def _look(self) -> None:
+        line = {
+            "time": time.monotonic(),
+            "outbox": sum(len(channel.outbox) for channel in self._channels),
+            "channels": len(self._channels),
+            "arena_used": sum(arena.used for arena in self._arenas),
+            "tasks": len(asyncio.all_tasks()),
+            "blocks": sys.getallocatedblocks(),
+        }
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        asyncio.get_running_loop().call_later(PERIOD_S, self._look)
 
 
 if __name__ == "__main__":
-    window = Path(os.environ["HETPEER_HOME"]) / "inside.jsonl"
-    window.parent.mkdir(parents=True, exist_ok=True)
-    threading.Thread(target=look_for_ever, args=(window,), daemon=True).start()
+    home = Path(os.environ["HETPEER_HOME"])
+    home.mkdir(parents=True, exist_ok=True)
+    window = Window(home / "inside.jsonl")
     run()

@@ -1,7 +1,7 @@
 """A long run with deaths in it: does anything grow, and is every microbatch still counted exactly once?
 
-A small swarm of two clusters with two stages trains for `--steps` steps. Now and then a volunteer of the second pair is
-killed (SIGKILL) and started again; the first pair and the bootstrap node live through it all. Every few seconds memory
+A small swarm of two clusters with two stages trains for `--steps` steps. Now and then one of two volunteers is killed
+(SIGKILL) and started again; the other two and the bootstrap node live through it all. Every few seconds memory
 and descriptors of every process are read, and what a volunteer holds inside (benchmarks/observed.py). At the end: growth
 of everything that lived long, audit, replay on one machine.
 
@@ -35,10 +35,10 @@ from hetpeer.peer.demo.children import COMMAND
 SAMPLE_S = 2.0
 STALL_S = 120.0
 END_S = 60.0
-VOLUNTEERS = 4
+SURVIVORS, VICTIMS = (1, 2), (3, 4)
 OBSERVED = (*COMMAND[:-1], "benchmarks.observed")
-WARM_UP = 0.3
-"""This part of a process' life does not count: caches fill, the allocator settles."""
+WARM_UP, WARM_UP_STEPS = 0.3, 100
+"""This part of a process' life and so many of its steps do not count: caches fill, the allocator settles."""
 MIN_SAMPLES = 8
 GROWTH_MIB = 16.0
 """Allowed growth of a process' memory by the fitted line over 1,000 steps. The coordinator keeps its history: 1 MiB."""
@@ -58,7 +58,10 @@ class Life:
 
     def growth(self) -> dict[str, Any] | None:
         """What changed after the warm-up; None for a life too short to tell."""
-        first = int(len(self.steps) * WARM_UP)
+        warm = next((i for i, step in enumerate(self.steps) if step >= self.steps[0] + WARM_UP_STEPS), None)
+        if warm is None:
+            return None
+        first = max(warm, int(len(self.steps) * WARM_UP))
         steps, rss = self.steps[first:], self.rss_mib[first:]
         if len(steps) < MIN_SAMPLES or steps[-1] == steps[0]:
             return None
@@ -121,12 +124,12 @@ async def train(options: Any, folder: Path) -> dict[str, Any]:
     model = Model(width=32, heads=2, sequence_length=32)
     run = make_run(folder, model, 2, training, options.seed)
     began = time.monotonic()
-    async with running(run, folder, VOLUNTEERS, OBSERVED) as swarm:
+    async with running(run, folder, len(SURVIVORS + VICTIMS), OBSERVED) as swarm:
         watch = Watch(swarm)
         kills = await _see_through(options, swarm, watch)
-        await swarm.finished(END_S)
+        await swarm.finished(SURVIVORS, END_S)
         lives = [growth for life in watch.lives.values() if (growth := life.growth())]
-        inside = {f"volunteer {n}": _inside(swarm.home(n) / "inside.jsonl") for n in (1, 2)}
+        inside = {f"volunteer {n}": _inside(swarm.home(n) / "inside.jsonl") for n in SURVIVORS}
     seconds = time.monotonic() - began
     verdict = audit(run.path)
     comparison = replay(run.path)
@@ -145,9 +148,9 @@ async def train(options: Any, folder: Path) -> dict[str, Any]:
 
 
 async def _see_through(options: Any, swarm: Swarm, watch: Watch) -> list[dict[str, int]]:
-    """Until all steps are committed: samples, and deaths at steps that the seed names."""
+    """Until all steps are committed: samples, and deaths at equal distances of those whom the seed names."""
     choose = random.Random(options.seed)
-    due = sorted(choose.sample(range(options.steps // 10, options.steps * 9 // 10), options.kills))
+    due = [options.steps * number // (options.kills + 1) for number in range(1, options.kills + 1)]
     kills: list[dict[str, int]] = []
     at, version = time.monotonic(), 0
     while version < options.steps:
@@ -161,7 +164,7 @@ async def _see_through(options: Any, swarm: Swarm, watch: Watch) -> list[dict[st
             raise SystemExit(f"no step was committed for {STALL_S:.0f} s after step {version}")
         if due and version >= due[0]:
             due.pop(0)
-            number = choose.choice((3, 4))
+            number = choose.choice(VICTIMS)
             await swarm.volunteers[number].kill()
             await swarm.add(number)
             kills.append({"step": version, "volunteer": number})

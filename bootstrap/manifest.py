@@ -100,7 +100,7 @@ class TrainingSettings(_Model):
     checkpoint_every: Positive = 10
     slot_size: Positive = 4
     """Microbatches a slot may hold: a lost volunteer costs at most so many of each block."""
-    learning_rate: Annotated[float, Field(gt=0, le=10)] = 1e-3
+    learning_rate: Annotated[float, Field(gt=0, le=10)] = 5e-4
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
     epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.1

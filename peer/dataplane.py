@@ -14,12 +14,13 @@ from typing import Any, Final
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.heads import ActivationHead, GradientHead, Head, ShardHead, decode_head, encode_head
 from hetpeer.dht.channel import Channel, ChannelServer, Parcel, dial
-from hetpeer.dht.errors import PeerLostError, ProtocolError
+from hetpeer.dht.errors import PeerLostError, ProtocolError, RemoteError
 from hetpeer.dht.node import Node
 from hetpeer.dht.streams import Stream
 from hetpeer.dht.tasks import TaskSet
 from hetpeer.peer.execution import FLOAT_BYTES, Execution
 from hetpeer.peer.tensors import Tensor, TensorStore
+from hetpeer.stages.execution.arena import ArenaFullError
 
 TENSORS: Final = "hetpeer/1/tensors"
 MAX_PAYLOAD = 1 << 30
@@ -137,7 +138,11 @@ class DataPlane:
             return
         if length != _nbytes(head, execution):
             raise ProtocolError(f"a {head.kind} of {length} bytes, not {_nbytes(head, execution)}", peer=peer)
-        tensor = store.new(head.step_id, length)
+        try:
+            tensor = store.new(head.step_id, length)
+        except ArenaFullError as error:
+            # The sender keeps it and tries again in a second: memory comes back when the step ends.
+            raise RemoteError("HP-MEM-002", "no room for a tensor", peer=peer, why=error.why) from error
         pinned = store.pin([tensor])
         try:
             await payload.receive_into(store.view(tensor))

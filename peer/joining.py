@@ -241,7 +241,9 @@ async def _running_node(options: JoinOptions, home: Home) -> AsyncIterator[Node]
 
 @contextlib.asynccontextmanager
 async def _running_compute(options: JoinOptions, memory: int) -> AsyncIterator[Compute]:
-    config = ComputeConfig(device=options.device, threads=options.threads, arena_bytes=max(memory, MIN_ARENA_BYTES))
+    config = ComputeConfig(
+        device=options.device, threads=options.threads, arena_bytes=max(memory, MIN_ARENA_BYTES)
+    )
     compute = await Compute.start(config, WORKER)
     try:
         yield compute

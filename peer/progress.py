@@ -31,6 +31,8 @@ class VolunteerProgress:
         self._contributed = False
         self._told = ""
         self._told_at = 0.0
+        self._step = -1
+        self._step_since = 0.0
 
     async def show_forever(self, volunteer: Volunteer) -> None:
         """Look at `volunteer` twice a second and print what is new."""
@@ -61,7 +63,12 @@ class VolunteerProgress:
         member, speed = volunteer.member, volunteer.figures.tokens_per_second
         loss = "" if member.loss is None else f"  loss {member.loss:.4f}"
         you = f"  you {speed:,.0f} tok/s" if speed else ""
-        return f"step {member.version or 0}/{self._steps}{loss}  {_blocks(member)}{you}"
+        step, now = member.version or 0, time.monotonic()
+        if step != self._step:
+            self._step, self._step_since = step, now
+        slow = now - self._step_since
+        waiting = f"  in this step for {slow:.0f} s" if slow > EVERY_S else ""
+        return f"step {step}/{self._steps}{loss}  {_blocks(member)}{you}{waiting}"
 
 
 def _waiting_line(volunteer: Volunteer, rest_s: float) -> str:

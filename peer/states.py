@@ -48,9 +48,7 @@ class HeldStates:
             for block in blocks
         ]
 
-    async def _keep(
-        self, version: int, block: int, digest: str, copied: Coroutine[Any, Any, bytes]
-    ) -> None:
+    async def _keep(self, version: int, block: int, digest: str, copied: Coroutine[Any, Any, bytes]) -> None:
         self._snapshots[version, block] = (await copied, digest)
         self._changed.set()
 
@@ -66,13 +64,18 @@ class HeldStates:
                         copied = self._execution.dump(block, self._rooms[block])
                         digest = self._member.digests[block]
                         return Served(await copied, {"digest": digest})
-                    if self._member.version is None or self._member.version > version:
+                    if not self._may_come(version):
                         return None
                     self._changed.clear()
                     await self._changed.wait()
         except (TimeoutError, CommandFailedError, LocalError) as error:
             _log.debug("state of block %d at %d is not given: %s", block, version, error)
             return None
+
+    def _may_come(self, version: int) -> bool:
+        """Whether the update in progress may lead there; for anything else nobody is kept waiting."""
+        ours = self._member.version
+        return ours is not None and ours <= version <= ours + 1
 
     def _holds(self, version: int, block: int) -> bool:
         member = self._member

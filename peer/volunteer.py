@@ -204,9 +204,7 @@ class Volunteer:
             case p.Release(handle):
                 self._steps.release(handle)
 
-    def _instead(
-        self, old: asyncio.Task[Any] | None, work: Coroutine[Any, Any, None]
-    ) -> asyncio.Task[Any]:
+    def _instead(self, old: asyncio.Task[Any] | None, work: Coroutine[Any, Any, None]) -> asyncio.Task[Any]:
         """Run `work`; what `old` did for an earlier order is not wanted any more."""
         if old is not None:
             old.cancel()

@@ -43,7 +43,7 @@ def init(
     microbatches: Annotated[int, typer.Option(help="Microbatches of one step.")] = 16,
     microbatch_size: Annotated[int, typer.Option(help="Sequences of one microbatch.")] = 8,
     sequence_length: Annotated[int, typer.Option(help="Tokens (bytes) of one sequence.")] = 64,
-    learning_rate: Annotated[float, typer.Option(help="AdamW's learning rate.")] = 1e-3,
+    learning_rate: Annotated[float, typer.Option(help="AdamW's learning rate.")] = 5e-4,
     clip_norm: Annotated[float, typer.Option(help="Largest norm of the gradient; 0 does not clip.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Decides the initial parameters and the order of the data.")] = 0,
     eval_every: Annotated[int, typer.Option(help="Steps between evaluations.")] = 10,

@@ -101,7 +101,7 @@ def seal_early() -> AbstractContextManager[None]:
 
     def dispatch(self: Pipeline) -> list[Any]:
         self._folding, folding = 0, self._folding
-        effects = original(self)
+        effects: list[Any] = original(self)
         self._folding += folding
         return effects
 
@@ -216,7 +216,7 @@ def half_loaded() -> AbstractContextManager[None]:
 
     def fetch(self: Member, message: m.Fetch) -> list[Effect]:
         held = self.version, self.digests
-        effects = original(self, message)
+        effects: list[Effect] = original(self, message)
         self.version, self.digests = held
         return effects
 

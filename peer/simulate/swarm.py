@@ -30,9 +30,10 @@ TICK_S, BEAT_S = 0.25, 1.0
 DIAL_RETRY_S = 0.5
 COLLECT_RETRY_S, COLLECT_TRIES = 0.3, 15
 SLOW_COLLECT_S, SLOW_COLLECTS = 8.0, 0.1
-DUPLICATES, LATE_COPIES = 0.05, 0.02
-"""Shares of tensors that arrive twice, and of messages of which a copy arrives when it does not matter any more."""
+DUPLICATES = 0.05
+"""Share of tensors that arrive twice."""
 LATE_S = (0.5, 30.0)
+ECHO_S = 0.2
 LINGER_S = 3.0
 """The coordinator does not leave at once when the run is over."""
 
@@ -71,6 +72,8 @@ class Swarm:
         self.hooks: list[Callable[[str], None]] = []
         """Called with what has just happened; faults.py strikes at such moments."""
         self.sessions = itertools.count(1)
+        self._said: dict[tuple[str, str], m.Message] = {}
+        """(receiver, kind) → the last such message on a line of history."""
         self._coverage = coverage
         self._reign = 0
         self._gate = Gate(self.world)
@@ -87,9 +90,13 @@ class Swarm:
         """Start everybody and go on until the run is finished; ViolationError if it is not after `limit_s`."""
         self.start_coordinator()
         self._beat()
+        self._echo()
         for index, volunteer in enumerate(self.volunteers.values()):
             self.world.after(0.3 * index, volunteer.start)
         self.world.run(limit_s, lambda: self.completed is not None)
+        for name in self.volunteers:
+            self.stream_broken(name)
+            self.stream_resumed(name)
         self.world.run(self.world.now + LINGER_S, lambda: False)
         if self.completed is None:
             state = self.coordinator.state if self.coordinator else None
@@ -208,20 +215,14 @@ class Swarm:
         def receive(core: Member) -> Iterable[MemberEffect]:
             if volunteer.session != session:
                 return ()
+            self._said[to, message.kind] = message
             self._coverage.member[core.phase.value, message.kind] += 1
             if isinstance(message, m.Plan) and core.step == StepId(message.line, message.step):
                 assert core.slots is not None
                 self.checks.plan_arrived(to, core.slots, message)
             return core.receive(message)
 
-        def receive_late(core: Member) -> Iterable[MemberEffect]:
-            step = None if core.step is None else core.step.number
-            return core.receive(message) if _is_stale(message, core.line, step) else ()
-
         self.network.send(COORDINATOR, to, lambda: volunteer.later(process, receive))
-        if self.world.random.random() < LATE_COPIES:
-            late = self.world.random.uniform(*LATE_S)
-            self.world.after(late, lambda: volunteer.later(process, receive_late))
 
     def tell(self, volunteer: Volunteer, message: m.Message) -> None:
         """A message to the coordinator. Those of a session that it does not know do not arrive."""
@@ -237,17 +238,35 @@ class Swarm:
             if isinstance(message, m.Hello):
                 self._channels[name] = session
             if self._channels.get(name) == session:
-                self._event(message.kind, lambda core, now: core.receive(name, message, now))
-
-        def arrive_late() -> None:
-            core = self.coordinator
-            if core is not None and _is_stale(message, core.line, core.step):
+                self._said[name, f"from {message.kind}"] = message
                 self._event(message.kind, lambda core, now: core.receive(name, message, now))
 
         self.network.send(name, COORDINATOR, lambda: self._gate.enter(arrive))
-        if self.world.random.random() < LATE_COPIES:
-            late = self.world.random.uniform(*LATE_S)
-            self.world.after(late, lambda: self._gate.enter(arrive_late))
+
+    def _echo(self) -> None:
+        """Somebody hears again what concerns a line of history or a step that is past: it must change nothing."""
+        (name, _), message = self.world.random.choice(list(self._said.items()) or [(("", ""), m.Heartbeat())])
+        volunteer = self.volunteers.get(name)
+        self.world.after(ECHO_S, self._echo)
+        if volunteer is None:
+            return
+
+        def to_volunteer(core: Member) -> Iterable[MemberEffect]:
+            if not _is_past(message, core.line, core.version or 0):
+                return ()
+            self._coverage.member[core.phase.value, message.kind] += 1
+            return core.receive(message)
+
+        def to_coordinator() -> None:
+            core = self.coordinator
+            over = core is not None and core.state is c.State.FINISHED
+            if core is not None and (over or _is_past(message, core.line, core.history.version)):
+                self._event(message.kind, lambda core, now: core.receive(name, message, now))
+
+        if self._said.get((name, message.kind)) is message:
+            volunteer.later(volunteer.process, to_volunteer)
+        else:
+            self._gate.enter(to_coordinator)
 
     def stream_broken(self, name: str) -> None:
         """The coordinator sees the control stream of `name` break."""
@@ -344,9 +363,10 @@ class Swarm:
             hook(what)
 
 
-def _is_stale(message: m.Message, line: m.Line, step: int | None) -> bool:
-    """Whether `message` is of another line of history, or of another step than the one in progress."""
+def _is_past(message: m.Message, line: m.Line, version: int) -> bool:
+    """Whether `message` is of an older line of history, or of a step that made a version before `version`."""
     theirs = getattr(message, "line", None)
     if not isinstance(theirs, m.Line) or isinstance(message, m.Welcome):
         return False
-    return theirs != line or getattr(message, "step", step) != step
+    number: int = getattr(message, "step", version)
+    return (theirs.term, theirs.view, number) < (line.term, line.view, version)

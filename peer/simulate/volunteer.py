@@ -230,7 +230,7 @@ class Volunteer:
         """Load the graphs of `place`; a later order takes the place of an earlier one."""
         self._preparing += 1
         order = self._preparing
-        self.worker.graphs_of = None
+        self.worker.unload()
 
         def finish(core: Member) -> Iterable[Effect]:
             if order != self._preparing:

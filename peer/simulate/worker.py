@@ -108,6 +108,10 @@ class Worker:
 
         self.submit(BACKWARD_S * (work.end - key.begin) / self._speed, finish)
 
+    def unload(self) -> None:
+        """The graphs of another place are about to be loaded."""
+        self._quietly(lambda: setattr(self, "graphs_of", None))
+
     def forget_graph(self, key: p.TaskKey) -> None:
         self._quietly(lambda: self._graphs.pop(key, None))
 

@@ -15,7 +15,7 @@ import mmap
 import os
 from dataclasses import dataclass
 
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.errors import ExitCode, LocalError
 
 ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector load of a CPU kernel."""
@@ -38,6 +38,7 @@ class ArenaFullError(LocalError):
             f"no room for {_mib(wanted)} in the memory shared with the compute worker",
             why=f"{_mib(used)} of {_mib(capacity)} are in use and the largest free piece has {_mib(largest)}",
             fix="allow hetpeer more memory, or take part with fewer blocks",
+            exit_code=ExitCode.TOO_SMALL,
         )
 
 

@@ -36,8 +36,9 @@ START_S = 120.0
 CLOSE_S = 3.0
 """Seconds the worker has to finish what it does when asked to end; then it is killed, which is always safe."""
 
-LAST_WORDS_S = 1.0
-"""Seconds between the worker's end of the socket closing and the process being killed."""
+LAST_WORDS_S = 3.0
+"""Seconds between the worker's end of the socket closing and the process being killed: leaving torch takes 1 s on a busy
+machine."""
 
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
 """glibc gives a freed tensor of more than 128 KiB back to the system, and every new one costs page faults again (mallopt(3)).

@@ -164,10 +164,7 @@ class Engine:
         )
 
     def report(self, log: EventLog, line: dict[str, int], gradients: list[str], states: list[str]) -> None:
-        cover = [
-            [v.peer_id, number, list(ids)]
-            for number, (v, ids) in enumerate(zip(self.volunteers, SLOTS, strict=True))
-        ]
+        cover = [[v.peer_id, list(ids)] for v, ids in zip(self.volunteers, SLOTS, strict=True)]
         for block, (gradient, digest) in enumerate(zip(gradients, states, strict=True)):
             record = {"kind": "applied", "run": self.run.run_id, "peer": log.path.stem, "incarnation": 1}
             record |= {"block": block, "cover": cover, "gradient": gradient, "state": digest}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hetpeer.bootstrap.eventlog import EventLog, read_event, read_events, sign_event
+from hetpeer.bootstrap.eventlog import EventLog, keep_event, read_event, read_events, sign_event
 from hetpeer.dht.errors import LocalError, ProtocolError
 from hetpeer.dht.identity import Identity
 
@@ -22,7 +22,7 @@ def test_every_edited_number_is_refused(volunteers: list[Identity]) -> None:
     line = sign_event(RECORD, volunteers[0])
     end = line.index('"key"')
     digits = [position for position in range(end) if line[position].isdigit()]
-    assert len(digits) == 6
+    assert len(digits) == 5
     for position in digits:
         edited = line[:position] + str((int(line[position]) + 1) % 10) + line[position + 1 :]
         with pytest.raises(ProtocolError):
@@ -89,3 +89,27 @@ def test_full_disk_leaves_whole_lines(tmp_path: Path, volunteers: list[Identity]
     log.append(RECORD)
     assert len(list(read_events(path))) == 2
     log.close()
+
+
+def test_a_torn_line_of_another_peer_is_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "peer.jsonl"
+    keep_event(path, "first")
+    with path.open("a") as file:
+        file.write("torn by kill -9")
+    keep_event(path, "second")
+    keep_event(path, "third")
+    assert path.read_text() == "first\nsecond\nthird\n"
+
+
+def test_a_full_disk_leaves_the_other_peers_lines_whole(tmp_path: Path) -> None:
+    path = tmp_path / "peer.jsonl"
+    keep_event(path, "first")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, hard))
+    try:
+        with pytest.raises(LocalError) as error:
+            keep_event(path, "x" * 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert error.value.code == "HP-DISK-002"
+    assert path.read_text() == "first\n"

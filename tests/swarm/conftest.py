@@ -17,7 +17,7 @@ from hetpeer.bootstrap.rundir import RunDirectory
 from tests.swarm.forkserver import ROOT, ForkServer
 from tests.swarm.swarm import Swarm, resign, until
 
-STEPS = 24
+STEPS = 20
 MODEL = """
 from gpt import build as build_gpt
 
@@ -79,7 +79,7 @@ def _make_reference(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def template(shared: Path) -> RunDirectory:
-    """A run as `hetpeer init` leaves it: 6 blocks, 24 steps of 6 microbatches."""
+    """A run as `hetpeer init` leaves it: 6 blocks, 20 steps of 6 microbatches."""
     return RunDirectory.open(shared / "run")
 
 

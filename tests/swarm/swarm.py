@@ -5,6 +5,7 @@ Nothing waits for a fixed time: every wait is for a condition and has a deadline
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -76,6 +77,11 @@ class Child:
             line = " ".join(process.cmdline())
             found["worker" if "worker_main" in line else "p2pd" if "p2pd" in line else line] = process
         return found
+
+    def blocks(self) -> tuple[int, int]:
+        """First and last block of the place that it says it has."""
+        first, last = re.findall(r"blocks (\d)-(\d)", self.said)[0]
+        return int(first), int(last)
 
     def address(self) -> str:
         """Where its p2pd listens."""

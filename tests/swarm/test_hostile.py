@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +63,7 @@ async def test_a_stranger_talks_nonsense(swarm: Swarm, reference: ReferenceRun, 
         worker.suspend()  # the run does not end before all has been said once
         await disturb_coordinator(node, coordinator)
         for volunteer in volunteers:
-            last = int(re.findall(r"blocks \d-(\d)", volunteer.said)[0])
-            await disturb_volunteer(node, volunteer.peer_id, last)
+            await disturb_volunteer(node, volunteer.peer_id, volunteer.blocks()[1])
         for peer in (coordinator, *(v.peer_id for v in volunteers)):
             await disturb_files(node, peer)
         worker.resume()

@@ -1,0 +1,372 @@
+"""The member's protocol core, driven by hand through one life."""
+
+import pytest
+
+from hetpeer.averaging import effects as e
+from hetpeer.averaging import messages as m
+from hetpeer.averaging.member import InStep, Origin, Phase
+from hetpeer.stages.execution import effects as p
+from hetpeer.stages.execution.routes import Hop
+from hetpeer.stages.execution.slots import Drop
+from tests.averaging.rig import (
+    DIGESTS,
+    LINE,
+    ME,
+    STEP,
+    begin,
+    commit,
+    fetch,
+    loss_made,
+    member_in,
+    new_member,
+    place,
+    plan,
+    reduced,
+    welcome,
+)
+
+OLD = m.Line(term=2, view=0)
+NEW = m.Line(term=2, view=2)
+ROUTE = (Hop(ME, 0, 2),)
+OLD_STEP = e.StepId(OLD, STEP.number)
+
+MESSAGES = {
+    "welcome": welcome(),
+    "granted": m.Granted(begin=1, end=2),
+    "refused": m.Refused(why="taken", places=(place(),)),
+    "fetch": fetch(version=4),
+    "begin": begin(),
+    "reroute": m.Reroute(line=LINE, step=3, tasks=()),
+    "gone": m.Gone(line=LINE, peers=("other",)),
+    "settled": m.Settled(line=LINE, step=3, slot=5),
+    "evict": m.Evict(line=LINE, step=3, blocks=(1,)),
+    "plan": plan(number=1),
+    "commit": commit(),
+    "rolled_back": m.RolledBack(line=NEW, version=0, why="lost"),
+    "save": m.Save(line=LINE, version=1, blocks=(0,)),
+    "fenced": m.Fenced(why="late"),
+    "finished": m.Finished(why="over", completed=True),
+}
+"""One message of each kind, of the member's own line; what it answers in each phase is the table below."""
+
+IGNORED, DEFERRED = "ignored", "deferred"
+
+ANSWERS = {
+    Phase.JOINING: {
+        **dict.fromkeys(("begin", "reroute", "gone", "settled", "evict", "plan", "commit", "save"), IGNORED),
+        "rolled_back": IGNORED,
+        "fetch": IGNORED,
+        "welcome": "Choose",
+        "refused": "Choose",
+        "granted": "Prepare",
+        "fenced": "Leave",
+        "finished": "Stop",
+    },
+    Phase.PREPARING: {
+        **dict.fromkeys(("begin", "reroute", "gone", "settled", "evict", "plan", "commit", "save"), IGNORED),
+        "rolled_back": IGNORED,
+        "refused": IGNORED,
+        "fetch": IGNORED,
+        "welcome": "Choose",
+        "granted": "Prepare",
+        "fenced": "Leave",
+        "finished": "Stop",
+    },
+    Phase.SYNCING: {
+        **dict.fromkeys(
+            ("reroute", "gone", "settled", "evict", "plan", "commit", "save", "refused"), IGNORED
+        ),
+        "begin": "Tell prepared",
+        "rolled_back": "Tell prepared",
+        "fetch": "FetchState",
+        "welcome": "Choose",
+        "granted": "Prepare",
+        "fenced": "Leave",
+        "finished": "Stop",
+    },
+    Phase.READY: {
+        **dict.fromkeys(
+            ("reroute", "gone", "settled", "evict", "plan", "commit", "save", "refused"), IGNORED
+        ),
+        "begin": "RunForward",
+        "rolled_back": "Tell prepared",
+        "fetch": "FetchState",
+        "welcome": "Choose",
+        "granted": "Prepare",
+        "fenced": "Leave",
+        "finished": "Stop",
+    },
+    Phase.TRAINING: {
+        **dict.fromkeys(("begin", "reroute", "gone", "settled", "evict", "plan", "save", "refused"), IGNORED),
+        "commit": "EndStep, Tell prepared",
+        "rolled_back": "EndStep, Tell prepared",
+        "fetch": "EndStep, FetchState",
+        "welcome": "EndStep, Choose",
+        "granted": "EndStep, Prepare",
+        "fenced": "Leave",
+        "finished": "EndStep, Stop",
+    },
+    Phase.REDUCING: {
+        **dict.fromkeys(("begin", "reroute", "gone", "settled", "plan", "save", "refused"), IGNORED),
+        "evict": "Drop",
+        "commit": "ApplyUpdate, ApplyUpdate",
+        "rolled_back": "EndStep, Tell prepared",
+        "fetch": "EndStep, FetchState",
+        "welcome": "EndStep, Choose",
+        "granted": "EndStep, Prepare",
+        "fenced": "Leave",
+        "finished": "EndStep, Stop",
+    },
+    Phase.APPLYING: {
+        **dict.fromkeys(("begin", "reroute", "gone", "settled", "evict", "plan", "save", "commit"), DEFERRED),
+        **dict.fromkeys(("welcome", "granted", "refused", "fetch"), DEFERRED),
+        "rolled_back": "EndStep, Tell prepared",
+        "fenced": "Leave",
+        "finished": "EndStep, Stop",
+    },
+}
+
+
+def names(effects):
+    """Effects by name, as in ANSWERS."""
+    shown = []
+    for effect in effects:
+        inner = effect.effect if isinstance(effect, InStep) else effect
+        kind = f" {inner.message.kind}" if isinstance(inner, e.Tell) else ""
+        shown.append(type(inner).__name__ + kind)
+    return ", ".join(shown)
+
+
+@pytest.mark.parametrize("phase", ANSWERS, ids=lambda phase: phase.value)
+def test_every_message_has_its_answer_in_every_phase(phase):
+    assert ANSWERS[phase].keys() == MESSAGES.keys()
+    for kind, answer in ANSWERS[phase].items():
+        member = member_in(phase)
+        effects = member.receive(MESSAGES[kind])
+        expected = "" if answer in (IGNORED, DEFERRED) else answer
+        assert names(effects) == expected, kind
+        if answer == DEFERRED:
+            assert member.phase is Phase.APPLYING
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.STOPPED])
+def test_messages_of_an_older_line_change_nothing(phase):
+    for kind, message in MESSAGES.items():
+        if kind not in ("welcome", "granted", "refused", "fenced", "finished"):
+            member = member_in(phase)
+            assert member.receive(message.model_copy(update={"line": OLD})) == [], kind
+            assert member.phase is phase
+            assert member.line == LINE
+
+
+def test_a_life_from_the_handshake_to_the_second_step():
+    member = new_member()
+    assert names(member.receive(welcome())) == "Choose"
+    assert names(member.chosen(place())) == "Tell claim"
+    assert member.receive(m.Granted(begin=0, end=2)) == [e.Prepare(0, 2)]
+    assert names(member.prepared()) == "Tell prepared"
+    assert names(member.receive(fetch())) == "FetchState"
+    (ready,) = member.state_loaded(LINE, 3, DIGESTS)
+    assert (ready.message.version, [h.digest for h in ready.message.held]) == (3, list(DIGESTS.values()))
+    member.receive(begin())
+    loss_made(member)
+    vote = reduced(member)
+    assert [b.digest for b in vote.blocks] == ["gradient 0", "gradient 1"]
+    applying = member.receive(commit())
+    assert [(x.effect.block, x.effect.gradient) for x in applying] == [(0, "gradient 0"), (1, "gradient 1")]
+    assert member.receive(begin(step=4)) == []
+    assert member.applied(STEP, 0, "next 0") == []
+    effects = member.applied(STEP, 1, "next 1")
+    assert names(effects) == "RecordApplied, Tell applied, EndStep, RunForward"
+    assert effects[0].states == {0: "next 0", 1: "next 1"}
+    assert (member.version, member.phase, member.loss) == (4, Phase.TRAINING, 0.5)
+
+
+def test_tensors_before_begin_and_before_plan_are_held_back():
+    member = member_in(Phase.READY)
+    other = Origin("other", 1, STEP)
+    assert member.activation(other, 5, ROUTE, 0, "early") == []
+    told = begin().model_copy(
+        update={"roster": {ME: (0, 2), "other": (0, 2)}, "incarnations": {ME: 7, "other": 1}}
+    )
+    runs = [x.effect.key.id for x in member.receive(told)]
+    assert runs == [0, 5]
+    assert member.part(Origin(ME, 7, STEP, 1), 0, 0, "part") == []
+    (summing,) = member.receive(plan())
+    assert summing.effect.parts == ("part",)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        Origin("other", 1, OLD_STEP),
+        Origin("other", 1, e.StepId(LINE, 2)),
+        Origin("other", 1, STEP),
+        Origin(ME, 6, STEP),
+    ],
+    ids=["older line", "older step", "not in the roster", "older incarnation"],
+)
+def test_fenced_tensors_are_released(origin):
+    member = member_in(Phase.TRAINING)
+    assert member.activation(origin, 0, ROUTE, 0, "x") == [p.Release("x")]
+    assert member.gradient(origin, 0, 1, "x") == [p.Release("x")]
+
+
+def test_a_part_of_an_older_plan_is_released():
+    member = member_in(Phase.REDUCING)
+    member.receive(plan(number=2))
+    old, held = Origin(ME, 7, STEP, 1), Origin(ME, 7, STEP, 3)
+    assert member.part(old, 0, 0, "old") == [p.Release("old")]
+    assert member.part(held, 0, 0, "newer") == []
+    assert p.Release("newer") not in member.receive(plan(number=3))
+
+
+def test_a_route_that_is_not_ours_is_refused():
+    member = member_in(Phase.TRAINING)
+    for route in ((("other", 0, 2),), ((ME, 0, 3),), ((ME, 2, 2),)):
+        hops = tuple(Hop(*hop) for hop in route)
+        assert member.activation(Origin(ME, 7, STEP), 0, hops, 0, "x") == [p.Release("x")]
+
+
+def test_work_of_a_dropped_step_is_released():
+    member = member_in(Phase.TRAINING)
+    member.receive(m.RolledBack(line=NEW, version=0, why="lost"))
+    key = p.TaskKey(0, 0)
+    shard = e.Shard(1, 0, 0, 0, 10, ME)
+    vote = m.BlockVote(block=0, digest="", squared_norm=0.0, finite=True)
+    assert member.forward_done(STEP, key, "x", None) == [p.Release("x")]
+    assert member.backward_done(STEP, key, "x") == [p.Release("x")]
+    assert member.work_failed(STEP, key, "why") == []
+    assert member.summed(STEP, shard, "x") == [p.Release("x")]
+    assert member.inspected(STEP, 1, vote, "x") == [p.Release("x")]
+    assert member.applied(STEP, 0, "digest") == []
+    assert member.unreachable("other") == []
+
+
+def test_a_voter_that_missed_the_commit_applies_it_and_is_ready():
+    member = member_in(Phase.REDUCING)
+    reign = m.Line(term=3, view=1)
+    effects = member.receive(welcome(line=reign, version=4, member=True, commit=commit()))
+    assert names(effects) == "ApplyUpdate, ApplyUpdate"
+    member.applied(STEP, 0, "next 0")
+    effects = member.applied(STEP, 1, "next 1")
+    assert effects[0].step == STEP
+    assert names(effects).endswith("Tell ready")
+    assert effects[-1].message.line == reign
+
+
+@pytest.mark.parametrize(
+    "missed",
+    [
+        commit(plan_number=2),
+        commit(digests={0: "another", 1: "gradient 1"}),
+        commit(line=m.Line(term=1, view=1)),
+    ],
+    ids=["another plan", "other bits", "another reign"],
+)
+def test_a_commit_that_is_not_ours_to_apply_is_fetched(missed):
+    member = member_in(Phase.REDUCING)
+    reign = m.Line(term=3, view=1)
+    effects = member.receive(welcome(line=reign, version=4, member=True, commit=missed))
+    assert names(effects) == "EndStep, Tell prepared"
+
+
+def test_a_state_of_another_history_is_not_trusted_though_its_number_fits():
+    """A roll-back was missed: version 3 of the new view has other bits than ours."""
+    member = member_in(Phase.READY)
+    effects = member.receive(welcome(line=m.Line(term=3, view=2), version=3, member=True))
+    assert names(effects) == "Tell prepared"
+    assert member.version is None
+    member = member_in(Phase.READY)
+    effects = member.receive(welcome(line=m.Line(term=3, view=1), version=3, member=True))
+    assert names(effects) == "Tell ready"
+
+
+def test_while_a_state_is_loaded_nothing_is_vouched_for():
+    member = member_in(Phase.READY)
+    member.receive(fetch(version=4))
+    (hello,) = member.connected()
+    assert hello.message.held == ()
+    assert member.state_loaded(LINE, 3, DIGESTS) == []
+    assert member.state_loaded(OLD, 4, DIGESTS) == []
+    assert names(member.state_loaded(LINE, 4, DIGESTS)) == "Tell ready"
+
+
+def test_a_fetch_of_what_is_held_needs_no_transfer():
+    member = member_in(Phase.READY)
+    assert names(member.receive(fetch())) == "Tell ready"
+    differs = fetch().model_copy(update={"digests": {0: "another"}})
+    assert names(member.receive(differs)) == "FetchState"
+
+
+def test_graphs_that_are_loaded_are_not_loaded_again():
+    member = member_in(Phase.SYNCING)
+    assert names(member.receive(welcome())) == "Choose"
+    assert names(member.receive(m.Granted(begin=0, end=2))) == "Tell prepared"
+    assert member.receive(m.Granted(begin=1, end=2)) == [e.Prepare(1, 2)]
+    member.receive(welcome())
+    assert member.receive(m.Granted(begin=1, end=2)) == []
+    assert names(member.prepared()) == "Tell prepared"
+
+
+def test_a_place_is_offered_only_when_its_graphs_are_loaded():
+    for phase, offered in ((Phase.PREPARING, None), (Phase.SYNCING, (0, 2)), (Phase.READY, (0, 2))):
+        (hello,) = member_in(phase).connected()
+        assert hello.message.place == offered
+    member = member_in(Phase.PREPARING)
+    member.reborn(8)
+    (hello,) = member.connected()
+    assert (hello.message.place, hello.message.incarnation) == (None, 8)
+
+
+def test_reborn_trusts_nothing_it_held():
+    member = member_in(Phase.TRAINING)
+    assert names(member.receive(m.Fenced(why="late"))) == "Leave"
+    assert names(member.reborn(8)) == "EndStep"
+    (hello,) = member.connected()
+    assert (hello.message.incarnation, hello.message.held) == (8, ())
+
+
+def test_going_back_while_applying_forgets_the_half_applied_state():
+    member = member_in(Phase.APPLYING)
+    member.receive(begin(step=4))
+    member.applied(STEP, 0, "next 0")
+    member.receive(m.RolledBack(line=NEW, version=3, why="lost"))
+    assert member.version is None
+    assert member.applied(STEP, 1, "next 1") == []
+    assert names(member.receive(fetch(line=NEW))) == "FetchState"
+
+
+def test_going_back_to_where_we_are_keeps_the_state():
+    member = member_in(Phase.TRAINING)
+    member.receive(m.RolledBack(line=NEW, version=3, why="lost"))
+    assert names(member.receive(fetch(line=NEW))) == "Tell ready"
+
+
+def test_after_the_decision_no_work_is_begun():
+    member = member_in(Phase.APPLYING)
+    assert member.activation(Origin(ME, 7, STEP), 9, ROUTE, 0, "x") == []
+
+
+def test_a_spoiled_slot_is_dropped_and_reported():
+    member = member_in(Phase.TRAINING)
+    key = p.TaskKey(0, 0)
+    member.forward_done(STEP, key, None, 0.5)
+    effects = member.work_failed(STEP, key, "x" * 900)
+    assert [x.effect for x in effects if isinstance(x, InStep) and isinstance(x.effect, Drop)] == [
+        Drop(0, 0),
+        Drop(1, 0),
+    ]
+    (told,) = [x.message for x in effects if isinstance(x, e.Tell)]
+    assert (told.kind, told.id, len(told.why)) == ("failed", 0, 500)
+
+
+def test_checkpoints_are_saved_from_the_version_that_was_asked_for():
+    member = member_in(Phase.READY)
+    assert member.receive(m.Save(line=LINE, version=3, blocks=(1,))) == [e.SaveState(3, (1,))]
+    assert member.receive(m.Save(line=LINE, version=2, blocks=(1,))) == []
+
+
+def test_rejection_stops_with_its_reason():
+    (stop,) = new_member().receive(m.Rejected(reason="version", why="too old"))
+    assert stop == e.Stop("too old", completed=False, rejected="version")

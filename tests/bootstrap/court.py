@@ -1,0 +1,131 @@
+"""A coordinator driven by hand: two blocks in one place, two microbatches a step, volunteers that do as they are told."""
+
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.coordinator import Coordinator, CoordinatorConfig, Record, Send, State
+from hetpeer.bootstrap.history import History
+from hetpeer.bootstrap.membership import BlockCost
+
+BLOCKS = 2
+CONFIG = {
+    "run": "run",
+    "steps": 4,
+    "microbatches": 2,
+    "evaluation_microbatches": 0,
+    "evaluate_every": 1,
+    "checkpoint_every": 2,
+    "clip_norm": 1.0,
+    "layouts": (((0, BLOCKS),),),
+    "costs": [BlockCost(memory_bytes=1, flops=1.0)] * BLOCKS,
+}
+
+
+class Court:
+    """One reign and its clock. `sent` keeps what each volunteer was told last, by kind."""
+
+    def __init__(self, records=(), **changes):
+        self.now = 100.0
+        self.records = list(records)
+        self.core = Coordinator(CoordinatorConfig(**(CONFIG | changes)), History.of(records), self.now)
+        self.sent = {}
+        self.do(self.core.start())
+
+    def do(self, effects):
+        """Note what is to be done; returns the effects."""
+        effects = list(effects)
+        for effect in effects:
+            match effect:
+                case Record(record):
+                    self.records.append(dict(record))
+                case Send(to, message):
+                    self.sent[to, message.kind] = message
+        return effects
+
+    def tell(self, peer, message):
+        return self.do(self.core.receive(peer, message, self.now))
+
+    def tick(self, seconds=0.2):
+        """Time passes in small steps, as the daemon ticks."""
+        effects = []
+        until = self.now + seconds
+        while self.now < until - 1e-9:
+            self.now += min(0.2, until - self.now)
+            effects += self.do(self.core.tick(self.now))
+        return effects
+
+    def told(self, peer, effects):
+        """Kinds of the messages to `peer` among `effects`."""
+        return [x.message.kind for x in effects if isinstance(x, Send) and x.to == peer]
+
+    @property
+    def line(self):
+        return self.core.line
+
+    # ── what volunteers say ──────────────────────────────────────────────────────────────────────────────────────
+
+    def hello(self, peer, incarnation=1, **changes):
+        return self.tell(peer, m.Hello(run="run", incarnation=incarnation, **changes))
+
+    def prepare(self, peer):
+        """`peer` joins up to Prepared."""
+        self.hello(peer)
+        place = next(place for place in self.sent[peer, "welcome"].places if place.open)
+        self.tell(peer, m.Claim(cluster=place.cluster, begin=place.begin, end=place.end))
+        return self.tell(peer, m.Prepared())
+
+    def ready(self, peer, version=None, digest="state"):
+        version = self.core.history.version if version is None else version
+        begin, end = self.core.members.volunteers[peer].place
+        held = tuple(m.Held(block=b, version=version, digest=f"{digest} {b}") for b in range(begin, end))
+        return self.tell(peer, m.Ready(line=self.line, version=version, held=held))
+
+    def sealed(self, peer, ids, slot=0, blocks=(0, BLOCKS)):
+        contents = (m.Contents(begin=blocks[0], end=blocks[1], ids=tuple(ids)),)
+        losses = {i: float(i) for i in ids}
+        return self.tell(
+            peer,
+            m.Sealed(line=self.line, step=self.core.step, slot=slot, contents=contents, losses=losses),
+        )
+
+    def vote(self, peer, plan=None, digest="gradient", finite=True, norm=1.0):
+        plan = self.sent[peer, "plan"].plan if plan is None else plan
+        begin, end = self.core.members.volunteers[peer].place
+        blocks = tuple(
+            m.BlockVote(block=b, digest=digest, squared_norm=norm, finite=finite) for b in range(begin, end)
+        )
+        return self.tell(peer, m.Vote(line=self.line, step=self.core.step, plan=plan, blocks=blocks))
+
+    def applied(self, peer, digest="next"):
+        version = self.core.history.version
+        held = tuple(m.Held(block=b, version=version, digest=f"{digest} {b}") for b in range(BLOCKS))
+        return self.tell(peer, m.Applied(line=self.line, step=version - 1, held=held))
+
+    def save(self):
+        version = self.core.history.version
+        for block in range(BLOCKS):
+            self.do(self.core.saved(version, block, f"state {block}", self.now))
+
+    # ── whole phases ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, *peers):
+        """All of `peers` join and a step begins."""
+        for peer in peers:
+            self.prepare(peer)
+        for peer in peers:
+            self.ready(peer)
+        while self.core.state is not State.TRAINING:
+            for peer in peers:
+                if (peer, "fetch") in self.sent:
+                    self.ready(peer)
+        return self
+
+    def count(self, *peers):
+        """The step's two microbatches are done, by the first of `peers`."""
+        return self.sealed(peers[0], (0, 1))
+
+    def commit(self, *peers):
+        """Count, vote, and apply."""
+        self.count(*peers)
+        effects = [effect for peer in peers for effect in self.vote(peer)]
+        for peer in peers:
+            self.applied(peer)
+        return effects

@@ -1,0 +1,203 @@
+"""Channels over socket pairs that are cut again and again: each frame once, in order; and peers that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import pytest
+
+from hetpeer.dht.channel import Channel, ChannelServer, Parcel, dial
+from hetpeer.dht.errors import PeerLostError, ProtocolError, RemoteError
+from hetpeer.dht.streams import Stream
+from hetpeer.dht.wire import Wire
+
+LIMIT = 1 << 20
+
+
+class Loopback:
+    """The part of a Node that `dial` uses: each `open` gives one end of a pair, `handle` the other."""
+
+    def __init__(self, handle: Callable[[Stream], Awaitable[None]]) -> None:
+        self.handle = handle
+        self.opened = 0
+        self.ends: list[Stream] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self, _peer: str, protocol: str, *, timeout_s: float) -> Stream:
+        self.opened += 1
+        ends = []
+        for end in socket.socketpair(socket.AF_UNIX):
+            _, wire = await asyncio.get_running_loop().create_unix_connection(Wire, sock=end)
+            ends.append(Stream(wire, peer_id="them" if not ends else "us", protocol=protocol))
+        self.ends = ends
+        task = asyncio.create_task(self._serve(ends[1]))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return ends[0]
+
+    async def _serve(self, stream: Stream) -> None:
+        try:
+            async with stream:
+                await self.handle(stream)
+        except RemoteError:
+            pass  # what a listener does with it: this stream is over
+
+    def cut(self) -> None:
+        for end in self.ends:
+            end.abort()
+
+
+class Kept:
+    """A receiver that keeps what comes. `refuse` raises for frames that it says are bad."""
+
+    def __init__(self, refuse: Callable[[Mapping[str, Any]], bool] = lambda _: False) -> None:
+        self.frames: list[tuple[int, bytes]] = []
+        self._refuse = refuse
+
+    async def frame(
+        self, _channel: Channel, header: Mapping[str, Any], payload: Stream, _length: int
+    ) -> None:
+        data = await payload.receive_bytes(LIMIT)
+        if self._refuse(header):
+            raise ProtocolError("not this one")
+        self.frames.append((header["i"], bytes(data)))
+
+    def beat(self, channel: Channel) -> None: ...
+
+    def up(self, channel: Channel) -> None: ...
+
+    def down(self, channel: Channel) -> None: ...
+
+
+def parcel(i: int, size: int = 100) -> Parcel:
+    return Parcel({"i": i}, (bytes([i % 256]) * size,), tag=i // 10)
+
+
+async def until(condition: Callable[[], bool], within_s: float = 10.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_each_frame_arrives_once_and_in_order_whatever_is_cut(seed: int) -> None:
+    chance = random.Random(seed)
+    theirs, ours = Kept(), Kept()
+    server = ChannelServer(lambda _peer, _key: theirs, LIMIT)
+    network = Loopback(server.handle)
+    channel = Channel("them", "a", ours, LIMIT)
+    dialling = asyncio.create_task(dial(network, "test", channel))  # type: ignore[arg-type]
+    sizes = [chance.choice((0, 10, 50_000, 400_000)) for _ in range(60)]
+    for i, size in enumerate(sizes):
+        channel.send(parcel(i, size))
+        if (back := server.channel("us")) is not None and i % 3 == 0:
+            back.send(parcel(i))
+        if chance.random() < 0.15:
+            await asyncio.sleep(chance.random() * 0.02)
+            network.cut()
+    await until(lambda: len(theirs.frames) == 60)
+    await asyncio.wait_for(channel.drained(), 5)
+    assert theirs.frames == [(i, bytes([i % 256]) * size) for i, size in enumerate(sizes)]
+    back = server.channel("us")
+    assert back is not None
+    await asyncio.wait_for(back.drained(), 5)
+    numbers = [i for i, _ in ours.frames]
+    assert numbers == sorted(set(numbers))
+    assert len(channel.outbox) == len(back.outbox) == 0
+    channel.close()
+    await asyncio.wait_for(dialling, 5)
+    server.close()
+
+
+async def test_a_peer_that_lost_its_memory_is_told_from_one_that_was_away() -> None:
+    network = Loopback(ChannelServer(lambda _peer, _key: Kept(), LIMIT).handle)
+    channel = Channel("them", "a", Kept(), LIMIT)
+    dialling = asyncio.create_task(dial(network, "test", channel))  # type: ignore[arg-type]
+    await until(lambda: channel.is_up)
+    network.handle = ChannelServer(lambda _peer, _key: Kept(), LIMIT).handle
+    network.cut()
+    with pytest.raises(PeerLostError, match="does not know this channel"):
+        await asyncio.wait_for(dialling, 5)
+
+
+async def test_a_peer_that_hangs_up_at_once_is_not_dialled_in_a_hot_loop() -> None:
+    async def hang_up(stream: Stream) -> None:
+        await stream.receive()
+        await stream.send({"has": 0})
+
+    network = Loopback(hang_up)
+    channel = Channel("them", "a", Kept(), LIMIT)
+    channel.send(parcel(0))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(dial(network, "test", channel), 1.5)  # type: ignore[arg-type]
+    assert 2 <= network.opened <= 6
+
+
+async def test_a_link_that_carried_something_is_dialled_again_at_once() -> None:
+    """Also where only acknowledgements come back, however often it was cut before."""
+    theirs = Kept()
+    network = Loopback(ChannelServer(lambda _peer, _key: theirs, LIMIT).handle)
+    channel = Channel("them", "a", Kept(), LIMIT)
+    dialling = asyncio.create_task(dial(network, "test", channel))  # type: ignore[arg-type]
+    async with asyncio.timeout(4):
+        for i in range(12):
+            channel.send(parcel(i))
+            await channel.drained()
+            network.cut()
+            await until(lambda: channel.is_up)
+    channel.close()
+    await asyncio.wait_for(dialling, 5)
+
+
+async def test_a_bad_frame_stops_its_own_channel_only() -> None:
+    kept: dict[str, Kept] = {}
+
+    def accept(_peer: str, key: str) -> Kept:
+        kept[key] = Kept(lambda header: header["i"] == 1)
+        return kept[key]
+
+    network = Loopback(ChannelServer(accept, LIMIT).handle)
+    channel = Channel("them", "bad", Kept(), LIMIT)
+    for i in range(3):
+        channel.send(parcel(i))
+    dialling = asyncio.create_task(dial(network, "test", channel))  # type: ignore[arg-type]
+    await until(lambda: network.opened >= 3)
+    assert [i for i, _ in kept["bad"].frames] == [0]
+    channel.outbox.forget(0)  # its step is over: nobody waits for it any more
+    channel.send(parcel(10))
+    await until(lambda: len(kept["bad"].frames) == 2)
+    assert [i for i, _ in kept["bad"].frames] == [0, 10]
+    channel.close()
+    await asyncio.wait_for(dialling, 5)
+
+
+async def test_a_second_stream_does_not_make_a_frame_count_twice() -> None:
+    """The peer opens a new stream while the handler of the old one still works on a frame."""
+    working, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(Kept):
+        async def frame(
+            self, channel: Channel, header: Mapping[str, Any], payload: Stream, length: int
+        ) -> None:
+            working.set()
+            await go_on.wait()
+            await super().frame(channel, header, payload, length)
+
+    slow = Slow()
+    network = Loopback(ChannelServer(lambda _peer, _key: slow, LIMIT).handle)
+    channel = Channel("them", "a", Kept(), LIMIT)
+    channel.send(parcel(0, 0))
+    dialling = asyncio.create_task(dial(network, "test", channel))  # type: ignore[arg-type]
+    await asyncio.wait_for(working.wait(), 5)
+    network.ends[0].abort()
+    await until(lambda: network.opened == 2)
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.wait_for(channel.drained(), 5)
+    assert [i for i, _ in slow.frames] == [0]
+    channel.close()
+    await asyncio.wait_for(dialling, 5)
