@@ -416,7 +416,12 @@ def decode(data: bytes | bytearray) -> Message:
     """A message from its bytes; ProtocolError says which field is wrong."""
     try:
         plain = msgpack.unpackb(data, strict_map_key=False, max_ext_len=0)
-    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+    except (
+        ValueError,
+        TypeError,
+        msgpack.UnpackException,
+        RecursionError,
+    ) as error:  # TypeError: a map as a key
         raise ProtocolError("bytes that are not a message", why=type(error).__name__) from None
     try:
         return _ADAPTER.validate_python(plain)

@@ -42,7 +42,7 @@ def train(run: RunDirectory) -> None:
     for step in range(settings.steps):
         optimizer.zero_grad()
         for microbatch in range(settings.microbatches):
-            (loss_of(step, microbatch) / settings.microbatches).backward()
+            (loss_of(step, microbatch) / settings.microbatches).backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm or torch.inf)
         optimizer.step()
         print(time.monotonic(), flush=True)

@@ -55,7 +55,8 @@ async def start_node(folder: Path, name: str, peers: list[str]) -> Any:
 
 
 async def told() -> str:
-    return (await asyncio.to_thread(sys.stdin.readline)).strip()
+    line: str = await asyncio.to_thread(sys.stdin.readline)
+    return line.strip()
 
 
 async def swarm(folder: Path, count: int) -> None:

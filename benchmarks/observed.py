@@ -33,7 +33,7 @@ def noted(kind: type[T]) -> weakref.WeakSet[T]:
         construct(self, *arguments, **named)
         living.add(self)
 
-    kind.__init__ = construct_and_note  # type: ignore[method-assign]
+    kind.__init__ = construct_and_note  # type: ignore[method-assign,assignment]
     return living
 
 
@@ -49,7 +49,7 @@ class Window:
             construct(arena, *arguments)
             asyncio.get_running_loop().call_later(PERIOD_S, self._look)
 
-        Arena.__init__ = construct_and_open  # type: ignore[method-assign]
+        Arena.__init__ = construct_and_open  # type: ignore[method-assign,assignment]
 
     def _look(self) -> None:
         line = {

@@ -240,7 +240,7 @@ async def _quiet(swarm: Swarm, noise: float, give_up: float) -> None:
 def judge(contest: Contest, run: RunDirectory, swarm: Swarm) -> dict[str, Any]:
     training = run.manifest.training
     tokens = training.microbatches * training.microbatch_size * run.manifest.data.sequence_length
-    opponents = {}
+    opponents: dict[str, dict[str, Any]] = {}
     for name in sorted(contest.quiet.keys() | contest.noisy.keys()):
         turns = contest.turns(name)
         medians = [statistics.median(turn.steps_s) for turn in turns if turn.steps_s]
@@ -322,16 +322,16 @@ def show(result: dict[str, Any]) -> None:
 def main() -> int:
     parser = report.parser(__doc__ or "")
     for name, value, text in (
-        ("width", 256, "of the model"),
+        ("width", 512, "of the model"),
         ("layers", 4, "of the model"),
-        ("sequence-length", 128, "tokens"),
+        ("sequence-length", 64, "tokens"),
         ("microbatches", 8, "of a step"),
         ("microbatch-size", 4, "sequences"),
         ("stages", 4, "and volunteers"),
         ("rounds", 6, "quiet turns of each opponent"),
     ):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
-    parser.add_argument("--turn-s", type=float, default=4.0, help="length of a turn, below a lease")
+    parser.add_argument("--turn-s", type=float, default=6.0, help="length of a turn, below a lease")
     parser.add_argument(
         "--noise", type=float, default=0.2, help="processors that others may keep busy in a turn"
     )

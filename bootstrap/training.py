@@ -156,7 +156,7 @@ class CoordinatedStep:
         gone = m.Gone(line=self.line, peers=tuple(peers))
         effects: list[Effect] = [Send(other, gone) for other in sorted(self.roster)]
         orphans = {i for i, route in self._routes.items() if route[0].peer in peers}
-        effects += self._hand_out(orphans)
+        effects += self._hand_out(orphans & self.ledger.undone())
         if self.reducing and not lost and self.ledger.complete():
             return effects + self._make_plan(now)
         self.reducing = False

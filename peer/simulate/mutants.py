@@ -40,6 +40,11 @@ def _patched(owner: Any, name: str, replacement: Any) -> Iterator[None]:
         setattr(owner, name, original)
 
 
+def _answering(kind: type, handler: Callable[..., list[Effect]]) -> AbstractContextManager[None]:
+    """A member answers messages of one kind in another way."""
+    return _patched(Member, "_HANDLERS", {**vars(Member)["_HANDLERS"], kind: handler})
+
+
 # ── counting ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -119,6 +124,17 @@ def spoiled_is_done() -> AbstractContextManager[None]:
         return effects
 
     return _patched(Pipeline, "backward_done", backward_done)
+
+
+def part_forgotten() -> AbstractContextManager[None]:
+    """A reducer forgets all parts but the first, and nobody's books notice."""
+    original = vars(Reduction)["part"]
+
+    def part(self: Reduction, block: int, index: int, holder: str, handle: Handle) -> list[Any]:
+        effects: list[Any] = original(self, block, index, holder, handle)
+        return [SumParts(x.shard, x.parts[:1]) if isinstance(x, SumParts) else x for x in effects]
+
+    return _patched(Reduction, "part", part)
 
 
 # ── fencing ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -207,7 +223,7 @@ def stale_joiner() -> AbstractContextManager[None]:
         self.digests = {b: message.digests.get(b, "") for b in range(*self.place)}
         return [*self._drop_step(), self._ready()]
 
-    return _patched(Member, "_fetch", fetch)
+    return _answering(m.Fetch, fetch)
 
 
 def half_loaded() -> AbstractContextManager[None]:
@@ -220,7 +236,7 @@ def half_loaded() -> AbstractContextManager[None]:
         self.version, self.digests = held
         return effects
 
-    return _patched(Member, "_fetch", fetch)
+    return _answering(m.Fetch, fetch)
 
 
 def work_goes_on() -> AbstractContextManager[None]:
@@ -264,6 +280,7 @@ MUTANTS: Mapping[str, Mutant] = {
         overlaps_count,
         dead_still_count,
         evict_ignored,
+        part_forgotten,
         seal_early,
         spoiled_is_done,
         steps_by_number,

@@ -1,4 +1,4 @@
-"""The simulator finds seeded bugs: each of these is caught by at least three seeds."""
+"""Bugs that are put in on purpose are found, so that finding none means something."""
 
 import pytest
 
@@ -6,27 +6,37 @@ from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.mutants import MUTANTS
 from hetpeer.peer.simulate.run import simulate
 
-MOST_HISTORIES = 150
-CAUGHT_SOON = (
-    "parts_as_list",
-    "fold_twice",
-    "dead_still_count",
-    "announce_first",
-    "overlaps_count",
-    "old_votes",
-    "seal_early",
-    "steps_by_number",
-    "fixed_patience",
-)
+QUICK = {
+    "parts_as_list": 30,
+    "fold_twice": 20,
+    "overlaps_count": 120,
+    "dead_still_count": 60,
+    "old_votes": 120,
+    "announce_first": 20,
+    "stale_joiner": 20,
+    "fixed_patience": 60,
+    "evict_ignored": 250,
+    "steps_by_number": 150,
+}
+"""Mutant → histories within which three are to be violations; docs/protocol.md has the whole table."""
 
 
-@pytest.mark.parametrize("name", CAUGHT_SOON)
-def test_mutant_is_caught_by_three_seeds(name: str) -> None:
+@pytest.mark.parametrize("name", QUICK)
+def test_a_seeded_bug_is_caught_three_times(name):
     caught = []
-    for seed in range(MOST_HISTORIES):
+    for seed in range(QUICK[name]):
         with MUTANTS[name]():
-            if simulate(seed, Coverage()).violation:
-                caught.append(seed)
-        if len(caught) == 3:
-            return
-    pytest.fail(f"{name}: caught by seeds {caught} of {MOST_HISTORIES}")
+            outcome = simulate(seed, Coverage(), faults=12)
+        if outcome.violation is not None:
+            caught.append(seed)
+            if len(caught) == 3:
+                return
+    pytest.fail(f"{name}: caught by {caught} only")
+
+
+def test_a_mutant_leaves_nothing_behind():
+    before = simulate(3, Coverage())
+    for mutant in MUTANTS.values():
+        with mutant():
+            pass
+    assert simulate(3, Coverage()) == before

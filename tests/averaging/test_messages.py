@@ -1,0 +1,170 @@
+"""Messages are what they were after a round trip; anything else is a ProtocolError that names the field."""
+
+import builtins
+import typing
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from hetpeer.averaging import heads, messages
+from hetpeer.averaging.messages import (
+    BlockVote,
+    FromCoordinator,
+    FromVolunteer,
+    Hello,
+    Line,
+    Sealed,
+    Vote,
+    decode,
+    encode,
+)
+from hetpeer.dht.errors import ProtocolError
+from hetpeer.stages.execution.routes import Hop
+
+
+def values(annotation, metadata=()):
+    """A strategy for what a field of a message may hold."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        fields = {n: values(f.annotation, f.metadata) for n, f in annotation.model_fields.items()}
+        return st.builds(annotation, **fields)
+    if annotation is Hop:
+        return st.tuples(values(messages.Peer), values(messages.Block), values(messages.Block))
+    inner = typing.get_args(annotation)
+    limits = {type(x).__name__: x for x in metadata}
+    for info in [x for x in metadata if isinstance(x, FieldInfo)]:
+        limits |= {type(x).__name__: x for x in info.metadata}
+    match typing.get_origin(annotation) or annotation:
+        case typing.Annotated:
+            return values(inner[0], inner[1:])
+        case typing.Literal:
+            return st.sampled_from(inner)
+        case builtins.tuple if Ellipsis in inner:
+            least = limits["MinLen"].min_length if "MinLen" in limits else 0
+            return st.lists(values(inner[0]), min_size=least, max_size=3).map(tuple)
+        case builtins.tuple:
+            return st.tuples(*(values(x) for x in inner))
+        case builtins.dict:
+            return st.dictionaries(values(inner[0]), values(inner[1]), max_size=3)
+        case builtins.int:
+            return st.integers(limits["Ge"].ge, limits["Lt"].lt - 1)
+        case builtins.str:
+            return st.text(min_size="MinLen" in limits, max_size=10)
+        case builtins.float:
+            return st.floats(allow_nan=False)
+        case builtins.bool:
+            return st.booleans()
+        case _:
+            return st.one_of(*(st.none() if x is type(None) else values(x) for x in inner))
+
+
+ALL = [*typing.get_args(FromVolunteer), *typing.get_args(FromCoordinator)]
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_round_trip_through_the_wire(kind, data):
+    message = data.draw(values(kind))
+    again = decode(encode(message))
+    assert again == message
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.binary(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=8) | st.integers(0, 9), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+KINDS = [kind.model_fields["kind"].default for kind in ALL]
+
+
+def attempt(decoder, data):
+    try:
+        decoder(data)
+    except ProtocolError as error:
+        assert error.why
+
+
+@settings(max_examples=300, deadline=None)
+@given(JSON)
+def test_nonsense_is_a_protocol_error(data):
+    attempt(decode, msgpack.packb(data))
+    attempt(lambda found: heads.decode_head(found, "peer"), data)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(KINDS), st.data())
+def test_a_message_with_wrong_fields_is_a_protocol_error(kind, data):
+    model = next(k for k in ALL if k.model_fields["kind"].default == kind)
+    fields = data.draw(
+        st.fixed_dictionaries({}, optional={name: JSON for name in model.model_fields if name != "kind"})
+    )
+    attempt(decode, msgpack.packb({"kind": kind, **fields}))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=60), st.integers(0, 200), st.integers(0, 255))
+def test_damaged_bytes_are_a_protocol_error(noise, place, value):
+    attempt(decode, noise)
+    whole = bytearray(encode(Hello(run="r", incarnation=1)))
+    whole[place % len(whole)] = value
+    attempt(decode, whole)
+    attempt(decode, whole[: place % len(whole)])
+
+
+def test_nesting_without_end_is_a_protocol_error():
+    attempt(decode, b"\x91" * 100_000)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.sampled_from(["activation", "gradient", "part", "result"]), st.dictionaries(st.text(max_size=8), JSON)
+)
+def test_a_wrong_head_is_a_protocol_error(kind, fields):
+    attempt(lambda found: heads.decode_head(found, "peer"), {"kind": kind, **fields})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"incarnation": -1},
+        {"incarnation": 2**48},
+        {"run": "x" * 501},
+        {"place": (0,)},
+        {"place": (0, 1, 2)},
+        {"memory_bytes": 1.5},
+        {"held": [{"block": 70_000, "version": 0, "digest": ""}]},
+    ],
+)
+def test_numbers_and_lengths_are_bounded(wrong):
+    field = next(iter(wrong))
+    with pytest.raises(ProtocolError) as caught:
+        decode(msgpack.packb({"kind": "hello", "run": "r", "incarnation": 1, **wrong}))
+    assert field in caught.value.why
+
+
+def test_fields_of_later_versions_are_ignored():
+    later = {"kind": "hello", "run": "r", "incarnation": 1, "colour": "red"}
+    assert decode(msgpack.packb(later)) == Hello(run="r", incarnation=1)
+
+
+def test_ids_are_keys_on_the_wire_and_come_back_as_numbers():
+    sealed = Sealed(line=Line(term=1, view=0), step=2, slot=0, contents=(), losses={7: 0.5})
+    assert decode(encode(sealed)).losses == {7: 0.5}
+
+
+def test_a_squared_norm_that_is_not_finite_can_be_told():
+    block = BlockVote(block=0, digest="", squared_norm=float("inf"), finite=False)
+    vote = Vote(line=Line(term=1, view=0), step=0, plan=1, blocks=(block,))
+    assert decode(encode(vote)) == vote

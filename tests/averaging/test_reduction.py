@@ -1,0 +1,81 @@
+"""One plan at one holder: sets of parts, sums in cover order, exactly the cover or nothing."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetpeer.averaging import messages as m
+from hetpeer.averaging.effects import Inspect, SendPart, SendResult, Shard, SumParts
+from hetpeer.averaging.reduction import Reduction, shards_of
+from hetpeer.stages.execution.effects import Release
+
+SIZES = {0: 10, 1: 7}
+
+
+def cover(block=0, slots=(("a", (0, 1)), ("b", (2,))), reducers=("a", "b"), receivers=("a", "b")):
+    return m.Cover(block=block, slots=slots, reducers=reducers, receivers=receivers)
+
+
+def reduction(me="a", covers=None):
+    plan = m.Plan(line=m.Line(term=1, view=0), step=0, plan=3, covers=covers or (cover(),))
+    return Reduction(me, plan, SIZES)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 40))
+def test_shards_cut_the_gradient_evenly_and_completely(elements, reducers):
+    names = tuple(str(n) for n in range(reducers))
+    shards = shards_of(1, cover(reducers=names), elements)
+    assert (shards[0].begin, shards[-1].end) == (0, elements)
+    assert all(one.end == other.begin for one, other in pairwise(shards))
+    lengths = [shard.end - shard.begin for shard in shards]
+    assert max(lengths) - min(lengths) <= 1
+
+
+def test_a_holder_sends_its_slot_only_if_it_holds_exactly_what_is_named():
+    assert reduction().start(4, {0: frozenset({0, 1})}) == [
+        SendPart(Shard(3, 0, 0, 0, 5, "a"), 4),
+        SendPart(Shard(3, 0, 1, 5, 10, "b"), 4),
+    ]
+    assert reduction().start(4, {0: frozenset({0, 1, 9})}) == []
+    assert reduction().start(4, {0: frozenset({0})}) == []
+    assert reduction().start(None, {}) == []
+    assert reduction("c").start(4, {0: frozenset({0, 1})}) == []
+
+
+def test_parts_are_a_set_summed_in_the_order_of_the_cover():
+    core = reduction()
+    assert core.part(0, 0, "b", "from b") == []
+    assert core.part(0, 0, "b", "again") == [Release("again")]
+    (summing,) = core.part(0, 0, "a", "from a")
+    assert summing == SumParts(Shard(3, 0, 0, 0, 5, "a"), ("from a", "from b"))
+    assert core.part(0, 0, "a", "late") == [Release("late")]
+    effects = core.summed(summing.shard, "sum")
+    assert [e.handle for e in effects if isinstance(e, Release)] == ["from b", "from a"]
+    assert [e.to for e in effects if isinstance(e, SendResult)] == ["a", "b"]
+
+
+def test_parts_that_are_not_ours_to_sum_are_released():
+    core = reduction()
+    for block, index, holder in ((0, 1, "a"), (0, 7, "a"), (5, 0, "a"), (0, 0, "stranger")):
+        assert core.part(block, index, holder, "x") == [Release("x")]
+
+
+def test_results_count_once_and_from_their_reducer_only():
+    core = reduction()
+    for block, index, sender in ((0, 0, "b"), (0, 9, "a"), (4, 0, "a")):
+        assert core.result(block, index, sender, "x") == [Release("x")]
+    assert core.result(0, 1, "b", "second") == []
+    assert core.result(0, 1, "b", "again") == [Release("again")]
+    assert core.result(0, 0, "a", "first") == [Inspect(3, 0, ("first", "second"))]
+
+
+def test_the_vote_is_complete_when_every_block_of_ours_was_inspected():
+    other = cover(1, receivers=("b",))
+    core = reduction(covers=(cover(), other))
+    assert not core.complete
+    core.inspected(m.BlockVote(block=0, digest="d", squared_norm=1.0, finite=True), "gradient")
+    assert core.complete
+    assert core.matches({0: "d", 1: "?"}, [0])
+    assert not core.matches({0: "e"}, [0])
+    assert not core.matches({0: "d"}, [0, 1])

@@ -1,0 +1,109 @@
+"""Places, incarnations and holders."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetpeer.bootstrap.membership import BlockCost, Membership, Standing, Volunteer
+
+COSTS = [BlockCost(memory_bytes=10 * (n + 1), flops=float(n)) for n in range(4)]
+EVEN, UNEVEN = ((0, 2), (2, 4)), ((0, 1), (1, 4))
+
+
+def members(*layouts):
+    return Membership(layouts or (EVEN, UNEVEN), COSTS)
+
+
+def join(book, peer, cluster=0, place=None, standing=Standing.READY, **facts):
+    volunteer = Volunteer(peer, 1, 0.0, standing=standing, **facts)
+    book.volunteers[peer] = volunteer
+    if place is not None:
+        assert book.claim(volunteer, cluster, place)
+    return volunteer
+
+
+def test_there_is_always_one_cluster_more_than_volunteers_fill():
+    book = members()
+    assert [(p.cluster, p.begin, p.end) for p in book.places()] == [(0, 0, 2), (0, 2, 4)]
+    join(book, "a", 0, (0, 2))
+    places = {(p.cluster, p.begin, p.end): p for p in book.places()}
+    assert list(places) == [(0, 0, 2), (0, 2, 4), (1, 0, 1), (1, 1, 4)]
+    assert [p.open for p in places.values()] == [False, True, True, True]
+    assert [p.holders for p in places.values()] == [1, 0, 1, 0]
+    assert places[1, 1, 4].memory_bytes == 20 + 30 + 40
+
+
+def test_a_place_is_given_once():
+    book = members()
+    join(book, "a", 0, (0, 2))
+    late = join(book, "b")
+    assert not book.claim(late, 0, (0, 2))
+    assert not book.claim(late, 0, (0, 1))
+    assert not book.claim(late, 7, (0, 2))
+    assert book.claim(late, 0, (2, 4))
+
+
+def test_a_holder_that_comes_back_is_adopted_where_its_range_fits():
+    book = members()
+    join(book, "a", 0, (0, 2))
+    back = join(book, "b")
+    assert book.adopt(back, (0, 2))
+    assert (back.cluster, back.place) == (2, (0, 2))
+    for nonsense in ((0, 3), (2, 2), (3, 9), (-1, 2)):
+        assert not book.adopt(join(book, "c"), nonsense)
+
+
+def test_holders_are_those_that_are_ready():
+    book = members()
+    join(book, "b", 0, (0, 2))
+    join(book, "a", 1, (0, 1))
+    join(book, "c", 0, (2, 4), Standing.PREPARED)
+    assert book.holders(0) == ["a", "b"]
+    assert book.uncovered() == [2, 3]
+    assert book.uncovered({"x": (1, 4)}) == [0]
+    b = book.volunteers["b"]
+    assert book.held_only_by([b]) == [1]
+    assert book.held_only_by([b, book.volunteers["a"]]) == [0, 1]
+
+
+def test_somebody_redundant_fills_a_gap_if_it_is_big_enough():
+    book = members(EVEN)
+    join(book, "a", 0, (0, 2))
+    join(book, "b", 1, (0, 2), memory_bytes=20)
+    assert book.move_redundant().peer == "a"
+    book = members(EVEN)
+    join(book, "a", 0, (0, 2))
+    assert book.move_redundant() is None
+
+
+def test_a_new_version_leaves_behind_who_did_not_make_it():
+    book = members()
+    ready = join(book, "a", 0, (0, 2))
+    behind = join(book, "b", 0, (2, 4))
+    fetching = join(book, "c", 1, (0, 1), Standing.SYNCING)
+    joining = join(book, "d", 1, (1, 4), Standing.JOINING)
+    ready.digests = {0: "x"}
+    book.outdate(["a"])
+    assert [v.standing for v in (ready, behind, fetching, joining)] == [
+        Standing.READY,
+        Standing.PREPARED,
+        Standing.PREPARED,
+        Standing.JOINING,
+    ]
+    assert ready.digests == {}
+    book.start_over()
+    assert {v.standing for v in book.volunteers.values()} == {Standing.JOINING}
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 5), st.booleans()), max_size=20))
+def test_no_two_volunteers_ever_have_one_place(moves):
+    book = members()
+    for peer, choice, leaves in moves:
+        if leaves:
+            book.volunteers.pop(peer, None)
+        else:
+            volunteer = book.volunteers.setdefault(peer, Volunteer(peer, 1, 0.0))
+            place = book.places()[choice % len(book.places())]
+            book.claim(volunteer, place.cluster, (place.begin, place.end))
+        taken = [(v.cluster, v.place) for v in book.volunteers.values() if v.place is not None]
+        assert len(taken) == len(set(taken))
+        assert any(place.open for place in book.places())

@@ -1,0 +1,42 @@
+"""Cells of the protocol's state machines that no history can reach, each with its reason.
+
+tests/simulation/test_coverage.py fails for a cell that is neither reached nor listed, and for a listed one that is.
+"""
+
+from hetpeer.averaging.member import Phase
+from hetpeer.peer.simulate.coverage import MEMBER_MESSAGES
+
+_OVER = "after Finished or Rejected the driver ends, and with it the core"
+_FIRST_ANSWER = "only the answer to the first Hello, whose run and wire version never change"
+_ONE_CLAIM = "the answer to a claim, made once per session while JOINING; a later one is not answered"
+_MOVED_AT_REST = (
+    "a claim is made while JOINING, and a move comes in WAITING: every step ended by a message before"
+)
+
+IMPOSSIBLE_COORDINATOR: dict[tuple[str, str], str] = {}
+
+IMPOSSIBLE_MEMBER: dict[tuple[str, str], str] = {
+    **{("stopped", kind): _OVER for kind in MEMBER_MESSAGES},
+    **{
+        (phase.value, "rejected"): _FIRST_ANSWER
+        for phase in Phase
+        if phase.value not in ("joining", "stopped")
+    },
+    **{(phase.value, "refused"): _ONE_CLAIM for phase in Phase if phase.value not in ("joining", "stopped")},
+    ("training", "granted"): _MOVED_AT_REST,
+    ("reducing", "granted"): _MOVED_AT_REST,
+}
+
+STEERED_COORDINATOR = {("finished", "saved"), ("finished", "not_saved")}
+"""Possible but too rare for random histories: tests/bootstrap/test_coordinator.py drives them by hand."""
+
+STEERED_MEMBER = {
+    *(("joining", kind) for kind in ("evict", "save", "fenced", "finished")),
+    *(("preparing", kind) for kind in ("welcome", "granted", "gone", "evict", "save", "fenced", "finished")),
+    *(("syncing", kind) for kind in ("granted", "evict", "save", "finished")),
+    *(("ready", kind) for kind in ("granted", "evict", "fenced", "finished")),
+    *(("training", kind) for kind in ("begin", "evict", "finished")),
+    *(("reducing", kind) for kind in ("begin", "evict", "save", "fenced", "finished")),
+    *(("applying", kind) for kind in MEMBER_MESSAGES if kind not in ("rejected", "refused")),
+}
+"""The same for members: tests/averaging/test_member.py drives every message in every phase by hand."""

@@ -1,0 +1,230 @@
+"""A holder's part of one step, driven by hand: two or three hops, a few microbatches."""
+
+import pytest
+
+from hetpeer.stages.execution import effects as p
+from hetpeer.stages.execution.pipeline import Pipeline, Status
+from hetpeer.stages.execution.routes import Hop
+from hetpeer.stages.execution.slots import Drop, Merge
+
+ROSTER = {"first": (0, 2), "me": (2, 4), "other": (2, 4), "last": (4, 6)}
+ROUTE = (Hop("me", 2, 4), Hop("last", 4, 6))
+
+
+def pipeline(me="me", capacity=4, roster=ROSTER):
+    return Pipeline(me, roster, microbatches=8, slot_capacity=capacity)
+
+
+def of(kind, effects):
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def forward(core, microbatch=0, route=ROUTE, attempt=0):
+    """One microbatch up to its activation's departure; returns the effects of the last event."""
+    core.activation(microbatch, route, attempt, "first", f"in {microbatch}")
+    return core.forward_done(p.TaskKey(microbatch, route[0].begin), f"out {microbatch}", None)
+
+
+def backward(core, microbatch=0, begin=2, end=4):
+    core.gradient(microbatch, end, f"grad {microbatch}")
+    return core.backward_done(p.TaskKey(microbatch, begin), f"back {microbatch}")
+
+
+def test_a_microbatch_passes_and_its_gradient_comes_back():
+    core = pipeline()
+    (run,) = core.activation(0, ROUTE, 0, "first", "in")
+    assert run == p.RunForward(p.TaskKey(0, 2), 4, "in", train=True)
+    (send,) = core.forward_done(run.key, "out", None)
+    assert send == p.SendActivation(0, (ROUTE[1],), 0, "out")
+    (run,) = core.gradient(0, 4, "grad")
+    assert run == p.RunBackward(p.TaskKey(0, 2), 4, "grad", 0, (2, 3))
+    effects = core.backward_done(run.key, "back")
+    assert effects[:2] == [p.Release("in"), p.Release("grad")]
+    assert of(p.SendGradient, effects) == [p.SendGradient(0, "first", 2, "back")]
+    assert of(p.ReportSealed, effects) == [p.ReportSealed(0, {2: (0,), 3: (0,)}, {})]
+
+
+def test_the_last_hop_turns_round_and_reports_its_loss():
+    core = pipeline("last")
+    core.activation(0, (Hop("last", 4, 6),), 0, "me", "in")
+    (run,) = core.forward_done(p.TaskKey(0, 4), None, 1.5)
+    assert (run.gradient, run.fold) == (None, (4, 5))
+    (report,) = of(p.ReportSealed, core.backward_done(run.key, "back"))
+    assert report.losses == {0: 1.5}
+
+
+def test_evaluation_runs_forward_only_and_reports_at_the_end():
+    core = pipeline("last")
+    (run,) = core.activation(8, (Hop("last", 4, 6),), 0, "me", "in")
+    assert not run.train
+    assert core.forward_done(run.key, None, 2.5) == [p.ReportEvaluated(8, 2.5), p.Release("in")]
+    again = core.activation(8, (Hop("last", 4, 6),), 1, "me", "again")
+    assert again == [p.Release("again"), p.ReportEvaluated(8, 2.5)]
+
+
+def test_a_repeated_activation_is_answered_with_what_is_kept():
+    core = pipeline()
+    forward(core)
+    assert core.activation(0, ROUTE, 0, "first", "again") == [p.Release("again")]
+    backward(core)
+    answer = core.activation(0, ROUTE, 0, "another", "again")
+    assert answer == [p.Release("again"), p.SendGradient(0, "another", 2, "back 0")]
+
+
+def test_a_new_attempt_is_passed_on_and_urges_to_seal():
+    core = pipeline()
+    forward(core, 0)
+    forward(core, 1)
+    assert of(p.ReportSealed, backward(core, 0)) == []
+    effects = core.activation(1, ROUTE, 1, "first", "again")
+    assert p.SendActivation(1, (ROUTE[1],), 1, "out 1") in effects
+    (report,) = of(p.ReportSealed, effects)
+    assert report.ids == {2: (0,), 3: (0,)}
+
+
+def test_a_new_route_is_followed_from_where_our_part_ends():
+    core = pipeline("first", roster={**ROSTER, "first": (0, 3)})
+    core.assign(0, (Hop("first", 0, 3), Hop("me", 3, 4), Hop("last", 4, 6)), 0)
+    core.forward_done(p.TaskKey(0, 0), "out", None)
+    shorter = (Hop("first", 0, 2), Hop("other", 2, 4), Hop("last", 4, 6))
+    (send,) = core.assign(0, shorter, 1)
+    assert send.route == (Hop("other", 3, 4), Hop("last", 4, 6))
+
+
+def test_all_that_a_lost_hop_was_sent_goes_elsewhere_and_rejoins_the_route():
+    core = pipeline("first")
+    route = (Hop("first", 0, 2), Hop("me", 2, 4), Hop("last", 4, 6))
+    for microbatch in (0, 1):
+        core.assign(microbatch, route, 0)
+        core.forward_done(p.TaskKey(microbatch, 0), f"out {microbatch}", None)
+    backward(core, 0, begin=0, end=2)
+    sends = core.gone("me")
+    assert [(s.id, s.route) for s in sends] == [(n, (Hop("other", 2, 4), Hop("last", 4, 6))) for n in (0, 1)]
+    assert core.gone("other") == []
+
+
+def test_an_unreachable_peer_is_avoided_while_there_is_another():
+    core = pipeline("first")
+    core.assign(0, (Hop("first", 0, 2), Hop("me", 2, 4), Hop("last", 4, 6)), 0)
+    core.forward_done(p.TaskKey(0, 0), "out", None)
+    (send,) = core.unreachable("me")
+    assert send.route[0].peer == "other"
+    (send,) = core.unreachable("other")
+    assert send.route[0].peer == "other"
+    core.reachable("me")
+    (send,) = core.unreachable("other")
+    assert send.route[0].peer == "me"
+
+
+def test_no_backward_starts_while_two_slots_are_live():
+    core = pipeline(capacity=1)
+    for microbatch in range(3):
+        forward(core, microbatch)
+    backward(core, 0)
+    core.settled(0, ())
+    backward(core, 1)
+    assert core.gradient(2, 4, "grad 2") == []
+    assert core.progress()[Status.BACKWARD] == 0
+    *merges, run = core.settled(1, ())
+    assert merges == [Merge(2, 1, 0), Merge(3, 1, 0)]
+    assert run.key.id == 2
+
+
+def test_a_slot_is_not_sealed_while_a_gradient_is_being_folded():
+    core = pipeline(capacity=2)
+    for microbatch in (0, 1):
+        forward(core, microbatch)
+    core.gradient(0, 4, "grad 0")
+    core.gradient(1, 4, "grad 1")
+    assert of(p.ReportSealed, core.backward_done(p.TaskKey(0, 2), "back")) == []
+    assert of(p.ReportSealed, core.backward_done(p.TaskKey(1, 2), "back"))
+
+
+def test_what_was_refused_or_evicted_is_done_again_when_it_is_asked_for():
+    core = pipeline(capacity=1)
+    forward(core)
+    backward(core)
+    assert core.settled(0, (3,)) == [Drop(3, 0)]
+    (run,) = core.activation(0, ROUTE, 1, "first", "in")
+    assert isinstance(run, p.RunForward)
+    core.forward_done(run.key, "out", None)
+    (run,) = core.gradient(0, 4, "grad")
+    assert run.fold == (3,)
+    core.backward_done(run.key, "back")
+    core.settled(1, ())
+    assert core.evict((2,)) == [Drop(2, 0)]
+    assert isinstance(core.activation(0, ROUTE, 2, "first", "in")[0], p.RunForward)
+
+
+def test_a_broken_backward_spoils_what_was_folded_with_it():
+    """Both lost their gradients, though only one of them failed: both are done again when they are asked for."""
+    core = pipeline(capacity=4)
+    for microbatch in (0, 1):
+        forward(core, microbatch)
+        core.gradient(microbatch, 4, f"grad {microbatch}")
+    effects = core.work_failed(p.TaskKey(0, 2), "non-finite")
+    assert of(Drop, effects) == [Drop(2, 0), Drop(3, 0)]
+    assert of(p.ReportFailed, effects) == [p.ReportFailed(0, "non-finite")]
+    effects = core.backward_done(p.TaskKey(1, 2), "back")
+    assert of(p.SendGradient, effects)
+    assert of(p.ReportSealed, effects) == []
+    for microbatch in (0, 1):
+        assert of(p.RunForward, core.activation(microbatch, ROUTE, 1, "first", "in"))
+
+
+def test_an_id_evicted_while_it_is_done_again_counts_as_never_done():
+    core = pipeline(capacity=1)
+    forward(core)
+    backward(core)
+    core.settled(0, (3,))
+    forward(core, attempt=1)
+    core.gradient(0, 4, "grad")
+    core.evict((2,))
+    core.backward_done(p.TaskKey(0, 2), "back")
+    assert isinstance(core.activation(0, ROUTE, 2, "first", "in")[0], p.RunForward)
+
+
+def test_a_failed_forward_is_reported_and_forgotten():
+    core = pipeline()
+    core.activation(0, ROUTE, 0, "first", "in")
+    effects = core.work_failed(p.TaskKey(0, 2), "out of memory")
+    assert effects == [p.ForgetGraph(p.TaskKey(0, 2)), p.ReportFailed(0, "out of memory"), p.Release("in")]
+    assert core.idle
+
+
+def test_gradients_that_nobody_waits_for_are_released():
+    core = pipeline()
+    assert core.gradient(0, 4, "x") == [p.Release("x")]
+    forward(core)
+    assert core.gradient(0, 3, "x") == [p.Release("x")]
+    core.gradient(0, 4, "grad")
+    assert core.gradient(0, 4, "again") == [p.Release("again")]
+
+
+def test_once_the_step_is_decided_nothing_is_begun():
+    core = pipeline()
+    core.decided()
+    assert core.activation(0, ROUTE, 0, "first", "in") == []
+
+
+@pytest.mark.parametrize("capacity", [1, 3])
+def test_every_id_is_reported_once_per_block(capacity):
+    core = pipeline("last", capacity=capacity)
+    reported, slots = [], []
+    pending = []
+    for microbatch in range(8):
+        pending += core.activation(microbatch, (Hop("last", 4, 6),), 0, "me", f"in {microbatch}")
+    while pending:
+        effect = pending.pop(0)
+        match effect:
+            case p.RunForward(key):
+                pending += core.forward_done(key, None, 1.0)
+            case p.RunBackward(key):
+                pending += core.backward_done(key, f"back {key.id}")
+            case p.ReportSealed(slot, ids, _):
+                reported += ids[4]
+                assert ids[4] == ids[5]
+                slots.append(slot)
+                pending += core.settled(slot, ())
+    assert sorted(reported) == list(range(8))
+    assert slots == sorted(slots)

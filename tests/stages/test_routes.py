@@ -1,0 +1,87 @@
+"""Paths through the holders, against a search of all of them."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetpeer.stages.execution.routes import Hop, cheapest_path, rest_of, splice
+
+BLOCKS = 5
+ranges = st.integers(0, BLOCKS - 1).flatmap(
+    lambda begin: st.tuples(st.just(begin), st.integers(begin + 1, BLOCKS))
+)
+rosters = st.dictionaries(st.sampled_from("abcdefg"), ranges, max_size=7)
+costs = st.dictionaries(st.sampled_from("abcdefg"), st.sampled_from([0.5, 1.0, 2.0, 3.5]))
+
+
+def covers(route, begin, end):
+    borders = [begin, *(hop.end for hop in route)]
+    return borders[-1] == end and [hop.begin for hop in route] == borders[:-1]
+
+
+def price(route, cost):
+    return sum(cost.get(hop.peer, 1.0) * (hop.end - hop.begin) for hop in route)
+
+
+def all_paths(roster, begin, end):
+    if begin == end:
+        return [()]
+    steps = [Hop(p, begin, min(last, end)) for p, (first, last) in roster.items() if first <= begin < last]
+    return [(hop, *rest) for hop in steps for rest in all_paths(roster, hop.end, end)]
+
+
+@given(rosters, costs)
+def test_the_cheapest_path_is_the_cheapest_of_all(roster, cost):
+    found = cheapest_path(roster, 0, BLOCKS, cost)
+    paths = all_paths(roster, 0, BLOCKS)
+    if not paths:
+        assert found is None
+        return
+    assert covers(found, 0, BLOCKS)
+    assert price(found, cost) == min(price(path, cost) for path in paths)
+    assert cheapest_path(dict(reversed(roster.items())), 0, BLOCKS, cost) == found
+
+
+@given(rosters, rosters)
+def test_a_spliced_route_covers_the_same_and_keeps_what_stands(roster, left):
+    route = cheapest_path(roster, 0, BLOCKS, {})
+    if route is None:
+        return
+    spliced = splice(route, left, {})
+    if spliced is None:
+        uncovered = [n for n in range(BLOCKS) if not any(b <= n < e for b, e in left.values())]
+        assert uncovered
+        return
+    assert covers(spliced, 0, BLOCKS)
+    for hop in spliced:
+        assert left[hop.peer][0] <= hop.begin < hop.end <= left[hop.peer][1]
+    assert all(one.peer != other.peer for one, other in pairwise(spliced))
+    for hop in route:
+        stands = hop.peer in left and left[hop.peer][0] <= hop.begin and hop.end <= left[hop.peer][1]
+        if stands:
+            assert any(
+                new.peer == hop.peer and new.begin <= hop.begin and hop.end <= new.end for new in spliced
+            )
+
+
+@given(rosters, st.integers(0, BLOCKS))
+def test_the_rest_of_a_route_covers_what_is_left(roster, border):
+    route = cheapest_path(roster, 0, BLOCKS, {})
+    if route is not None:
+        rest = rest_of(route, border)
+        assert covers(rest, border, BLOCKS)
+        assert [hop.peer for hop in rest] == [hop.peer for hop in route if hop.end > border]
+
+
+def test_adjacent_gaps_are_bridged_as_one():
+    route = (Hop("a", 0, 1), Hop("b", 1, 2), Hop("c", 2, 3), Hop("d", 3, 4))
+    roster = {"a": (0, 1), "d": (3, 4), "x": (1, 3), "y": (1, 2), "z": (2, 3)}
+    assert splice(route, roster, {}) == (Hop("a", 0, 1), Hop("x", 1, 3), Hop("d", 3, 4))
+    assert splice(route, roster, {"x": 9.0}) == (
+        Hop("a", 0, 1),
+        Hop("y", 1, 2),
+        Hop("z", 2, 3),
+        Hop("d", 3, 4),
+    )
+    assert splice(route, {"a": (0, 3), "d": (3, 4)}, {}) == (Hop("a", 0, 3), Hop("d", 3, 4))

@@ -1,0 +1,71 @@
+"""1F1B order."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetpeer.stages.execution.schedule import Schedule, Work
+
+
+def test_backward_goes_first_while_there_is_room_for_it():
+    schedule = Schedule()
+    schedule.ready_forward("a", 0, train=True)
+    schedule.ready_backward("b")
+    assert schedule.next(may_fold=False) == Work("a", backward=False)
+    assert schedule.next(may_fold=True) == Work("b", backward=True)
+    assert schedule.next(may_fold=True) is None
+
+
+def test_the_last_hop_alternates_and_others_run_ahead():
+    for hops_after, ahead in ((0, 1), (1, 3), (2, 5)):
+        schedule = Schedule()
+        for number in range(8):
+            schedule.ready_forward(number, hops_after, train=True)
+        begun = [schedule.next(may_fold=True) for _ in range(8)]
+        assert [w.key for w in begun if w is not None] == list(range(ahead))
+        schedule.finished(0)
+        assert schedule.next(may_fold=True).key == ahead
+        assert schedule.waiting == 7 - ahead
+
+
+def test_what_waits_further_on_never_blocks_the_way_to_the_loss():
+    schedule = Schedule()
+    for number in range(5):
+        schedule.ready_forward(number, 2, train=True)
+        schedule.next(may_fold=True)
+    schedule.ready_forward("far", 2, train=True)
+    schedule.ready_forward("near", 0, train=True)
+    assert schedule.next(may_fold=True).key == "near"
+
+
+def test_evaluation_leaves_nothing_behind():
+    schedule = Schedule()
+    for number in range(4):
+        schedule.ready_forward(number, 0, train=False)
+    assert [schedule.next(may_fold=True).key for _ in range(4)] == [0, 1, 2, 3]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=20), st.randoms())
+def test_everything_is_done_once_and_the_bound_holds(tasks, random):
+    """Any order in which gradients come back: no task is lost, doubled, or waits for ever."""
+    schedule = Schedule()
+    for key, (hops, train) in enumerate(tasks):
+        schedule.ready_forward(key, hops, train=train)
+    waiting, forwards, backwards = [], [], []
+    while True:
+        work = schedule.next(may_fold=True)
+        if work is None and not waiting:
+            break
+        if work is None:
+            key = waiting.pop(random.randrange(len(waiting)))
+            schedule.ready_backward(key)
+        elif work.backward:
+            backwards.append(work.key)
+            schedule.finished(work.key)
+        else:
+            forwards.append(work.key)
+            hops, train = tasks[work.key]
+            if train:
+                waiting.append(work.key)
+                assert sum(tasks[key][0] <= hops for key in waiting) <= 2 * hops + 1
+    assert sorted(forwards) == list(range(len(tasks)))
+    assert sorted(backwards) == [key for key, (_, train) in enumerate(tasks) if train]
