@@ -189,6 +189,8 @@ class Member(Working):
         self._begun = number
         if self.place is None or self.phase in (Phase.JOINING, Phase.PREPARING):
             return []
+        if self.version is not None and message.step < self.version:
+            return []
         if message.step != self.version:
             return [*self._drop_step(), self._sync()]
         effects = self._drop_step()

@@ -44,7 +44,7 @@ class Faults:
         self._random.shuffle(self._wholesome)
         at = 0.0
         for _ in range(count):
-            at += self._random.choice((0.0, self._random.uniform(0.5, 5.0)))
+            at += self._random.choice((0.0, self._random.uniform(0.2, 2.5)))
             strike = self._strike if self._random.random() < 0.5 else self._lie_in_wait
             swarm.world.after(at, strike)
 

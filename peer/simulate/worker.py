@@ -57,7 +57,7 @@ class Worker:
         """Run `finish` when everything before it is done and `seconds` of work have passed."""
         world = self._world
         self._busy_until = max(self._busy_until, world.now) + seconds * world.random.uniform(0.7, 1.5)
-        world.after(self._busy_until - world.now, lambda: self._answer(finish))
+        world.at(self._busy_until, lambda: self._answer(finish))
 
     def clear_step(self) -> None:
         """Forget graphs and slots, after whatever is under way."""

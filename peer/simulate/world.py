@@ -27,7 +27,11 @@ class World:
 
     def after(self, delay: float, action: Callable[[], None]) -> None:
         """Run `action` in `delay` virtual seconds."""
-        heapq.heappush(self._heap, (self.now + delay, next(self._order), action))
+        self.at(self.now + delay, action)
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        """Run `action` at `time`, after whatever was entered for that time before."""
+        heapq.heappush(self._heap, (time, next(self._order), action))
 
     def run(self, until: float, stop: Callable[[], bool]) -> None:
         """Carry out events until `stop()` holds, virtual time `until` is reached or nothing is left."""
@@ -58,7 +62,7 @@ class Network:
             arrival, cut + self._latency_s[0] if cut > world.now else 0.0, self._free_at.get(link, 0.0)
         )
         self._free_at[link] = arrival
-        world.after(arrival - world.now, deliver)
+        world.at(arrival, deliver)
 
     def cut(self, one: str, other: str, seconds: float) -> None:
         """Nothing passes between the two for `seconds`; what is sent meanwhile arrives afterwards."""

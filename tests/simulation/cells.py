@@ -27,16 +27,27 @@ IMPOSSIBLE_MEMBER: dict[tuple[str, str], str] = {
     ("reducing", "granted"): _MOVED_AT_REST,
 }
 
-STEERED_COORDINATOR = {("finished", "saved"), ("finished", "not_saved")}
-"""Possible but too rare for random histories: tests/bootstrap/test_coordinator.py drives them by hand."""
+STEERED_COORDINATOR = {
+    ("waiting", "farewell"),
+    ("reducing", "farewell"),
+    ("reducing", "resumed"),
+    ("reducing", "not_saved"),
+    ("finished", "farewell"),
+    ("finished", "saved"),
+    ("finished", "not_saved"),
+}
+"""Possible, but too rare in random histories: tests/bootstrap/test_coordinator.py drives them by hand."""
+
+_PAST = ("reroute", "gone", "settled", "evict", "plan", "commit", "save")
 
 STEERED_MEMBER = {
-    *(("joining", kind) for kind in ("evict", "save", "fenced", "finished")),
-    *(("preparing", kind) for kind in ("welcome", "granted", "gone", "evict", "save", "fenced", "finished")),
-    *(("syncing", kind) for kind in ("granted", "evict", "save", "finished")),
+    *(("joining", kind) for kind in (*_PAST, "begin", "fenced", "finished")),
+    *(("preparing", kind) for kind in (*_PAST, "welcome", "granted", "rolled_back", "fenced", "finished")),
+    *(("syncing", kind) for kind in ("granted", "evict", "commit", "save")),
     *(("ready", kind) for kind in ("granted", "evict", "fenced", "finished")),
-    *(("training", kind) for kind in ("begin", "evict", "finished")),
+    *(("training", kind) for kind in ("begin", "evict", "save", "fenced")),
     *(("reducing", kind) for kind in ("begin", "evict", "save", "fenced", "finished")),
-    *(("applying", kind) for kind in MEMBER_MESSAGES if kind not in ("rejected", "refused")),
+    *(("applying", kind) for kind in MEMBER_MESSAGES if kind not in ("begin", "rejected", "refused")),
 }
-"""The same for members: tests/averaging/test_member.py drives every message in every phase by hand."""
+"""The same for members, whose phases often last milliseconds: tests/averaging/test_member.py drives every message in
+every phase by hand."""

@@ -9,13 +9,13 @@ from hetpeer.peer.simulate.run import simulate
 QUICK = {
     "parts_as_list": 30,
     "fold_twice": 20,
+    "part_forgotten": 20,
     "overlaps_count": 120,
     "dead_still_count": 60,
+    "seal_early": 120,
     "old_votes": 120,
     "announce_first": 20,
     "stale_joiner": 20,
-    "fixed_patience": 60,
-    "evict_ignored": 250,
     "steps_by_number": 150,
 }
 """Mutant → histories within which three are to be violations; docs/protocol.md has the whole table."""
