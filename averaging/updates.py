@@ -21,9 +21,6 @@ from hetpeer.dht.errors import ExitCode, LocalError
 CHUNK = 1 << 16
 """Elements updated at a time: what one chunk needs (2 MiB) stays in a core's cache. The bits do not depend on it."""
 
-NORM_FLOOR = 1e-6
-"""What torch.nn.utils.clip_grad_norm_ adds to the norm."""
-
 
 class AdamWSettings(BaseModel):
     """Loshchilov & Hutter, Decoupled Weight Decay Regularization (2019); names as in the manifest."""
@@ -123,14 +120,6 @@ def _sqrt(vector: torch.Tensor) -> torch.Tensor:
     float32 (their squares are multiples of 2^-48), so a float64 root that is off by one still rounds to the right one.
     """
     return vector.double().sqrt_().float()
-
-
-def clip_coefficient(total_norm: float, max_norm: float) -> float:
-    """What a gradient of norm `total_norm` is multiplied by so that its norm is at most `max_norm`; 1.0 below that.
-
-    As torch.nn.utils.clip_grad_norm_. The product is one float32 multiplication per element, in `AdamW.apply`.
-    """
-    return min(max_norm / (total_norm + NORM_FLOOR), 1.0)
 
 
 def _power(base: float, exponent: int) -> float:

@@ -65,18 +65,24 @@ class Life:
         steps, rss = self.steps[first:], self.rss_mib[first:]
         if len(steps) < MIN_SAMPLES or steps[-1] == steps[0]:
             return None
-        slope = float(np.polyfit(steps, rss, 1)[0])
+        slope, late = _slope(steps, rss), _slope(steps[len(steps) // 2 :], rss[len(rss) // 2 :])
         files, threads = _rise(self.files[first:]), _rise(self.threads[first:])
         return {
             "kind": self.kind,
             "steps": steps[-1] - steps[0],
             "rss_mib": round(rss[-1], 1),
             "mib_per_1000_steps": round(1000 * slope, 2),
+            "mib_per_1000_steps_in_the_later_half": round(1000 * late, 2),
             "fitted_mib": round(slope * (steps[-1] - steps[0]), 2),
             "files": files,
             "threads": threads,
             "grows": slope * (steps[-1] - steps[0]) > GROWTH_MIB or files > GROWTH_FILES,
         }
+
+
+def _slope(steps: Sequence[int], mib: Sequence[float]) -> float:
+    """MiB per step, by least squares."""
+    return float(np.polyfit(steps, mib, 1)[0])
 
 
 def _rise(values: Sequence[float]) -> float:
@@ -193,7 +199,7 @@ def show(figures: dict[str, Any]) -> None:
     for one in figures["processes"]:
         print(
             f"  {one['kind']:15} {one['steps']:5} steps, {one['rss_mib']:6.1f} MiB, fitted {one['fitted_mib']:+.2f} MiB"
-            f" ({one['mib_per_1000_steps']:+.2f} per 1000 steps), files {one['files']:+g}, threads {one['threads']:+g}"
+            f" ({one['mib_per_1000_steps']:+.2f} per 1000 steps, later half {one['mib_per_1000_steps_in_the_later_half']:+.2f}), files {one['files']:+g}, threads {one['threads']:+g}"
             + ("  GROWS" if one["grows"] else "")
         )
     for name, one in figures["inside"].items():

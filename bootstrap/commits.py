@@ -27,6 +27,7 @@ def commit_record(
         "coefficient": clip_coefficient(norm, clip_norm),
         "gradients": {block: vote.digest for block, vote in sorted(decision.items())},
         "seconds": now - step.began_at,
+        "reduce_seconds": now - step.plan_at,
     }
 
 

@@ -51,6 +51,12 @@ class Coordinator(Reigning):
         self._border = Border(self._reign, now)
         self._pace = Pace()
 
+    def start(self) -> list[Effect]:
+        """The first effects of a reign. Of a run that is over there is nothing left to decide."""
+        if self._reign.evaluated and self._reign.stored:
+            return self._complete()
+        return super().start()
+
     # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, peer: str, message: m.Message, now: float) -> list[Effect]:
@@ -139,12 +145,11 @@ class Coordinator(Reigning):
 
     def _cross(self, now: float) -> list[Effect]:
         """Between two steps: save, finish, let joiners fetch, or begin the next step."""
-        reign, config = self._reign, self._reign.config
+        reign = self._reign
         effects = self._saving.begin()
-        evaluated = not config.evaluation_microbatches or reign.version in reign.history.evaluations
-        if reign.version == config.steps and evaluated:
+        if reign.evaluated:
             if reign.stored:
-                return effects + self._end(f"all {config.steps} steps are committed", completed=True)
+                return effects + self._complete()
             reign.state = State.WAITING
             return effects
         effects += self._border.admit_joiners(now)
@@ -168,6 +173,9 @@ class Coordinator(Reigning):
         if self._border.too_late(now):
             return self._roll_back("the holders of the last version did not come back in time", now)
         return self._border.fill_gap(now)
+
+    def _complete(self) -> list[Effect]:
+        return self._end(f"all {self._reign.config.steps} steps are committed", completed=True)
 
     def _end(self, why: str, *, completed: bool) -> list[Effect]:
         self._reign.state = State.FINISHED

@@ -39,6 +39,12 @@ class Reign:
         return self.history.checkpoint_version == self.history.version
 
     @property
+    def evaluated(self) -> bool:
+        """Whether all steps are committed, and the last evaluation is counted."""
+        due = self.config.evaluation_microbatches
+        return self.version == self.config.steps and (not due or self.version in self.history.evaluations)
+
+    @property
     def resting(self) -> bool:
         """Whether we stand between two steps."""
         return self.state in (State.WAITING, State.SYNCING)

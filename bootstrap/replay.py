@@ -25,6 +25,7 @@ from hetpeer.bootstrap.history import History, Record
 from hetpeer.bootstrap.log import read_log
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.errors import LocalError
+from hetpeer.dht.processes import dying_with_us
 from hetpeer.stages.execution import state
 
 LOSS_GATE = 1e-6
@@ -33,6 +34,8 @@ GRADIENT_GATE = 1e-4
 """Largest relative difference of a gradient's norm, and of a moment as a vector (2-norm)."""
 PARAMETER_GATE = 1e-3
 """The same for the parameters. Where a gradient is zero but for rounding, AdamW makes whole steps of the rounding."""
+SPARING = {"OMP_WAIT_POLICY": "passive"}
+"""Threads that spin while they wait are slow on a machine that does something else as well."""
 
 
 @dataclass(slots=True)
@@ -78,7 +81,8 @@ def run_reference(directory: Path, steps: int) -> ReferenceRun:
         arguments = [str(directory), "--out", str(out), "--steps", str(steps)]
         finished = subprocess.run(
             [sys.executable, "-P", "-m", "hetpeer.bootstrap.reference", *arguments],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            env=os.environ | SPARING | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            preexec_fn=dying_with_us(),
             capture_output=True,
             text=True,
             check=False,

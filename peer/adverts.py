@@ -23,7 +23,8 @@ async def publish_forever(roster: Roster, make: Callable[[], Advert]) -> None:
     """Publish a fresh advert every few seconds; a store that fails is tried again at the next turn."""
     while True:
         try:
-            await roster.publish(make(), ttl_s=TTL_S)
+            if not await roster.publish(make(), ttl_s=TTL_S):
+                _log.debug("advert not published: no node took it")
         except RemoteError as error:
             _log.debug("advert not published: %s", error)
         await asyncio.sleep(PUBLISH_S)

@@ -13,7 +13,7 @@ from typing import Any
 from hetpeer.averaging import messages as m
 from hetpeer.averaging import working
 from hetpeer.averaging.early import Due, Origin
-from hetpeer.averaging.effects import SendPart, StepId, SumParts
+from hetpeer.averaging.effects import StepId, SumParts
 from hetpeer.averaging.holding import Effect, HeldStep
 from hetpeer.averaging.member import Member
 from hetpeer.averaging.reduction import Reduction
@@ -68,16 +68,6 @@ def parts_as_list() -> AbstractContextManager[None]:
 def fold_twice() -> AbstractContextManager[None]:
     """A gradient is folded into the open slot although a live slot holds that id already."""
     return _patched(SlotBook, "holds", lambda _self, _microbatch, _block: False)
-
-
-def send_all() -> AbstractContextManager[None]:
-    """A holder sends what it has, whatever ids the plan names."""
-
-    def start(self: Reduction, slot: int | None, ids: Mapping[int, frozenset[int]]) -> list[Any]:
-        mine = [b for b, c in self.covers.items() if self._me in {h for h, _ in c.slots} and b in ids]
-        return [SendPart(shard, slot) for b in mine if slot is not None for shard in self._shards[b]]
-
-    return _patched(Reduction, "start", start)
 
 
 def overlaps_count() -> AbstractContextManager[None]:
@@ -276,7 +266,6 @@ MUTANTS: Mapping[str, Mutant] = {
     for mutant in (
         parts_as_list,
         fold_twice,
-        send_all,
         overlaps_count,
         dead_still_count,
         evict_ignored,

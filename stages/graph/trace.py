@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 import traceback
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,9 +121,11 @@ def trace(model: nn.Module, example: Mapping[str, Tensor]) -> OpDag:
 
 def _export(model: nn.Module, example: Mapping[str, Tensor]) -> ExportedProgram:
     try:
-        exported = torch.export.export(model, (), dict(example), strict=False)
-        _keep_no_grad(exported)
-        decomposed: ExportedProgram = exported.run_decompositions({})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch's own, of what torch does in there
+            exported = torch.export.export(model, (), dict(example), strict=False)
+            _keep_no_grad(exported)
+            decomposed: ExportedProgram = exported.run_decompositions({})
     except LocalError:
         raise
     except Exception as error:  # the author's code runs here, and torch has many ways to say no

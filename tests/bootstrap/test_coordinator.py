@@ -64,6 +64,16 @@ def test_the_term_is_durable_before_anything_is_said():
     assert court.line == m.Line(term=5, view=0)
 
 
+def test_a_run_that_is_over_needs_no_volunteer():
+    commits = [{"kind": "commit", "step": step, "loss": 1.0} for step in range(4)]
+    sealed = {"kind": "checkpoint", "version": 4, "blocks": ["x", "y"]}
+    over = Court([*commits, sealed])
+    assert over.core.state is State.FINISHED
+    assert over.records == [*commits, sealed]
+    assert Court(commits).core.state is State.WAITING
+    assert Court([*commits, sealed], evaluation_microbatches=1).core.state is State.WAITING
+
+
 @pytest.mark.parametrize(
     ("hello", "reason"),
     [

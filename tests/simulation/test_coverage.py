@@ -2,8 +2,6 @@
 
 from itertools import product
 
-import pytest
-
 from hetpeer.averaging.member import Phase
 from hetpeer.bootstrap.coordinator import State
 from hetpeer.peer.simulate.coverage import COORDINATOR_EVENTS, MEMBER_MESSAGES, Coverage
@@ -18,26 +16,14 @@ from tests.simulation.cells import (
 SEEDS = range(1000, 1120)
 
 
-@pytest.fixture(scope="module")
-def coverage():
+def test_every_cell_of_both_machines():
     reached = Coverage()
     for seed in SEEDS:
         outcome = simulate(seed, reached, faults=10)
         assert outcome.violation is None, outcome
         assert outcome.faults >= 8, outcome
-    return reached
-
-
-@pytest.mark.xdist_group("coverage")
-def test_every_cell_of_the_coordinator(coverage):
-    unreached = coverage.unreached_coordinator() - STEERED_COORDINATOR
-    assert unreached == IMPOSSIBLE_COORDINATOR.keys()
-
-
-@pytest.mark.xdist_group("coverage")
-def test_every_cell_of_the_member(coverage):
-    unreached = coverage.unreached_member() - STEERED_MEMBER
-    assert unreached == IMPOSSIBLE_MEMBER.keys()
+    assert reached.unreached_coordinator() - STEERED_COORDINATOR == IMPOSSIBLE_COORDINATOR.keys()
+    assert reached.unreached_member() - STEERED_MEMBER == IMPOSSIBLE_MEMBER.keys()
 
 
 def test_the_lists_name_cells_that_exist():

@@ -16,7 +16,6 @@ QUICK = {
     "old_votes": 120,
     "announce_first": 20,
     "stale_joiner": 20,
-    "steps_by_number": 150,
 }
 """Mutant → histories within which three are to be violations; docs/protocol.md has the whole table."""
 

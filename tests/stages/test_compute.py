@@ -14,7 +14,8 @@ import pytest
 import torch
 import uvloop
 
-from hetpeer.averaging.updates import AdamW, AdamWSettings, clip_coefficient
+from hetpeer.averaging.updates import AdamW, AdamWSettings
+from hetpeer.bootstrap.ledger import clip_coefficient
 from hetpeer.stages.execution import compute as compute_module
 from hetpeer.stages.execution.commands import DropTask, Info, Inspect, Shutdown, Unload, WarmUp
 from hetpeer.stages.execution.compute import Compute, ComputeConfig, WorkerDiedError

@@ -71,7 +71,6 @@ def _make_run(folder: Path, server: ForkServer) -> None:
 
 
 def _make_reference(folder: Path) -> None:
-    os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that spin while they wait are slow on a busy machine
     reference = run_reference(folder / "run", STEPS)
     save_file(dict(reference.state), folder / "reference.safetensors")
     (folder / "reference.json").write_text(json.dumps(reference.records))
