@@ -1,5 +1,7 @@
 """The coordinator dies, runs out of disk, and comes back."""
 
+import json
+
 import pytest
 
 from hetpeer.bootstrap.replay import ReferenceRun
@@ -15,6 +17,11 @@ async def test_bootstrap_is_killed_and_finds_no_room(swarm: Swarm, reference: Re
     volunteers = one, _ = swarm.volunteer("one"), swarm.volunteer("other")
     await swarm.committed(4)
     await bootstrap.kill()
+
+    watcher = swarm.start("watcher", "status", "--bootstrap", one.address(), "--json")
+    assert await watcher.ended() == 0, watcher.said
+    shown = json.loads(watcher.printed)
+    assert {peer["peer"] for peer in shown["peers"]} >= {volunteer.peer_id for volunteer in volunteers}
 
     newcomer = swarm.volunteer("newcomer", via=one.address())
     await newcomer.says("no coordinator answers; prepared for blocks")
