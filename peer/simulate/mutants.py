@@ -6,7 +6,7 @@ that look harmless. docs/protocol.md says how many histories it takes to catch e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -17,7 +17,6 @@ from hetpeer.averaging.effects import StepId, SumParts
 from hetpeer.averaging.holding import Effect, HeldStep
 from hetpeer.averaging.member import Member
 from hetpeer.averaging.reduction import Reduction
-from hetpeer.bootstrap.border import Border
 from hetpeer.bootstrap.coordinator import Coordinator
 from hetpeer.bootstrap.ledger import StepLedger, Verdict
 from hetpeer.bootstrap.saving import Saving
@@ -149,15 +148,6 @@ def steps_by_number() -> AbstractContextManager[None]:
     return both()
 
 
-def gone_ignored() -> AbstractContextManager[None]:
-    """Tensors of a volunteer that has left the roster are still taken."""
-
-    def gone(self: HeldStep, peers: Iterable[str]) -> list[Effect]:
-        return [effect for peer in peers for effect in self.absorb(self.pipeline.gone(peer))]
-
-    return _patched(HeldStep, "gone", gone)
-
-
 def old_messages_heard() -> AbstractContextManager[None]:
     """The coordinator takes messages of any line of history."""
     original = Coordinator.receive
@@ -252,15 +242,6 @@ def fixed_patience() -> AbstractContextManager[None]:
     return _patched(Pace, "ran_out", lambda _self: None)
 
 
-def endless_sync() -> AbstractContextManager[None]:
-    """The run waits for whoever fetches a state, also of a version that nobody has any more."""
-
-    def must_wait(self: Border, _now: float) -> bool:
-        return any(v.standing.value == "syncing" for v in self._reign.members.volunteers.values())
-
-    return _patched(Border, "must_wait", must_wait)
-
-
 MUTANTS: Mapping[str, Mutant] = {
     mutant.__name__: mutant
     for mutant in (
@@ -273,7 +254,6 @@ MUTANTS: Mapping[str, Mutant] = {
         seal_early,
         spoiled_is_done,
         steps_by_number,
-        gone_ignored,
         old_messages_heard,
         old_votes,
         announce_first,
@@ -282,6 +262,5 @@ MUTANTS: Mapping[str, Mutant] = {
         work_goes_on,
         mixed_checkpoint,
         fixed_patience,
-        endless_sync,
     )
 }
