@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 PY := $(BIN)/python
 
-.PHONY: setup lint format test demo proof clean
+.PHONY: setup lint format test demo proof gpu clean
 
 setup: .venv/.stamp
 
@@ -32,6 +32,9 @@ demo: setup
 
 proof: setup
 	$(PY) -m benchmarks.proof
+
+gpu: setup
+	$(PY) -m benchmarks.gpu
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache demo-run

@@ -6,7 +6,7 @@ The driver answers with the method of `Member` that is named at each effect.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hetpeer.averaging.messages import Cover, Line, Message, Place
@@ -98,12 +98,23 @@ class SendResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive shards of a block's reduced vector, from element `begin`."""
+
+    begin: int
+    shards: tuple[Handle, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Inspect:
-    """Join the shards of `block` in order and look at the whole: finite, digest, norm → `Member.inspected`."""
+    """Join the shards of `block` in order, add what blocks `tied` to it say of tied parameters (averaging/ties.py), and
+    look at the whole: finite, digest, norm → `Member.inspected`.
+    """
 
     plan: int
     block: int
     shards: tuple[Handle, ...]
+    tied: Mapping[int, Piece] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ lives from Begin to the applied update; what a step of another (line, number) ha
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging import reduction
@@ -27,6 +27,7 @@ from hetpeer.averaging.effects import (
     Tell,
 )
 from hetpeer.averaging.reduction import Reduction
+from hetpeer.averaging.ties import Ties
 from hetpeer.stages.execution import pipeline
 from hetpeer.stages.execution.effects import (
     Handle,
@@ -39,6 +40,17 @@ from hetpeer.stages.execution.pipeline import Pipeline
 from hetpeer.stages.execution.routes import Hop, Route
 
 StepEffect = pipeline.Effect | reduction.Effect | ApplyUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a member must know of the model."""
+
+    sizes: Mapping[int, int]
+    """Block -> elements of its flat vector (parameters, then statistics)."""
+    slot_capacity: int
+    """S of docs/protocol.md: microbatches a slot may hold."""
+    ties: Ties = field(default_factory=Ties)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +79,17 @@ Effect = (
 class HeldStep:
     """The step that `begin` names, at holder `me` of the blocks `place`.
 
-    `sizes`: elements of each block's flat gradient; `slot_capacity`: S of docs/protocol.md.
+    `shape`: what the manifest says of the model's vectors and slots.
     """
 
-    def __init__(
-        self, me: str, place: m.Range, begin: m.Begin, sizes: Mapping[int, int], slot_capacity: int
-    ) -> None:
+    def __init__(self, me: str, place: m.Range, begin: m.Begin, shape: Shape) -> None:
         self.id = StepId(begin.line, begin.step)
-        self.pipeline = Pipeline(me, begin.roster, begin.microbatches, slot_capacity)
+        self.pipeline = Pipeline(me, begin.roster, begin.microbatches, shape.slot_capacity)
         self.reduction: Reduction | None = None
         self.commit: m.Commit | None = None
         self._me = me
         self._place = place
-        self._sizes = sizes
+        self._shape = shape
         self._incarnations = dict(begin.incarnations)
         self._applied: dict[int, str] = {}
 
@@ -136,7 +146,7 @@ class HeldStep:
         """Take part in a plan; a higher one voids the one before. Nothing for one that we know already."""
         if self.reduction is not None and message.plan <= self.reduction.number:
             return []
-        self.reduction = Reduction(self._me, message, self._sizes)
+        self.reduction = Reduction(self._me, message, self._shape.sizes, self._shape.ties)
         slots = self.pipeline.slots
         slot = slots.accepted()
         return self._wrap(self.reduction.start(slot, {} if slot is None else slots.contents()[slot]))

@@ -23,7 +23,7 @@ from hetpeer.averaging.effects import (
     Stop,
     Tell,
 )
-from hetpeer.averaging.holding import Effect, HeldStep, InStep, StepEffect
+from hetpeer.averaging.holding import Effect, HeldStep, InStep, Shape, StepEffect
 from hetpeer.averaging.working import Working
 
 __all__ = ["Effect", "InStep", "Member", "Origin", "Phase", "StepEffect"]
@@ -43,12 +43,9 @@ class Phase(enum.Enum):
 
 
 class Member(Working):
-    """The core of one volunteer.
+    """The core of one volunteer. `shape` is what the manifest says of the model's vectors and slots."""
 
-    `sizes`: elements of each block's flat gradient; `slot_capacity`: S of docs/protocol.md, both from the manifest.
-    """
-
-    def __init__(self, me: str, hello: m.Hello, sizes: Mapping[int, int], slot_capacity: int) -> None:
+    def __init__(self, me: str, hello: m.Hello, shape: Shape) -> None:
         super().__init__()
         self.me = me
         self.phase = Phase.JOINING
@@ -57,8 +54,7 @@ class Member(Working):
         """Block → digest of its state at `version`."""
         self.loss: float | None = None
         self._hello = hello
-        self._sizes = sizes
-        self._slot_capacity = slot_capacity
+        self._shape = shape
         self._graphs: m.Range | None = None
         """Blocks whose graphs the worker has."""
         self._preparing: m.Range | None = None
@@ -194,7 +190,7 @@ class Member(Working):
         if message.step != self.version:
             return [*self._drop_step(), self._sync()]
         effects = self._drop_step()
-        self._step = HeldStep(self.me, self.place, message, self._sizes, self._slot_capacity)
+        self._step = HeldStep(self.me, self.place, message, self._shape)
         self.phase = Phase.TRAINING
         return [*effects, *self._step.assign(message.tasks), *self._replay_early()]
 

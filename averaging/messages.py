@@ -78,13 +78,15 @@ class BlockVote(Schema):
 class Cover(Schema):
     """The exact cover of one block: (holder, ids) of the sums in the order in which they are added, and who does what.
 
-    `reducers` take one equal shard of the block's flat gradient each; `receivers` get every shard's sum.
+    `reducers` take one equal shard of the block's flat gradient each; `receivers` get every shard's sum, `observers`
+    those with elements of a parameter that is tied to one of theirs.
     """
 
     block: Block
     slots: Annotated[tuple[tuple[Peer, Ids], ...], Field(min_length=1)]
     reducers: Annotated[tuple[Peer, ...], Field(min_length=1)]
     receivers: Annotated[tuple[Peer, ...], Field(min_length=1)]
+    observers: tuple[Peer, ...] = ()
 
 
 class Place(Schema):

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from hetpeer.averaging.effects import Inspect, SendPart, SendResult, Shard, SumParts
+from hetpeer.averaging.effects import Inspect, Piece, SendPart, SendResult, Shard, SumParts
 from hetpeer.averaging.messages import BlockVote, Cover, Plan
+from hetpeer.averaging.ties import Ties
 from hetpeer.stages.execution.effects import Handle, Release
 
 Effect = SendPart | SumParts | SendResult | Inspect | Release
@@ -27,10 +28,11 @@ def shards_of(plan: int, cover: Cover, elements: int) -> list[Shard]:
 
 
 class Reduction:
-    """Plan `plan` at holder `me`; `sizes` gives each block's gradient length in elements."""
+    """Plan `plan` at holder `me`; `sizes` gives each block's vector length in elements, `ties` who shares parameters."""
 
-    def __init__(self, me: str, plan: Plan, sizes: Mapping[int, int]) -> None:
+    def __init__(self, me: str, plan: Plan, sizes: Mapping[int, int], ties: Ties) -> None:
         self.number = plan.plan
+        self._ties = ties
         self.covers = {cover.block: cover for cover in plan.covers}
         self._me = me
         self._shards = {c.block: shards_of(plan.plan, c, sizes[c.block]) for c in plan.covers}
@@ -38,6 +40,8 @@ class Reduction:
         self._results: dict[int, dict[int, Handle]] = {}
         self._summing: set[tuple[int, int]] = set()
         self._mine = {c.block for c in plan.covers if me in c.receivers}
+        self._observed = {c.block for c in plan.covers if me in c.observers}
+        self._inspecting: set[int] = set()
         self.votes: dict[int, BlockVote] = {}
         self.gradients: dict[int, Handle] = {}
 
@@ -76,10 +80,20 @@ class Reduction:
         return [SumParts(self._shards[block][index], tuple(parts[h] for h, _ in cover.slots))]
 
     def summed(self, shard: Shard, handle: Handle) -> list[Effect]:
-        """The sum of `shard` is made: everybody who holds the block gets it."""
+        """The sum of `shard` is made: who holds the block gets it, and who holds a tied one gets what is tied."""
         parts = self._parts.pop((shard.block, shard.index), {})
         effects: list[Effect] = [Release(h) for h in parts.values()]
-        return effects + [SendResult(shard, to, handle) for to in self.covers[shard.block].receivers]
+        cover = self.covers[shard.block]
+        observers = cover.observers if self._is_tied(shard) else ()
+        return effects + [SendResult(shard, to, handle) for to in (*cover.receivers, *observers)]
+
+    def _is_tied(self, shard: Shard) -> bool:
+        return self._ties.needed(shard.block, shard.begin, shard.end)
+
+    def _expected(self, block: int) -> list[Shard]:
+        """The shards of `block` that we get: all of a block that we hold, what is tied of one that we observe."""
+        shards = self._shards.get(block, [])
+        return shards if block in self._mine else [shard for shard in shards if self._is_tied(shard)]
 
     def result(self, block: int, index: int, sender: str, handle: Handle) -> list[Effect]:
         """The sum of shard `index` of `block` has arrived from its reducer."""
@@ -87,16 +101,36 @@ class Reduction:
         known = self._results.setdefault(block, {})
         if (
             cover is None
-            or block not in self._mine
+            or block not in self._mine | self._observed
             or not index < len(cover.reducers)
             or cover.reducers[index] != sender
             or index in known
+            or index not in {shard.index for shard in self._expected(block)}
         ):
             return [Release(handle)]
         known[index] = handle
-        if len(known) < len(cover.reducers):
+        if not self._arrived(block):
             return []
-        return [Inspect(self.number, block, tuple(known[i] for i in range(len(cover.reducers))))]
+        ready = [b for b in (block, *self._ties.partners(block)) if b in self._mine and self._is_ready(b)]
+        self._inspecting |= set(ready)
+        return [self._inspect(b) for b in ready]
+
+    def _arrived(self, block: int) -> bool:
+        """Whether all that we are to get of `block` is here."""
+        return block in self._results and len(self._results[block]) == len(self._expected(block))
+
+    def _is_ready(self, block: int) -> bool:
+        """Whether a block of ours can be looked at: its own sums are here, and those of blocks tied to it."""
+        return block not in self._inspecting and all(map(self._arrived, (block, *self._ties.partners(block))))
+
+    def _inspect(self, block: int) -> Inspect:
+        tied = {}
+        for partner in self._ties.partners(block):
+            shards = [shard for shard in self._expected(partner) if self._is_tied(shard)]
+            handles = tuple(self._results[partner][shard.index] for shard in shards)
+            tied[partner] = Piece(shards[0].begin, handles)
+        own = self._results[block]
+        return Inspect(self.number, block, tuple(own[index] for index in sorted(own)), tied)
 
     def inspected(self, vote: BlockVote, gradient: Handle) -> None:
         """The whole gradient of a block was looked at; `complete` tells when all of ours were."""

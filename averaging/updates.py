@@ -17,6 +17,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.stages.execution.numerics import float32, power
 
 CHUNK = 1 << 16
 """Elements updated at a time: what one chunk needs (2 MiB) stays in a core's cache. The bits do not depend on it."""
@@ -82,15 +83,15 @@ class _Scalars:
 
     def __init__(self, settings: AdamWSettings, coefficient: float, step: int) -> None:
         beta1, beta2 = settings.betas
-        correction1, correction2 = 1.0 - _power(beta1, step), 1.0 - _power(beta2, step)
-        self.coefficient = _float32(coefficient)
-        self.keep = _float32(1.0 - settings.learning_rate * settings.weight_decay)
-        self.blend1 = _float32(1.0 - beta1)
-        self.beta2 = _float32(beta2)
-        self.blend2 = _float32(1.0 - beta2)
-        self.unbias2 = _float32(1.0 / math.sqrt(correction2))
-        self.epsilon = _float32(settings.epsilon)
-        self.minus_rate = _float32(-settings.learning_rate / correction1)
+        correction1, correction2 = 1.0 - power(beta1, step), 1.0 - power(beta2, step)
+        self.coefficient = float32(coefficient)
+        self.keep = float32(1.0 - settings.learning_rate * settings.weight_decay)
+        self.blend1 = float32(1.0 - beta1)
+        self.beta2 = float32(beta2)
+        self.blend2 = float32(1.0 - beta2)
+        self.unbias2 = float32(1.0 / math.sqrt(correction2))
+        self.epsilon = float32(settings.epsilon)
+        self.minus_rate = float32(-settings.learning_rate / correction1)
 
 
 def _update(
@@ -120,19 +121,3 @@ def _sqrt(vector: torch.Tensor) -> torch.Tensor:
     float32 (their squares are multiples of 2^-48), so a float64 root that is off by one still rounds to the right one.
     """
     return vector.double().sqrt_().float()
-
-
-def _power(base: float, exponent: int) -> float:
-    """`base ** exponent` by squaring: multiplications are exact to the bit everywhere, the C library's pow is not."""
-    result = 1.0
-    while exponent:
-        if exponent & 1:
-            result *= base
-        base *= base
-        exponent >>= 1
-    return result
-
-
-def _float32(value: float) -> float:
-    """The nearest float32, as a Python float: torch then passes it on without rounding a second time."""
-    return torch.tensor(value, dtype=torch.float32).item()

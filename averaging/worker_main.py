@@ -25,6 +25,8 @@ def main(arguments: list[str]) -> int:
     from hetpeer.stages.execution.engine import Engine
 
     torch.set_num_threads(options.threads)
+    # TF32 rounds products to 10 bits: peers' results would differ by 1e-3. Convolutions have it by default.
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     try:
         chosen = device.pick(options.device)
     except HetpeerError as error:

@@ -9,20 +9,16 @@ import argparse
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
-from safetensors.numpy import load_file
 from torch import Tensor, nn
 
 from hetpeer.bootstrap.author import build_model
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.stages.data.order import sample_offsets
 
 
 def train(run: RunDirectory) -> None:
     """One line on stdout for each step; as reference.py, which also keeps every figure, trains."""
-    settings, length = run.manifest.training, run.manifest.data.sequence_length
-    text = np.concatenate([load_file(run.data / shard.name)["tokens"] for shard in run.manifest.data.train])
+    settings, batches = run.manifest.training, run.batches()
     model = build_model(run.author().model, run.manifest.seed).train()
     optimizer = torch.optim.AdamW(
         model.parameters(),
@@ -33,16 +29,16 @@ def train(run: RunDirectory) -> None:
     )
 
     def loss_of(step: int, microbatch: int) -> Tensor:
-        count, population = settings.microbatch_size, len(text) - length
-        offsets = sample_offsets(run.manifest.seed, "train", step, microbatch, count, population)
-        windows = torch.tensor(np.stack([text[at : at + length + 1] for at in offsets])).long()
-        loss: Tensor = model(tokens=windows[:, :-1], targets=windows[:, 1:])
+        batch = {
+            name: torch.from_numpy(array) for name, array in batches.microbatch(step, microbatch).items()
+        }
+        loss: Tensor = model(**batch)
         return loss
 
     for step in range(settings.steps):
         optimizer.zero_grad()
-        for microbatch in range(settings.microbatches):
-            (loss_of(step, microbatch) / settings.microbatches).backward()  # type: ignore[no-untyped-call]
+        for microbatch, size in enumerate(batches.plan.sizes):
+            (loss_of(step, microbatch) * (size / settings.batch_size)).backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm or torch.inf)
         optimizer.step()
         print(time.monotonic(), flush=True)

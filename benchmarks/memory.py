@@ -21,7 +21,7 @@ import psutil
 
 from benchmarks import report
 from benchmarks.swarm import ENDLESS, NEVER, Model, Swarm, make_run, running
-from hetpeer.bootstrap.manifest import TrainingSettings
+from hetpeer.bootstrap.settings import TrainingSettings
 
 SAMPLES = 10
 SAMPLE_S = 0.5
@@ -33,7 +33,7 @@ KINDS = {"volunteer": "daemon", "worker": "worker", "volunteer p2pd": "p2pd"}
 async def measure(options: Any, folder: Path) -> dict[str, Any]:
     training = TrainingSettings(
         steps=ENDLESS,
-        microbatches=8,
+        batch_size=32,
         microbatch_size=4,
         eval_every=NEVER,
         eval_microbatches=1,

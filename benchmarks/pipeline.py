@@ -30,8 +30,8 @@ import psutil
 
 from benchmarks import report
 from benchmarks.swarm import ENDLESS, KINDS, NEVER, Model, Swarm, cpu_seconds, make_run, running
-from hetpeer.bootstrap.manifest import TrainingSettings
 from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.settings import TrainingSettings
 from hetpeer.dht.processes import dying_with_us
 
 WARM_UP_STEPS = 5
@@ -188,7 +188,7 @@ async def contend(options: Any, folder: Path) -> dict[str, Any]:
     model = Model(width=options.width, layers=options.layers, sequence_length=options.sequence_length)
     training = TrainingSettings(
         steps=ENDLESS,
-        microbatches=options.microbatches,
+        batch_size=options.batch_size,
         microbatch_size=options.microbatch_size,
         eval_every=NEVER,
         eval_microbatches=1,
@@ -239,7 +239,7 @@ async def _quiet(swarm: Swarm, noise: float, give_up: float) -> None:
 
 def judge(contest: Contest, run: RunDirectory, swarm: Swarm) -> dict[str, Any]:
     training = run.manifest.training
-    tokens = training.microbatches * training.microbatch_size * run.manifest.data.sequence_length
+    tokens = training.batch_size * run.manifest.data.tokens_per_sample
     opponents: dict[str, dict[str, Any]] = {}
     for name in sorted(contest.quiet.keys() | contest.noisy.keys()):
         turns = contest.turns(name)
@@ -325,8 +325,8 @@ def main() -> int:
         ("width", 512, "of the model"),
         ("layers", 4, "of the model"),
         ("sequence-length", 64, "tokens"),
-        ("microbatches", 8, "of a step"),
-        ("microbatch-size", 4, "sequences"),
+        ("batch-size", 32, "samples of a step"),
+        ("microbatch-size", 4, "samples"),
         ("stages", 4, "and volunteers"),
         ("rounds", 6, "quiet turns of each opponent"),
     ):

@@ -28,8 +28,8 @@ import psutil
 from benchmarks import report
 from benchmarks.swarm import Model, Swarm, make_run, running
 from hetpeer.bootstrap.audit import audit
-from hetpeer.bootstrap.manifest import TrainingSettings
 from hetpeer.bootstrap.replay import replay
+from hetpeer.bootstrap.settings import TrainingSettings
 from hetpeer.peer.demo.children import COMMAND
 
 SAMPLE_S = 2.0
@@ -120,7 +120,7 @@ class Watch:
 async def train(options: Any, folder: Path) -> dict[str, Any]:
     training = TrainingSettings(
         steps=options.steps,
-        microbatches=4,
+        batch_size=8,
         microbatch_size=2,
         slot_size=2,
         eval_every=max(1, options.steps // 20),

@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 
 from hetpeer.bootstrap.create import create_run
-from hetpeer.bootstrap.manifest import TrainingSettings
 from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.settings import TrainingSettings
 from hetpeer.dht.clock import SystemClock
 from hetpeer.peer.demo.children import COMMAND, Child, end_all
 from hetpeer.peer.demo.feed import LedgerFeed

@@ -19,8 +19,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from hetpeer.bootstrap.eventlog import read_event, read_events
 from hetpeer.bootstrap.history import History, Record
 from hetpeer.bootstrap.log import read_log
-from hetpeer.bootstrap.manifest import Count, Digest, Manifest, PeerId
+from hetpeer.bootstrap.manifest import Digest, Manifest, PeerId
 from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.settings import Count
 from hetpeer.dht.errors import ProtocolError
 
 MAX_PROBLEMS = 100

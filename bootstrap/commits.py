@@ -22,7 +22,7 @@ def commit_record(
         "view": step.line.view,
         "step": step.number,
         "plan": step.plan,
-        "loss": step.ledger.train_loss(),
+        "loss": step.ledger.train_loss(step.sizes),
         "norm": norm,
         "coefficient": clip_coefficient(norm, clip_norm),
         "gradients": {block: vote.digest for block, vote in sorted(decision.items())},

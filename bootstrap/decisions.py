@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hetpeer.averaging import messages as m
@@ -20,13 +20,16 @@ class CoordinatorConfig:
 
     run: str
     steps: int
-    microbatches: int
+    sizes: Sequence[int]
+    """Samples of each training microbatch; its ids are its places here."""
     evaluation_microbatches: int
     evaluate_every: int
     checkpoint_every: int
     clip_norm: float | None
     layouts: Sequence[Sequence[Range]]
     costs: Sequence[BlockCost]
+    ties: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """Block -> the other blocks with which it shares parameters."""
     lease_s: float = 10.0
     """Nothing heard for so long: gone."""
     grace_s: float = 2.0
@@ -41,6 +44,11 @@ class CoordinatorConfig:
     """After a restart, holders have so long to come back before the run goes back to the checkpoint."""
     move_s: float = 5.0
     """A block that nobody holds or prepares for so long is given to a volunteer who is redundant elsewhere."""
+
+    @property
+    def microbatches(self) -> int:
+        """M: training microbatches of one step."""
+        return len(self.sizes)
 
 
 class State(enum.Enum):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors.numpy import save
+from safetensors.numpy import load_file, save
 
 from hetpeer.bootstrap.author import build_model
 from hetpeer.bootstrap.checkpoints import CheckpointStore, initial_record
@@ -59,16 +59,24 @@ def generate(directory: Path, prompt: str, *, tokens: int, temperature: float, s
     """Continue `prompt` byte by byte with the newest checkpoint; temperature 0 takes the likeliest byte.
 
     The author's model is called as `forward(tokens)` and must return logits [1, T, vocabulary]. Raises `LocalError`
-    HP-MODEL-006 or HP-MODEL-007 when the module does not fit the run any more.
+    HP-RUN-008 if the run is not of text, HP-MODEL-006 or HP-MODEL-007 when the module does not fit it any more.
     """
     import torch
 
     run = RunDirectory.open(directory)
+    if run.manifest.data.kind != "text":
+        raise LocalError(
+            "HP-RUN-008",
+            f"{run.manifest.name} was not trained on text",
+            why=f"its samples consist of {', '.join(run.manifest.data.sample)}",
+            fix="take the weights with hetpeer export, and use them in your own module",
+            exit_code=ExitCode.CONFIG,
+        )
     model = _load_model(run)
     generator = torch.Generator().manual_seed(seed)
     context = list(prompt.encode()) or list(b"\n")
     for _ in range(tokens):
-        window = torch.tensor([context[-run.manifest.data.sequence_length :]])
+        window = torch.tensor([context[-run.manifest.data.tokens_per_sample :]])
         with torch.no_grad():
             logits = model(window)[0, -1].float()
         if temperature > 0:
@@ -81,26 +89,30 @@ def generate(directory: Path, prompt: str, *, tokens: int, temperature: float, s
 
 
 def _weights(run: RunDirectory, history: History) -> tuple[dict[str, np.ndarray[Any, Any]], int]:
-    """Every parameter by the author's name, and how many updates it has seen."""
-    layouts = run.layouts()
+    """The author's whole state dict, and how many updates it has seen."""
+    manifest, layouts = run.manifest, run.layouts()
     store = CheckpointStore(run, layouts)
-    record = history.checkpoint or initial_record(run.manifest)
-    weights: dict[str, np.ndarray[Any, Any]] = {}
+    record = history.checkpoint or initial_record(manifest)
+    version = int(record["version"])
+    passes = version * manifest.training.microbatches
+    found = {name: np.array(count + passes) for name, count in manifest.counters.items()}
+    for path in run.constant_paths():
+        found |= load_file(path)
     for block, layout in enumerate(layouts):
-        weights |= state.split(store.load_state(record, block).parameters, layout)
-    return weights, int(record["version"])
+        found |= state.split(store.load_state(record, block).parameters, layout)
+    return {name: found[source] for name, source in manifest.state_dict.items()}, version
 
 
 def _load_model(run: RunDirectory) -> nn.Module:
-    """The author's model with the trained parameters; what the run did not train is as the seed made it."""
+    """The author's model with the state dict as it is now."""
     import torch
 
     model = build_model(run.author().model, run.manifest.seed).eval()
     weights, _ = _weights(run, History.of(read_log(run.log_path)))
     try:
-        loaded = model.load_state_dict({n: torch.from_numpy(w) for n, w in weights.items()}, strict=False)
-        why = f"it has no parameter {loaded.unexpected_keys[0]!r}" if loaded.unexpected_keys else ""
-    except RuntimeError as error:  # what torch raises for another shape
+        model.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
+        why = ""
+    except RuntimeError as error:  # what torch raises for other names and shapes
         why = str(error).splitlines()[-1].strip()
     if why:
         raise LocalError(

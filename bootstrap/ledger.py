@@ -104,7 +104,9 @@ class StepLedger:
         """Whether every block has its exact cover and every evaluation microbatch its loss."""
         return not self.undone()
 
-    def covers(self, holders: Mapping[int, Sequence[str]]) -> tuple[Cover, ...]:
+    def covers(
+        self, holders: Mapping[int, Sequence[str]], observers: Mapping[int, Sequence[str]]
+    ) -> tuple[Cover, ...]:
         """The exact cover of every block; `holders` are its active holders: reducers and receivers."""
         return tuple(
             Cover(
@@ -115,6 +117,7 @@ class StepLedger:
                 ),
                 reducers=tuple(holders[block]),
                 receivers=tuple(holders[block]),
+                observers=tuple(observers[block]),
             )
             for block, counted in enumerate(self._counted)
         )
@@ -141,10 +144,13 @@ class StepLedger:
                     split.add(block)
         return agreed, split
 
-    def train_loss(self) -> float:
-        """Mean loss of the step's microbatches, each from the holder that counts it at the last block."""
+    def train_loss(self, sizes: Mapping[int, int]) -> float:
+        """Mean loss of the step's samples; `sizes`: how many each id has. The loss of an id is that of the holder that
+        counts it at the last block.
+        """
         last = self._counted[-1]
-        return math.fsum(self._losses.get((last[i], i), math.nan) for i in sorted(self.ids)) / len(self.ids)
+        losses = {i: self._losses.get((last[i], i), math.nan) for i in self.ids}
+        return math.fsum(sizes[i] * losses[i] for i in losses) / sum(sizes[i] for i in losses)
 
     def evaluation_loss(self) -> float:
         """Mean loss of the evaluation microbatches."""

@@ -7,26 +7,32 @@ versions may add some; an unknown wire version is refused by name.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from blake3 import blake3
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from hetpeer.averaging.ties import Tie
 from hetpeer.bootstrap.canonical import pack, unpack
 from hetpeer.bootstrap.files import FILE_NAME
+from hetpeer.bootstrap.settings import Count, Entry, Positive, TrainingSettings
 from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.stages.data.arrays import MAX_DIMENSIONS, NAME
+from hetpeer.stages.data.batches import DataPlan
+from hetpeer.stages.data.shards import DTYPES, TARGETS, TOKENS
+from hetpeer.stages.graph.spec import ITEM_BYTES
 
 WIRE_VERSION: Final = 1
 MAX_MANIFEST_BYTES: Final = 16 * 2**20
 DOMAIN: Final = b"hetpeer manifest\0"
 """Goes before the signed bytes, so that the owner's key never signs anything that could be read as something else."""
 
-Count = Annotated[int, Field(ge=0, lt=2**60)]
-Positive = Annotated[int, Field(ge=1, lt=2**31)]
 Name = Annotated[str, Field(pattern=FILE_NAME)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 PeerId = Annotated[str, Field(pattern=r"^[1-9A-HJ-NP-Za-km-z]{10,100}$")]
@@ -34,11 +40,7 @@ Range = tuple[Count, Count]
 Model = TypeVar("Model", bound=BaseModel)
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
-
-class FileRef(_Model):
+class FileRef(Entry):
     """A file by name, blake3 (64 hex digits) and size; `name` is relative to its kind's folder of the run."""
 
     name: Name
@@ -47,12 +49,12 @@ class FileRef(_Model):
 
 
 class ShardRef(FileRef):
-    """A token shard: a file and the number of tokens in it."""
+    """A data shard: a file and the number of samples in it."""
 
-    tokens: Count
+    samples: Positive
 
 
-class BlockEntry(_Model):
+class BlockEntry(Entry):
     """One block: its graph, its initial state and what it costs per microbatch."""
 
     index: Count
@@ -63,60 +65,69 @@ class BlockEntry(_Model):
     buffers: FileRef | None = None
     """Safetensors with the block's constant tensors (masks, frozen parameters); in the folder of the states."""
     parameter_count: Count
+    vector_count: Count
+    """Elements of the block's flat vector: parameters, then BatchNorm's running values."""
     parameter_bytes: Count
     flops_forward: Count
     activation_bytes: Count
     output_bytes: Count
 
 
-class DataSettings(_Model):
-    """Token shards and how sequences are cut from them."""
+class ArrayRef(Entry):
+    """One array of a sample, without the dimension of the samples."""
 
+    dtype: Annotated[str, Field(pattern=f"^({'|'.join(DTYPES)})$")]
+    shape: Annotated[tuple[Positive, ...], Field(max_length=MAX_DIMENSIONS)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in one sample."""
+        return ITEM_BYTES[self.dtype] * math.prod(self.shape)
+
+
+class DataSettings(Entry):
+    """What a sample consists of, and the shards that hold the samples (stages/data)."""
+
+    kind: Literal["text", "arrays"]
+    """`text`: a shard holds bytes, of which windows of tokens and targets are cut; `arrays`: a tensor per name."""
+    sample: Annotated[
+        dict[Annotated[str, Field(pattern=NAME)], ArrayRef], Field(min_length=1, max_length=256)
+    ]
     train: Annotated[tuple[ShardRef, ...], Field(min_length=1)]
     heldout: Annotated[tuple[ShardRef, ...], Field(min_length=1)]
-    sequence_length: Positive
-    vocabulary: Positive
 
     @model_validator(mode="after")
-    def _enough_text(self) -> DataSettings:
+    def _samples_fit(self) -> DataSettings:
+        shapes = {name: (array.dtype, len(array.shape)) for name, array in self.sample.items()}
+        if self.kind == "text":
+            if (
+                shapes != dict.fromkeys((TOKENS, TARGETS), ("int64", 1))
+                or len(set(self.sample.values())) != 1
+            ):
+                raise ValueError("data.sample is not that of text")
+            nbytes = self.tokens_per_sample
+        else:
+            nbytes = sum(array.nbytes for array in self.sample.values())
         for field, shards in (("train", self.train), ("heldout", self.heldout)):
-            tokens = sum(shard.tokens for shard in shards)
-            if tokens <= self.sequence_length:
-                raise ValueError(
-                    f"data.{field} has {tokens} tokens, data.sequence_length is {self.sequence_length}"
-                )
+            for number, shard in enumerate(shards):
+                if shard.samples * nbytes > shard.bytes:
+                    raise ValueError(
+                        f"data.{field}.{number} has {shard.bytes} bytes, too few for {shard.samples} samples of {nbytes}"
+                    )
         return self
 
+    @property
+    def tokens_per_sample(self) -> int:
+        """Of text; a sample of anything else counts as one, so that speeds are in samples."""
+        return self.sample[TOKENS].shape[0] if self.kind == "text" else 1
 
-class TrainingSettings(_Model):
-    """How the run trains. A step updates the parameters once, by `microbatches` times `microbatch_size` sequences."""
-
-    steps: Positive = 60
-    microbatches: Positive = 16
-    microbatch_size: Positive = 8
-    eval_every: Positive = 10
-    """Steps between evaluations; one more comes after the last step."""
-    eval_microbatches: Positive = 4
-    checkpoint_every: Positive = 10
-    slot_size: Positive = 4
-    """Microbatches a slot may hold: a lost volunteer costs at most so many of each block."""
-    learning_rate: Annotated[float, Field(gt=0, le=10)] = 5e-4
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
-    epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
-    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.1
-    clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
-    """Largest 2-norm of the whole model's gradient; None does not clip."""
-
-    @model_validator(mode="after")
-    def _slots_fit(self) -> TrainingSettings:
-        if self.slot_size > self.microbatches:
-            raise ValueError(
-                f"training.slot_size {self.slot_size} is above training.microbatches {self.microbatches}"
-            )
-        return self
+    @property
+    def unit(self) -> str:
+        """What speeds count, as people read it."""
+        return "tok" if self.kind == "text" else "samples"
 
 
-class Manifest(_Model):
+class Manifest(Entry):
     """Everything that defines a run. Cluster c of the swarm cuts the model as `layouts[c % len(layouts)]` says."""
 
     wire_version: int = WIRE_VERSION
@@ -129,6 +140,14 @@ class Manifest(_Model):
     blocks: Annotated[tuple[BlockEntry, ...], Field(min_length=1, max_length=4096)]
     data: DataSettings
     training: TrainingSettings
+    ties: tuple[Tie, ...] = ()
+    """Parameters that several blocks share."""
+    counters: Mapping[str, Count] = Field(default_factory=dict)
+    """BatchNorm's counters of forward passes in the author's state dict, and what they said at init."""
+    state_dict: Mapping[str, str] = Field(default_factory=dict)
+    """Every name of the author's state dict -> the name under which a block (or `rest`) has that tensor."""
+    rest: FileRef | None = None
+    """Tensors of the state dict that the loss does not need; in the folder of the states."""
     layouts: Annotated[tuple[Annotated[tuple[Range, ...], Field(min_length=1)], ...], Field(min_length=1)]
     """Each layout is a list of stages, as block ranges [begin, end)."""
 
@@ -145,6 +164,11 @@ class Manifest(_Model):
             if any(begin >= end for begin, end in layout):
                 raise ValueError(f"layouts[{number}] has an empty stage")
         return self
+
+    @property
+    def data_plan(self) -> DataPlan:
+        """Which samples a microbatch consists of, and how they are read."""
+        return DataPlan.of(self.model_dump(include={"seed", "data", "training"}))
 
     def layout(self, cluster: int) -> tuple[Range, ...]:
         """The stages of a cluster, as block ranges [begin, end)."""

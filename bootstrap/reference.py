@@ -1,12 +1,11 @@
-"""The oracle: the same run on one machine, by the author's eager module and torch's own AdamW and clipping.
+"""The oracle: what one machine computes with the author's eager module and torch's own AdamW must equal what the swarm did.
 
-It shares nothing with the engine but the data order: no graph, no blocks, no slots, no update rule of ours. Whatever
-the swarm did must equal what comes out here. `python -m hetpeer.bootstrap.reference DIR --out FILE.json --steps N`
+It shares nothing with the engine but the reading of the data. `python -m hetpeer.bootstrap.reference DIR OUT.json STEPS`
 """
 
-from __future__ import annotations
-
-import argparse
+import fnmatch
+import functools
+import inspect
 import json
 import runpy
 import sys
@@ -15,65 +14,67 @@ from statistics import fmean
 from typing import Any
 
 import msgpack
-import numpy as np
 import torch
-from safetensors.numpy import load_file
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hetpeer.stages.data.order import Stream, sample_offsets
+from hetpeer.stages.data.batches import Batches, DataPlan
+from hetpeer.stages.data.draws import Draw
+from hetpeer.stages.data.eager import DrawnDropout
 
 
 def train(directory: Path, steps: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Losses and gradient norms by step, held-out losses by version, and the final state by its file's names."""
     manifest = msgpack.unpackb(msgpack.unpackb((directory / "manifest.hetpeer").read_bytes())["manifest"])
-    settings, length, seed = manifest["training"], manifest["data"]["sequence_length"], manifest["seed"]
-    shards = {"train": manifest["data"]["train"], "evaluation": manifest["data"]["heldout"]}
-    data = directory / "data"
-    texts = {s: np.concatenate([load_file(data / f["name"])["tokens"] for f in shards[s]]) for s in shards}
-    module, _, build = json.loads((directory / "author.json").read_text())["model"].rpartition(":")
-    sys.path.insert(0, str(Path(module).parent))
-    torch.manual_seed(seed)
-    model = runpy.run_path(module)[build]().train()
-    rule = {"betas": settings["betas"], "eps": settings["epsilon"], "weight_decay": settings["weight_decay"]}
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings["learning_rate"], **rule)
-    clip, total = settings["clip_norm"] or torch.inf, settings["microbatches"]
+    settings, plan = manifest["training"], DataPlan.of(manifest)
+    clip = settings["clip_norm"] or torch.inf
+    data = Batches(directory / "data", plan)
+    author, run = json.loads((directory / "author.json").read_text()), functools.cache(runpy.run_path)
+    names = [author[part].rpartition(":") for part in ("model", "loss") if author[part]]
+    sys.path[:0] = [str(Path(module).parent) for module, _, _ in names]
+    build, *outside = [run(module)[name] for module, _, name in names]
+    torch.manual_seed(manifest["seed"])
+    model = build()
+    groups = []
+    for name, parameter in model.named_parameters():
+        group = next((g for g in settings["groups"] if fnmatch.fnmatchcase(name, g["pattern"])), settings)
+        own = [settings[k] if group[k] is None else group[k] for k in ("learning_rate", "weight_decay")]
+        groups.append({"params": [parameter], "lr": own[0], "weight_decay": own[1]})
+    optimizer = torch.optim.AdamW(groups, betas=settings["betas"], eps=settings["epsilon"])
+    named = inspect.signature(model.forward).parameters
 
-    def loss_of(stream: Stream, step: int, number: int) -> Tensor:
-        count, population = settings["microbatch_size"], len(texts[stream]) - length
-        offsets = sample_offsets(seed, stream, step, number, count, population)
-        windows = torch.tensor(np.stack([texts[stream][at : at + length + 1] for at in offsets])).long()
-        loss: Tensor = model(tokens=windows[:, :-1], targets=windows[:, 1:])
-        return loss
+    def loss_of(step: int, number: int) -> Tensor:
+        batch = {name: torch.from_numpy(array) for name, array in data.microbatch(step, number).items()}
+        outputs = model(**{name: tensor for name, tensor in batch.items() if name in named})
+        loss = outside[0](outputs, batch) if outside else getattr(outputs, "loss", outputs)
+        loss = loss["loss"] if isinstance(loss, dict) else loss
+        return loss if isinstance(loss, Tensor) else loss[0]
 
     losses, norms, evaluations = [], [], {}
     for step in range(steps + 1):
         if step % settings["eval_every"] == 0 or step == steps:
+            model.eval()
             with torch.no_grad():
-                held_out = [loss_of("evaluation", step, n) for n in range(settings["eval_microbatches"])]
-            evaluations[step] = fmean(loss.item() for loss in held_out)
+                evaluations[step] = fmean(loss_of(step, number).item() for number in plan.evaluation)
         if step < steps:
+            model.train()
             optimizer.zero_grad()
             parts: list[Tensor] = []
-            for number in range(total):
-                parts.append(loss_of("train", step, number))
-                (parts[-1] / total).backward()
-            losses.append(fmean(part.item() for part in parts))
+            for number, size in enumerate(plan.sizes):
+                with DrawnDropout(Draw(manifest["seed"], step, number, plan.microbatches)):
+                    parts.append(loss_of(step, number))
+                torch.autograd.backward(parts[-1] * (size / plan.batch_size))
+            losses.append(fmean([part.item() for part in parts], plan.sizes))
             norms.append(nn.utils.clip_grad_norm_(model.parameters(), clip).item())
             optimizer.step()
-    state = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    state = {n: t.detach().clone() for n, t in (*model.named_parameters(), *model.named_buffers())}
     for name, parameter in model.named_parameters():
         state |= {f"{k}:{name}": v for k, v in optimizer.state.get(parameter, {}).items() if k != "step"}
     return {"losses": losses, "norms": norms, "evaluations": evaluations}, state
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="train a run on one machine, with nothing but torch")
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("--out", type=Path, required=True, help="records as JSON; the state goes beside it")
-    parser.add_argument("--steps", type=int, required=True)
-    arguments = parser.parse_args()
     torch.set_num_threads(2)
-    records, final = train(arguments.directory, arguments.steps)
-    save_file(final, arguments.out.with_suffix(".safetensors"))
-    arguments.out.write_text(json.dumps(records))
+    records, final = train(Path(sys.argv[1]), int(sys.argv[3]))
+    save_file(final, Path(sys.argv[2]).with_suffix(".safetensors"))
+    Path(sys.argv[2]).write_text(json.dumps(records))

@@ -8,6 +8,7 @@ constant factor: the gradients' norms and the last checkpoint's parameters and m
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -78,7 +79,7 @@ def run_reference(directory: Path, steps: int) -> ReferenceRun:
     """Train `steps` steps in a process of its own. Raises `LocalError` HP-AUDIT-001."""
     with tempfile.TemporaryDirectory(prefix="hetpeer-replay-") as folder:
         out = Path(folder) / "reference.json"
-        arguments = [str(directory), "--out", str(out), "--steps", str(steps)]
+        arguments = [str(directory), str(out), str(steps)]
         finished = subprocess.run(
             [sys.executable, "-P", "-m", "hetpeer.bootstrap.reference", *arguments],
             env=os.environ | SPARING | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
@@ -139,7 +140,10 @@ def _compare_states(
     differences = []
     for kind, prefix in enumerate(state.PREFIXES):
         ours = np.concatenate([vectors[kind] for vectors in states]).astype(np.float64)
-        theirs = np.concatenate([reference[prefix + name].ravel() for name in names]).astype(np.float64)
+        zeros = [np.zeros(math.prod(shape)) for layout in layouts for _, shape in layout]
+        theirs = np.concatenate(
+            [reference.get(prefix + n, zero).ravel() for n, zero in zip(names, zeros, strict=True)]
+        ).astype(np.float64)  # BatchNorm's running values have no moments
         differences.append(float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)))
     comparison.relative_parameter_difference = differences[0]
     comparison.relative_moment_difference = float(np.max(differences[1:]))

@@ -3,9 +3,9 @@
 manifest.hetpeer   signed; everything else is checked against it
 owner.key          Ed25519, signs the manifest      identity.key   the coordinator's libp2p identity
 graph/             block-000.graph …                state/         initial-000.safetensors …
-data/              token shards                     checkpoints/   sealed and growing checkpoints
+data/              shards of samples                checkpoints/   sealed and growing checkpoints
 log/ledger.log     the coordinator's decisions      volunteers/    the volunteers' signed events, one file each
-author.json        where the author's module and texts are; of use on the author's machine only
+author.json        where the author's modules and texts are; of use on the author's machine only
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hetpeer.bootstrap.author import Author
 from hetpeer.bootstrap.files import hash_file, safe_join
 from hetpeer.bootstrap.manifest import BlockEntry, FileRef, Manifest, SignedManifest, read_file
 from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.stages.data.tokens import TokenShards
+from hetpeer.stages.data.batches import Batches
 from hetpeer.stages.execution.state import Layout, layout_of
 from hetpeer.stages.graph.spec import BlockSpec
 
@@ -80,21 +80,24 @@ class RunDirectory:
             yield block.state, self.state_path(block)
             if block.buffers:
                 yield block.buffers, safe_join(self.path / "state", block.buffers.name)
+        if self.manifest.rest:
+            yield self.manifest.rest, safe_join(self.path / "state", self.manifest.rest.name)
         for shard in (*self.manifest.data.train, *self.manifest.data.heldout):
             yield shard, safe_join(self.data, shard.name)
+
+    def constant_paths(self) -> list[Path]:
+        """Safetensors of what training does not change: the blocks' buffers, and what no block needs."""
+        files = [*(block.buffers for block in self.manifest.blocks), self.manifest.rest]
+        return [safe_join(self.path / "state", file.name) for file in files if file is not None]
 
     def verify(self) -> None:
         """Check presence, size and hash of every file of the manifest. Raises `LocalError` HP-RUN-005 naming the first bad one."""
         for reference, path in self.files():
             check_file(reference, path)
 
-    def train_shards(self) -> TokenShards:
-        """Raises `LocalError` HP-DATA-002."""
-        return TokenShards.open(self.data, self.manifest.data.train)
-
-    def heldout_shards(self) -> TokenShards:
-        """Raises `LocalError` HP-DATA-002."""
-        return TokenShards.open(self.data, self.manifest.data.heldout)
+    def batches(self) -> Batches:
+        """Microbatches of the run, of the shards that are here."""
+        return Batches(self.data, self.manifest.data_plan)
 
     def block_spec(self, block: BlockEntry) -> BlockSpec:
         """The block's graph, checked against the manifest. Raises `LocalError` HP-RUN-005."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.ties import Ties
 from hetpeer.bootstrap import coordinator as core
 from hetpeer.bootstrap.checkpoints import CheckpointStore, Record, initial_record
 from hetpeer.bootstrap.coordinator import Coordinator, CoordinatorConfig
@@ -26,7 +27,7 @@ from hetpeer.dht.clock import Clock
 from hetpeer.dht.errors import LocalError, ProtocolError, RemoteError
 from hetpeer.dht.node import Node
 from hetpeer.dht.streams import Stream
-from hetpeer.stages.execution.state import parameter_count
+from hetpeer.stages.execution.state import element_count
 
 CONTROL: Final = "hetpeer/1/control"
 TICK_S = 0.2
@@ -45,12 +46,13 @@ def coordinator_config(run: RunDirectory) -> CoordinatorConfig:
     return CoordinatorConfig(
         run=run.run_id,
         steps=training.steps,
-        microbatches=training.microbatches,
+        sizes=[training.samples_of(number) for number in range(training.microbatches)],
         evaluation_microbatches=training.eval_microbatches,
         evaluate_every=training.eval_every,
         checkpoint_every=training.checkpoint_every,
         clip_norm=training.clip_norm,
         layouts=manifest.layouts,
+        ties={block.index: Ties(manifest.ties).partners(block.index) for block in manifest.blocks},
         costs=[
             BlockCost(
                 # parameters, two moments, two slots, the gradient; activations of the microbatches in flight
@@ -73,7 +75,7 @@ class CoordinatorService:
         history = History.of(log.records())
         self.core = Coordinator(coordinator_config(run), history, clock.monotonic())
         layouts = run.layouts()
-        self._sizes = [parameter_count(layout) for layout in layouts]
+        self._sizes = [element_count(layout) for layout in layouts]
         self._store = CheckpointStore(run, layouts)
         self._sealed: list[Record] = [initial_record(run.manifest)]
         self._sealed += [r for r in log.records() if r["kind"] == "checkpoint"]
@@ -201,8 +203,8 @@ class CoordinatorService:
         if last is None or not last.get("seconds"):
             return 0.0
         manifest = self._run.manifest
-        sequences = manifest.training.microbatches * manifest.training.microbatch_size
-        return float(sequences * manifest.data.sequence_length / last["seconds"])
+        tokens = manifest.training.batch_size * manifest.data.tokens_per_sample
+        return float(tokens / last["seconds"])
 
     async def state(self, version: int, block: int) -> Served | None:
         """The state of a checkpoint, for whoever joins."""

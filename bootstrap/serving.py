@@ -23,6 +23,8 @@ PROTOCOL: Final = "hetpeer/1/files"
 REQUEST_TIMEOUT_S = 30.0
 ANSWER_TIMEOUT_S = 60.0
 """A holder may have to finish applying an update before it has the version asked for."""
+FILE_TIMEOUT_S = 15.0
+"""A file is there or not: who takes so long to say it is not waited for."""
 
 _log = logging.getLogger(__name__)
 
@@ -64,12 +66,14 @@ class FileService:
                 _log.debug("%s has taken %s", stream.peer_id, name)
 
 
-async def fetch(node: Node, peer_id: str, name: str, limit: int) -> tuple[bytearray, Mapping[str, Any]]:
+async def fetch(
+    node: Node, peer_id: str, name: str, limit: int, answer_s: float = ANSWER_TIMEOUT_S
+) -> tuple[bytearray, Mapping[str, Any]]:
     """`name` from `peer_id`: its bytes, at most `limit`, and the facts about it. Raises `RemoteError`."""
     stream = await node.open(peer_id, PROTOCOL)
     async with stream:
         await stream.send({"want": name}, timeout_s=REQUEST_TIMEOUT_S)
-        frame = await stream.receive(payload_limit=limit, timeout_s=ANSWER_TIMEOUT_S)
+        frame = await stream.receive(payload_limit=limit, timeout_s=answer_s)
         if "missing" in frame.header:
             raise RemoteError("HP-SYNC-002", f"peer {peer_id} does not have {name}", peer=peer_id)
         facts = frame.header.get("facts")
@@ -85,7 +89,7 @@ async def fetch_file(node: Node, peers: Iterable[str], digest: str, size: int) -
     last: RemoteError | None = None
     for peer_id in peers:
         try:
-            data, _ = await fetch(node, peer_id, f"file/{digest}", size)
+            data, _ = await fetch(node, peer_id, f"file/{digest}", size, FILE_TIMEOUT_S)
         except RemoteError as error:
             last = error
             continue

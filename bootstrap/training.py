@@ -66,6 +66,8 @@ class CoordinatedStep:
         self.began_at = now
         self.roster = members.roster()
         self.ledger = StepLedger(train, evaluation, members.blocks)
+        self.sizes = dict(enumerate(config.sizes))
+        """Training id → how many samples it has."""
         self.plan = 0
         self.reducing = False
         self.decision: Mapping[int, m.BlockVote] | None = None
@@ -218,15 +220,22 @@ class CoordinatedStep:
             b: sorted(p for p, (begin, end) in self.roster.items() if begin <= b < end)
             for b in range(self._blocks)
         }
-        covers = self.ledger.covers(holders)
+        covers = self.ledger.covers(holders, {b: self._observers(b, holders) for b in holders})
         effects: list[Effect] = []
         for peer in sorted(self.roster):
             mine = tuple(
-                c for c in covers if peer in c.receivers or peer in {holder for holder, _ in c.slots}
+                c
+                for c in covers
+                if peer in (*c.receivers, *c.observers) or peer in {holder for holder, _ in c.slots}
             )
             plan = m.Plan(line=self.line, step=self.number, plan=self.plan, covers=mine)
             effects.append(Send(peer, plan))
         return effects
+
+    def _observers(self, block: int, holders: Mapping[int, Sequence[str]]) -> list[str]:
+        """Holders of blocks tied to `block` who do not hold it themselves."""
+        partners = self._config.ties.get(block, ())
+        return sorted({peer for other in partners for peer in holders[other]} - set(holders[block]))
 
     def vote(self, peer: str, message: m.Vote, now: float) -> list[Effect]:
         """A holder's word on the reduced gradients of its blocks; the last one decides."""

@@ -18,7 +18,8 @@ from hetpeer.dht.errors import PeerLostError, ProtocolError, RemoteError
 from hetpeer.dht.node import Node
 from hetpeer.dht.streams import Stream
 from hetpeer.dht.tasks import TaskSet
-from hetpeer.peer.execution import FLOAT_BYTES, Execution
+from hetpeer.peer.reducing import FLOAT_BYTES
+from hetpeer.peer.schema import Schema
 from hetpeer.peer.tensors import Tensor, TensorStore
 from hetpeer.stages.execution.arena import ArenaFullError
 
@@ -47,7 +48,7 @@ class DataPlane:
         self._outgoing: dict[str, Channel] = {}
         self._generation = 0
         self._server = ChannelServer(lambda peer, _key: _Incoming(self, peer), MAX_PAYLOAD)
-        self._execution: Execution | None = None
+        self._schema: Schema | None = None
         self._store: TensorStore | None = None
         self.bytes_sent = 0
         self.bytes_received = 0
@@ -55,9 +56,9 @@ class DataPlane:
     async def start(self) -> None:
         await self._node.serve(TENSORS, self._server.handle)
 
-    def use(self, execution: Execution | None, store: TensorStore | None) -> None:
+    def use(self, schema: Schema | None, store: TensorStore | None) -> None:
         """The place whose schema incoming tensors must fit; None: nothing is taken."""
-        self._execution, self._store = execution, store
+        self._schema, self._store = schema, store
 
     def send(self, peer: str, head: Head, tensor: Tensor) -> None:
         """Queue a tensor for `peer`. Its bytes are read when its turn comes: it must live until its step ends."""
@@ -131,13 +132,13 @@ class DataPlane:
 
     async def take(self, peer: str, header: Mapping[str, Any], payload: Stream, length: int) -> None:
         """Check an incoming tensor's head, take its payload, hand it on."""
-        execution, store = self._execution, self._store
+        schema, store = self._schema, self._store
         head = decode_head(header, peer)
-        if execution is None or store is None or not _due(head, execution):
+        if schema is None or store is None or not _due(head, schema):
             await payload.skip()
             return
-        if length != _nbytes(head, execution):
-            raise ProtocolError(f"a {head.kind} of {length} bytes, not {_nbytes(head, execution)}", peer=peer)
+        if length != _nbytes(head, schema):
+            raise ProtocolError(f"a {head.kind} of {length} bytes, not {_nbytes(head, schema)}", peer=peer)
         try:
             tensor = store.new(head.step_id, length)
         except ArenaFullError as error:
@@ -155,24 +156,25 @@ class DataPlane:
         self._arrived(peer, head, tensor)
 
 
-def _due(head: Head, execution: Execution) -> bool:
-    """Whether the tensor is about blocks that we hold."""
+def _due(head: Head, schema: Schema) -> bool:
+    """Whether the tensor is about blocks that we hold, or tied to one of them."""
     match head:
         case ActivationHead():
-            return execution.holds(head.route[0].begin) and head.route[0].begin > 0
+            return schema.holds(head.route[0].begin) and head.route[0].begin > 0
         case GradientHead():
-            return execution.holds(head.border - 1)
+            return schema.holds(head.border - 1)
         case ShardHead():
-            return execution.holds(head.block) and head.begin <= head.end <= execution.elements(head.block)
+            concerns = schema.holds if head.kind == "part" else schema.observes
+            return concerns(head.block) and head.begin <= head.end <= schema.elements(head.block)
 
 
-def _nbytes(head: Head, execution: Execution) -> int:
+def _nbytes(head: Head, schema: Schema) -> int:
     """The length of its payload, from our own graph."""
     match head:
         case ActivationHead():
-            return execution.input_layout(head.route[0].begin).nbytes
+            return schema.input_layout(head.route[0].begin, head.id).nbytes
         case GradientHead():
-            return execution.output_layout(head.border, gradients=True).nbytes
+            return schema.output_layout(head.border, head.id, gradients=True).nbytes
         case ShardHead():
             return (head.end - head.begin) * FLOAT_BYTES
 

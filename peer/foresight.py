@@ -55,7 +55,6 @@ async def prepare_ahead(
             for block in range(place.begin, place.end):
                 await files.graph(block)
                 await files.buffers(block)
-            await files.shards()
         except RemoteError as error:
             _log.info("no coordinator answers, and not all files are to be had yet: %s", error.what)
             await asyncio.sleep(LOOK_AGAIN_S)

@@ -1,4 +1,4 @@
-"""Getting ready to work: graphs, buffers and data of a place, and the state of its blocks.
+"""Getting ready to work: graphs and buffers of a place, shards of data, and the state of its blocks.
 
 Files come from whoever has them, checked against the manifest's hashes; states from holders or from the coordinator's
 checkpoint, checked by the digest of their bits.
@@ -18,7 +18,6 @@ from hetpeer.bootstrap.serving import fetch, fetch_file
 from hetpeer.dht.errors import LocalError, RemoteError
 from hetpeer.dht.node import Node
 from hetpeer.peer.home import place_file
-from hetpeer.stages.data.tokens import TokenShards
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.compute import Compute
@@ -26,6 +25,8 @@ from hetpeer.stages.execution.results import Loaded
 from hetpeer.stages.graph.spec import BlockSpec
 
 RETRY_S = 0.3
+ASKED_FIRST = 2
+"""Volunteers that are asked for a shard before the bootstrap node is: they share the work of serving the data."""
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ class RunFiles:
         self._node = node
         self.run = run
         self.peers = list(dict.fromkeys(peers))
+        self.volunteers: tuple[str, ...] = ()
+        """Who takes part, and may have shards of the data."""
 
     async def need(self, folder: Path, reference: FileRef) -> Path:
         """The path of the file, fetched if it is not there or damaged. Raises `RemoteError` HP-SYNC-001."""
@@ -44,9 +47,19 @@ class RunFiles:
         try:
             await asyncio.to_thread(check_file, reference, path)
         except LocalError:
-            data = await fetch_file(self._node, self.peers, reference.blake3, reference.bytes)
-            await asyncio.to_thread(place_file, folder, reference, data)
+            await self._fetch(folder, reference, self.peers)
         return path
+
+    async def fetch_shard(self, shard: FileRef) -> None:
+        """Fetch a shard of the data from any holder. Raises `RemoteError` HP-SYNC-001."""
+        others = [peer for peer in self.volunteers if peer != self._node.peer_id]
+        others.sort(key=lambda peer: hash((peer, shard.name)))  # everybody begins somewhere else
+        peers = dict.fromkeys((*others[:ASKED_FIRST], *self.peers, *others))
+        await self._fetch(self.run.data, shard, peers)
+
+    async def _fetch(self, folder: Path, reference: FileRef, peers: Iterable[str]) -> None:
+        data = await fetch_file(self._node, peers, reference.blake3, reference.bytes)
+        await asyncio.to_thread(place_file, folder, reference, data)
 
     async def graph(self, block: int) -> bytes:
         entry = self.run.manifest.blocks[block]
@@ -60,13 +73,6 @@ class RunFiles:
             return None
         path = await self.need(self.run.path / "state", reference)
         return await asyncio.to_thread(path.read_bytes)
-
-    async def shards(self) -> tuple[TokenShards, TokenShards]:
-        """Training and held-out text."""
-        data = self.run.manifest.data
-        for reference in (*data.train, *data.heldout):
-            await self.need(self.run.data, reference)
-        return await asyncio.to_thread(lambda: (self.run.train_shards(), self.run.heldout_shards()))
 
 
 class StateFetcher:
@@ -142,12 +148,15 @@ async def prepare_block(compute: Compute, files: RunFiles, block: int) -> tuple[
         "epsilon": training.epsilon,
         "weight_decay": training.weight_decay,
     }
+    groups = tuple((group.pattern, group.changes) for group in training.groups)
     extents: dict[str, Extent] = {}
     try:
         for name, data in (await _constants(files, spec)).items():
             extents[name] = compute.arena.allocate(len(data))
             compute.arena.view(extents[name])[:] = data
-        prepared = await compute.submit(c.Prepare(block=block, graph=graph, buffers=extents, update=update))
+        prepared = await compute.submit(
+            c.Prepare(block=block, graph=graph, buffers=extents, update=update, groups=groups)
+        )
     finally:
         for extent in extents.values():
             compute.arena.release(extent)

@@ -27,7 +27,8 @@ class VolunteerProgress:
 
     def __init__(self, manifest: Manifest) -> None:
         self._steps = manifest.training.steps
-        self._tokens = manifest.training.microbatch_size * manifest.data.sequence_length
+        self._tokens = manifest.training.microbatch_size * manifest.data.tokens_per_sample
+        self._unit = manifest.data.unit
         self._contributed = False
         self._told = ""
         self._told_at = 0.0
@@ -62,7 +63,7 @@ class VolunteerProgress:
     def _step_line(self, volunteer: Volunteer) -> str:
         member, speed = volunteer.member, volunteer.figures.tokens_per_second
         loss = "" if member.loss is None else f"  loss {member.loss:.4f}"
-        you = f"  you {speed:,.0f} tok/s" if speed else ""
+        you = f"  you {speed:,.0f} {self._unit}/s" if speed else ""
         step, now = member.version or 0, time.monotonic()
         if step != self._step:
             self._step, self._step_since = step, now

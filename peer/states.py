@@ -10,7 +10,7 @@ from typing import Any
 from hetpeer.averaging.member import Member, Phase
 from hetpeer.bootstrap.serving import Served
 from hetpeer.dht.errors import LocalError
-from hetpeer.peer.execution import Execution
+from hetpeer.peer.posting import Posts
 from hetpeer.stages.execution.results import CommandFailedError
 
 STATE_WAIT_S = 20.0
@@ -24,14 +24,14 @@ class HeldStates:
 
     def __init__(self, member: Member) -> None:
         self._member = member
-        self._execution: Execution | None = None
+        self._posts: Posts | None = None
         self._rooms: Mapping[int, int] = {}
         self._snapshots: dict[tuple[int, int], tuple[bytes, str]] = {}
         self._changed = asyncio.Event()
 
-    def use(self, execution: Execution | None, rooms: Mapping[int, int]) -> None:
+    def use(self, posts: Posts | None, rooms: Mapping[int, int]) -> None:
         """The worker's side of our place, and the bytes that each block's state takes."""
-        self._execution, self._rooms = execution, rooms
+        self._posts, self._rooms = posts, rooms
 
     def changed(self) -> None:
         """Something happened: whoever waits looks again."""
@@ -39,11 +39,11 @@ class HeldStates:
 
     def snapshot(self, version: int, blocks: Sequence[int]) -> list[Coroutine[Any, Any, None]]:
         """Copy the state of `blocks` before the next update can change it. Posted now; run what is returned."""
-        assert self._execution is not None
+        assert self._posts is not None
         self._snapshots = {key: kept for key, kept in self._snapshots.items() if key[0] == version}
         return [
             self._keep(
-                version, block, self._member.digests[block], self._execution.dump(block, self._rooms[block])
+                version, block, self._member.digests[block], self._posts.dump(block, self._rooms[block])
             )
             for block in blocks
         ]
@@ -59,9 +59,9 @@ class HeldStates:
                 while True:
                     if kept := self._snapshots.get((version, block)):
                         return Served(kept[0], {"digest": kept[1]})
-                    if self._holds(version, block) and self._execution is not None:
+                    if self._holds(version, block) and self._posts is not None:
                         # Posted before anything else can be: an update that comes now is behind it in the worker.
-                        copied = self._execution.dump(block, self._rooms[block])
+                        copied = self._posts.dump(block, self._rooms[block])
                         digest = self._member.digests[block]
                         return Served(await copied, {"digest": digest})
                     if not self._may_come(version):

@@ -55,6 +55,8 @@ class BlockRow:
 class RunName:
     name: str
     id: str
+    unit: str
+    """What the speeds count: `tok` of text, or `samples`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +127,7 @@ def summarise(signed: SignedManifest, adverts: Mapping[str, Advert], now: float)
         time=now,
         state=state,
         reason=reason,
-        run=RunName(name=manifest.name, id=signed.run_id),
+        run=RunName(name=manifest.name, id=signed.run_id, unit=manifest.data.unit),
         peers=rows,
         blocks=blocks,
         progress=progress,
@@ -212,9 +214,7 @@ def _progress(
     steps = manifest.training.steps
     furthest = max(witnesses, key=lambda row: row.step, default=None)
     step = min(furthest.step, steps) if furthest else 0
-    per_step = (
-        manifest.training.microbatches * manifest.training.microbatch_size * manifest.data.sequence_length
-    )
+    per_step = manifest.training.batch_size * manifest.data.tokens_per_sample
     return Progress(
         step=step,
         steps=steps,

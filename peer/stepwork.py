@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hetpeer.averaging import effects as e
+from hetpeer.averaging import messages as m
 from hetpeer.averaging.heads import ActivationHead, GradientHead, Head, ShardHead
 from hetpeer.averaging.member import Effect, Member, Origin, StepEffect
 from hetpeer.peer.dataplane import DataPlane
 from hetpeer.peer.execution import Execution
 from hetpeer.peer.figures import Figures
+from hetpeer.peer.gate import DataGate
+from hetpeer.peer.posting import Posts
+from hetpeer.peer.reducing import Reducing
+from hetpeer.peer.schema import Schema
 from hetpeer.peer.tensors import Tensor, TensorStore
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import effects as p
@@ -25,6 +31,17 @@ from hetpeer.stages.execution.slots import Drop, Merge
 Work = Coroutine[Any, Any, None]
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """All that carries out the effects of a step for the blocks that we hold."""
+
+    schema: Schema
+    posts: Posts
+    tasks: Execution
+    reducing: Reducing
+    gate: DataGate
 
 
 class StepWork:
@@ -47,49 +64,59 @@ class StepWork:
         self._spawn = spawn
         self._perform = perform
         self._state_lost = state_lost
-        self._execution: Execution | None = None
+        self._place: Place | None = None
 
-    def use(self, execution: Execution | None) -> None:
+    def use(self, place: Place | None) -> None:
         """The worker's side of our place; None: we have none, and take no tensors."""
-        self._execution = execution
-        self._plane.use(execution, self._store)
+        if self._place is not None:
+            self._place.gate.close()
+        self._place = place
+        self._plane.use(None if place is None else place.schema, self._store)
 
     def run(self, step: e.StepId, effect: StepEffect) -> None:
         """Carry out one effect of `step`."""
-        execution, member = self._execution, self._member
-        assert execution is not None, "a step begins only after Prepare"
+        place, member = self._place, self._member
+        assert place is not None, "a step begins only after Prepare"
         match effect:
             case p.RunForward():
-                self._start(execution.forward(member, step, effect))
+                self._start(place.tasks.forward(member, step, effect))
             case p.RunBackward():
-                self._start(self._counted(execution.backward(member, step, effect)))
+                self._start(self._counted(place.tasks.backward(member, step, effect)))
             case p.ForgetGraph(key):
-                self._start(execution.command(c.DropTask(task=f"{key.id}/{key.begin}")))
+                self._start(place.posts.command(c.DropTask(task=f"{key.id}/{key.begin}")))
             case Merge(block, source, target):
-                self._start(execution.command(c.MergeSlot(block=block, source=source, target=target)))
+                self._start(place.posts.command(c.MergeSlot(block=block, source=source, target=target)))
             case Drop(block, slot):
-                self._start(execution.command(c.DropSlot(block=block, slot=slot)))
+                self._start(place.posts.command(c.DropSlot(block=block, slot=slot)))
             case e.SumParts():
-                self._start(execution.sum(member, step, effect))
+                self._start(place.reducing.sum(member, step, effect))
             case e.Inspect():
-                self._start(execution.inspect(member, step, effect))
+                self._start(place.reducing.inspect(member, step, effect))
             case e.ApplyUpdate():
-                self._spawn(self._apply(execution.apply(member, step, effect)))
+                self._spawn(self._apply(place.reducing.apply(member, step, effect)))
             case p.Release(handle):
                 self.release(handle)
             case _:
-                self._send(step, effect, execution)
+                self._send(step, effect, place)
 
     def end(self, step: e.StepId) -> None:
         """Nothing of `step` is needed any more."""
         self._plane.end_step(step)
         self._store.end_step(step)
-        if self._execution is not None:
-            self._execution.end_step(step)
-            self._start(self._execution.command(c.ClearStep()))
+        if self._place is not None:
+            self._place.gate.end_step(step)
+            self._place.tasks.end_step(step)
+            self._start(self._place.posts.command(c.ClearStep()))
 
     def release(self, handle: p.Handle) -> None:
         self._store.release(_tensor(handle))
+
+    def received(self, message: m.Message) -> None:
+        """A message of the coordinator."""
+        if self._place is not None and isinstance(message, m.Begin | m.Reroute):
+            self._place.gate.message(message, self._receive)
+        else:
+            self._receive(message)
 
     def arrived(self, peer: str, head: Head, tensor: Tensor) -> None:
         """A tensor of `peer`, its head and length already checked."""
@@ -97,8 +124,10 @@ class StepWork:
         origin = Origin(peer, head.incarnation, head.step_id, plan)
         core = self._member
         match head:
+            case ActivationHead() if self._place is not None:
+                self._place.gate.activation(head, lambda: self._activation(origin, head, tensor))
             case ActivationHead():
-                self._perform(core.activation(origin, head.id, head.route, head.attempt, tensor))
+                self._activation(origin, head, tensor)
             case GradientHead():
                 self._perform(core.gradient(origin, head.id, head.border, tensor))
             case ShardHead(kind="part"):
@@ -108,7 +137,13 @@ class StepWork:
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _send(self, step: e.StepId, effect: StepEffect, execution: Execution) -> None:
+    def _receive(self, message: m.Message) -> None:
+        self._perform(self._member.receive(message))
+
+    def _activation(self, origin: Origin, head: ActivationHead, tensor: Tensor) -> None:
+        self._perform(self._member.activation(origin, head.id, head.route, head.attempt, tensor))
+
+    def _send(self, step: e.StepId, effect: StepEffect, place: Place) -> None:
         own: dict[str, Any] = {
             "line": step.line,
             "step": step.number,
@@ -123,7 +158,7 @@ class StepWork:
             case e.SendPart(shard, slot):
                 part = _shard_head("part", shard, own)
                 self._start(
-                    execution.export(
+                    place.reducing.export(
                         step, shard, slot, lambda piece: self._plane.send(shard.reducer, part, piece)
                     )
                 )

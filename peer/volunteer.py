@@ -16,21 +16,29 @@ from typing import Any, TypeVar
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.holding import Shape
 from hetpeer.averaging.member import Effect, InStep, Member, Phase
 from hetpeer.averaging.places import choose_place
+from hetpeer.averaging.ties import Ties
+from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.bootstrap.serving import Served
 from hetpeer.dht.errors import ExitCode, LocalError, RemoteError
 from hetpeer.dht.node import Node
 from hetpeer.dht.tasks import TaskSet
 from hetpeer.peer.dataplane import DataPlane
+from hetpeer.peer.datasource import DataSource
 from hetpeer.peer.evidence import Evidence
-from hetpeer.peer.execution import DataSource, Execution
+from hetpeer.peer.execution import Execution
 from hetpeer.peer.figures import Figures, Offer
+from hetpeer.peer.gate import DataGate
 from hetpeer.peer.home import Home
+from hetpeer.peer.posting import Posts
 from hetpeer.peer.preparing import RunFiles, StateFetcher, prepare_block
+from hetpeer.peer.reducing import Reducing
+from hetpeer.peer.schema import Schema
 from hetpeer.peer.session import ControlSession
 from hetpeer.peer.states import HeldStates
-from hetpeer.peer.stepwork import StepWork
+from hetpeer.peer.stepwork import Place, StepWork
 from hetpeer.peer.tensors import TensorStore
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import effects as p
@@ -67,8 +75,7 @@ class Volunteer:
             memory_bytes=offer.memory_bytes,
             flops_per_second=offer.flops_per_second,
         )
-        sizes = {block.index: block.parameter_count for block in self._manifest.blocks}
-        self.member = Member(node.peer_id, hello, sizes, self._manifest.training.slot_size)
+        self.member = Member(node.peer_id, hello, _shape(self._manifest))
         self.session = ControlSession(
             node,
             self._coordinator,
@@ -94,6 +101,7 @@ class Volunteer:
         self._prepared: dict[int, int] = {}
         """Blocks loaded into the worker, and the bytes that each one's state takes."""
         self._specs: list[BlockSpec] = []
+        self._source: DataSource | None = None
         self._preparing: asyncio.Task[Any] | None = None
         self._fetching: asyncio.Task[Any] | None = None
         self._ended = False
@@ -151,7 +159,8 @@ class Volunteer:
     def _received(self, message: m.Message) -> None:
         if isinstance(message, m.Begin):
             self._plane.keep_only(message.roster)
-        self.perform(self.member.receive(message))
+            self._files.volunteers = tuple(message.roster)
+        self._steps.received(message)
 
     def _tensor_arrived(self, *tensor: Any) -> None:
         if not self._ended:
@@ -223,12 +232,15 @@ class Volunteer:
         for block in range(begin, end):
             spec, self._prepared[block] = await _keep_trying(partial(self._load_block, block))
             specs.append(spec)
-        needs_data = any(spec.data for spec in specs)
-        source = DataSource(self._manifest, *await _keep_trying(self._files.shards)) if needs_data else None
         self._specs = specs
-        execution = Execution(self._compute, self._store, specs, source, self._manifest, self.perform)
-        self._steps.use(execution)
-        self._states.use(execution, self._prepared)
+        self._source = (
+            DataSource(self._files, specs, self._tasks) if any(spec.data for spec in specs) else None
+        )
+        posts, schema = Posts(self._compute, self._store), Schema(specs, self._manifest)
+        tasks = Execution(posts, schema, self._source, self.perform)
+        gate = DataGate(self._source, self._tasks)
+        self._steps.use(Place(schema, posts, tasks, Reducing(posts, schema, self.perform), gate))
+        self._states.use(posts, self._prepared)
         self.perform(self.member.prepared())
 
     async def _load_block(self, block: int) -> tuple[BlockSpec, int]:
@@ -236,7 +248,9 @@ class Volunteer:
 
     async def _fetch_state(self, order: e.FetchState) -> None:
         fetcher = StateFetcher(self._node, self._compute, self._coordinator)
-        digests = await fetcher.load(order.version, self._specs, order.sources, order.digests)
+        loading = fetcher.load(order.version, self._specs, order.sources, order.digests)
+        warming = () if self._source is None else (self._source.warm_up(order.version),)
+        digests, *_ = await asyncio.gather(loading, *warming)
         self.perform(self.member.state_loaded(order.line, order.version, digests))
 
     async def _rejoin(self) -> None:
@@ -254,6 +268,12 @@ async def _keep_trying(get: Callable[[], Awaitable[T]]) -> T:
         except RemoteError as error:
             _log.warning("%s; trying again", error)
             await asyncio.sleep(PREPARE_RETRY_S)
+
+
+def _shape(manifest: Manifest) -> Shape:
+    """What the protocol must know of the model."""
+    sizes = {block.index: block.vector_count for block in manifest.blocks}
+    return Shape(sizes, manifest.training.slot_size, Ties(manifest.ties))
 
 
 def rejection(stop: e.Stop) -> LocalError:

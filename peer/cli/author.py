@@ -34,21 +34,41 @@ def init(
         str, typer.Option(metavar="MODULE.PY:FUNCTION", help="Function that returns the model.")
     ],
     data: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option(
-            metavar="PATH", help="Text file or folder; may be repeated (default: Python's library)."
+            metavar="PATH | MODULE.PY:FUNCTION",
+            help="Text file or folder, may be repeated; or function that yields the samples, mappings of names to numpy"
+            " arrays (default: the text of Python's library).",
+        ),
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE.PY:FUNCTION",
+            help="Function of (the model's outputs, the batch) that returns the loss (default: the model returns it).",
         ),
     ] = None,
     steps: Annotated[int, typer.Option(help="Updates of the parameters.")] = 60,
-    microbatches: Annotated[int, typer.Option(help="Microbatches of one step.")] = 16,
-    microbatch_size: Annotated[int, typer.Option(help="Sequences of one microbatch.")] = 8,
-    sequence_length: Annotated[int, typer.Option(help="Tokens (bytes) of one sequence.")] = 64,
+    batch_size: Annotated[int, typer.Option(help="Samples of one update.")] = 128,
+    microbatch_size: Annotated[int, typer.Option(help="Samples that are computed at once.")] = 8,
+    sequence_length: Annotated[int, typer.Option(help="Of text: tokens (bytes) of one sample.")] = 64,
     learning_rate: Annotated[float, typer.Option(help="AdamW's learning rate.")] = 5e-4,
     clip_norm: Annotated[float, typer.Option(help="Largest norm of the gradient; 0 does not clip.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Decides the initial parameters and the order of the data.")] = 0,
     eval_every: Annotated[int, typer.Option(help="Steps between evaluations.")] = 10,
     eval_microbatches: Annotated[int, typer.Option(help="Microbatches of one evaluation.")] = 4,
     checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 10,
+    dtype: Annotated[str, typer.Option(help="What workers compute in: float32 or bf16.")] = "float32",
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Run forward twice instead of keeping activations.")
+    ] = False,
+    group: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN:KEY=VALUE,…",
+            help="Other settings for some parameters, as '*.bias:weight_decay=0'; repeatable, the first match counts.",
+        ),
+    ] = None,
     stages: Annotated[
         list[int] | None,
         typer.Option(
@@ -57,36 +77,43 @@ def init(
     ] = None,
     name: Annotated[str | None, typer.Option(help="The run's name (default: the directory's).")] = None,
 ) -> None:
-    """Make a run directory from a torch model and texts."""
+    """Make a run directory from a torch model and its data."""
     from hetpeer.bootstrap.create import create_run
-    from hetpeer.bootstrap.manifest import TrainingSettings, validated
+    from hetpeer.bootstrap.manifest import validated
+    from hetpeer.bootstrap.settings import TrainingSettings, parameter_group
 
     training = {
         "steps": steps,
-        "microbatches": microbatches,
+        "batch_size": batch_size,
         "microbatch_size": microbatch_size,
         "learning_rate": learning_rate,
         "clip_norm": clip_norm or None,
         "eval_every": eval_every,
         "eval_microbatches": eval_microbatches,
         "checkpoint_every": checkpoint_every,
-        "slot_size": min(microbatches, TrainingSettings.model_fields["slot_size"].default),
+        "dtype": dtype,
+        "recompute": recompute,
+        "groups": [parameter_group(text) for text in group or ()],
+        "slot_size": 1,  # of a step with few microbatches the default would be too much
     }
+    settings = validated(TrainingSettings, training)
+    slot_size = min(settings.microbatches, TrainingSettings.model_fields["slot_size"].default)
     run = create_run(
         directory,
         model=model,
+        loss=loss,
         data=data or (),
         name=name,
         seed=seed,
         sequence_length=sequence_length,
         stages=stages or (),
-        training=validated(TrainingSettings, training),
+        training=settings.model_copy(update={"slot_size": slot_size}),
     )
     parameters = sum(block.parameter_count for block in run.manifest.blocks)
-    tokens = sum(shard.tokens for shard in run.manifest.data.train)
+    samples = sum(shard.samples for shard in run.manifest.data.train)
     print(f"run {run.manifest.name}  id {run.run_id}")
     print(
-        f"{len(run.manifest.blocks)} blocks, {parameters:,} parameters, {tokens:,} training tokens, {steps} steps"
+        f"{len(run.manifest.blocks)} blocks, {parameters:,} parameters, {samples:,} training samples, {steps} steps"
     )
     print(f"next: hetpeer bootstrap {directory}")
 

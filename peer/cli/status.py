@@ -80,7 +80,7 @@ def _summary(found: SwarmStatus) -> Iterator[tuple[str, str]]:
     yield "state", found.state + (f": {found.reason}" if found.reason else "")
     share = f"{progress.step / progress.steps:.0%}"
     loss = "" if progress.loss is None else f"  loss {progress.loss:.4f}"
-    speed = f"  {swarm.tokens_per_second:,.0f} tok/s" if swarm.tokens_per_second else ""
+    speed = f"  {swarm.tokens_per_second:,.0f} {found.run.unit}/s" if swarm.tokens_per_second else ""
     eta = f"  ETA {_duration(progress.eta_s)}" if progress.eta_s and found.state != "waiting" else ""
     yield "progress", f"step {progress.step}/{progress.steps} ({share}){loss}{speed}{eta}"
     coordinator = "coordinator here" if swarm.coordinator else "no coordinator"
@@ -106,7 +106,7 @@ def _lines(found: SwarmStatus) -> Iterator[str]:
     for blocks, _, who in _stages(found):
         yield f"{'blocks':<10}{blocks}  {who}"
     for row in found.peers:
-        yield f"{'peer':<10}{_short(row.peer)}  " + "  ".join(filter(None, _peer_cells(row)))
+        yield f"{'peer':<10}{_short(row.peer)}  " + "  ".join(filter(None, _peer_cells(row, found.run.unit)))
 
 
 def _tables(found: SwarmStatus) -> RenderableType:
@@ -124,14 +124,14 @@ def _tables(found: SwarmStatus) -> RenderableType:
     peers = Table("peer", "role", "name", "state", "blocks", "step", "speed", "device", box=None)
     peers.header_style = "dim"
     for row in found.peers:
-        peers.add_row(Text(_short(row.peer)), *map(Text, _peer_cells(row)))
+        peers.add_row(Text(_short(row.peer)), *map(Text, _peer_cells(row, found.run.unit)))
     return Group(summary, "", stages, "", peers)
 
 
-def _peer_cells(row: PeerRow) -> list[str]:
+def _peer_cells(row: PeerRow, unit: str) -> list[str]:
     """Role, name, state, blocks, step, speed, device."""
     blocks = f"{row.blocks[0]}-{row.blocks[1] - 1}" if row.blocks else ""
-    speed = f"{row.tokens_per_second:,.0f} tok/s" if row.tokens_per_second else ""
+    speed = f"{row.tokens_per_second:,.0f} {unit}/s" if row.tokens_per_second else ""
     return [row.role, row.name, row.state, blocks, f"step {row.step}", speed, row.device]
 
 

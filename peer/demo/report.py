@@ -24,6 +24,7 @@ from hetpeer.peer.demo.settings import DemoSettings
 from hetpeer.peer.demo.training import Kill, Trained
 from hetpeer.peer.demo.view import View
 from hetpeer.peer.plot import Mark, loss_curve
+from hetpeer.stages.data.shards import TOKENS
 
 PROMPT_BYTES, SAMPLE_BYTES = 32, 240
 
@@ -154,9 +155,9 @@ def _speed(feed: LedgerFeed, tokens_per_step: int) -> float:
 
 def _sample(settings: DemoSettings, run: RunDirectory) -> bytes:
     """The beginning of the held-out text, gone on with by the trained model."""
-    held_out = run.heldout_shards()
-    (window,), _ = held_out.batch([0], min(PROMPT_BYTES, held_out.population(1)))
-    prompt = bytes(window.astype("uint8")).decode(errors="replace")
+    batches = run.batches()
+    first, *_ = batches.microbatch(0, batches.plan.evaluation.start)[TOKENS]
+    prompt = bytes(first[:PROMPT_BYTES].astype("uint8")).decode(errors="replace")
     pieces = generate(run.path, prompt, tokens=SAMPLE_BYTES, temperature=0.8, seed=settings.seed)
     return prompt.encode() + b"".join(pieces) + b"\n"
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hetpeer.bootstrap.rundir import RunDirectory
 
 MARKER = ".hetpeer-demo"
-MICROBATCHES, MICROBATCH_SIZE, SEQUENCE_LENGTH, SLOT_SIZE = 8, 4, 64, 2
+BATCH_SIZE, MICROBATCH_SIZE, SEQUENCE_LENGTH, SLOT_SIZE = 32, 4, 64, 2
 """Small enough that two cores train sixty steps, and train them again to compare, within four minutes."""
 LEARNING_RATE = 5e-4
 """With twice as much, some seeds pass through a spike of the loss in which rounding errors grow to 1e-5 within three
@@ -76,7 +76,7 @@ class DemoSettings:
 
     @property
     def tokens_per_step(self) -> int:
-        return MICROBATCHES * MICROBATCH_SIZE * SEQUENCE_LENGTH
+        return BATCH_SIZE * SEQUENCE_LENGTH
 
     def home(self, number: int) -> Path:
         return self.out / "volunteers" / str(number)
@@ -116,10 +116,19 @@ def claimed(settings: DemoSettings) -> Iterator[None]:
 
 
 def make_run(settings: DemoSettings) -> RunDirectory:
-    """The run that the demo trains. Raises what `create_run` raises."""
+    """The run that the demo trains. Raises HP-DEMO-001 for data that is no text, and what `create_run` raises."""
     from hetpeer.bootstrap.create import create_run
-    from hetpeer.bootstrap.manifest import TrainingSettings
+    from hetpeer.bootstrap.datasets import FUNCTION
+    from hetpeer.bootstrap.settings import TrainingSettings
 
+    if any(FUNCTION.fullmatch(str(path)) for path in settings.data):
+        raise LocalError(
+            "HP-DEMO-001",
+            "a demo trains on texts",
+            why="it ends with one that the trained model has written",
+            fix="give text files or folders; for other data there are hetpeer init, bootstrap and join",
+            exit_code=ExitCode.USAGE,
+        )
     often = max(1, settings.steps // 6)
     return create_run(
         settings.run_path,
@@ -131,7 +140,7 @@ def make_run(settings: DemoSettings) -> RunDirectory:
         stages=[min(2, settings.peers - settings.kill)],
         training=TrainingSettings(
             steps=settings.steps,
-            microbatches=MICROBATCHES,
+            batch_size=BATCH_SIZE,
             microbatch_size=MICROBATCH_SIZE,
             slot_size=SLOT_SIZE,
             learning_rate=LEARNING_RATE,

@@ -17,6 +17,7 @@ from hetpeer.averaging.effects import StepId, SumParts
 from hetpeer.averaging.holding import Effect, HeldStep
 from hetpeer.averaging.member import Member
 from hetpeer.averaging.reduction import Reduction
+from hetpeer.averaging.ties import Ties
 from hetpeer.bootstrap.coordinator import Coordinator
 from hetpeer.bootstrap.ledger import StepLedger, Verdict
 from hetpeer.bootstrap.saving import Saving
@@ -67,6 +68,23 @@ def parts_as_list() -> AbstractContextManager[None]:
 def fold_twice() -> AbstractContextManager[None]:
     """A gradient is folded into the open slot although a live slot holds that id already."""
     return _patched(SlotBook, "holds", lambda _self, _microbatch, _block: False)
+
+
+def tied_apart() -> AbstractContextManager[None]:
+    """Holders of one block of a tied parameter update it by that block's uses alone."""
+
+    def observers(_self: CoordinatedStep, _block: int, _holders: Any) -> list[str]:
+        return []
+
+    def partners(_self: Ties, _block: int) -> list[int]:
+        return []
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        with _patched(CoordinatedStep, "_observers", observers), _patched(Ties, "partners", partners):
+            yield
+
+    return both()
 
 
 def overlaps_count() -> AbstractContextManager[None]:
@@ -247,6 +265,7 @@ MUTANTS: Mapping[str, Mutant] = {
     for mutant in (
         parts_as_list,
         fold_twice,
+        tied_apart,
         overlaps_count,
         dead_still_count,
         evict_ignored,

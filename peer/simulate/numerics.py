@@ -41,6 +41,9 @@ class Numerics(Protocol):
 
     def join(self, shards: Sequence[Any]) -> Any: ...
 
+    def tie(self, block: int, gradient: Any, tied: Mapping[int, Any]) -> Any:
+        """The gradient of `block` with what the blocks `tied` to it say of tied parameters."""
+
     def inspect(self, gradient: Any) -> tuple[str, float]:
         """Digest and squared norm."""
 
@@ -61,6 +64,8 @@ class Sum:
 
     ids: Counter[tuple[int, int, str]]
     bits: str
+    tied: str = ""
+    """Bits of the tied parameters' part, alike at all blocks that share them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,7 @@ class Chain:
 
     exact: str
     bits: str
+    tied: str = ""
 
 
 class Symbols:
@@ -119,12 +125,19 @@ class Symbols:
         whole = all(shard == shards[0] for shard in shards)
         return shards[0] if whole else Sum(Counter({(-1, -1, "torn"): 1}), "torn")
 
+    def tie(self, block: int, gradient: Sum, tied: Mapping[int, Sum]) -> Sum:
+        parts = sorted({block: gradient, **tied}.items())
+        if any(_tasks(part) != _tasks(gradient) for _, part in parts):
+            return Sum(Counter({(-1, -1, "torn"): 1}), "torn")
+        total = _hash([(other, part.bits) for other, part in parts])
+        return Sum(gradient.ids, _hash((gradient.bits, total)), total)
+
     def inspect(self, gradient: Sum) -> tuple[str, float]:
         return _hash((sorted(gradient.ids.items()), gradient.bits)), 1.0
 
     def apply(self, state: Chain, gradient: Sum, coefficient: float) -> Chain:  # noqa: ARG002
         exact = _hash((state.exact, sorted(gradient.ids.items())))
-        return Chain(exact, _hash((state.bits, gradient.bits)))
+        return Chain(exact, _hash((state.bits, gradient.bits)), _hash((state.tied, gradient.tied or gradient.bits)))
 
     def digest(self, state: Chain) -> str:
         return _hash((state.exact, state.bits))
@@ -140,6 +153,14 @@ class Symbols:
                 one, Sum(Counter({(step, n, one.exact): 1 for n in range(microbatches)}), ""), 1.0
             )
         return state.exact == one.exact
+
+
+def _tasks(gradient: Sum) -> Counter[tuple[int, int]]:
+    """How often each (step, id) is in a sum, whatever the block."""
+    tasks: Counter[tuple[int, int]] = Counter()
+    for (step, number, _), count in gradient.ids.items():
+        tasks[step, number] += count
+    return tasks
 
 
 def _hash(value: object) -> str:

@@ -7,6 +7,7 @@ import random
 import sys
 from dataclasses import dataclass
 
+from hetpeer.averaging.ties import Tie
 from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.faults import Faults
 from hetpeer.peer.simulate.numerics import Symbols
@@ -37,6 +38,10 @@ class Outcome:
     virtual_s: float
 
 
+TIES = (Tie(uses=((0, 10, 60), (BLOCKS - 1, 40, 90))),)
+"""An embedding and a head that share half of their elements."""
+
+
 def simulate(
     seed: int, coverage: Coverage, *, faults: int = FAULTS, config: SwarmConfig | None = None
 ) -> Outcome:
@@ -60,6 +65,7 @@ def shape(seed: int) -> SwarmConfig:
         volunteers=choose.randint(max(2, stages), 7),
         layouts=layouts,
         slot_capacity=choose.choice((1, 2, 3, 6)),
+        ties=choose.choice(((), TIES)),
         microbatches=choose.randint(4, 8),
         latency_s=(0.005, choose.choice((0.02, 0.12, 0.5))),
         stall_s=choose.choice((0.5, 8.0)),

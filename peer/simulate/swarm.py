@@ -14,8 +14,10 @@ from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
+from hetpeer.averaging.holding import Shape
 from hetpeer.averaging.member import Effect as MemberEffect
 from hetpeer.averaging.member import Member
+from hetpeer.averaging.ties import Tie, Ties
 from hetpeer.bootstrap import coordinator as c
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import BlockCost
@@ -48,6 +50,7 @@ class SwarmConfig:
     microbatches: int = 6
     evaluation_microbatches: int = 2
     slot_capacity: int = 2
+    ties: tuple[Tie, ...] = ()
     checkpoint_every: int = 3
     clip_norm: float | None = None
     latency_s: tuple[float, float] = (0.005, 0.12)
@@ -62,6 +65,7 @@ class Swarm:
     def __init__(self, seed: int, config: SwarmConfig, numerics: Numerics, coverage: Coverage) -> None:
         self.config = config
         self.numerics = numerics
+        self.shape = Shape(numerics.sizes, config.slot_capacity, Ties(config.ties))
         self.world = World(seed)
         self.network = Network(self.world, config.latency_s)
         self.checks = Checks(numerics, config.steps, config.microbatches)
@@ -107,6 +111,9 @@ class Swarm:
             raise ViolationError(f"the run was halted: {self.log[-1]}")
         last = {b: self._store[self.config.steps, b] for b in range(self.numerics.blocks)}
         self.checks.ended(last)
+        for tie in self.config.ties:
+            if len({last[block].tied for block, _, _ in tie.uses}) > 1:
+                raise ViolationError("the copies of a tied parameter differ")
 
     def start_coordinator(self) -> None:
         """A new reign from the log."""
@@ -114,13 +121,14 @@ class Swarm:
         config = c.CoordinatorConfig(
             run="sim",
             steps=cfg.steps,
-            microbatches=cfg.microbatches,
+            sizes=[1] * cfg.microbatches,
             evaluation_microbatches=cfg.evaluation_microbatches,
             evaluate_every=2,
             checkpoint_every=cfg.checkpoint_every,
             clip_norm=cfg.clip_norm,
             layouts=cfg.layouts,
             costs=[BlockCost(memory_bytes=1, flops=1.0)] * self.numerics.blocks,
+            ties={b: self.shape.ties.partners(b) for b in range(self.numerics.blocks)},
             stall_s=cfg.stall_s,
             reduce_s=cfg.reduce_s,
             sync_s=cfg.sync_s,

@@ -102,6 +102,9 @@ class ToyNet:
     def join(self, shards: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(shards))
 
+    def tie(self, block: int, gradient: Tensor, tied: Mapping[int, Tensor]) -> Tensor:
+        raise NotImplementedError("the toy net has no tied parameters")
+
     def inspect(self, gradient: Tensor) -> tuple[str, float]:
         return _digest(gradient), squared_norm(gradient)
 

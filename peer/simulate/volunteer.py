@@ -67,7 +67,7 @@ class Volunteer:
         hello = m.Hello(
             run=run, name=self.name, incarnation=next(self._incarnations), flops_per_second=self._speed
         )
-        self.member = Member(self.name, hello, swarm.numerics.sizes, swarm.config.slot_capacity)
+        self.member = Member(self.name, hello, swarm.shape)
         self.connect()
 
     def kill(self) -> None:

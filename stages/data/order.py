@@ -1,27 +1,101 @@
-"""Which sequences a microbatch consists of: a pure function of the run's seed, so anybody may compute it again.
+"""Which samples a microbatch consists of: a pure function of the run's seed, so anybody may compute it again.
+
+A run's training samples are one endless stream: epoch after epoch, each a permutation of the shards and, within each
+shard, a permutation of its samples. Every sample comes once an epoch, and consecutive ones lie in one or two shards: who
+computes a microbatch needs little of the data. Held-out samples come in the order in which they are stored.
 
 Philox4x64-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3; SC 2011) is counter-based: the key is
-(seed, stream), the counter (step, microbatch). Only its raw 64-bit output is used, which numpy keeps stable across
-versions and platforms (NEP 19), unlike the distributions of `Generator`.
+(seed, stream), the counter (epoch, shard). Only its raw 64-bit output is used, which numpy keeps stable across versions
+and platforms (NEP 19), unlike the distributions of `Generator`.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 
-Stream = Literal["train", "evaluation"]
-KEYS: dict[Stream, int] = {"train": 1, "evaluation": 2}
+ORDER_STREAM, SPLIT_STREAM = 1, 2
+"""Second half of the key: the order of training; the shuffle before the held-out samples are split off."""
+EPOCHS_KEPT, SHARDS_KEPT = 2, 8
+"""Permutations that are not drawn again when they are asked for; four bytes a shard or sample."""
+
+Indices = np.ndarray[tuple[int], np.dtype[np.int32]]
 
 
-def sample_offsets(
-    seed: int, stream: Stream, step: int, microbatch: int, count: int, population: int
-) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """`count` token offsets in [0, population) where the sequences of one microbatch begin, drawn with replacement.
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Some samples of one shard: its number in the set, and their numbers within it, in the order of the stream."""
 
-    Evaluation microbatches are the same at every step. The bias of the modulo is below population / 2**64.
+    shard: int
+    samples: Indices
+
+
+def permutation(seed: int, stream: int, count: int, *counter: int) -> Indices:
+    """The numbers below `count` in an order that (seed, stream, up to three counter words) alone decide.
+
+    Sorted by a random 64-bit number each; of two equal ones the smaller comes first.
     """
-    counter = [0, step if stream == "train" else 0, microbatch, 0]
-    raw = np.random.Philox(key=[seed, KEYS[stream]], counter=counter).random_raw(count)
-    return (raw % np.uint64(population)).astype(np.int64)
+    words = [0, *counter, 0, 0, 0][:4]
+    raw = np.random.Philox(key=[seed, stream], counter=words).random_raw(count)
+    return np.argsort(raw, kind="stable").astype(np.int32)
+
+
+def size_of(number: int, batch_size: int, microbatch_size: int) -> int:
+    """Samples of microbatch `number` of a step; the last one has what is left. Held-out ones, from M on, are full."""
+    left = batch_size - number * microbatch_size
+    return min(left, microbatch_size) if left > 0 else microbatch_size
+
+
+class SampleOrder:
+    """The endless stream of one set's samples. `counts` are those of its shards, each at least 1.
+
+    With a seed it is the order of training; without, the shards' own order, over and over: that of evaluations.
+    """
+
+    def __init__(self, counts: Sequence[int], seed: int | None) -> None:
+        self.total = sum(counts)
+        self._counts = tuple(counts)
+        self._seed = seed
+        self._epoch = lru_cache(EPOCHS_KEPT)(self._shards_of)
+        self._within = lru_cache(SHARDS_KEPT)(self._samples_of)
+
+    def pieces(self, begin: int, count: int) -> list[Piece]:
+        """The samples [begin, begin + count) of the stream."""
+        return [
+            Piece(shard, self._within(epoch, shard)[first : first + some])
+            for epoch, shard, first, some in self._runs(begin, count)
+        ]
+
+    def shards(self, begin: int, count: int) -> list[int]:
+        """The shards that `pieces` needs, in the order in which they come."""
+        return list(dict.fromkeys(shard for _, shard, _, _ in self._runs(begin, count)))
+
+    def _runs(self, begin: int, count: int) -> Iterator[tuple[int, int, int, int]]:
+        """Epoch, shard, position within the shard's permutation, and how many samples from there."""
+        end = begin + count
+        while begin < end:
+            epoch, position = divmod(begin, self.total)
+            shards, ends = self._epoch(epoch)
+            place = bisect_right(ends, position)
+            shard = int(shards[place])
+            some = min(end - begin, ends[place] - position)
+            yield epoch, shard, position - (ends[place] - self._counts[shard]), some
+            begin += some
+
+    def _shards_of(self, epoch: int) -> tuple[Indices, list[int]]:
+        """The shards of an epoch in order, and the position behind the last sample of each."""
+        shards = self._permutation(len(self._counts), epoch, 0)
+        return shards, list(accumulate(self._counts[shard] for shard in shards))
+
+    def _samples_of(self, epoch: int, shard: int) -> Indices:
+        return self._permutation(self._counts[shard], epoch, shard + 1)
+
+    def _permutation(self, count: int, *counter: int) -> Indices:
+        if self._seed is None:
+            return np.arange(count, dtype=np.int32)
+        return permutation(self._seed, ORDER_STREAM, count, *counter)

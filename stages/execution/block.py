@@ -10,8 +10,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from hetpeer.dht.errors import ProtocolError
+from hetpeer.stages.graph.calls import SYMBOLS
+from hetpeer.stages.graph.passes import Pass
 from hetpeer.stages.graph.program import Program
 from hetpeer.stages.graph.spec import BlockSpec, TensorSpec
 
@@ -19,9 +22,9 @@ from hetpeer.stages.graph.spec import BlockSpec, TensorSpec
 class Block:
     """One block bound to its tensors and a device.
 
-    `parameters` and `buffers` are read anew at each call and never written; their names are those of
-    `spec.parameter_specs` and `spec.buffer_specs`. The spec is trusted: it was made by cut.py or came through
-    `wire.unpack_block`. Raises ProtocolError when a tensor does not fit the spec.
+    `parameters`, `buffers` and `statistics` are read anew at each call and never written; their names are those of the
+    spec. The spec is trusted: it was made by cut.py or came through `wire.unpack_block`. Raises ProtocolError when a
+    tensor does not fit the spec.
     """
 
     def __init__(
@@ -29,61 +32,110 @@ class Block:
         spec: BlockSpec,
         parameters: Mapping[str, Tensor],
         buffers: Mapping[str, Tensor],
+        statistics: Mapping[str, Tensor],
         device: torch.device,
     ) -> None:
         self.spec = spec
-        _check(f"block {spec.index}: parameters", spec.parameter_specs, parameters)
-        _check(f"block {spec.index}: buffers", spec.buffer_specs, buffers)
-        self._owned = {name: parameters[fqn] for name, fqn in spec.parameters.items()}
-        self._owned |= {name: buffers[fqn] for name, fqn in spec.buffers.items()}
-        self._program = Program(spec.nodes, spec.outputs, device)
+        self._device = device
+        self._owned: dict[str, Tensor] = {}
+        for kind, names, specs, tensors in (
+            ("parameters", spec.parameters, spec.parameter_specs, parameters),
+            ("buffers", spec.buffers, spec.buffer_specs, buffers),
+            ("statistics", spec.statistics, spec.statistic_specs, statistics),
+        ):
+            _check(f"block {spec.index}: {kind}", specs, tensors)
+            self._owned |= {name: tensors[fqn] for name, fqn in names.items()}
+        self._programs: dict[int, tuple[BlockSpec, Program]] = {}
 
     def __repr__(self) -> str:
         return f"<Block {self.spec.index} {self.spec.parameter_count} parameters, {len(self.spec.nodes)} operators>"
 
-    def forward(self, bundle: Mapping[str, Tensor], data: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Compute one microbatch under the caller's grad mode.
+    def forward(
+        self, bundle: Mapping[str, Tensor], data: Mapping[str, Tensor], batch: int, here: Pass
+    ) -> dict[str, Tensor]:
+        """Compute one microbatch of `batch` samples under the caller's grad mode; its statistics go to `here`.
 
         `bundle` holds exactly `spec.inputs`; `data` may hold more of the author's inputs than this block uses. An
         output whose spec says no gradient comes back is detached. Raises ProtocolError on a wrong name, shape or
         dtype, and when an operator refuses what it got (a token beyond the vocabulary).
         """
-        spec = self.spec
+        spec, program = self._at(batch)
         _check(f"block {spec.index}: bundle", spec.inputs, bundle)
         if unknown := bundle.keys() - spec.inputs.keys():
             raise ProtocolError(f"block {spec.index}: bundle has the unknown value {min(unknown)!r}")
         _check(f"block {spec.index}: data", spec.data, data)
-        values = {**self._owned, **bundle, **{name: data[name] for name in spec.data}}
-        results = self._program.run(values)
+        given = {name: data[name] for name in spec.data}
+        if spec.recompute and torch.is_grad_enabled():
+            # The pass is a pure function of its arguments: it needs no generator state to be put back.
+            with set_checkpoint_early_stop(
+                False
+            ):  # the interpreter could not tell its exception from a kernel's
+                results = checkpoint(
+                    *(self._compute, spec, program, bundle, given, here),
+                    use_reentrant=False,
+                    preserve_rng_state=False,
+                )
+        else:
+            results = self._compute(spec, program, bundle, given, here)
         return {
             name: results[name] if output.grad or not results[name].requires_grad else results[name].detach()
             for name, output in spec.outputs.items()
         }
 
+    def _compute(
+        self,
+        spec: BlockSpec,
+        program: Program,
+        bundle: Mapping[str, Tensor],
+        data: Mapping[str, Tensor],
+        here: Pass,
+    ) -> dict[str, Tensor]:
+        entering = {name: bundle[name].to(SYMBOLS["dtype"][s.dtype]) for name, s in spec.entering.items()}
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=spec.autocast):
+            results = program.run({**self._owned, **entering, **data}, here)
+        return {name: results[name].to(SYMBOLS["dtype"][s.dtype]) for name, s in spec.outputs.items()}
+
+    def _at(self, batch: int) -> tuple[BlockSpec, Program]:
+        """The block for so many samples; a run has one or two such numbers."""
+        if batch not in self._programs:
+            spec = self.spec.at(batch)
+            self._programs[batch] = (spec, Program(spec.nodes, spec.outputs, self._device))
+        return self._programs[batch]
+
 
 def run_range(
-    blocks: Sequence[Block], bundle: Mapping[str, Tensor], data: Mapping[str, Tensor]
+    blocks: Sequence[Block], bundle: Mapping[str, Tensor], data: Mapping[str, Tensor], batch: int, here: Pass
 ) -> dict[str, Tensor]:
     """Compute consecutive blocks of one holder; autograd runs through them. Errors as in `Block.forward`."""
     out = dict(bundle)
     for block in blocks:
-        out = block.forward(out, data)
+        out = block.forward(out, data, batch, here)
     return out
 
 
 def flat_views(spec: BlockSpec, flat: Tensor) -> dict[str, Tensor]:
-    """Parameter name -> view into the block's flat float32 vector [parameter_count], in the order of the spec.
+    """Parameter name -> view into the first part of `flat`, float32 of any length, in the order of the spec.
 
     The views share memory with `flat` but not its autograd history: each may become a leaf of its own. `flat` may as
-    well hold gradients or optimizer moments. Raises ProtocolError when `flat` is not such a vector.
+    well hold gradients, with or without statistics behind them, or moments. Raises ProtocolError when it is too short.
     """
-    if flat.shape != (spec.parameter_count,) or flat.dtype != torch.float32:
+    return _views(spec, spec.parameter_specs, flat)
+
+
+def statistic_views(spec: BlockSpec, flat: Tensor) -> dict[str, Tensor]:
+    """Statistic name -> view into `flat`, as `flat_views`."""
+    return _views(spec, spec.statistic_specs, flat)
+
+
+def _views(spec: BlockSpec, specs: Mapping[str, TensorSpec], flat: Tensor) -> dict[str, Tensor]:
+    counts = [part.count for part in specs.values()]
+    if flat.dim() != 1 or len(flat) < sum(counts) or flat.dtype != torch.float32:
         what = f"{flat.dtype} {tuple(flat.shape)}"
-        raise ProtocolError(f"block {spec.index} has {spec.parameter_count} float32 parameters, not {what}")
-    parts = torch.split(flat, [part.count for part in spec.parameter_specs.values()])
+        raise ProtocolError(f"block {spec.index} has {sum(counts)} float32 values there, not {what}")
+    parts = torch.split(flat[: sum(counts)], counts)
     return {
-        fqn: part.view(part_spec.shape).detach()
-        for (fqn, part_spec), part in zip(spec.parameter_specs.items(), parts, strict=True)
+        name: part.view(part_spec.sizes).detach()
+        for (name, part_spec), part in zip(specs.items(), parts, strict=True)
     }
 
 

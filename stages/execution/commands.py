@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import Field
 
+from hetpeer.stages.data.draws import Draw
 from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.results import (
     Applied,
@@ -47,7 +48,7 @@ class Command(Generic[R]):
 class Prepare(Command[Prepared]):
     """Check and keep a block's packed graph (graph/wire.py), its buffers' raw bytes and its update rule.
 
-    `update` are the rule's settings as the manifest has them. The buffers are copied. A block of the same index is
+    `update` are the rule's settings as the manifest has them, `groups` what differs for some parameters (groups.py). The buffers are copied. A block of the same index is
     forgotten first.
     """
 
@@ -57,6 +58,7 @@ class Prepare(Command[Prepared]):
     graph: bytes
     buffers: Extents = field(default_factory=dict)
     update: dict[Name, Number | tuple[Number, ...]]
+    groups: tuple[tuple[Name, dict[Name, Number | tuple[Number, ...]]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +84,7 @@ class Unload(Command[Done]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forward(Command[Forwarded]):
-    """Run the blocks [begin, end) on one microbatch.
+    """Run the blocks [begin, end) on one microbatch of `batch` samples; `draw` is what its random numbers depend on.
 
     `inputs` are those of block `begin`, `outputs` those of block `end - 1` but for the loss, `data` what the blocks
     use of the author's inputs. With `train` the graph is kept under `task`, and on a CPU it refers to the extents of
@@ -94,6 +96,8 @@ class Forward(Command[Forwarded]):
     task: Name
     begin: Count
     end: Count
+    batch: Count
+    draw: Draw
     inputs: Extents = field(default_factory=dict)
     data: Extents = field(default_factory=dict)
     outputs: Extents = field(default_factory=dict)
@@ -104,8 +108,9 @@ class Forward(Command[Forwarded]):
 class Backward(Command[Backpropagated]):
     """Backward through the kept graph of `task`, which is forgotten, also when this fails.
 
-    `weight` seeds the gradient of the loss (1/M of a step's M microbatches) where the range ends in it. The parameters'
-    gradients of the blocks `fold` are added to their slot `slot`; either all of them are or, on failure, none.
+    `weight` seeds the gradient of the loss (the microbatch's share of the step's samples) where the range ends in it.
+    The parameters' gradients and the statistics of the blocks `fold` are added to their slot `slot`; either all of them
+    are or, on failure, none.
     """
 
     answer: ClassVar[type[Any]] = Backpropagated
@@ -176,17 +181,18 @@ class Sum(Command[Done]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspect(Command[Inspected]):
-    """Look at `elements` float32 values."""
+    """Look at `elements` float32 values; those in the ranges [begin, end) of `normed` count for the norm."""
 
     answer: ClassVar[type[Any]] = Inspected
     kind: Literal["inspect"] = "inspect"
     extent: Extent
     elements: Count
+    normed: tuple[tuple[Count, Count], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Apply(Command[Applied]):
-    """Update `block` with the committed gradient times `coefficient` (clipping).
+    """Update `block` with the committed gradient of a step of so many microbatches, times `coefficient` (clipping).
 
     The block's slots and kept graphs belonged to the step that ends here and are forgotten. A gradient that is not
     finite is refused before anything changes.
@@ -197,6 +203,7 @@ class Apply(Command[Applied]):
     block: Count
     gradient: Extent
     coefficient: Number
+    microbatches: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,15 +24,14 @@ from hetpeer.stages.execution import device as devices
 from hetpeer.stages.execution import results as r
 from hetpeer.stages.execution.arena import SharedMemory
 from hetpeer.stages.execution.block import run_range
-from hetpeer.stages.execution.held import HeldBlock, UpdateRule, dump_bytes, layout
-from hetpeer.stages.execution.numerics import squared_norm
+from hetpeer.stages.execution.groups import MakeRule, Segment, segments
+from hetpeer.stages.execution.held import HeldBlock, dump_bytes
+from hetpeer.stages.execution.numerics import is_finite, squared_norm
 from hetpeer.stages.execution.staging import CommandError, Staging, refuse_not_finite
-from hetpeer.stages.execution.state import dump, load
+from hetpeer.stages.execution.state import dump, layout_of, load
+from hetpeer.stages.graph.passes import Pass
 from hetpeer.stages.graph.spec import BlockSpec, TensorSpec
 from hetpeer.stages.graph.wire import Limits, unpack_block
-
-MakeRule = Callable[[Mapping[str, float | tuple[float, ...]]], UpdateRule]
-"""The manifest's optimizer settings → the rule. Raises a HetpeerError when they make none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +40,7 @@ class _Prepared:
 
     spec: BlockSpec
     buffers: Mapping[str, torch.Tensor]
-    rule: UpdateRule
+    rules: Sequence[Segment]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +48,9 @@ class _Task:
     """A microbatch between its forward and its backward."""
 
     held: Sequence[HeldBlock]
+    here: Pass
+    first: BlockSpec
+    last: BlockSpec
     inputs: Mapping[str, torch.Tensor]
     outputs: Mapping[str, torch.Tensor]
     loss: torch.Tensor | None
@@ -107,9 +109,9 @@ class Engine:
             raise CommandError(f"the graph of block {command.block} says it is block {spec.index}")
         buffers = self._staging.read(f"block {spec.index}", spec.buffer_specs, command.buffers)
         own = {name: buffer.clone() for name, buffer in buffers.items()}  # the daemon releases the extents
-        rule = self._make_rule(command.update)
+        rules = segments(spec, command.update, command.groups, self._make_rule)
         self._forget(spec.index)
-        self._prepared[spec.index] = _Prepared(spec=spec, buffers=own, rule=rule)
+        self._prepared[spec.index] = _Prepared(spec=spec, buffers=own, rules=rules)
         return r.Prepared(dump_bytes=dump_bytes(spec))
 
     def _load(self, command: c.Load) -> r.Loaded:
@@ -117,8 +119,8 @@ class Engine:
         if prepared is None:
             raise CommandError(f"block {command.block} is not prepared")
         spec = prepared.spec
-        state = load(bytes(self._staging.raw(command.state)), spec.index, layout(spec))
-        held = HeldBlock(spec, prepared.buffers, state, prepared.rule, self._device)
+        state = load(bytes(self._staging.raw(command.state)), spec.index, layout_of(spec))
+        held = HeldBlock(spec, prepared.buffers, state, prepared.rules, self._device)
         self._forget(spec.index)
         self._blocks[spec.index] = held
         return r.Loaded(version=held.version, digest=held.state().digest())
@@ -145,11 +147,11 @@ class Engine:
 
     def _apply(self, command: c.Apply) -> r.Applied:
         held = self._held(command.block)
-        gradient = self._staging.floats(command.gradient, held.spec.parameter_count)
+        gradient = self._staging.floats(command.gradient, held.spec.vector_count)
         refuse_not_finite(f"block {command.block}", {"gradient": gradient})
         self._forget_tasks(command.block)
         try:
-            held.update(gradient.to(self._device), command.coefficient)
+            held.update(gradient.to(self._device), command.coefficient, command.microbatches)
         except BaseException:
             self._forget(command.block)  # half updated: of no version
             raise
@@ -157,7 +159,7 @@ class Engine:
 
     def _dump_state(self, command: c.DumpState) -> r.Dumped:
         held = self._held(command.block)
-        data = dump(held.state(), command.block, held.layout)
+        data = dump(held.state(), command.block, layout_of(held.spec))
         place = self._staging.raw(command.extent)
         if len(data) > len(place):
             raise CommandError(
@@ -174,22 +176,25 @@ class Engine:
         held = [self._held(block) for block in range(command.begin, command.end)]
         if not held:
             raise CommandError(f"{where} runs no block")
-        first, last = held[0].spec, held[-1].spec
+        first, last = held[0].spec.at(command.batch), held[-1].spec.at(command.batch)
+        here = Pass(command.draw if command.train else None)
         inputs = self._staging.read(f"{where}, input", first.inputs, command.inputs)
         refuse_not_finite(f"{where}, input", inputs)
-        data_specs = {name: spec for one in held for name, spec in one.spec.data.items()}
+        data_specs = {name: spec for one in held for name, spec in one.spec.at(command.batch).data.items()}
         data = self._staging.read(f"{where}, data", data_specs, command.data)
         for name, spec in first.inputs.items():
             inputs[name].requires_grad_(command.train and spec.grad)
         with torch.set_grad_enabled(command.train):
-            outputs = run_range([one.block for one in held], inputs, data)
+            outputs = run_range([one.block for one in held], inputs, data, command.batch, here)
         loss = outputs.pop(last.loss) if last.loss is not None else None
         specs = {name: spec for name, spec in last.outputs.items() if name != last.loss}
         self._staging.write(f"{where}, output", specs, command.outputs, outputs)
         if loss is not None:
             refuse_not_finite(where, {"loss": loss})
         if command.train:
-            self._tasks[command.task] = _Task(held=held, inputs=inputs, outputs=outputs, loss=loss)
+            self._tasks[command.task] = _Task(
+                held=held, here=here, first=first, last=last, inputs=inputs, outputs=outputs, loss=loss
+            )
         value = None if loss is None else loss.item()
         return r.Forwarded(loss=value, seconds=time.perf_counter() - started)
 
@@ -203,7 +208,7 @@ class Engine:
         if len(folded) != len(command.fold):
             raise CommandError(f"{where} did not run all of the blocks {list(command.fold)}")
         roots, seeds = self._seeds(where, task, command)
-        specs = _with_gradient(task.held[0].spec.inputs)
+        specs = _with_gradient(task.first.inputs)
         leaves = [task.inputs[name] for name in specs]
         leaves += [leaf for held in folded for leaf in held.parameters.values()]
         found = iter(torch.autograd.grad(roots, leaves, seeds, allow_unused=True) if leaves else ())
@@ -216,7 +221,7 @@ class Engine:
         zeros = {name: torch.zeros_like(task.inputs[name]) for name, part in inputs.items() if part is None}
         self._staging.write(f"{where}, gradient of input", specs, command.input_gradients, inputs | zeros)
         for held, room, parts in zip(folded, rooms, gradients, strict=True):
-            held.fold(command.slot, room, parts)
+            held.fold(command.slot, room, parts, task.here)
         return r.Backpropagated(seconds=time.perf_counter() - started)
 
     def _seeds(
@@ -225,7 +230,7 @@ class Engine:
         """What the backward pass starts from, and the gradients there."""
         if task.loss is not None:
             return [task.loss], [torch.full_like(task.loss, command.weight)]
-        specs = _with_gradient(task.held[-1].spec.outputs)
+        specs = _with_gradient(task.last.outputs)
         given = self._staging.read(f"{where}, gradient of output", specs, command.output_gradients)
         refuse_not_finite(f"{where}, gradient of output", given)
         return [task.outputs[name] for name in specs], list(given.values())
@@ -274,9 +279,9 @@ class Engine:
 
     def _inspect(self, command: c.Inspect) -> r.Inspected:
         vector = self._staging.floats(command.extent, command.elements)
-        norm = squared_norm(vector)
+        norm = math.fsum(squared_norm(vector[begin:end]) for begin, end in command.normed)
         digest = blake3(vector.numpy().data.cast("B")).hexdigest()
-        return r.Inspected(digest=digest, squared_norm=norm, finite=math.isfinite(norm))
+        return r.Inspected(digest=digest, squared_norm=norm, finite=is_finite(vector))
 
     # ── the worker itself ────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,4 +1,4 @@
-"""Facts about flat tensors on which peers must agree: squared norm and finiteness.
+"""Numbers on which peers must agree to the bit: squared norms, finiteness, powers, scalars.
 
 `torch.sum` adds in an order that depends on threads and vector width, so two holders of the same gradient could vote
 different norms. Here every addition is element-wise and its place in the tree is fixed, so any machine gets equal bits.
@@ -37,3 +37,19 @@ def is_finite(tensor: torch.Tensor) -> bool:
         return True
     low, high = torch.aminmax(tensor)
     return math.isfinite(float(low)) and math.isfinite(float(high))
+
+
+def power(base: float, exponent: int) -> float:
+    """`base ** exponent` by squaring: multiplications are exact to the bit everywhere, the C library's pow is not."""
+    result = 1.0
+    while exponent:
+        if exponent & 1:
+            result *= base
+        base *= base
+        exponent >>= 1
+    return result
+
+
+def float32(value: float) -> float:
+    """The nearest float32, as a Python float: torch then passes it on without rounding a second time."""
+    return torch.tensor(value, dtype=torch.float32).item()

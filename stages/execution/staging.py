@@ -13,7 +13,7 @@ import torch
 from hetpeer.dht.errors import LocalError
 from hetpeer.stages.execution.arena import Extent, SharedMemory
 from hetpeer.stages.execution.numerics import is_finite
-from hetpeer.stages.graph.ops import SYMBOLS
+from hetpeer.stages.graph.calls import SYMBOLS
 from hetpeer.stages.graph.spec import TensorSpec
 
 FLOAT32_BYTES = 4
@@ -85,7 +85,7 @@ class Staging:
                 raise CommandError(
                     f"{where}: {name!r} takes {spec.nbytes} bytes and its extent has {len(view)}"
                 )
-            places[name] = _tensor(view, SYMBOLS["dtype"][spec.dtype]).view(spec.shape)
+            places[name] = _tensor(view, SYMBOLS["dtype"][spec.dtype]).view(spec.sizes)
         return places
 
 

@@ -1,7 +1,7 @@
 """One block's training state as bytes: the initial state, a checkpoint and a transfer between holders are the same file.
 
-The file is safetensors: a float32 tensor `<name>` for each parameter, `exp_avg:<name>` and `exp_avg_sq:<name>` for
-AdamW's moments (left out while they are zero), and one metadata entry, `state: "block 2 version 40"` (one, because
+The file is safetensors: a float32 tensor `<name>` for each parameter and each running statistic of BatchNorm,
+`exp_avg:<name>` and `exp_avg_sq:<name>` for AdamW's moments (left out while they are zero; statistics have zeros), and one metadata entry, `state: "block 2 version 40"` (one, because
 safetensors writes several in random order and equal states must be equal bytes: a file is fetched from several
 holders at once). In memory the three are flat vectors in the order of the block's layout (names and shapes), which
 is what the optimizer and the rings work on. No torch here: daemon and coordinator read and check states too.
@@ -24,10 +24,10 @@ from hetpeer.dht.errors import ProtocolError
 from hetpeer.stages.graph.spec import BlockSpec
 
 Vector = np.ndarray[tuple[int], np.dtype[np.float32]]
-"""A flat float32 vector: the parameters (or one of their moments) of a block, one after the other."""
+"""A flat float32 vector: the parameters (or one of their moments) of a block one after the other, then its statistics."""
 
 Layout = Sequence[tuple[str, tuple[int, ...]]]
-"""Names and shapes of a block's parameters, in the order of its spec."""
+"""Names and shapes of a block's parameters and then of its statistics, in the order of its spec."""
 
 PREFIXES = ("", "exp_avg:", "exp_avg_sq:")
 FLOAT32 = np.dtype("<f4")
@@ -69,11 +69,15 @@ class BlockState:
 
 def layout_of(spec: BlockSpec) -> Layout:
     """The layout of a block's state."""
-    return [(name, tensor.shape) for name, tensor in spec.parameter_specs.items()]
+    return [
+        (name, tensor.sizes)
+        for specs in (spec.parameter_specs, spec.statistic_specs)
+        for name, tensor in specs.items()
+    ]
 
 
-def parameter_count(layout: Layout) -> int:
-    """Number of float32 values in a block's parameters."""
+def element_count(layout: Layout) -> int:
+    """Number of float32 values in one vector of a block."""
     return sum(math.prod(shape) for _, shape in layout)
 
 
@@ -90,7 +94,7 @@ def split(
 
 def dump(state: BlockState, block: int, layout: Layout) -> bytes:
     """The state as a safetensors file. The vectors must be as long as the layout says."""
-    expected = parameter_count(layout)
+    expected = element_count(layout)
     tensors = {}
     for prefix, vector in zip(PREFIXES, state.vectors(), strict=True):
         if vector.shape != (expected,):
@@ -126,7 +130,7 @@ def _check_sizes(data: bytes, layout: Layout) -> None:
     """Refuse by size alone, before a byte is parsed."""
     room = 256 + sum(len(PREFIXES) * (HEADER_BYTES_PER_TENSOR + 6 * len(name)) for name, _ in layout)
     header = int.from_bytes(data[:8], "little")
-    payload = len(PREFIXES) * FLOAT32.itemsize * parameter_count(layout)
+    payload = len(PREFIXES) * FLOAT32.itemsize * element_count(layout)
     if len(data) < 8 or header > room or len(data) > 8 + header + payload:
         raise ProtocolError(f"state of {len(data)} bytes does not fit a block of {payload} bytes")
 
@@ -144,7 +148,7 @@ def _take_vector(
     found: dict[str, dict[str, object]], prefix: str, layout: Layout, *, required: bool
 ) -> Vector:
     """Remove one kind of tensors from `found` and return them as a flat vector; zeros if none is there and none must be."""
-    vector = np.zeros(parameter_count(layout), dtype=np.float32)
+    vector = np.zeros(element_count(layout), dtype=np.float32)
     if not required and not any(prefix + name in found for name, _ in layout):
         return vector
     for name, part in split(vector, layout):

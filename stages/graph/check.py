@@ -7,14 +7,18 @@ FLOPs with what the operators really make. Left for the sandbox around the worke
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hetpeer.dht.errors import ProtocolError
-from hetpeer.stages.graph.cost import Value, measure
-from hetpeer.stages.graph.spec import BlockSpec, Node, TensorSpec
+from hetpeer.stages.graph.cost import measure
+from hetpeer.stages.graph.passes import BATCH_NORM, running_values
+from hetpeer.stages.graph.spec import Batch, BlockSpec, Node, TensorSpec, Value
 
 MIB = 1 << 20
+FEWER = 2
+"""Another number of samples to check. Not 1: a BatchNorm over samples has no variance of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +34,8 @@ class Limits:
     nesting: int = 3
     """Lists inside an argument."""
     dimensions: int = 16
+    batch: int = 1 << 20
+    """Samples of a microbatch."""
     tensor_bytes: int = 4096 * MIB
     """Bytes of any one tensor: input, parameter or result of a call."""
     parameter_bytes: int = 16_384 * MIB
@@ -43,14 +49,38 @@ class Limits:
 def check_block(spec: BlockSpec, limits: Limits) -> None:
     """Raise ProtocolError unless the block is consistent, within the limits, and what it says it is."""
     _check_names(spec)
-    _check_sizes(spec, limits)
-    _dry_run(spec, limits)
+    _check_statistics(spec)
+    _check_owned(spec, limits)
+    flops = check_at(spec, spec.batch, limits)
+    if flops != spec.flops_forward:
+        raise ProtocolError(f"block {spec.index} declares {spec.flops_forward} FLOPs and takes {flops}")
+    if spec.batch > FEWER and spec.at(FEWER) != spec.at(spec.batch):
+        check_at(
+            spec, FEWER, limits
+        )  # what holds at two sizes holds at all: everything is a multiple of the batch
+
+
+def check_at(spec: BlockSpec, batch: int, limits: Limits) -> int:
+    """Raise ProtocolError unless the block can compute `batch` samples, and makes what it declares; returns its FLOPs."""
+    sizes = spec.at(batch)
+    _check_sizes(sizes, limits)
+    return _dry_run(sizes, limits)
 
 
 def _check_names(spec: BlockSpec) -> None:
     """Each value is made once and before it is read, and every tensor has one owner."""
+    for what, owned, specs in (
+        ("parameter", spec.parameters, spec.parameter_specs),
+        ("buffer", spec.buffers, spec.buffer_specs),
+        ("statistic", spec.statistics, spec.statistic_specs),
+    ):
+        if set(owned.values()) != specs.keys():
+            raise ProtocolError(f"the {what} names and the {what} specs of a block differ")
+    kinds = [spec.parameter_specs, spec.buffer_specs, spec.statistic_specs]
+    if len(set().union(*kinds)) != sum(map(len, kinds)):
+        raise ProtocolError(f"block {spec.index} has a tensor of two kinds")
     made: set[str] = set()
-    for names in (spec.inputs, spec.data, spec.parameters, spec.buffers):
+    for names in (spec.inputs, spec.data, spec.parameters, spec.buffers, spec.statistics):
         _add(made, names)
     for node in spec.nodes:
         for name in node.references():
@@ -58,16 +88,21 @@ def _check_names(spec: BlockSpec) -> None:
                 raise ProtocolError(f"{node.name!r} reads the unknown value {name!r}")
         _add(made, (node.name,))
     for name in spec.outputs:
-        if name not in made or name in spec.data or name in spec.parameters or name in spec.buffers:
+        if name not in made or name in spec.data or name in spec.owned:
             raise ProtocolError(f"the output {name!r} is not made here and does not pass through")
-    for what, names, specs in (
-        ("parameter", spec.parameters, spec.parameter_specs),
-        ("buffer", spec.buffers, spec.buffer_specs),
-    ):
-        if set(names.values()) != specs.keys():
-            raise ProtocolError(f"the {what} names and the {what} specs of a block differ")
-    if both := spec.parameter_specs.keys() & spec.buffer_specs.keys():
-        raise ProtocolError(f"{min(both)!r} is both a parameter and a buffer")
+
+
+def _check_statistics(spec: BlockSpec) -> None:
+    """Running values belong to one BatchNorm each, which alone reads them."""
+    for tensor in spec.statistic_specs.values():
+        if tensor.dtype != "float32" or tensor.grad or len(tensor.shape) != 1:
+            raise ProtocolError("running statistics are float32 vectors without a gradient")
+    read = Counter(name for node in spec.nodes for name in node.references() if name in spec.statistics)
+    owned = [ref.name for node in spec.nodes if node.op == BATCH_NORM for ref in running_values(node)]
+    if sorted(owned) != sorted(spec.statistics) or any(read[name] != 1 for name in spec.statistics):
+        raise ProtocolError("running statistics and BatchNorms do not belong together one to one")
+    if len(spec.statistic_specs) != len(spec.statistics):
+        raise ProtocolError("two values are the same running statistic")
 
 
 def _add(made: set[str], names: Iterable[str]) -> None:
@@ -77,14 +112,25 @@ def _add(made: set[str], names: Iterable[str]) -> None:
         made.add(name)
 
 
-def _check_sizes(spec: BlockSpec, limits: Limits) -> None:
-    owned = {**spec.parameter_specs, **spec.buffer_specs}
-    for name, tensor in {**spec.inputs, **spec.data, **owned}.items():
+def _check_owned(spec: BlockSpec, limits: Limits) -> None:
+    if not 1 <= spec.batch <= limits.batch:
+        raise ProtocolError(f"a microbatch of {spec.batch} samples is not between 1 and {limits.batch}")
+    owned = {**spec.parameter_specs, **spec.buffer_specs, **spec.statistic_specs}
+    if any(isinstance(size, Batch) for tensor in owned.values() for size in tensor.shape):
+        raise ProtocolError("the size of a tensor that a block owns depends on the batch")
+    for name, tensor in owned.items():
         _check_tensor(name, tensor, limits)
     if sum(tensor.nbytes for tensor in owned.values()) > limits.parameter_bytes:
         raise ProtocolError(f"the tensors a block owns are over {limits.parameter_bytes} bytes")
     if any(not (tensor.grad and tensor.dtype == "float32") for tensor in spec.parameter_specs.values()):
         raise ProtocolError("a block's parameters are float32 and get a gradient")
+    if spec.activation_bytes > limits.result_bytes:
+        raise ProtocolError(f"block {spec.index} declares {spec.activation_bytes} bytes of activations")
+
+
+def _check_sizes(spec: BlockSpec, limits: Limits) -> None:
+    for name, tensor in {**spec.inputs, **spec.data}.items():
+        _check_tensor(name, tensor, limits)
     if any(tensor.grad for tensor in (*spec.buffer_specs.values(), *spec.data.values())):
         raise ProtocolError("a block's buffers and data get no gradient")
     if any(
@@ -96,8 +142,8 @@ def _check_sizes(spec: BlockSpec, limits: Limits) -> None:
         raise ProtocolError("the block with the loss puts out more or else than one float32 scalar")
 
 
-def _dry_run(spec: BlockSpec, limits: Limits) -> None:
-    """Run the block on meta tensors and compare what it declares with what comes out."""
+def _dry_run(spec: BlockSpec, limits: Limits) -> int:
+    """Run the block on meta tensors and compare what it declares with what comes out; returns its FLOPs."""
     results, result_bytes, flops = 0, 0, 0
 
     def check(node: Node, value: Value, node_flops: int) -> None:
@@ -110,23 +156,20 @@ def _dry_run(spec: BlockSpec, limits: Limits) -> None:
         if results > limits.items or result_bytes > limits.result_bytes or flops > limits.flops:
             raise ProtocolError(f"block {spec.index} computes more than a peer offers, at {node.name!r}")
 
-    given = {**spec.inputs, **spec.data}
-    given |= {name: spec.parameter_specs[fqn] for name, fqn in spec.parameters.items()}
-    given |= {name: spec.buffer_specs[fqn] for name, fqn in spec.buffers.items()}
+    given = {**spec.entering, **spec.data, **spec.owned}
     values = {**given, **measure(spec.nodes, given, check).values}
     for name, declared in spec.outputs.items():
-        _check_output(name, declared, values[name])
-    if flops != spec.flops_forward:
-        raise ProtocolError(f"block {spec.index} declares {spec.flops_forward} FLOPs and takes {flops}")
-    if spec.activation_bytes > limits.result_bytes:
-        raise ProtocolError(f"block {spec.index} declares {spec.activation_bytes} bytes of activations")
+        _check_output(name, declared, values[name], carried=spec.autocast)
+    return flops
 
 
-def _check_output(name: str, declared: TensorSpec, value: Value) -> None:
+def _check_output(name: str, declared: TensorSpec, value: Value, *, carried: bool) -> None:
     """A gradient may be declared away (nothing after this block needs it), never invented."""
+    dtypes = {declared.dtype, "float32"} if carried and declared.dtype == "bfloat16" else {declared.dtype}
     fits = (
         isinstance(value, TensorSpec)
-        and (value.shape, value.dtype) == (declared.shape, declared.dtype)
+        and value.shape == declared.shape
+        and value.dtype in dtypes
         and value.grad >= declared.grad
     )
     if not fits:

@@ -8,21 +8,25 @@ that a peer will run. Nothing here is measured time: that is the planner's busin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from hetpeer.dht.errors import ProtocolError
-from hetpeer.stages.graph.ops import MOVES, SYMBOLS
+from hetpeer.stages.data.draws import Draw
+from hetpeer.stages.graph.calls import MOVES, SYMBOLS
+from hetpeer.stages.graph.passes import Pass
 from hetpeer.stages.graph.program import Program
-from hetpeer.stages.graph.spec import ITEM_BYTES, Node, TensorSpec
+from hetpeer.stages.graph.spec import ITEM_BYTES, Argument, BlockSpec, Node, Ref, TensorSpec, Value
 
-Value = TensorSpec | tuple[TensorSpec, ...]
-"""A value of the graph: a tensor, or the several results of one operator."""
+ANY_DRAW = Draw(seed=0, step=0, microbatch=0, microbatches=1)
+"""Tensors without memory have no values: which mask they would get does not matter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +42,7 @@ def measure(
     given: Mapping[str, TensorSpec],
     check: Callable[[Node, Value, int], None] | None = None,
 ) -> Measured:
-    """Run the calls on meta tensors; `given` are the values they start from.
+    """Run a training pass of the calls on meta tensors; `given` are the values they start from, all of fixed sizes.
 
     `check(node, value, flops)` may raise to stop early. Raises ProtocolError when an operator refuses its arguments.
     """
@@ -58,42 +62,116 @@ def measure(
                 check(node, value, flops[node.name])
 
         meta = torch.device("meta")
-        Program(nodes, (), meta).run({name: _empty(spec, meta) for name, spec in given.items()}, observe)
+        start = {name: empty(spec, meta) for name, spec in given.items()}
+        Program(nodes, (), meta).run(start, Pass(ANY_DRAW), observe)
     return Measured(values=values, flops=flops)
 
 
-def activation_bytes(
-    nodes: Sequence[Node],
-    inputs: Mapping[str, TensorSpec],
-    owned: Mapping[str, TensorSpec],
-    outputs: Collection[str],
-) -> int:
-    """Bytes autograd keeps from forward to backward, plus the inputs; parameters and buffers (`owned`) not counted."""
-    cpu = torch.device("cpu")
-    kept: dict[
-        int, torch.UntypedStorage
-    ] = {}  # storages stay referenced here, so an id is never given out again
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFlops:
+    """Floating-point operations of one call for a full microbatch."""
+
+    forward: int
+    backward: int
+    """Of the gradients of those arguments that get one, given that of the result."""
+    formula: bool
+    """Whether torch has a formula for it (products, convolutions, attention); else each element made counts one."""
+
+
+def call_flops(node: Node, values: Mapping[str, Value]) -> CallFlops:
+    """What one call costs, alone; `values` has the specs of all that it reads, of fixed sizes.
+
+    Autograd itself runs the backward pass, so a product counts once for each factor that gets a gradient. Calls of one
+    kind are measured once. Raises ProtocolError when the operator refuses its arguments.
+    """
+    names = {name: str(position) for position, name in enumerate(dict.fromkeys(node.references()))}
+    args = tuple(_renamed(argument, names) for argument in node.args)
+    kwargs = tuple((key, _renamed(argument, names)) for key, argument in sorted(node.kwargs.items()))
+    return _call_flops(node.op, args, kwargs, tuple(values[name] for name in names))
+
+
+@lru_cache(4096)
+def _call_flops(
+    op: str, args: tuple[Argument, ...], kwargs: tuple[tuple[str, Argument], ...], reads: tuple[Value, ...]
+) -> CallFlops:
+    meta = torch.device("meta")
+    start = {str(position): _empty_value(value, meta) for position, value in enumerate(reads)}
+    leaves = [tensor for tensor in tree_leaves(list(start.values())) if tensor.requires_grad]
+    node = Node(name="result", op=op, args=args, kwargs=dict(kwargs))
+    with torch.enable_grad(), FlopCounterMode(display=False) as counter:
+        result = Program([node], ("result",), meta).run(start, Pass(ANY_DRAW))["result"]
+        formula = counter.get_total_flops()
+        roots = [tensor for tensor in tree_leaves(result) if tensor.requires_grad]
+        found = torch.autograd.grad(roots, leaves, roots, allow_unused=True) if roots else ()
+        formula_backward = counter.get_total_flops() - formula
+    if op in MOVES:
+        return CallFlops(forward=formula, backward=formula_backward, formula=False)
+    made = sum(gradient.numel() for gradient in found if gradient is not None)
+    return CallFlops(
+        forward=formula or _count(_describe(result)), backward=formula_backward or made, formula=formula > 0
+    )
+
+
+def activation_bytes(spec: BlockSpec) -> int:
+    """Bytes of a full microbatch that stay from forward to backward: what enters, and what autograd keeps.
+
+    What the block owns does not count. With recomputation nothing but what enters stays.
+    """
+    full = spec.at(spec.batch)
+    enters = sum(tensor.nbytes for tensor in (*full.inputs.values(), *full.data.values()))
+    return enters if spec.recompute else enters + sum(kept_bytes(spec).values())
+
+
+def kept_bytes(spec: BlockSpec) -> dict[str, int]:
+    """Call -> bytes that it makes autograd keep of a full microbatch, beyond what entered or an earlier call made it keep.
+
+    Of a block with recomputation: in the pass before the backward.
+    """
+    full, cpu = spec.at(spec.batch), torch.device("cpu")
+    kept: dict[int, torch.UntypedStorage] = {}  # referenced, so that an id is never given out again
+    fresh = 0
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal fresh
         storage = tensor.untyped_storage()
-        kept[id(storage)] = storage
+        if id(storage) not in kept:
+            kept[id(storage)] = storage
+            fresh += storage.nbytes()
         return tensor
 
-    with FakeTensorMode(), torch.enable_grad():
-        values = {name: _empty(spec, cpu) for name, spec in {**owned, **inputs}.items()}
-        for name in owned:
-            keep(values[name])
-        before = sum(storage.nbytes() for storage in kept.values())
-        for name in inputs:
-            keep(values[name])
+    by_call: dict[str, int] = {}
+
+    def observe(node: Node, _: Any) -> None:
+        nonlocal fresh
+        by_call[node.name], fresh = fresh, 0
+
+    with FakeTensorMode(), torch.enable_grad(), torch.autocast("cpu", torch.bfloat16, enabled=spec.autocast):
+        values = {n: empty(tensor, cpu) for n, tensor in {**full.owned, **full.inputs, **full.data}.items()}
+        for tensor in values.values():
+            keep(tensor)
+        for name, entering in full.entering.items():
+            values[name] = values[name].to(SYMBOLS["dtype"][entering.dtype])
+        fresh = 0
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            Program(nodes, outputs, cpu).run(values)
-    return sum(storage.nbytes() for storage in kept.values()) - before
+            Program(full.nodes, full.outputs, cpu).run(values, Pass(ANY_DRAW), observe)
+    return by_call
 
 
-def _empty(spec: TensorSpec, device: torch.device) -> torch.Tensor:
+def empty(spec: TensorSpec, device: torch.device) -> torch.Tensor:
+    """A tensor of fixed sizes and undefined content that is as the spec says; a leaf."""
     dtype = SYMBOLS["dtype"][spec.dtype]
-    return torch.empty(spec.shape, dtype=dtype, device=device, requires_grad=spec.grad)
+    return torch.empty(spec.sizes, dtype=dtype, device=device, requires_grad=spec.grad)
+
+
+def _empty_value(value: Value, device: torch.device) -> Any:
+    return empty(value, device) if isinstance(value, TensorSpec) else [empty(part, device) for part in value]
+
+
+def _renamed(argument: Argument, names: Mapping[str, str]) -> Argument:
+    """The same with other names of values."""
+    if isinstance(argument, Ref):
+        return Ref(names[argument.name])
+    return tuple(_renamed(item, names) for item in argument) if isinstance(argument, tuple) else argument
 
 
 def _describe(result: Any) -> Value:

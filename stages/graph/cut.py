@@ -1,4 +1,4 @@
-"""Where the graph may be cut, and how blocks are shared out to stages.
+"""Where the graph may be cut into blocks.
 
 Operators stand in the author's order, and a border is a place between two of them. Good borders are *narrow*: a single
 tensor crosses, as between the halves of a transformer layer. The pieces between narrow borders that repeat (attention,
@@ -9,90 +9,47 @@ Operators that depend on no parameter and no input (positions, masks) are not cu
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.stages.graph.cost import activation_bytes
-from hetpeer.stages.graph.spec import BlockSpec, Node, TensorSpec
+from hetpeer.stages.graph.assemble import Mode, make_block, tensor_specs
+from hetpeer.stages.graph.passes import PASS_OPERATORS
+from hetpeer.stages.graph.share import Range, even_ranges, too_few
+from hetpeer.stages.graph.spec import BlockSpec, TensorSpec
 from hetpeer.stages.graph.trace import OpDag
 
 TINY = 1 / 16
 """A piece with less than this share of the heaviest one's FLOPs, and of its parameters, is not worth a border."""
 
-Range = tuple[int, int]
-"""Positions [begin, end)."""
+PLAIN = Mode()
 
 
-def cut_blocks(dag: OpDag, target_blocks: int | None = None) -> list[BlockSpec]:
+def cut_blocks(dag: OpDag, target_blocks: int | None = None, mode: Mode = PLAIN) -> list[BlockSpec]:
     """Cut the graph into blocks, in order; about one for each repeated layer unless `target_blocks` is given.
 
-    With `target_blocks`, neighbours are joined evenly or the heaviest pieces cut where the fewest bytes cross; fewer
-    blocks come back only if the graph has no more borders. Raises LocalError HP-MODEL-004 when two blocks would share
-    a parameter: each block has one owner of its gradient.
+    With `target_blocks`, neighbours are joined evenly, or pieces cut where few bytes cross; fewer blocks come back only
+    if the graph has no more borders. Raises LocalError HP-MODEL-005 for no blocks at all.
     """
     if target_blocks is not None and target_blocks < 1:
-        raise _too_few(f"a model cannot be cut into {target_blocks} blocks")
+        raise too_few(f"a model cannot be cut into {target_blocks} blocks")
     line = _Line(dag)
     pieces = _merge_tiny(line, _join_repeats(line, line.narrow_pieces()))
     if target_blocks is not None and len(pieces) > target_blocks:
-        grouped = _even_ranges([line.flops(piece) for piece in pieces], [1.0] * target_blocks)
+        grouped = even_ranges([line.flops(piece) for piece in pieces], [1.0] * target_blocks)
         pieces = [(pieces[begin][0], pieces[end - 1][1]) for begin, end in grouped]
     elif target_blocks is not None:
         pieces = _refine(line, pieces, target_blocks)
-    _check_parameters(line, pieces)
-    return [_make_block(line, index, piece) for index, piece in enumerate(pieces)]
-
-
-def balanced_ranges(
-    blocks: Sequence[BlockSpec], stages: int, weights: Sequence[float] | None = None
-) -> list[tuple[int, int]]:
-    """Contiguous block ranges [begin, end), one for each stage, that make the slowest stage as fast as possible.
-
-    A stage's time is its blocks' forward and backward FLOPs over its `weight` (relative speed, 1 by default); among
-    equals the sum of squares is least, so that a bottleneck elsewhere does not leave a stage idle. Exact, by dynamic
-    programming. Raises LocalError HP-MODEL-005 when there are fewer blocks than stages.
-    """
-    if not 1 <= stages <= len(blocks):
-        raise _too_few(f"{len(blocks)} blocks cannot be shared out to {stages} stages")
-    if weights is not None and len(weights) != stages:
-        raise ValueError(f"{len(weights)} weights for {stages} stages")
-    return _even_ranges([3 * block.flops_forward for block in blocks], weights or [1.0] * stages)
-
-
-def _too_few(what: str) -> LocalError:
-    fix = "ask for at least one stage and one block, and no more stages than blocks"
-    return LocalError("HP-MODEL-005", what, fix=fix, exit_code=ExitCode.CONFIG)
-
-
-def _even_ranges(costs: Sequence[int], weights: Sequence[float]) -> list[Range]:
-    """Split `costs` into len(weights) non-empty ranges: least maximum of cost / weight, then least sum of squares."""
-    sums = [0, *itertools.accumulate(costs)]
-
-    def seconds(stage: int, begin: int, end: int) -> float:
-        return (sums[end] - sums[begin]) / weights[stage]
-
-    def best(limit: float | None) -> tuple[float, list[Range]]:
-        # table[end]: the best way to share costs[:end] out to the stages so far. Without a limit "best" is the least
-        # maximum, with one the least sum of squares that stays under it.
-        table: dict[int, tuple[float, list[Range]]] = {0: (0.0, [])}
-        for stage in range(len(weights)):
-            later = len(weights) - stage - 1
-            grown: dict[int, tuple[float, list[Range]]] = {}
-            for end in range(stage + 1, len(costs) - later + 1):
-                for begin, (score, ranges) in table.items():
-                    time = seconds(stage, begin, end) if begin < end else math.inf
-                    if math.isinf(time) or (limit is not None and time > limit):
-                        continue
-                    total = max(score, time) if limit is None else score + time * time
-                    if end not in grown or total < grown[end][0]:
-                        grown[end] = (total, [*ranges, (begin, end)])
-            table = grown
-        return table[len(costs)]
-
-    slowest, _ = best(None)
-    return best(slowest)[1]
+    return [
+        make_block(
+            dag,
+            index,
+            line.nodes[begin:end],
+            (line.crossing(begin), line.crossing(end)),
+            line.copied,
+            mode,
+        )
+        for index, (begin, end) in enumerate(pieces)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +67,11 @@ class _Line:
         self.dag = dag
         fixed = set(dag.buffers)
         for node in dag.nodes:
-            if all(name in fixed for name in node.references()):
+            if node.op not in PASS_OPERATORS and all(name in fixed for name in node.references()):
                 fixed.add(node.name)
         self.copied = fixed - set(dag.buffers)
         self.nodes = [node for node in dag.nodes if node.name not in self.copied]
+        self._flops_before = [0, *itertools.accumulate(dag.flops[node.name] for node in self.nodes)]
         self.borders = self._borders()
 
     def _borders(self) -> dict[int, _Border]:
@@ -124,7 +82,7 @@ class _Line:
         for position, node in enumerate(self.nodes[:-1], start=1):
             live[node.name] = None
             live = {name: None for name in live if last.get(name, 0) >= position}
-            values = [self.dag.values[name] for name in live]
+            values = [self.dag.at(name) for name in live]
             tensors = [value for value in values if isinstance(value, TensorSpec)]
             if len(tensors) == len(values):
                 borders[position] = _Border(tuple(live), sum(spec.nbytes for spec in tensors))
@@ -135,25 +93,18 @@ class _Line:
         cuts = [position for position, border in self.borders.items() if len(border.crossing) == 1]
         return list(itertools.pairwise([0, *cuts, len(self.nodes)]))
 
-    def crossing(self, position: int) -> Mapping[str, TensorSpec]:
-        """The bundle at a border, or nothing at the ends."""
+    def crossing(self, position: int) -> tuple[str, ...]:
+        """Names of the values in the bundle at a border; none at the ends."""
         border = self.borders.get(position)
-        return self.specs(border.crossing) if border else {}
+        return border.crossing if border else ()
 
     def bytes_at(self, position: int) -> int:
         border = self.borders.get(position)
         return border.nbytes if border else 0
 
-    def specs(self, names: Iterable[str]) -> dict[str, TensorSpec]:
-        specs = {}
-        for name in names:
-            value = self.dag.values[name]
-            assert isinstance(value, TensorSpec)
-            specs[name] = value
-        return specs
-
     def flops(self, piece: Range) -> int:
-        return sum(self.dag.flops[node.name] for node in self.nodes[slice(*piece)])
+        begin, end = piece
+        return self._flops_before[end] - self._flops_before[begin]
 
     def parameters(self, piece: Range) -> set[str]:
         """Value names of the parameters a piece reads."""
@@ -161,7 +112,7 @@ class _Line:
         return names & self.dag.parameters.keys()
 
     def parameter_bytes(self, piece: Range) -> int:
-        return sum(spec.nbytes for spec in self.specs(self.parameters(piece)).values())
+        return sum(spec.nbytes for spec in tensor_specs(self.dag, self.parameters(piece)).values())
 
     def signature(self, piece: Range) -> tuple[object, ...]:
         """What a piece does, names left out: equal for two layers of one kind."""
@@ -214,72 +165,37 @@ def _merge_tiny(line: _Line, pieces: list[Range]) -> list[Range]:
 
 
 def _refine(line: _Line, pieces: list[Range], target: int) -> list[Range]:
-    """Cut the heaviest piece at its cheapest border, then most evenly, until there are `target` pieces."""
+    """Cut pieces until there are `target`: the heaviest where no more bytes cross than at the borders there are.
+
+    Then where the fewest bytes cross. Cuts that take next to nothing off a piece (the loss off its logits) come last.
+    """
     pieces = list(pieces)
-    while len(pieces) < target:
-        for piece in sorted(pieces, key=line.flops, reverse=True):
-            inside = [position for position in range(piece[0] + 1, piece[1]) if position in line.borders]
-            if inside:
-                break
-        else:
-            break
-        begin, end = piece
-        cut = min(
-            inside, key=lambda p: (line.bytes_at(p), abs(line.flops((begin, p)) - line.flops((p, end))))
-        )
+    usual = max((line.bytes_at(begin) for begin, _ in pieces[1:]), default=0)
+    cuts = {piece: cut for piece in pieces if (cut := _best_cut(line, piece))}
+
+    def order(piece: Range) -> tuple[Any, ...]:
+        useless, nbytes, _, _ = cuts[piece]
+        weight = -line.flops(piece)
+        return (0, weight) if not useless and nbytes <= usual else (1, useless, nbytes, weight)
+
+    while len(pieces) < target and (divisible := [piece for piece in pieces if piece in cuts]):
+        piece = min(divisible, key=order)
+        position = cuts[piece][-1]
+        parts = [(piece[0], position), (position, piece[1])]
         at = pieces.index(piece)
-        pieces[at : at + 1] = [(begin, cut), (cut, end)]
+        pieces[at : at + 1] = parts
+        cuts |= {part: cut for part in parts if (cut := _best_cut(line, part))}
     return pieces
 
 
-def _check_parameters(line: _Line, pieces: list[Range]) -> None:
-    owner: dict[str, int] = {}
-    for index, piece in enumerate(pieces):
-        for name in sorted(line.parameters(piece)):
-            first = owner.setdefault(name, index)
-            if first != index:
-                raise LocalError(
-                    "HP-MODEL-004",
-                    f"blocks {first} and {index} share the parameter {line.dag.parameters[name]!r}",
-                    fix="untie it: give each place a parameter of its own",
-                    exit_code=ExitCode.CONFIG,
-                )
-
-
-def _make_block(line: _Line, index: int, piece: Range) -> BlockSpec:
-    dag = line.dag
-    nodes = _with_copies(line, line.nodes[slice(*piece)])
-    used = {name for node in nodes for name in node.references()}
-    parameters = {name: fqn for name, fqn in dag.parameters.items() if name in used}
-    buffers = {name: fqn for name, fqn in dag.buffers.items() if name in used}
-    parameter_specs = {dag.parameters[name]: spec for name, spec in line.specs(parameters).items()}
-    buffer_specs = {dag.buffers[name]: spec for name, spec in line.specs(buffers).items()}
-    inputs = line.crossing(piece[0])
-    data = line.specs(name for name in dag.inputs if name in used)
-    last = piece[1] == len(line.nodes)
-    outputs = line.specs([dag.loss]) if last else line.crossing(piece[1])
-    return BlockSpec(
-        index=index,
-        inputs=inputs,
-        outputs=outputs,
-        data=data,
-        nodes=nodes,
-        parameters=parameters,
-        parameter_specs=parameter_specs,
-        buffers=buffers,
-        buffer_specs=buffer_specs,
-        flops_forward=sum(dag.flops[node.name] for node in nodes),
-        activation_bytes=activation_bytes(
-            nodes, {**inputs, **data}, line.specs((*parameters, *buffers)), outputs
-        ),
-        loss=dag.loss if last else None,
-    )
-
-
-def _with_copies(line: _Line, nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """The nodes of a piece and the copied operators they need, in the author's order."""
-    wanted = {node.name for node in nodes}
-    for node in reversed(line.dag.nodes):
-        if node.name in wanted:
-            wanted.update(name for name in node.references() if name in line.copied)
-    return tuple(node for node in line.dag.nodes if node.name in wanted)
+def _best_cut(line: _Line, piece: Range) -> tuple[bool, int, int, int] | None:
+    """Whether it is useless, bytes that cross, FLOPs by which its sides differ, position; None without a border."""
+    begin, end = piece
+    whole = line.flops(piece)
+    found = []
+    for position in range(begin + 1, end):
+        if position in line.borders:
+            left = line.flops((begin, position))
+            useless = min(left, whole - left) < TINY * whole
+            found.append((useless, line.bytes_at(position), abs(whole - 2 * left), position))
+    return min(found, default=None)

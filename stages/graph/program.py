@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 from hetpeer.dht.errors import ProtocolError
-from hetpeer.stages.graph.ops import FACTORIES, OPERATORS, SYMBOLS
+from hetpeer.stages.graph.calls import FACTORIES, constant
+from hetpeer.stages.graph.ops import OPERATORS
+from hetpeer.stages.graph.passes import PASS_OPERATORS, Pass
 from hetpeer.stages.graph.spec import Argument, Node, Ref, Symbol, references
 
 Observer = Callable[[Node, Any], None]
@@ -26,6 +28,8 @@ class _Call:
     operator: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    in_pass: bool
+    """Whether the operator takes the pass and the call's name first."""
     last_reads: tuple[str, ...]
     """Values nobody reads after this call."""
 
@@ -49,16 +53,17 @@ class Program:
         self._calls = [
             _Call(
                 node,
-                OPERATORS[node.op],
+                OPERATORS.get(node.op) or PASS_OPERATORS[node.op],
                 tuple(map(_prepare, node.args)),
                 {key: _prepare(argument) for key, argument in node.kwargs.items()}
                 | ({"device": device} if node.op in FACTORIES else {}),
+                node.op in PASS_OPERATORS,
                 tuple(names),
             )
             for node, names in zip(nodes, dying, strict=True)
         ]
 
-    def run(self, values: dict[str, Any], observe: Observer | None = None) -> dict[str, Any]:
+    def run(self, values: dict[str, Any], here: Pass, observe: Observer | None = None) -> dict[str, Any]:
         """Execute all calls under the caller's grad mode; `values` is used up: each is dropped after its last read.
 
         `observe(node, result)` sees each result as it is made. Raises ProtocolError when an operator refuses its
@@ -68,7 +73,7 @@ class Program:
             args = [_fill(argument, values) for argument in call.args]
             kwargs = {key: _fill(argument, values) for key, argument in call.kwargs.items()}
             try:
-                result = call.operator(*args, **kwargs)
+                result = call.operator(*([here, call.node.name] if call.in_pass else ()), *args, **kwargs)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # a kernel may raise anything when its arguments are hostile
@@ -86,7 +91,7 @@ class Program:
 def _prepare(argument: Argument) -> Any:
     """What torch takes, with Refs left in; a list is what `_fill` must look into, a tuple what it need not."""
     if isinstance(argument, Symbol):
-        return SYMBOLS[argument.kind][argument.value]
+        return constant(argument)
     if isinstance(argument, tuple):
         items = list(map(_prepare, argument))
         return items if any(True for _ in references(argument)) else tuple(items)

@@ -1,51 +1,27 @@
 """From the author's module to the operator graph; runs on the author's machine only.
 
-torch.export gives the graph, decomposed into functional operators with parameters and buffers as named inputs. Two
-things it would lose silently are kept here: `torch.no_grad` regions and frozen parameters. What volunteers cannot run
-is refused now, by name, and not in the middle of a run.
+capture.py has torch.export trace the module, rewrite.py turns the result into plain calls; here they become a graph from
+the inputs to the loss. What volunteers cannot run is refused now, by name and line, and not in the middle of a run.
 """
 
 from __future__ import annotations
 
-import operator
-import traceback
-import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
-from hetpeer.dht.errors import ExitCode, LocalError, ProtocolError
-from hetpeer.stages.graph.cost import Value, measure
-from hetpeer.stages.graph.ops import OPERATORS, check_call
-from hetpeer.stages.graph.spec import ITEM_BYTES, Argument, Node, Ref, Symbol, TensorSpec
+from hetpeer.dht.errors import ProtocolError
+from hetpeer.stages.graph.capture import capture
+from hetpeer.stages.graph.cost import measure
+from hetpeer.stages.graph.refusals import unfit, unsupported
+from hetpeer.stages.graph.rewrite import Rewriter, describe_tensor
+from hetpeer.stages.graph.spec import Batch, Node, TensorSpec, Value
 
-ASSERTIONS = frozenset(
-    {
-        "aten._assert_scalar.default",
-        "aten._assert_tensor_metadata.default",
-        "aten.sym_constrain_range.default",
-        "aten.sym_constrain_range_for_size.default",
-    }
-)
-"""Checks that export leaves in the graph; they would pin the author's device on every peer."""
-
-PLACEMENT = frozenset({"device", "pin_memory", "layout"})
-"""Arguments about where a tensor lies: that is for the peer that runs the block to say."""
-
-HINTS: Mapping[str, str] = {
-    "dropout": "build the model with dropout 0: a task redone by another peer must give the same result",
-    "rand": "take random numbers out of forward: a task redone by another peer must give the same result",
-    "bernoulli": "take random numbers out of forward: a task redone by another peer must give the same result",
-    "sym_": "let no shape depend on the values of a tensor (no x[mask], no item())",
-    "item": "let no number of the graph depend on the values of a tensor",
-    "batch_norm": "use LayerNorm or GroupNorm: running statistics depend on the order of microbatches",
-}
+COUNTER = "num_batches_tracked"
+"""BatchNorm's buffer that counts forward passes; nothing reads it when the momentum is fixed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,203 +36,161 @@ class OpDag:
     values: Mapping[str, Value]
     """Every value: inputs, parameters, buffers, and what the nodes make. `grad`: the loss sends a gradient there."""
     flops: Mapping[str, int]
-    """Forward FLOPs of each node."""
+    """Forward FLOPs of each node, for a full microbatch."""
+    batch: int
+    """Samples of a full microbatch."""
+    dynamic: bool
+    """Whether other numbers of samples can be computed."""
     inputs: tuple[str, ...]
     """The author's input names."""
     parameters: Mapping[str, str]
     """Value name -> parameter name, in the order of the model's own list."""
     buffers: Mapping[str, str]
+    statistics: Mapping[str, str]
+    """Value name -> name of a running mean or variance of BatchNorm."""
     tensors: Mapping[str, Tensor]
-    """Parameter or buffer name -> its value now, detached."""
+    """Parameter, buffer or statistic name -> its value now, detached."""
+    counters: Mapping[str, int]
+    """BatchNorm's counters of forward passes and what they say now."""
+    state_dict: Mapping[str, str]
+    """Every name of the author's state dict -> the name it goes by here; tied parameters have several."""
+    rest: Mapping[str, Tensor]
+    """Tensors of the state dict that the loss does not need, detached."""
     loss: str
+
+    def at(self, name: str) -> Value:
+        """A value's spec in numbers, for a full microbatch."""
+        return value_at(self.values[name], self.batch)
+
+
+def value_at(value: Value, batch: int) -> Value:
+    """A value's spec for a microbatch of `batch` samples."""
+    return value.at(batch) if isinstance(value, TensorSpec) else tuple(part.at(batch) for part in value)
 
 
 def trace(model: nn.Module, example: Mapping[str, Tensor]) -> OpDag:
-    """Trace `model(**example)`, one microbatch, in training mode (the model is put into it).
+    """Trace `model(**example)`, one full microbatch, in training mode (the model is put into it).
 
-    The shapes of `example` are fixed in the graph. Tensors of a model on the meta device stay there, so a model may be
-    planned that does not fit into memory. Raises LocalError: HP-MODEL-001 an operator is not supported, HP-MODEL-002
-    torch cannot export the model, HP-MODEL-003 the model is not one that can be trained here.
+    The first dimension of each tensor of `example` is the batch; other sizes are fixed in the graph. Tensors of a model
+    on the meta device stay there, so a model may be planned that does not fit into memory. Raises LocalError:
+    HP-MODEL-001 an operator is not supported, HP-MODEL-002 torch cannot export the model, HP-MODEL-003 the model is not
+    one that can be trained here.
     """
     model.train()
-    exported = _export(model, example)
-    starts, mutated = _starts(exported), _mutated(exported)
-    if mutated:
-        raise _unfit(f"the model changes its buffer {mutated[0]!r} while it trains", HINTS["batch_norm"])
-    nodes = _nodes(exported)
-    _check_operators(nodes)
-    loss = _loss(exported)
-    nodes = _needed(nodes, loss)
-
+    batch = _batch(example)
+    exported = capture(model, example)
+    rewriter = Rewriter()
+    for node in exported.graph.nodes:
+        if node.op == "call_function":
+            rewriter.add(node)
+    loss = rewriter.name(_loss(exported))
+    nodes = _needed(rewriter.nodes, loss)
     used = {name for node in nodes for name in node.references()}
-    given = {
-        name: _spec(tensor, tensor.requires_grad) for name, (_, tensor) in starts.items() if name in used
+    starts = {name: start for name, start in _starts(model, exported) if name in used}
+    statistics, counters = _mutated(exported, rewriter, starts)
+
+    given = {name: describe_tensor(tensor, grad=tensor.requires_grad) for name, (_, tensor) in starts.items()}
+    given |= {
+        node.name: describe_tensor(node.meta["val"])
+        for node in exported.graph.find_nodes(op="placeholder")
+        if node.name in used and node.name in example
     }
-    given |= {name: _spec(tensor, grad=False) for name, tensor in example.items() if name in used}
-    try:
-        measured = measure(nodes, given)
-    except ProtocolError as error:  # the table allows the operator, but not what is asked of it
-        raise _unsupported(error.what.split()[0], why=error.why) from error
-    values = {**given, **measured.values}
+    values = {**given, **{node.name: rewriter.values[node.name] for node in nodes}}
+    measured = _measure(nodes, given, batch, rewriter)
+    values = {name: _with_grad(value, measured[1][name]) for name, value in values.items()}
     _check_loss(values[loss])
     reached = _reached(nodes, values, loss)
-    values = {name: _with_grad(value, name in reached) for name, value in values.items()}
+    values = {name: value if name in reached else _with_grad(value, None) for name, value in values.items()}
 
     parameters = {n: starts[n][0] for n in starts if n in reached}
     for name, fqn in parameters.items():
         if given[name].dtype != "float32":
-            raise _unfit(f"parameter {fqn!r} is {given[name].dtype}", "keep parameters in float32")
-    buffers = {n: starts[n][0] for n in starts if n in used and n not in reached}
+            raise unfit(f"parameter {fqn!r} is {given[name].dtype}", "keep parameters in float32")
+    buffers = {n: starts[n][0] for n in starts if n not in reached and n not in statistics}
+    tensors = {starts[n][0]: starts[n][1].detach() for n in (*parameters, *buffers, *statistics)}
+    names = _state_dict(model)
     return OpDag(
         nodes=nodes,
         values=values,
-        flops=measured.flops,
+        flops=measured[0],
+        batch=batch,
+        dynamic=any(_is_dynamic(values[name]) for name in example if name in used),
         inputs=tuple(name for name in example if name in used),
         parameters=parameters,
         buffers=buffers,
-        tensors={starts[name][0]: starts[name][1].detach() for name in (*parameters, *buffers)},
+        statistics=statistics,
+        tensors=tensors,
+        counters=counters,
+        state_dict=names,
+        rest={
+            name: tensor.detach()
+            for name, tensor in model.state_dict().items()
+            if names[name] == name and name not in tensors and name not in counters
+        },
         loss=loss,
     )
 
 
-def _export(model: nn.Module, example: Mapping[str, Tensor]) -> ExportedProgram:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # torch's own, of what torch does in there
-            exported = torch.export.export(model, (), dict(example), strict=False)
-            _keep_no_grad(exported)
-            decomposed: ExportedProgram = exported.run_decompositions({})
-    except LocalError:
-        raise
-    except Exception as error:  # the author's code runs here, and torch has many ways to say no
-        raise LocalError(
-            "HP-MODEL-002",
-            "torch.export cannot trace the model",
-            why=_torch_line(error),
-            fix="make forward() free of decisions that depend on tensor values; try torch.export.export(model, ...)",
-            exit_code=ExitCode.CONFIG,
-        ) from error
-    return decomposed
+def _batch(example: Mapping[str, Tensor]) -> int:
+    sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in example.values()}
+    if len(sizes) != 1 or 0 in sizes:
+        raise unfit(
+            "the inputs of forward() differ in their first dimension", "make it the batch in all of them"
+        )
+    return int(sizes.pop())
 
 
-def _torch_line(error: Exception) -> str:
-    """The first line of torch's message and the author's line that caused it."""
-    message = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    torch_home = Path(torch.__file__).parent
-    frames = [
-        f for f in traceback.extract_tb(error.__traceback__) if torch_home not in Path(f.filename).parents
-    ]
-    own = [f for f in frames if f.filename != __file__]
-    return f"{message} ({own[-1].filename}:{own[-1].lineno}: {own[-1].line})" if own else message
+def _state_dict(model: nn.Module) -> dict[str, str]:
+    """Each name of the state dict -> the first name of the same tensor."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(t), name) for name, t in model.state_dict(keep_vars=True).items()}
 
 
-def _keep_no_grad(exported: ExportedProgram) -> None:
-    """Detach what leaves a `torch.no_grad` region, as decomposition dissolves the region itself.
-
-    Export wraps such a region in a higher-order operator. Its results are all a gradient could come back through, so
-    a detach behind each of them means the same as the region did.
-    """
-    graph = exported.graph_module.graph
-    for module in exported.graph_module.modules():
-        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
-            if isinstance(node.target, torch._ops.HigherOrderOperator):  # noqa: SLF001 (it has no public name)
-                _check_region(node, nested=module is not exported.graph_module)
-    for node in graph.find_nodes(
-        op="call_function", target=torch.ops.higher_order.wrap_with_set_grad_enabled
-    ):
-        for result in list(node.users):
-            with graph.inserting_after(result):
-                detached = graph.call_function(torch.ops.aten.detach.default, (result,))
-            detached.meta = dict(result.meta)
-            result.replace_all_uses_with(detached, delete_user_cb=lambda user, new=detached: user is not new)
-            for output in exported.graph_signature.output_specs:
-                if output.arg.name == result.name:
-                    output.arg.name = detached.name
-    exported.graph_module.recompile()
-
-
-def _check_region(node: torch.fx.Node, nested: bool) -> None:
-    """Only a plain no_grad region is understood: not enable_grad, autocast or one region inside another."""
-    plain = node.target is torch.ops.higher_order.wrap_with_set_grad_enabled and node.args[0] is False
-    if nested or not plain or any(user.target is not operator.getitem for user in node.users):
-        raise _unsupported(str(node.target))
-
-
-def _starts(exported: ExportedProgram) -> dict[str, tuple[str, Tensor]]:
-    """Value name -> (name in the model, tensor) of all parameters, buffers and constants, in the model's order."""
+def _starts(model: nn.Module, exported: ExportedProgram) -> Iterator[tuple[str, tuple[str, Tensor]]]:
+    """Value name, and (name in the model, tensor), of all parameters, buffers and constants, in the model's order."""
     kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+    names = _state_dict(model)
     tensors = {**exported.constants, **exported.state_dict}
-    starts = {}
     for spec in exported.graph_signature.input_specs:
         if spec.kind in kinds and spec.target is not None:
-            starts[spec.arg.name] = (spec.target, tensors[spec.target])
+            yield spec.arg.name, (names.get(spec.target, spec.target), tensors[spec.target])
         elif spec.kind is not InputKind.USER_INPUT:
-            raise _unfit(
-                f"the model has an input of the kind {spec.kind.name}", "give forward() tensors only"
+            raise unfit(f"the model has an input of the kind {spec.kind.name}", "give forward() tensors only")
+
+
+def _mutated(
+    exported: ExportedProgram, rewriter: Rewriter, starts: Mapping[str, tuple[str, Tensor]]
+) -> tuple[dict[str, str], dict[str, int]]:
+    """BatchNorm's running values that the loss needs, by value name, and its counters. Refuses other mutations."""
+    statistics: dict[str, str] = {}
+    counters: dict[str, int] = {}
+    for spec in exported.graph_signature.output_specs:
+        if spec.kind is OutputKind.BUFFER_MUTATION and spec.arg.name in rewriter.running:
+            value = rewriter.running[spec.arg.name]
+            if value in starts:
+                statistics[value] = starts[value][0]
+        elif spec.kind is OutputKind.BUFFER_MUTATION and str(spec.target).endswith(COUNTER):
+            counters[str(spec.target)] = int(exported.state_dict[str(spec.target)])
+        elif spec.kind not in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT):
+            raise unfit(
+                f"the model changes {spec.target!r} while it trains",
+                "keep all but BatchNorm's buffers constant",
             )
-    return starts
-
-
-def _mutated(exported: ExportedProgram) -> list[str]:
-    kinds = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION)
-    return [str(spec.target) for spec in exported.graph_signature.output_specs if spec.kind in kinds]
+    return statistics, counters
 
 
 def _loss(exported: ExportedProgram) -> str:
     outputs = exported.graph_signature.user_outputs
     if len(outputs) != 1 or not isinstance(outputs[0], str):
-        raise _unfit(f"forward() returns {len(outputs)} values", "return the loss alone")
+        raise unfit(f"forward() returns {len(outputs)} values", "return the loss alone, or name a --loss")
     return outputs[0]
 
 
 def _check_loss(value: Value) -> None:
     if not isinstance(value, TensorSpec) or value.shape != () or value.dtype != "float32":
-        raise _unfit("forward() does not return a float32 scalar", "return the mean loss of the microbatch")
+        raise unfit("forward() does not return a float32 scalar", "return the mean loss of the microbatch")
     if not value.grad:
-        raise _unfit("the loss depends on no trainable parameter", "check requires_grad and torch.no_grad")
-
-
-def _nodes(exported: ExportedProgram) -> tuple[Node, ...]:
-    nodes = []
-    for node in exported.graph.nodes:
-        if node.op != "call_function" or str(node.target) in ASSERTIONS:
-            continue
-        op = "getitem" if node.target is operator.getitem else str(node.target)
-        args = tuple(_argument(op, argument) for argument in node.args)
-        named = {key: _argument(op, value) for key, value in node.kwargs.items() if key not in PLACEMENT}
-        kwargs = {key: argument for key, argument in named.items() if argument is not None}
-        nodes.append(Node(name=node.name, op=op, args=args, kwargs=kwargs))
-    return tuple(nodes)
-
-
-def _argument(op: str, argument: Any) -> Argument:
-    if argument is None or type(argument) in (bool, int, float):
-        return argument  # type: ignore[no-any-return]
-    if isinstance(argument, torch.fx.Node):
-        return Ref(argument.name)
-    if isinstance(argument, (list, tuple)):
-        return tuple(_argument(op, item) for item in argument)
-    if isinstance(argument, torch.device):
-        return Symbol("device", "")
-    if isinstance(argument, str):
-        return Symbol("text", argument)
-    for kind, family in (
-        ("dtype", torch.dtype),
-        ("memory_format", torch.memory_format),
-    ):
-        if isinstance(argument, family):
-            return Symbol(kind, str(argument).removeprefix("torch."))
-    raise _unsupported(op)
-
-
-def _check_operators(nodes: Sequence[Node]) -> None:
-    for node in nodes:
-        if node.op not in OPERATORS:
-            raise _unsupported(node.op)
-        try:
-            check_call(node)
-        except ProtocolError as error:
-            raise _unsupported(node.op, why=error.what) from error
+        raise unfit("the loss depends on no trainable parameter", "check requires_grad and torch.no_grad")
 
 
 def _needed(nodes: Sequence[Node], loss: str) -> tuple[Node, ...]:
@@ -267,6 +201,19 @@ def _needed(nodes: Sequence[Node], loss: str) -> tuple[Node, ...]:
             wanted.update(node.references())
             needed.append(node)
     return tuple(reversed(needed))
+
+
+def _measure(
+    nodes: Sequence[Node], given: Mapping[str, TensorSpec], batch: int, rewriter: Rewriter
+) -> tuple[Mapping[str, int], Mapping[str, Value]]:
+    """FLOPs of each node and the specs of all values for a full microbatch, by running it without memory."""
+    fixed = {name: spec.at(batch) for name, spec in given.items()}
+    try:
+        measured = measure([node.at(batch) for node in nodes], fixed)
+    except ProtocolError as error:  # the table allows the operator, but not what is asked of it
+        op, *_, name = error.what.split()
+        raise unsupported(op, error.why, rewriter.lines.get(name.strip("'"), "")) from error
+    return measured.flops, {**fixed, **measured.values}
 
 
 def _reached(nodes: Sequence[Node], values: Mapping[str, Value], loss: str) -> set[str]:
@@ -282,26 +229,14 @@ def _requires_grad(value: Value) -> bool:
     return value.grad if isinstance(value, TensorSpec) else any(part.grad for part in value)
 
 
-def _with_grad(value: Value, grad: bool) -> Value:
+def _with_grad(value: Value, measured: Value | None) -> Value:
+    """`value` with the gradient flags of `measured`; without any for None."""
     if isinstance(value, TensorSpec):
-        return TensorSpec(shape=value.shape, dtype=value.dtype, grad=value.grad and grad)
-    return tuple(TensorSpec(shape=part.shape, dtype=part.dtype, grad=part.grad and grad) for part in value)
+        return replace(value, grad=isinstance(measured, TensorSpec) and measured.grad)
+    if not isinstance(measured, tuple):
+        return tuple(replace(part, grad=False) for part in value)
+    return tuple(replace(part, grad=other.grad) for part, other in zip(value, measured, strict=True))
 
 
-def _spec(tensor: Tensor, grad: bool) -> TensorSpec:
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    if dtype not in ITEM_BYTES:
-        raise _unfit(
-            f"the model or its input holds a tensor of {dtype}", f"use one of {', '.join(ITEM_BYTES)}"
-        )
-    return TensorSpec(shape=tuple(tensor.shape), dtype=dtype, grad=grad)
-
-
-def _unsupported(op: str, why: str = "") -> LocalError:
-    fix = next((hint for part, hint in HINTS.items() if part in op), "express the model with other operators")
-    what = f"the model uses the operator {op}, which volunteers cannot run"
-    return LocalError("HP-MODEL-001", what, why=why, fix=fix, exit_code=ExitCode.CONFIG)
-
-
-def _unfit(what: str, fix: str) -> LocalError:
-    return LocalError("HP-MODEL-003", what, fix=fix, exit_code=ExitCode.CONFIG)
+def _is_dynamic(value: Value) -> bool:
+    return isinstance(value, TensorSpec) and any(isinstance(size, Batch) for size in value.shape)

@@ -14,9 +14,19 @@ from typing import Any
 import msgpack
 
 from hetpeer.dht.errors import ProtocolError
+from hetpeer.stages.graph.calls import check_call
 from hetpeer.stages.graph.check import Limits, check_block
-from hetpeer.stages.graph.ops import check_call
-from hetpeer.stages.graph.spec import ITEM_BYTES, Argument, BlockSpec, Node, Ref, Symbol, TensorSpec
+from hetpeer.stages.graph.spec import (
+    ITEM_BYTES,
+    Argument,
+    Batch,
+    BlockSpec,
+    Node,
+    Ref,
+    Size,
+    Symbol,
+    TensorSpec,
+)
 
 __all__ = ["DEFAULT_LIMITS", "Limits", "pack_block", "unpack_block"]
 
@@ -45,6 +55,11 @@ def pack_block(spec: BlockSpec) -> bytes:
         "parameter_specs": _pack_specs(spec.parameter_specs),
         "buffers": {name: spec.buffers[name] for name in sorted(spec.buffers)},
         "buffer_specs": _pack_specs(spec.buffer_specs),
+        "statistics": {name: spec.statistics[name] for name in sorted(spec.statistics)},
+        "statistic_specs": _pack_specs(spec.statistic_specs),
+        "batch": spec.batch,
+        "autocast": spec.autocast,
+        "recompute": spec.recompute,
         "flops_forward": spec.flops_forward,
         "activation_bytes": spec.activation_bytes,
         "loss": spec.loss,
@@ -84,10 +99,18 @@ def unpack_block(data: bytes, limits: Limits = DEFAULT_LIMITS) -> BlockSpec:
 
 
 def _pack_specs(specs: Mapping[str, TensorSpec]) -> list[Any]:
-    return [[name, [list(spec.shape), spec.dtype, spec.grad]] for name, spec in specs.items()]
+    return [
+        [name, [list(map(_pack_size, spec.shape)), spec.dtype, spec.grad]] for name, spec in specs.items()
+    ]
+
+
+def _pack_size(size: Size) -> Any:
+    return {"batch": size.multiple} if isinstance(size, Batch) else size
 
 
 def _pack_argument(argument: Argument) -> Any:
+    if isinstance(argument, Batch):
+        return _pack_size(argument)
     if isinstance(argument, Ref):
         return {"ref": argument.name}
     if isinstance(argument, Symbol):
@@ -122,6 +145,11 @@ class _Reader:
             parameter_specs=self._specs(entries["parameter_specs"], "parameter_specs"),
             buffers=self._names(entries["buffers"], "buffers"),
             buffer_specs=self._specs(entries["buffer_specs"], "buffer_specs"),
+            statistics=self._names(entries["statistics"], "statistics"),
+            statistic_specs=self._specs(entries["statistic_specs"], "statistic_specs"),
+            batch=self._count(entries["batch"], "batch"),
+            autocast=self._flag(entries["autocast"], "autocast"),
+            recompute=self._flag(entries["recompute"], "recompute"),
             flops_forward=self._count(entries["flops_forward"], "flops_forward"),
             activation_bytes=self._count(entries["activation_bytes"], "activation_bytes"),
             loss=None if entries["loss"] is None else self._name(entries["loss"], "loss"),
@@ -150,6 +178,8 @@ class _Reader:
             return tuple(self._argument(item, depth + 1) for item in value)
         if type(value) is dict and len(value) == 1:
             ((kind, name),) = value.items()
+            if kind == "batch":
+                return self._size(value, "an argument")
             if kind == "ref":
                 return Ref(self._name(name, "a reference"))
             return Symbol(self._name(kind, "an argument's kind"), self._text(name, "a symbol"))
@@ -160,7 +190,7 @@ class _Reader:
         for pair in self._list(value, what):
             name, spec = self._list(pair, what, length=2)
             shape, dtype, grad = self._list(spec, what, length=3)
-            sides = tuple(self._count(side, f"a dimension in {what}") for side in self._list(shape, what))
+            sides = tuple(self._size(side, f"a dimension in {what}") for side in self._list(shape, what))
             if 0 in sides or type(dtype) is not str or dtype not in ITEM_BYTES or type(grad) is not bool:
                 raise ProtocolError(f"{what}: {name!r} is no tensor a block may use")
             if self._name(name, what) in specs:
@@ -186,6 +216,18 @@ class _Reader:
     def _count(self, value: Any, what: str) -> int:
         if type(value) is not int or value < 0:
             raise ProtocolError(f"{what}: a count is expected, not {type(value).__name__}")
+        return value
+
+    def _size(self, value: Any, what: str) -> Size:
+        if type(value) is not dict:
+            return self._count(value, what)
+        if value.keys() != {"batch"} or self._count(value["batch"], what) == 0:
+            raise ProtocolError(f"{what}: a multiple of the batch is expected")
+        return Batch(value["batch"])
+
+    def _flag(self, value: Any, what: str) -> bool:
+        if type(value) is not bool:
+            raise ProtocolError(f"{what}: yes or no is expected, not {type(value).__name__}")
         return value
 
     def _text(self, value: Any, what: str) -> str:

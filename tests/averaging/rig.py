@@ -5,6 +5,7 @@ Its place are blocks 0 and 1 of a model of two, one microbatch a step, so that i
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.holding import Shape
 from hetpeer.averaging.member import InStep, Member, Origin, Phase
 from hetpeer.stages.execution import effects as p
 
@@ -20,7 +21,7 @@ def place(begin=0, end=2, cluster=0):
 
 def new_member():
     hello = m.Hello(run="run", incarnation=7)
-    member = Member(ME, hello, sizes={0: 10, 1: 20}, slot_capacity=2)
+    member = Member(ME, hello, Shape(sizes={0: 10, 1: 20}, slot_capacity=2))
     member.connected()
     return member
 

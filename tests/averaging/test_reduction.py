@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import Inspect, SendPart, SendResult, Shard, SumParts
 from hetpeer.averaging.reduction import Reduction, shards_of
+from hetpeer.averaging.ties import Ties
 from hetpeer.stages.execution.effects import Release
 
 SIZES = {0: 10, 1: 7}
@@ -19,7 +20,7 @@ def cover(block=0, slots=(("a", (0, 1)), ("b", (2,))), reducers=("a", "b"), rece
 
 def reduction(me="a", covers=None):
     plan = m.Plan(line=m.Line(term=1, view=0), step=0, plan=3, covers=covers or (cover(),))
-    return Reduction(me, plan, SIZES)
+    return Reduction(me, plan, SIZES, Ties())
 
 
 @given(st.integers(0, 10_000), st.integers(1, 40))

@@ -9,7 +9,7 @@ BLOCKS = 2
 CONFIG = {
     "run": "run",
     "steps": 4,
-    "microbatches": 2,
+    "sizes": (1, 1),
     "evaluation_microbatches": 0,
     "evaluate_every": 1,
     "checkpoint_every": 2,

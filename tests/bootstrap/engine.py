@@ -18,12 +18,13 @@ from hetpeer.bootstrap.checkpoints import CheckpointStore
 from hetpeer.bootstrap.create import create_run
 from hetpeer.bootstrap.eventlog import EventLog
 from hetpeer.bootstrap.log import Log
-from hetpeer.bootstrap.manifest import TrainingSettings
 from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.settings import TrainingSettings
 from hetpeer.dht.identity import Identity
-from hetpeer.stages.data.order import sample_offsets
+from hetpeer.stages.data.draws import Draw
 from hetpeer.stages.execution import state
 from hetpeer.stages.execution.block import Block, flat_views, run_range
+from hetpeer.stages.graph.passes import Pass
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODEL = """
@@ -34,8 +35,9 @@ def build():
 """
 SLOTS = ((0, 1), (2, 3))
 TRAINING = TrainingSettings(
-    steps=4, microbatches=4, microbatch_size=2, slot_size=2, eval_every=2, eval_microbatches=2, clip_norm=None
+    steps=4, batch_size=8, microbatch_size=2, slot_size=2, eval_every=2, eval_microbatches=2, clip_norm=None
 )
+DIGITS = f"{EXAMPLES / 'digits.py'}"
 
 
 def make_author(folder: Path) -> str:
@@ -55,9 +57,21 @@ def make_run(folder: Path) -> RunDirectory:
     )
 
 
+def make_digits_run(folder: Path) -> RunDirectory:
+    """Images and a loss outside of the model; the last of a step's four microbatches is smaller."""
+    return create_run(
+        folder / "digits",
+        model=f"{DIGITS}:build",
+        loss=f"{DIGITS}:loss",
+        data=[f"{DIGITS}:data"],
+        seed=3,
+        training=TRAINING.model_copy(update={"batch_size": 23, "microbatch_size": 7}),
+    )
+
+
 @dataclass
 class Engine:
-    """Trains one run; every volunteer holds every block."""
+    """Trains one run of four microbatches a step; every volunteer holds every block."""
 
     run: RunDirectory
     volunteers: Sequence[Identity]
@@ -74,10 +88,11 @@ class Engine:
         for view in (view for views in self.views for view in views.values()):
             view.requires_grad_()
         self.blocks = [
-            Block(spec, views, {}, torch.device("cpu"))
+            Block(spec, views, {}, {}, torch.device("cpu"))
             for spec, views in zip(self.specs, self.views, strict=True)
         ]
         settings = self.run.manifest.training
+        self.batches = self.run.batches()
         self.optimizer = torch.optim.AdamW(
             self.flats,
             lr=settings.learning_rate,
@@ -119,32 +134,35 @@ class Engine:
         for opened in (log, *logs):
             opened.close()
 
-    def loss(self, stream: Any, step: int, microbatch: int) -> torch.Tensor:
-        manifest = self.run.manifest
-        shards = self.run.train_shards() if stream == "train" else self.run.heldout_shards()
-        length, count = manifest.data.sequence_length, manifest.training.microbatch_size
-        offsets = sample_offsets(manifest.seed, stream, step, microbatch, count, shards.population(length))
-        tokens, targets = (torch.from_numpy(part) for part in shards.batch(offsets, length))
-        out = run_range(self.blocks, {}, {"tokens": tokens, "targets": targets})
+    def loss(self, step: int, microbatch: int) -> torch.Tensor:
+        plan = self.batches.plan
+        arrays = self.batches.microbatch(step, microbatch)
+        data = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        held_out = microbatch >= plan.microbatches
+        draw = None if held_out else Draw(plan.seed, step, microbatch, plan.microbatches)
+        out = run_range(self.blocks, {}, data, plan.size_of(microbatch), Pass(draw))
         return out[self.specs[-1].loss]
 
     @torch.no_grad()
     def evaluate(self) -> float:
-        return float(np.mean([self.loss("evaluation", 0, microbatch).item() for microbatch in range(2)]))
+        return float(
+            np.mean([self.loss(0, microbatch).item() for microbatch in self.batches.plan.evaluation])
+        )
 
     def backward(self, step: int) -> float:
         """The step's gradient, as the sum of slots; returns the mean loss."""
         losses = []
         slots = []
+        plan = self.batches.plan
         for slot in SLOTS:
             for microbatch in slot:
-                loss = self.loss("train", step, microbatch)
-                loss.backward(torch.tensor(1 / 4))
+                loss = self.loss(step, microbatch)
+                loss.backward(torch.tensor(plan.size_of(microbatch) / plan.batch_size))
                 losses.append(loss.item())
             slots.append([self.take_gradient(views) for views in self.views])
         for flat, *parts in zip(self.flats, *slots, strict=True):
             flat.grad = sum(parts) * self.gradient_scale
-        return float(np.mean(losses))
+        return float(np.average(losses, weights=plan.sizes))
 
     @staticmethod
     def take_gradient(views: dict[str, torch.Tensor]) -> torch.Tensor:

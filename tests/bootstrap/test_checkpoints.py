@@ -13,7 +13,7 @@ from hetpeer.stages.execution.state import BlockState
 
 
 def make_state(store: CheckpointStore, block: int, version: int) -> BlockState:
-    count = state.parameter_count(store._layouts[block])
+    count = state.element_count(store._layouts[block])
     values = np.random.default_rng(version).random((3, count), np.float32)
     return BlockState(version=version, parameters=values[0], exp_avg=values[1], exp_avg_sq=values[2])
 

@@ -21,11 +21,10 @@ def test_weights_load_into_the_authors_model(trained: RunDirectory, tmp_path: Pa
     assert (exported.version, exported.steps) == (4, 4)
     model = build_model(trained.author().model, seed=99)
     model.load_state_dict(load_file(exported.weights), strict=True)
-    offsets = torch.arange(2).tolist()
-    tokens, targets = (torch.from_numpy(part) for part in trained.heldout_shards().batch(offsets, 16))
+    batch = {name: torch.from_numpy(array) for name, array in trained.batches().microbatch(0, 4).items()}
     untrained = build_model(trained.author().model, seed=3)
     with torch.no_grad():
-        assert model(tokens, targets) < untrained(tokens, targets)
+        assert model(**batch) < untrained(**batch)
     with safe_open(exported.weights, "np") as file:
         assert json.loads(file.metadata()["run"]) == {"name": "run", "id": trained.run_id, "version": 4}
 

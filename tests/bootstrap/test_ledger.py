@@ -28,7 +28,7 @@ def test_disjoint_reports_fill_the_cover_block_by_block():
     assert books.undone() == {3, 4, 5}
     books.report("c", 0, contents((3, 4, 5), 2, 3), {})
     assert books.complete()
-    covers = books.covers({b: ["a", "b"] for b in range(BLOCKS)})
+    covers = books.covers({b: ["a", "b"] for b in range(BLOCKS)}, {b: [] for b in range(BLOCKS)})
     assert [cover.slots for cover in covers] == [
         (("a", (0, 1, 2)), ("b", (3, 4, 5))),
         (("a", (0, 1, 2)), ("b", (3, 4, 5))),
@@ -153,7 +153,7 @@ def test_losses_come_from_whoever_counts_at_the_last_block():
     books = StepLedger(range(2), range(2, 4), 1)
     books.report("a", 0, contents((0,), 0, 1), {0: 1.0})
     books.report("b", 0, contents((1,), 0, 1), {0: 99.0, 1: 2.0})
-    assert books.train_loss() == 1.5
+    assert books.train_loss({0: 1, 1: 1}) == 1.5
     assert books.evaluated({2: 4.0, 3: 6.0, 0: 5.0})
     assert not books.evaluated({2: 100.0})
     assert books.evaluation_loss() == 5.0
@@ -163,7 +163,13 @@ def test_losses_come_from_whoever_counts_at_the_last_block():
 def test_an_id_without_a_loss_makes_the_mean_nan_not_wrong():
     books = StepLedger(range(2), (), 1)
     books.report("a", 0, contents((0, 1), 0, 1), {0: 1.0})
-    assert math.isnan(books.train_loss())
+    assert math.isnan(books.train_loss({0: 1, 1: 1}))
+
+
+def test_the_mean_is_over_samples_not_over_microbatches():
+    books = StepLedger(range(3), (), 1)
+    books.report("a", 0, contents((0, 1, 2), 0, 1), {0: 1.0, 1: 2.0, 2: 9.0})
+    assert books.train_loss({0: 4, 1: 4, 2: 2}) == (4 * 1.0 + 4 * 2.0 + 2 * 9.0) / 10
 
 
 @pytest.mark.parametrize("maximum", [0.5, 1e6])

@@ -27,19 +27,32 @@ PEER = "QmPZ9gcCEpqKTo6aq61g2nXGUhM4iCL3ewB6LDXZCtioEB"
 
 def make_fields() -> dict[str, Any]:
     file = {"name": "block-000.graph", "blake3": "ab" * 32, "bytes": 10}
-    sizes = ("parameter_count", "parameter_bytes", "flops_forward", "activation_bytes", "output_bytes")
+    sizes = (
+        "parameter_count",
+        "vector_count",
+        "parameter_bytes",
+        "flops_forward",
+        "activation_bytes",
+        "output_bytes",
+    )
     block = {"graph": file, "state": file, "state_digest": "cd" * 32} | dict.fromkeys(sizes, 4)
-    shard = {"name": "a.safetensors", "blake3": "ef" * 32, "bytes": 1000, "tokens": 900}
+    shard = {"name": "a.safetensors", "blake3": "ef" * 32, "bytes": 1000, "samples": 20}
+    array = {"dtype": "float32", "shape": [2, 3]}
     return {
         "name": "tiny",
         "seed": 7,
         "owner": public_bytes(KEY),
         "coordinators": [PEER],
         "blocks": [{"index": index, **block} for index in range(3)],
-        "data": {"train": [shard], "heldout": [shard], "sequence_length": 16, "vocabulary": 256},
+        "data": {"kind": "arrays", "sample": {"x": array}, "train": [shard], "heldout": [shard]},
         "training": {},
         "layouts": [[[0, 1], [1, 3]], [[0, 3]]],
     }
+
+
+DATA = make_fields()["data"]
+SHARD = DATA["train"][0]
+TEXT = {"dtype": "int64", "shape": [16]}
 
 
 def make_file(**changes: Any) -> bytes:
@@ -65,6 +78,29 @@ def test_what_was_signed_is_read() -> None:
         ((0, 3),),
         ((0, 1), (1, 3)),
     ]
+
+
+def test_what_a_run_of_text_looks_like() -> None:
+    data = DATA | {"kind": "text", "sample": dict.fromkeys(("tokens", "targets"), TEXT)}
+    settings = validated(Manifest, make_fields() | {"data": data}).data
+    assert (settings.tokens_per_sample, settings.unit) == (16, "tok")
+    other = validated(Manifest, make_fields()).data
+    assert (other.tokens_per_sample, other.unit, other.sample["x"].nbytes) == (1, "samples", 24)
+
+
+def test_sizes_of_a_step() -> None:
+    even = TrainingSettings(batch_size=32, microbatch_size=8)
+    uneven = TrainingSettings(batch_size=35, microbatch_size=8)
+    assert (even.microbatches, uneven.microbatches) == (4, 5)
+    assert [even.samples_of(number) for number in range(6)] == [8] * 6
+    assert [uneven.samples_of(number) for number in range(7)] == [8, 8, 8, 8, 3, 8, 8]
+
+
+def test_the_data_plan_is_the_manifests() -> None:
+    plan = validated(Manifest, make_fields()).data_plan
+    assert (plan.kind, plan.seed, plan.batch_size, plan.microbatch_size) == ("arrays", 7, 128, 8)
+    assert (plan.sample["x"].dtype, plan.sample["x"].shape) == ("float32", (2, 3))
+    assert [shard.samples for shard in plan.train] == [20]
 
 
 def test_run_id_follows_content_and_owner() -> None:
@@ -132,9 +168,28 @@ def test_unknown_field_is_ignored_and_unknown_version_refused_by_name() -> None:
         ("training", {"learning_rate": 0}, "training.learning_rate"),
         ("training", {"learning_rate": float("nan")}, "training.learning_rate"),
         ("training", {"betas": [0.9, 1.0]}, "training.betas"),
-        ("training", {"microbatches": 2, "slot_size": 3}, "training.slot_size"),
-        ("data", make_fields()["data"] | {"sequence_length": 900}, "data.sequence_length"),
-        ("data", make_fields()["data"] | {"heldout": []}, "data.heldout"),
+        ("training", {"batch_size": 8, "microbatch_size": 5, "slot_size": 3}, "training.slot_size"),
+        ("training", {"batch_size": 7, "microbatch_size": 8, "slot_size": 1}, "training.microbatch_size"),
+        ("data", DATA | {"heldout": []}, "data.heldout"),
+        ("data", DATA | {"kind": "pickle"}, "data.kind"),
+        ("data", DATA | {"kind": "text"}, "data.sample"),
+        (
+            "data",
+            DATA | {"kind": "text", "sample": {"tokens": TEXT, "targets": TEXT | {"shape": [17]}}},
+            "data.sample",
+        ),
+        (
+            "data",
+            DATA | {"kind": "text", "sample": dict.fromkeys(("tokens", "targets"), TEXT | {"shape": [51]})},
+            "train.0",
+        ),
+        ("data", DATA | {"sample": {}}, "data.sample"),
+        ("data", DATA | {"sample": {"a b": TEXT}}, "data.sample"),
+        ("data", DATA | {"sample": {"x": TEXT | {"dtype": "bfloat16"}}}, "data.sample.x.dtype"),
+        ("data", DATA | {"sample": {"x": TEXT | {"shape": [0]}}}, "data.sample.x.shape"),
+        ("data", DATA | {"sample": {"x": TEXT | {"shape": [2**30, 2**30]}}}, "data.train.0"),
+        ("data", DATA | {"train": [SHARD | {"samples": 42}]}, "data.train.0"),
+        ("data", DATA | {"heldout": [SHARD | {"samples": 0}]}, "data.heldout.0.samples"),
     ],
 )
 def test_bad_values_are_named(field: str, value: Any, named: str) -> None:

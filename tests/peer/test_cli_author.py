@@ -13,7 +13,7 @@ from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.errors import LocalError
 from hetpeer.dht.identity import Identity
 from hetpeer.peer.cli.author import register
-from tests.bootstrap.engine import Engine, make_author
+from tests.bootstrap.engine import DIGITS, Engine, make_author
 
 app = typer.Typer()
 register(app)
@@ -32,7 +32,7 @@ def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run made by the command line and trained."""
     folder = tmp_path_factory.mktemp("author")
     model = make_author(folder / "author")
-    options = "--steps 4 --microbatches 4 --microbatch-size 2 --sequence-length 16 --eval-every 2 --seed 3"
+    options = "--steps 4 --batch-size 8 --microbatch-size 2 --sequence-length 16 --eval-every 2 --seed 3"
     more = (
         "--eval-microbatches 2 --checkpoint-every 2 --learning-rate 0.002 --clip-norm 0 --stages 2 --stages 1"
     )
@@ -49,10 +49,10 @@ def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_options_reach_the_manifest(run_path: Path) -> None:
     manifest = RunDirectory.open(run_path).manifest
     training = manifest.training
-    assert (training.steps, training.microbatches, training.microbatch_size) == (4, 4, 2)
+    assert (training.steps, training.batch_size, training.microbatch_size, training.slot_size) == (4, 8, 2, 4)
     assert (training.eval_every, training.eval_microbatches, training.checkpoint_every) == (2, 2, 2)
     assert (training.learning_rate, training.clip_norm) == (0.002, None)
-    assert (manifest.seed, manifest.data.sequence_length, manifest.name) == (3, 16, "run")
+    assert (manifest.seed, manifest.data.tokens_per_sample, manifest.name) == (3, 16, "run")
     assert [len(layout) for layout in manifest.layouts] == [2, 1]
 
 
@@ -104,3 +104,14 @@ print(sorted({"torch", "numpy", "hivemind", "pydantic", "cryptography"}.intersec
         timeout=30,
     )
     assert result.stdout.strip() == "[]"
+
+
+def test_a_run_of_arrays(tmp_path: Path) -> None:
+    functions = ["--model", f"{DIGITS}:build", "--loss", f"{DIGITS}:loss", "--data", f"{DIGITS}:data"]
+    sizes = ["--batch-size", 40, "--microbatch-size", 20, "--steps", 2]
+    output = run_command("init", tmp_path / "run", *functions, *sizes)
+    assert "1,618 training samples, 2 steps" in output
+    manifest = RunDirectory.open(tmp_path / "run").manifest
+    assert (manifest.training.microbatches, manifest.training.slot_size) == (2, 2)
+    with pytest.raises(LocalError, match="not trained on text"):
+        run_command("generate", tmp_path / "run", "--prompt", "7")

@@ -23,6 +23,7 @@ from hetpeer.peer.demo.children import Child, end_all
 from hetpeer.peer.demo.feed import LedgerFeed, Seen, recovery_seconds
 from hetpeer.peer.demo.report import report
 from hetpeer.peer.demo.settings import MARKER, DemoSettings, claimed, example_model
+from hetpeer.peer.demo.settings import make_run as make_demo_run
 from hetpeer.peer.demo.training import Trained
 from hetpeer.peer.demo.view import LiveView, Picture, PlainView
 from tests.bootstrap.engine import Engine, make_run
@@ -44,6 +45,12 @@ PICTURE = Picture(
 def test_impossible_demos_are_refused(wrong: dict[str, int], tmp_path: Path) -> None:
     with pytest.raises(LocalError) as caught:
         DemoSettings(out=tmp_path, **wrong)
+    assert (caught.value.code, caught.value.exit_code) == ("HP-DEMO-001", ExitCode.USAGE)
+
+
+def test_a_demo_is_of_text(tmp_path: Path) -> None:
+    with pytest.raises(LocalError, match="trains on texts") as caught:
+        make_demo_run(DemoSettings(out=tmp_path, data=(Path("digits.py:data"),)))
     assert (caught.value.code, caught.value.exit_code) == ("HP-DEMO-001", ExitCode.USAGE)
 
 

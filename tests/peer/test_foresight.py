@@ -2,7 +2,7 @@
 
 from hetpeer.averaging.places import choose_place
 from hetpeer.bootstrap.create import create_run
-from hetpeer.bootstrap.manifest import TrainingSettings
+from hetpeer.bootstrap.settings import TrainingSettings
 from hetpeer.dht.records import Advert
 from hetpeer.peer.foresight import places_seen
 
@@ -15,7 +15,7 @@ def test_the_least_held_place_is_expected(tmp_path) -> None:
     run = create_run(
         tmp_path / "run",
         model="examples/gpt.py:build",
-        training=TrainingSettings(steps=2, microbatches=2, microbatch_size=2, slot_size=1),
+        training=TrainingSettings(steps=2, batch_size=4, microbatch_size=2, slot_size=1),
         stages=(2,),
     )
     first, second = run.manifest.layouts[0]

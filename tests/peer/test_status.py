@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import uvloop
 
+from hetpeer.bootstrap.manifest import DataSettings
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.serving import PROTOCOL, FileService
 from hetpeer.bootstrap.shelf import RunShelf
@@ -106,6 +108,19 @@ def test_rendering_takes_names_literally(run: RunDirectory) -> None:
     output = StringIO()
     Console(file=output, width=120).print(_tables(found))
     assert "[red]x[/]" in output.getvalue()
+
+
+def test_speeds_of_other_data_are_in_samples(run: RunDirectory) -> None:
+    data = DataSettings(
+        kind="arrays",
+        sample={"x": {"dtype": "int8", "shape": [1]}},
+        **run.manifest.data.model_dump(include={"train", "heldout"}),
+    )
+    other = replace(run.signed, manifest=run.manifest.model_copy(update={"data": data}))
+    boss = coordinator(step=2, tokens_per_second=4.0)
+    found = summarise(other, {run.manifest.coordinators[0]: boss}, 1000.0)
+    assert found.progress.eta_s == 2 * (4 * 2) / 4.0
+    assert any("  4 samples/s" in line for line in _lines(found))
 
 
 @pytest.mark.parametrize(

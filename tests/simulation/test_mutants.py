@@ -10,6 +10,7 @@ QUICK = {
     "parts_as_list": 30,
     "fold_twice": 20,
     "part_forgotten": 20,
+    "tied_apart": 20,
     "overlaps_count": 120,
     "dead_still_count": 60,
     "seal_early": 120,

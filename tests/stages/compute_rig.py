@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from examples.gpt import build
+from hetpeer.stages.data.draws import Draw
 from hetpeer.stages.execution.arena import Arena, Extent
 from hetpeer.stages.execution.commands import (
     Apply,
@@ -59,7 +60,7 @@ def state_file(model, spec: BlockSpec) -> bytes:
 
 
 def layout(spec):
-    return [(name, part.shape) for name, part in spec.parameter_specs.items()]
+    return [(name, part.sizes) for name, part in spec.parameter_specs.items()]
 
 
 class Holder:
@@ -82,7 +83,7 @@ class Holder:
         return np.frombuffer(self.arena.view(extent), dtype=np.float32)
 
     def room(self, specs) -> dict[str, Extent]:
-        return {name: self.arena.allocate(spec.nbytes) for name, spec in specs.items()}
+        return {name: self.arena.allocate(spec.at(BATCH).nbytes) for name, spec in specs.items()}
 
     def release(self, *groups):
         for extent in itertools.chain.from_iterable(
@@ -109,6 +110,8 @@ class Holder:
                 task=task,
                 begin=self.begin,
                 end=self.end,
+                batch=BATCH,
+                draw=Draw(0, 0, number, 8),
                 inputs=inputs or {},
                 data=data,
                 outputs=outputs,
@@ -157,10 +160,14 @@ class Holder:
         return data
 
     async def inspect(self, extent):
-        return await self.submit(Inspect(extent=extent, elements=extent.nbytes // 4))
+        return await self.submit(
+            Inspect(extent=extent, elements=extent.nbytes // 4, normed=((0, extent.nbytes // 4),))
+        )
 
     async def apply(self, spec, gradient, coefficient):
-        return await self.submit(Apply(block=spec.index, gradient=gradient, coefficient=coefficient))
+        return await self.submit(
+            Apply(block=spec.index, gradient=gradient, coefficient=coefficient, microbatches=8)
+        )
 
 
 def norm(inspected) -> float:

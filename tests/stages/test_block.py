@@ -7,9 +7,11 @@ import torch
 
 from hetpeer.dht.errors import ProtocolError
 from hetpeer.stages.execution.block import Block, flat_views, run_range
-from hetpeer.stages.graph.cut import balanced_ranges, cut_blocks
+from hetpeer.stages.graph.cut import cut_blocks
+from hetpeer.stages.graph.passes import Pass
+from hetpeer.stages.graph.share import balanced_ranges
 from tests.stages.models import SIZES, SMALL, gpt, small
-from tests.stages.split_run import CPU, assert_same_step, eager_step, received, split_step
+from tests.stages.split_run import CPU, assert_same_step, draw, eager_step, received, split_step
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -17,16 +19,16 @@ from tests.stages.split_run import CPU, assert_same_step, eager_step, received, 
 def test_split_gpt_equals_the_eager_module(size, stages):
     model, dag, data = gpt(size)
     blocks = cut_blocks(dag)
-    split = split_step(blocks, balanced_ranges(blocks, stages), dag.tensors, data)
-    assert_same_step(split, eager_step(model, data))
+    split = split_step(blocks, balanced_ranges(blocks, stages), dag.tensors, [data])
+    assert_same_step(split, eager_step(model, [data]))
 
 
 @pytest.mark.parametrize("target", [3, 9, 15, 40])
 def test_every_block_alone_equals_the_eager_module(target):
     model, dag, data = gpt("default")
     blocks = cut_blocks(dag, target)
-    split = split_step(blocks, [(i, i + 1) for i in range(len(blocks))], dag.tensors, data)
-    assert_same_step(split, eager_step(model, data))
+    split = split_step(blocks, [(i, i + 1) for i in range(len(blocks))], dag.tensors, [data])
+    assert_same_step(split, eager_step(model, [data]))
 
 
 @pytest.mark.parametrize("kind", SMALL)
@@ -34,15 +36,15 @@ def test_every_block_alone_equals_the_eager_module(target):
 def test_skips_frozen_parameters_and_grad_regions_equal_the_eager_module(kind, target):
     model, dag, data = small(kind)
     blocks = cut_blocks(dag, target)
-    split = split_step(blocks, [(i, i + 1) for i in range(len(blocks))], dag.tensors, data)
-    assert_same_step(split, eager_step(model, data))
+    split = split_step(blocks, [(i, i + 1) for i in range(len(blocks))], dag.tensors, [data])
+    assert_same_step(split, eager_step(model, [data]))
 
 
 def test_grad_mode_is_the_callers():
     _, dag, data = gpt("default")
     blocks = [received(spec, dag.tensors)[0] for spec in cut_blocks(dag)]
     with torch.no_grad():
-        (loss,) = run_range(blocks, {}, data).values()
+        (loss,) = run_range(blocks, {}, data, 3, Pass(draw())).values()
     assert not loss.requires_grad
 
 
@@ -64,10 +66,10 @@ def test_intermediate_values_are_freed_as_soon_as_they_can_be():
             alive += 1
         most = max(most, alive)
 
-    entering = {name: torch.randn(tensor.shape) for name, tensor in spec.inputs.items()}
+    entering = {name: torch.randn(tensor.sizes) for name, tensor in spec.at(3).inputs.items()}
     values = {**entering, **{name: dag.tensors[fqn] for name, fqn in spec.parameters.items()}}
     with torch.no_grad():
-        out = block._program.run(values, observe)
+        out = block._at(3)[1].run(values, Pass(draw()), observe)
     assert most <= 7  # q, k and v at once, their parts and views
     assert len(spec.nodes) > 3 * most
     assert out.keys() == spec.outputs.keys()
@@ -83,7 +85,7 @@ def test_flat_views_share_memory_in_the_order_of_the_spec():
     flat.zero_()
     assert not any(view.any() for view in views.values())
     for wrong in (flat[1:], flat.double(), flat.view(-1, 1)):
-        with pytest.raises(ProtocolError, match="float32 parameters"):
+        with pytest.raises(ProtocolError, match="float32 values"):
             flat_views(spec, wrong)
 
 
@@ -96,8 +98,8 @@ def test_gradients_may_gather_in_one_flat_vector():
     for fqn, view in flat_views(spec, flat).items():
         parameters[fqn].grad = view
     for _ in range(2):
-        block.forward({}, data)[spec.loss].backward()
-    _, gradients = eager_step(model, data)
+        block.forward({}, data, 3, Pass(draw()))[spec.loss].backward()
+    gradients = eager_step(model, [data]).gradients
     expected = torch.cat([gradients[fqn].flatten() for fqn in spec.parameter_specs])
     assert (flat / 2 - expected).abs().max() <= 1e-6 * expected.abs().max()
 
@@ -107,12 +109,12 @@ def bundle_and_data():
     specs = cut_blocks(dag)
     block, _ = received(specs[5], dag.tensors)
     (name,) = specs[5].inputs
-    return block, name, torch.randn(specs[5].inputs[name].shape), data
+    return block, name, torch.randn(specs[5].at(3).inputs[name].sizes), data
 
 
 def test_what_does_not_fit_the_spec_is_refused():
     block, name, x, data = bundle_and_data()
-    assert block.forward({name: x}, data)
+    assert block.forward({name: x}, data, 3, Pass(draw()))
     for bundle, rows in [
         ({}, data),
         ({name: x[:1]}, data),
@@ -124,14 +126,14 @@ def test_what_does_not_fit_the_spec_is_refused():
         ({name: x}, {"targets": torch.full_like(data["targets"], -5)}),
     ]:
         with pytest.raises(ProtocolError):
-            block.forward(bundle, rows)
+            block.forward(bundle, rows, 3, Pass(draw()))
 
 
 def test_parameters_that_do_not_fit_are_refused():
     _, dag, _ = gpt("default")
     spec = cut_blocks(dag)[5]
     good = {fqn: dag.tensors[fqn] for fqn in spec.parameter_specs}
-    Block(spec, good, {}, CPU)
+    Block(spec, good, {}, {}, CPU)
     for wrong in ({}, {**good, "lm_head.weight": good["lm_head.weight"].T}):
         with pytest.raises(ProtocolError, match=r"lm_head|missing"):
-            Block(spec, wrong, {}, CPU)
+            Block(spec, wrong, {}, {}, CPU)

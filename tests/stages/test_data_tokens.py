@@ -1,16 +1,24 @@
-"""Text in, shards on disk, the same text out in windows; damage is named and refused."""
+"""Text in, shards on disk, the same text out in windows."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from blake3 import blake3
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.stages.data import tokens
-from hetpeer.stages.data.tokens import TokenShards, python_standard_library_paths, write_shards
+from hetpeer.stages.data.batches import Batches, DataPlan
+from hetpeer.stages.data.shards import even_parts
+from hetpeer.stages.data.tokens import (
+    python_standard_library_paths,
+    sample_of,
+    samples_in,
+    windows,
+    write_text,
+)
 
 
 @pytest.fixture
@@ -30,59 +38,78 @@ def corpus(tmp_path: Path) -> Path:
 EXPECTED = b"first file \xc3\xa4\xc3\xb6\xc3\xbc\n" + b"second file " * 40 + b"\n"
 
 
-def test_text_becomes_shards_and_batches(
+def test_text_becomes_shards(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "SHARD_BYTES", 50)
+    train, heldout = write_text([corpus], tmp_path, 0.2, 5)
+    parts = [load_file(tmp_path / shard.name)["tokens"] for shard in [*train, *heldout]]
+    assert b"".join(part.tobytes() for part in parts) == EXPECTED
+    assert sum(len(part) for part in parts[len(train) :]) == len(EXPECTED) // 5
+    assert {part.dtype for part in parts} == {np.dtype(np.uint8)}
+    assert [shard.samples for shard in [*train, *heldout]] == [(len(part) - 1) // 5 for part in parts]
+    assert max(map(len, parts)) <= 50
+
+
+def test_a_microbatch_is_the_text_it_names(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokens, "SHARD_TOKENS", 50)  # many borders to cross
-    train, heldout = write_shards([corpus], tmp_path, 0.2)
-    assert len(train) > 3
-    assert sum(shard.tokens for shard in heldout) == len(EXPECTED) // 5
-    text = b"".join(load_file(tmp_path / shard.name)["tokens"].tobytes() for shard in [*train, *heldout])
-    assert text == EXPECTED
-    shards = TokenShards.open(tmp_path, train)
-    population = shards.population(120)
-    assert population == shards.tokens - 120
-    offsets = range(population)
-    inputs, targets = shards.batch(offsets, 120)
-    assert inputs.dtype == targets.dtype == np.int64
-    assert inputs.shape == targets.shape == (population, 120)
-    for offset in offsets:
-        assert inputs[offset].astype(np.uint8).tobytes() == EXPECTED[offset : offset + 120]
-        assert targets[offset].astype(np.uint8).tobytes() == EXPECTED[offset + 1 : offset + 121]
+    """Every training window once an epoch; held-out ones in the text's own order."""
+    monkeypatch.setattr(tokens, "SHARD_BYTES", 50)
+    train, heldout = write_text([corpus], tmp_path, 0.2, 5)
+    total = sum(shard.samples for shard in train)
+    plan = DataPlan(
+        kind="text",
+        sample=sample_of(5),
+        train=tuple(train),
+        heldout=tuple(heldout),
+        seed=1,
+        batch_size=total,
+        microbatch_size=total,
+        eval_microbatches=1,
+    )
+    batches = Batches(tmp_path, plan)
+    arrays = batches.microbatch(0, 0)
+    assert {name: (array.shape, array.dtype.name) for name, array in arrays.items()} == {
+        "tokens": ((total, 5), "int64"),
+        "targets": ((total, 5), "int64"),
+    }
+    found = [
+        bytes([*row, last]) for row, last in zip(arrays["tokens"], arrays["targets"][:, -1], strict=True)
+    ]
+    assert (arrays["tokens"][:, 1:] == arrays["targets"][:, :-1]).all()
+    texts = [load_file(tmp_path / shard.name)["tokens"].tobytes() for shard in train]
+    assert sorted(found) == sorted(text[at : at + 6] for text in texts for at in range(0, len(text) - 5, 5))
+    evaluated = batches.microbatch(3, 1)["tokens"].astype(np.uint8)
+    first = load_file(tmp_path / heldout[0].name)["tokens"]
+    assert evaluated[0].tobytes() == first[:5].tobytes()
+    assert evaluated[1].tobytes() == first[5:10].tobytes()
 
 
-def test_shards_are_named_by_content_and_written_the_same_twice(corpus: Path, tmp_path: Path) -> None:
-    (tmp_path / "again").mkdir()
-    first, _ = write_shards([corpus], tmp_path, 0.0)
-    again, _ = write_shards([corpus], tmp_path / "again", 0.0)
-    assert first == again
-    data = (tmp_path / first[0].name).read_bytes()
-    assert first[0].name == blake3(data).hexdigest()[:32] + ".safetensors"
+@settings(deadline=None)
+@given(count=st.integers(0, 60), length=st.integers(1, 20))
+def test_windows_use_all_of_a_text_but_less_than_one_of_them(count: int, length: int) -> None:
+    text = np.arange(count, dtype=np.uint8)
+    samples = samples_in(count, length)
+    assert samples == len(range(0, count - length, length))
+    if samples:
+        cut = windows(text, range(samples), length)
+        assert cut["tokens"].ravel().tolist() == list(range(samples * length))
+        assert cut["targets"].ravel().tolist() == list(range(1, samples * length + 1))
+
+
+@settings(deadline=None)
+@given(total=st.integers(0, 10_000), largest=st.integers(1, 100))
+def test_even_parts(total: int, largest: int) -> None:
+    parts = even_parts(total, largest)
+    assert sum(parts) == total
+    assert len(parts) == -(-total // largest)
+    assert max(parts, default=0) - min(parts, default=0) <= 1
+    assert max(parts, default=0) <= largest
 
 
 def test_a_full_shard_stays_below_8_mib(tmp_path: Path) -> None:
     (tmp_path / "big.txt").write_bytes(b"x" * (9 * 2**20))
-    train, _ = write_shards([tmp_path / "big.txt"], tmp_path, 0.0)
+    train, _ = write_text([tmp_path / "big.txt"], tmp_path, 0.1, 64)
     assert [shard.bytes <= 8 * 2**20 for shard in train] == [True, True]
-
-
-@pytest.mark.parametrize("damage", ["flip", "cut", "gone", "tokens"])
-def test_damaged_shard_is_named(corpus: Path, tmp_path: Path, damage: str) -> None:
-    (shard,), _ = write_shards([corpus], tmp_path, 0.0)
-    path = tmp_path / shard.name
-    data = bytearray(path.read_bytes())
-    if damage == "flip":
-        data[-9] ^= 1
-        path.write_bytes(data)
-    elif damage == "cut":
-        path.write_bytes(data[:-1])
-    elif damage == "gone":
-        path.unlink()
-    else:
-        shard = replace(shard, tokens=shard.tokens + 1)
-    with pytest.raises(LocalError, match=shard.name) as caught:
-        TokenShards.open(tmp_path, [shard])
-    assert (caught.value.code, caught.value.exit_code) == ("HP-DATA-002", ExitCode.VERSION)
 
 
 @pytest.mark.parametrize("name", ["missing", "empty", "binary"])
@@ -90,26 +117,21 @@ def test_no_text_is_an_error(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "binary").write_bytes(b"\0\0")
     with pytest.raises(LocalError) as caught:
-        write_shards([tmp_path / name], tmp_path, 0.1)
+        write_text([tmp_path / name], tmp_path, 0.1, 8)
     assert (caught.value.code, caught.value.exit_code) == ("HP-DATA-001", ExitCode.CONFIG)
 
 
-def test_too_little_text_for_a_sequence(tmp_path: Path) -> None:
-    (tmp_path / "small.txt").write_text("123456789")
-    train, _ = write_shards([tmp_path / "small.txt"], tmp_path, 0.0)
-    shards = TokenShards.open(tmp_path, train)
-    assert shards.population(9) == 1
-    with pytest.raises(LocalError) as caught:
-        shards.population(10)
-    assert caught.value.code == "HP-DATA-003"
-
-
-@pytest.mark.parametrize("offset", [-1, 2])
-def test_a_window_outside_of_the_text_is_refused(tmp_path: Path, offset: int) -> None:
-    (tmp_path / "small.txt").write_text("123456789")
-    train, _ = write_shards([tmp_path / "small.txt"], tmp_path, 0.0)
-    with pytest.raises(ValueError, match="outside"):
-        TokenShards.open(tmp_path, train).batch([offset], 8)
+@pytest.mark.parametrize(("length", "what"), [(4, ""), (5, "held-out"), (14, "held-out"), (15, "training")])
+def test_too_little_text_for_a_sequence(tmp_path: Path, length: int, what: str) -> None:
+    (tmp_path / "small.txt").write_text("x" * 19)  # 15 bytes to train on, 5 held out
+    if not what:
+        train, heldout = write_text([tmp_path / "small.txt"], tmp_path, 0.25, length)
+        assert [shard.samples for shard in [*train, *heldout]] == [3, 1]
+        return
+    with pytest.raises(LocalError, match=what) as caught:
+        write_text([tmp_path / "small.txt"], tmp_path, 0.25, length)
+    assert (caught.value.code, caught.value.exit_code) == ("HP-DATA-003", ExitCode.CONFIG)
+    assert not list(tmp_path.glob("*.safetensors"))
 
 
 def test_standard_library_is_the_same_text_each_time() -> None:

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from hetpeer.dht.errors import LocalError
-from hetpeer.stages.graph.cut import balanced_ranges, cut_blocks
-from hetpeer.stages.graph.spec import BlockSpec
+from hetpeer.stages.graph.cut import cut_blocks
+from hetpeer.stages.graph.share import balanced_ranges
+from hetpeer.stages.graph.spec import Batch, BlockSpec
 from hetpeer.stages.graph.trace import trace
 from tests.stages.models import gpt, small
 
@@ -29,7 +30,7 @@ def test_gpt_is_cut_between_layers_and_one_hidden_tensor_crosses(size):
     model, dag, data = gpt(size)
     blocks = cut_blocks(dag)
     assert_fits(blocks)
-    hidden = (*data["tokens"].shape, model.wte.embedding_dim)
+    hidden = (Batch(1), data["tokens"].shape[1], model.wte.embedding_dim)
     for block in blocks[:-1]:
         assert [(spec.shape, spec.dtype, spec.grad) for spec in block.outputs.values()] == [
             (hidden, "float32", True)
@@ -118,17 +119,17 @@ class Tied(nn.Module):
         return self.b(torch.tanh(self.a(x))).mean()
 
 
-def test_a_parameter_in_two_blocks_is_refused_by_name():
+def test_a_tied_parameter_goes_by_one_name_in_each_block():
     dag = trace(Tied(), {"x": torch.randn(3, 6)})
-    with pytest.raises(LocalError, match=r"HP-MODEL-004.* share the parameter .*\.weight"):
-        cut_blocks(dag, 2)
-    assert len(cut_blocks(dag, 1)) == 1
+    owned = [set(block.parameter_specs) for block in cut_blocks(dag, 2)]
+    assert owned == [{"a.weight", "a.bias"}, {"a.weight", "b.bias"}]
+    assert dag.state_dict["b.weight"] == "a.weight"
 
 
 def block_of(flops: int) -> BlockSpec:
     names = ("inputs", "outputs", "data", "parameters", "parameter_specs", "buffers", "buffer_specs")
     empty = {name: {} for name in names}
-    return BlockSpec(index=0, nodes=(), flops_forward=flops, activation_bytes=0, loss=None, **empty)
+    return BlockSpec(index=0, nodes=(), batch=1, flops_forward=flops, activation_bytes=0, loss=None, **empty)
 
 
 @pytest.mark.parametrize("weights", [None, [1.0, 2.0, 0.5]])

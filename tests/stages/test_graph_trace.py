@@ -87,20 +87,31 @@ def branch(self, x):
     return self.linear(x).sum()
 
 
+def counting(self, x):
+    self.norm.running_var.add_(1)
+    return self.linear(x).mean()
+
+
 @pytest.mark.parametrize(
     ("forward", "code", "part"),
     [
-        (lambda self, x: nn.functional.dropout(self.linear(x)).mean(), "HP-MODEL-001", "dropout"),
+        (lambda self, x: self.linear(x * torch.bernoulli(x.sigmoid())).mean(), "HP-MODEL-001", "nn.Dropout"),
         (lambda self, x: torch.linalg.svdvals(self.linear(x)).sum(), "HP-MODEL-001", "svd"),
         (lambda self, x: self.linear(x + torch.rand_like(x)).mean(), "HP-MODEL-001", "rand_like"),
         (lambda self, x: self.linear(x).mean() * x.sum().item(), "HP-MODEL-001", "item"),
-        (lambda self, x: self.linear(x)[x > 0].mean(), "HP-MODEL-001", "no shape depend on the values"),
+        (lambda self, x: self.linear(x)[x > 0].mean(), "HP-MODEL-001", "no shape and no number"),
         (lambda self, x: self.linear(x).expand(1025, 4, 8).unbind()[0].mean(), "HP-MODEL-001", "1024 parts"),
         (autocast, "HP-MODEL-001", "autocast"),
         (autocast_inside_no_grad, "HP-MODEL-001", "autocast"),
         (branch, "HP-MODEL-002", "if self.linear(x).sum() > 0"),
         (lambda self, x: self.nothing(x), "HP-MODEL-002", "nothing"),
-        (lambda self, x: self.norm(self.linear(x)).mean(), "HP-MODEL-003", "norm.running_mean"),
+        (lambda self, x: self.norm(self.norm(self.linear(x))).mean(), "HP-MODEL-001", "once per forward"),
+        (counting, "HP-MODEL-003", "'norm.running_var'"),
+        (
+            lambda self, x: self.linear(x).repeat(x.shape[0] + 1, 1).mean(),
+            "HP-MODEL-003",
+            "multiple of the batch",
+        ),
         (lambda self, x: self.linear(x), "HP-MODEL-003", "scalar"),
         (lambda self, x: (self.linear(x).mean(), x), "HP-MODEL-003", "2 values"),
         (lambda self, x: x.mean(), "HP-MODEL-003", "no trainable parameter"),

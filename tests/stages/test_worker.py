@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from hetpeer.averaging.updates import AdamW, AdamWSettings
 from hetpeer.dht.errors import ProtocolError
+from hetpeer.stages.data.draws import Draw
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import results as r
 from hetpeer.stages.execution.arena import Arena, Extent
@@ -31,6 +32,7 @@ from hetpeer.stages.execution.worker import WorkerOptions, serve
 from hetpeer.stages.graph.wire import pack_block
 from tests.stages.compute_rig import UPDATE, Holder, layout, microbatch, state_file, tiny_blocks, tiny_gpt
 
+DRAW = Draw(0, 0, 0, 1)
 MODEL = tiny_gpt()
 
 
@@ -153,8 +155,8 @@ async def test_a_bad_number_from_a_peer_is_named_and_changes_no_slot(engine, are
     back = Holder(submitter(engine), arena, tiny_blocks()[1:2])
     await back.load(MODEL)
     (name, spec), *_ = back.blocks[0].inputs.items()
-    good = back.put(np.full(spec.count, 0.1, np.float32))
-    bad = back.put(np.full(spec.count, np.inf, np.float32))
+    good = back.put(np.full(spec.at(2).count, 0.1, np.float32))
+    bad = back.put(np.full(spec.at(2).count, np.inf, np.float32))
     with refused("HP-NUM-001", f"task a, input: '{name}' is not finite"):
         await back.forward("a", 0, {name: bad})
     outputs, _, _ = await back.forward("b", 0, {name: good})
@@ -176,7 +178,9 @@ async def test_a_token_beyond_the_vocabulary_is_an_answer(holder):
     targets = holder.put(np.zeros((2, 8), np.int64))
     data = {"tokens": tokens, "targets": targets}
     with refused("HP-WIRE-001", "embedding"):
-        await holder.submit(c.Forward(task="t", begin=0, end=len(holder.blocks), data=data))
+        await holder.submit(
+            c.Forward(task="t", begin=0, end=len(holder.blocks), batch=2, draw=DRAW, data=data)
+        )
 
 
 @pytest.mark.parametrize(
@@ -193,7 +197,14 @@ async def test_a_token_beyond_the_vocabulary_is_an_answer(holder):
 )
 async def test_a_forward_that_does_not_fit_the_graph_is_refused(holder, change, text):
     data = {name: holder.put(tensor) for name, tensor in microbatch(0).items()}
-    fields = {"task": "t", "begin": 0, "end": len(holder.blocks), "data": data} | change
+    fields = {
+        "task": "t",
+        "begin": 0,
+        "end": len(holder.blocks),
+        "batch": 2,
+        "draw": DRAW,
+        "data": data,
+    } | change
     with refused("HP-WORK-00[12]", text):
         await holder.submit(c.Forward(**fields))
     assert (await holder.submit(c.Info())).tasks == 0
@@ -286,7 +297,7 @@ async def test_what_is_loaded_is_checked(engine, arena):
 # ── frames ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 EXAMPLES = [
-    c.Forward(task="3:1", begin=1, end=2, inputs={"x": Extent(64, 128)}, train=False),
+    c.Forward(task="3:1", begin=1, end=2, batch=2, draw=DRAW, inputs={"x": Extent(64, 128)}, train=False),
     c.Prepare(block=2, graph=b"\x00\xff", update=UPDATE),
     c.Sum(parts=(Extent(0, 8), Extent(64, 8)), into=Extent(128, 8), elements=2),
     c.Shutdown(),

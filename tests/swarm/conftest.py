@@ -26,7 +26,7 @@ def build():
 """
 SETTINGS = {
     "steps": STEPS,
-    "microbatches": 6,
+    "batch-size": 12,
     "microbatch-size": 2,
     "sequence-length": 16,
     "eval-every": 8,

@@ -41,6 +41,13 @@ def serve_damaged_manifest() -> None:
     rundir.read_file = damaged
 
 
+def impatient() -> None:
+    """A volunteer that gives up missing data within a second."""
+    from hetpeer.peer import datasource
+
+    datasource.TRIES, datasource.RETRY_S = 2, 0.5
+
+
 def small_disk() -> None:
     """The home lies on a disk of 8 KiB, which vanishes with the process."""
     if os.geteuid():

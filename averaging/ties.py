@@ -1,0 +1,60 @@
+"""Tied parameters: one parameter of the model that several blocks use, and what that means for their gradients.
+
+Each of the blocks reduces the gradient of its own uses; the parameter's gradient is their sum in the order of the blocks
+(docs/graph.md). Pure: offsets into the blocks' flat vectors, nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hetpeer.averaging.messages import Block, Count
+
+
+class Use(NamedTuple):
+    """Elements [begin, end) of the vector of `block`."""
+
+    block: int
+    begin: int
+    end: int
+
+
+class Tie(BaseModel):
+    """The uses of one tied parameter, in the order of the blocks; all of one length."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    uses: Annotated[tuple[tuple[Block, Count, Count], ...], Field(min_length=2)]
+
+
+class Ties:
+    """All ties of a model."""
+
+    def __init__(self, ties: Sequence[Tie] = ()) -> None:
+        self._ties = [tuple(Use(*use) for use in tie.uses) for tie in ties]
+
+    def of(self, block: int) -> list[tuple[Use, tuple[Use, ...]]]:
+        """For each tied parameter of `block`: its place there, and all its uses."""
+        return [(use, uses) for uses in self._ties for use in uses if use.block == block]
+
+    def partners(self, block: int) -> list[int]:
+        """The other blocks with which `block` shares a parameter."""
+        return sorted({other.block for _, uses in self.of(block) for other in uses} - {block})
+
+    def needed(self, block: int, begin: int, end: int) -> bool:
+        """Whether elements [begin, end) of `block` are part of a tied parameter: observers get them."""
+        return any(use.begin < end and begin < use.end for use, _ in self.of(block))
+
+    def counted(self, block: int, elements: int) -> tuple[tuple[int, int], ...]:
+        """The ranges of the first `elements` (the parameters) of `block` that count for the norm there: a tied
+        parameter counts at its first block alone.
+        """
+        ranges, at = [], 0
+        for use, uses in sorted(self.of(block)):
+            if uses[0] != use:
+                ranges.append((at, use.begin))
+                at = use.end
+        return tuple((begin, end) for begin, end in (*ranges, (at, elements)) if begin < end)

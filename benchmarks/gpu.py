@@ -1,0 +1,152 @@
+"""What holds on a CPU must hold on a GPU: the model table, bf16, the optimizer's bits, masks, a worker killed at work.
+
+Forward and backward of every model of tests/stages/zoo.py, cut into three stages, on the CPU and on the device, TF32 off.
+Without a GPU it says so and measures nothing; `--device cpu` runs the same steps on a CPU, to test this file.
+
+    python -m benchmarks.gpu
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+import torch
+
+from benchmarks import report
+from hetpeer.averaging.updates import AdamW, AdamWSettings
+from hetpeer.stages.data import draws
+from hetpeer.stages.execution import device as devices
+from hetpeer.stages.execution.commands import Info, WarmUp
+from hetpeer.stages.execution.compute import Compute, ComputeConfig, WorkerDiedError
+from hetpeer.stages.execution.numerics import squared_norm
+from hetpeer.stages.graph import philox
+from hetpeer.stages.graph.assemble import Mode
+from hetpeer.stages.graph.cut import cut_blocks
+from hetpeer.stages.graph.share import balanced_ranges
+from tests.stages.split_run import Outcome, split_step
+from tests.stages.zoo import ZOO, zoo
+
+STAGES = 3
+GOAL, BF16_GOAL = 1e-4, 1e-2
+WORKER_MAIN = "hetpeer.averaging.worker_main"
+
+
+def differences(one: Outcome, other: Outcome) -> dict[str, float]:
+    """Largest relative difference of the loss, of any gradient and of any running value, by their largest elements."""
+
+    def apart(a: torch.Tensor, b: torch.Tensor) -> float:
+        return float((a - b).abs().max() / b.abs().max().clamp_min(1e-12))
+
+    return {
+        "loss": apart(one.loss, other.loss),
+        "gradients": max(apart(one.gradients[n], g) for n, g in other.gradients.items()),
+        "statistics": max((apart(one.statistics[n], s) for n, s in other.statistics.items()), default=0.0),
+    }
+
+
+def compare_model(name: str, device: torch.device) -> dict[str, Any]:
+    """One row of the table: float32 against the CPU, bf16 against float32."""
+    _, dag, microbatches = zoo(name)
+    rows: dict[str, Any] = {}
+    blocks = cut_blocks(dag)
+    blocks = blocks if len(blocks) >= STAGES else cut_blocks(dag, STAGES)
+    ranges = balanced_ranges(blocks, STAGES)
+    on_cpu = split_step(blocks, ranges, dag.tensors, microbatches)
+    rows["float32"] = differences(split_step(blocks, ranges, dag.tensors, microbatches, device), on_cpu)
+    half = cut_blocks(dag, len(blocks), Mode(autocast=True))
+    rows["bf16 loss"] = differences(split_step(half, ranges, dag.tensors, microbatches, device), on_cpu)[
+        "loss"
+    ]
+    rows["met"] = all(value <= GOAL for value in rows["float32"].values()) and rows["bf16 loss"] <= BF16_GOAL
+    return rows
+
+
+def equal_bits(device: torch.device) -> dict[str, bool]:
+    """What holders compare by hash: the update, the norm, the masks."""
+    generator = torch.Generator().manual_seed(0)
+    rule = AdamW(AdamWSettings(learning_rate=1e-3, betas=(0.9, 0.95), epsilon=1e-8, weight_decay=0.1))
+    vectors = [torch.randn(1_000_003, generator=generator) for _ in range(4)]
+    vectors[2].abs_()
+    names = ("parameters", "exp_avg", "exp_avg_sq", "gradient")
+    updated = []
+    for place in (torch.device("cpu"), device):
+        mine = dict(zip(names, (vector.clone().to(place) for vector in vectors), strict=True))
+        for step in (1, 2, 3):
+            rule.apply(**mine, coefficient=0.37, step=step)
+        updated.append([mine[name].cpu() for name in names])
+    draw = draws.Draw(seed=7, step=100, microbatch=3, microbatches=8)
+    drawn = torch.from_numpy(draws.keep_mask(draw, 5, 0.1, 100_001))
+    return {
+        "optimizer": all(a.equal(b) for a, b in zip(*updated, strict=True)),
+        "squared norm": squared_norm(vectors[0]) == squared_norm(vectors[0].to(device)),
+        "dropout masks": philox.keep_mask(draw, 5, 0.1, 100_001, device).cpu().equal(drawn),
+    }
+
+
+async def kill_at_work(device: str) -> dict[str, Any]:
+    """SIGKILL while the worker multiplies matrices; a new one must find the device as it was."""
+    worker = await Compute.start(ComputeConfig(device=device), WORKER_MAIN)
+    pid = (await worker.submit(Info()), worker.pid)[1]
+    work = asyncio.ensure_future(worker.submit(WarmUp()))
+    await asyncio.sleep(0.2)
+    os.kill(pid, signal.SIGKILL)
+    try:
+        await work
+        noticed = False
+    except WorkerDiedError:
+        noticed = True
+    await worker.close()
+    other = await Compute.start(ComputeConfig(device=device), WORKER_MAIN)
+    info = await other.submit(Info())
+    speed = (await other.submit(WarmUp())).flops_per_second
+    await other.close()
+    return {"noticed": noticed, "device": info.device_name, "tflops_float32": round(speed / 1e12, 2)}
+
+
+def main() -> int:
+    parser = report.parser(__doc__ or "")
+    parser.add_argument("--device", default="cuda")
+    options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print(f"skipped: torch {torch.__version__} sees no CUDA device on this machine")
+        return 0
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    device = devices.pick(options.device)
+    models = {name: compare_model(name, device) for name in ZOO}
+    bits, killed = equal_bits(device), asyncio.run(kill_at_work(options.device))
+    met = all(row["met"] for row in models.values()) and all(bits.values()) and killed["noticed"]
+    figures = {
+        "device": devices.name_of(device),
+        "models": models,
+        "bits": bits,
+        "killed": killed,
+        "met": met,
+    }
+    if device.type == "cuda":
+        figures = report.keep("gpu", figures, seed=options.seed)
+    if options.json:
+        print(json.dumps(figures))
+    else:
+        show(figures)
+    return 0 if met else 1
+
+
+def show(figures: dict[str, Any]) -> None:
+    print(f"{figures['device']} against the CPU, float32 without TF32; bf16 against float32")
+    for name, row in figures["models"].items():
+        parts = ", ".join(f"{what} {value:.1e}" for what, value in row["float32"].items())
+        print(f"  {name:20} {parts}; bf16 loss {row['bf16 loss']:.1e}{'' if row['met'] else '  MISSED'}")
+    print(
+        "  equal bits: "
+        + ", ".join(f"{what} {'yes' if ok else 'NO'}" for what, ok in figures["bits"].items())
+    )
+    print(f"  a worker killed at work: {figures['killed']}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

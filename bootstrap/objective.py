@@ -1,0 +1,78 @@
+"""The author's model and loss as one module that takes a batch by name and returns the loss: what is traced and trained.
+
+The model is made a subclass of itself with another `forward`, so that nothing stands between it and its parameters: their
+names, its state dict and its modes stay the author's own.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from hetpeer.dht.errors import ExitCode, LocalError
+
+Loss = Callable[[Any, Mapping[str, Tensor]], Tensor]
+"""(the model's outputs, all arrays of the batch) → the mean loss, a scalar."""
+NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def objective(model: nn.Module, loss: Loss | None, names: Sequence[str]) -> nn.Module:
+    """Change `model`, and return it: its forward takes the arrays `names` by keyword and returns the loss.
+
+    The author's forward gets those that it names. Without `loss` its outputs hold the loss: they are it, or have it as
+    `.loss`, `["loss"]` or the first of a tuple. Raises `LocalError` HP-MODEL-008 now if the names do not fit, and when
+    it is called if there is no loss in the outputs.
+    """
+    author = type(model)
+    inputs = _inputs(model, names)
+
+    def forward(self: nn.Module, **batch: Tensor) -> Tensor:
+        outputs = author.forward(self, **{name: batch[name] for name in inputs})
+        return loss_in(outputs) if loss is None else loss(outputs, batch)
+
+    # torch.export calls a graph's inputs by the names in the signature.
+    parameters = [inspect.Parameter("self", NAMED[0]), *(inspect.Parameter(name, NAMED[1]) for name in names)]
+    forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    model.__class__ = type(author.__name__, (author,), {"forward": forward, "__module__": author.__module__})
+    return model
+
+
+def loss_in(outputs: Any) -> Tensor:
+    """The loss that a model returns among its outputs. Raises `LocalError` HP-MODEL-008."""
+    if isinstance(outputs, Mapping):
+        outputs = outputs.get("loss")
+    elif isinstance(outputs, tuple | list):
+        outputs = outputs[0] if outputs else None
+    elif not isinstance(outputs, Tensor):
+        outputs = getattr(outputs, "loss", None)
+    if not isinstance(outputs, Tensor):
+        raise _unfit(
+            "the model returns no loss",
+            why="it is neither a tensor, nor has it one as .loss, ['loss'] or first of a tuple",
+            fix="return the mean loss, or give a function of the outputs with --loss",
+        )
+    return outputs
+
+
+def _inputs(model: nn.Module, names: Sequence[str]) -> list[str]:
+    """Which arrays the author's forward names."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    named = [parameter for parameter in parameters if parameter.kind in NAMED]
+    required = [parameter.name for parameter in named if parameter.default is inspect.Parameter.empty]
+    inputs = [parameter.name for parameter in named if parameter.name in names]
+    missing = [name for name in required if name not in names]
+    if missing or not inputs:
+        needs = f"needs {missing[0]!r}" if missing else "names none of a sample's arrays"
+        raise _unfit(
+            f"the model's forward() {needs}",
+            why=f"a sample has {', '.join(names)}",
+            fix="give forward()'s parameters the names of the arrays, or a default",
+        )
+    return inputs
+
+
+def _unfit(what: str, *, why: str, fix: str) -> LocalError:
+    return LocalError("HP-MODEL-008", what, why=why, fix=fix, exit_code=ExitCode.CONFIG)

@@ -1,0 +1,102 @@
+"""How a run trains: the author's settings, as the manifest has them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.stages.data.order import size_of
+
+Count = Annotated[int, Field(ge=0, lt=2**60)]
+Positive = Annotated[int, Field(ge=1, lt=2**31)]
+
+
+class Entry(BaseModel):
+    """A part of the manifest. Unknown fields are ignored, so that later versions may add some."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class ParameterGroup(Entry):
+    """Parameters whose name matches `pattern` (as the shell has them) and what differs for them; None: as the others."""
+
+    pattern: Annotated[str, Field(min_length=1, max_length=200)]
+    learning_rate: Annotated[float, Field(gt=0, le=10)] | None = None
+    weight_decay: Annotated[float, Field(ge=0, le=1)] | None = None
+
+    @property
+    def changes(self) -> dict[str, float | tuple[float, ...]]:
+        """The settings that differ."""
+        return self.model_dump(exclude_none=True, exclude={"pattern"})
+
+
+def parameter_group(text: str) -> dict[str, str | float]:
+    """The fields of a `ParameterGroup` as people write them: `PATTERN:KEY=VALUE,KEY=VALUE`. Raises `LocalError` HP-RUN-001."""
+    pattern, _, changes = text.rpartition(":")
+    fields: dict[str, str | float] = {"pattern": pattern}
+    for change in changes.split(","):
+        key, _, value = change.partition("=")
+        try:
+            fields[key] = float(value)
+        except ValueError:
+            key = ""
+        if key not in ("learning_rate", "weight_decay") or not pattern:
+            raise LocalError(
+                "HP-RUN-001",
+                f"the parameter group {text!r} cannot be read",
+                fix="write it as '*.bias:weight_decay=0' or '*norm*:learning_rate=1e-4,weight_decay=0'",
+                exit_code=ExitCode.CONFIG,
+            )
+    return fields
+
+
+class TrainingSettings(Entry):
+    """How the run trains. A step updates the parameters once, by `batch_size` samples."""
+
+    steps: Positive = 60
+    batch_size: Positive = 128
+    microbatch_size: Positive = 8
+    """Samples that are computed at once; the last microbatch of a step has what is left."""
+    eval_every: Positive = 10
+    """Steps between evaluations; one more comes after the last step."""
+    eval_microbatches: Positive = 4
+    checkpoint_every: Positive = 10
+    slot_size: Positive = 4
+    """Microbatches a slot may hold: a lost volunteer costs at most so many of each block."""
+    learning_rate: Annotated[float, Field(gt=0, le=10)] = 5e-4
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.1
+    clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    """Largest 2-norm of the whole model's gradient; None does not clip."""
+
+    dtype: Literal["float32", "bf16"] = "float32"
+    """What workers compute in; parameters, gradients and moments are float32 anyway."""
+    recompute: bool = False
+    """Whether blocks run forward twice instead of keeping activations."""
+
+    groups: tuple[ParameterGroup, ...] = ()
+    """The first that matches a parameter's name decides."""
+
+    @property
+    def microbatches(self) -> int:
+        """M: microbatches of one step."""
+        return -(-self.batch_size // self.microbatch_size)
+
+    def samples_of(self, number: int) -> int:
+        """Samples of microbatch `number`; ids from M on are held-out ones, which are full."""
+        return size_of(number, self.batch_size, self.microbatch_size)
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> TrainingSettings:
+        if self.microbatch_size > self.batch_size:
+            raise ValueError(
+                f"training.microbatch_size {self.microbatch_size} is above training.batch_size {self.batch_size}"
+            )
+        if self.slot_size > self.microbatches:
+            raise ValueError(
+                f"training.slot_size {self.slot_size} is above the {self.microbatches} microbatches of a step"
+            )
+        return self

@@ -1,0 +1,65 @@
+"""Commands to the compute worker whose tensors stay in place until they are answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
+
+from hetpeer.peer.tensors import Tensor, TensorStore
+from hetpeer.stages.execution import commands as c
+from hetpeer.stages.execution.arena import Extent
+from hetpeer.stages.execution.compute import Compute
+
+R = TypeVar("R")
+Answer = Coroutine[Any, Any, None]
+"""To be run as a task: it waits for the worker and tells the core. The command itself is posted already."""
+
+
+class Posts:
+    """The way to the worker for those who carry out a step's effects."""
+
+    def __init__(self, compute: Compute, store: TensorStore) -> None:
+        self.store = store
+        self._compute = compute
+
+    def post(self, command: c.Command[R], tensors: Iterable[Tensor | None]) -> Coroutine[Any, Any, R]:
+        """Post `command` at once; `tensors` stay in place until it is answered."""
+        pinned = self.store.pin(t for t in tensors if t is not None)
+        posted = self._compute.post(command)
+
+        async def answer() -> R:
+            try:
+                return await posted
+            finally:
+                self.store.unpin(pinned)
+
+        return answer()
+
+    def command(self, command: c.Command[Any]) -> Answer:
+        """Post a command that touches no tensor of ours and has nothing to tell."""
+        posted = self._compute.post(command)
+
+        async def answer() -> None:
+            await posted
+
+        return answer()
+
+    def dump(self, block: int, room: int) -> Coroutine[Any, Any, bytes]:
+        """The state file of a block as it is when the worker comes to it, after all that was posted before."""
+        extent: Extent = self._compute.arena.allocate(room)
+        posted = self._compute.post(c.DumpState(block=block, extent=extent))
+
+        async def copy() -> bytes:
+            try:
+                dumped = await posted
+                return bytes(self._compute.arena.view(extent)[: dumped.nbytes])
+            finally:
+                self._compute.arena.release(extent)
+
+        # Whoever asked may give up; the worker writes all the same, and the extent must be ours until it has.
+        return _shielded(asyncio.ensure_future(copy()))
+
+
+async def _shielded(future: asyncio.Future[R]) -> R:
+    return await asyncio.shield(future)

@@ -1,0 +1,153 @@
+"""Carries out the effects of a reduce and of an update with the compute worker, and answers the core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from hetpeer.averaging import effects as e
+from hetpeer.averaging import messages as m
+from hetpeer.averaging.member import Effect, Member
+from hetpeer.averaging.ties import Use
+from hetpeer.peer.posting import Answer, Posts
+from hetpeer.peer.schema import Schema
+from hetpeer.peer.tensors import Tensor
+from hetpeer.stages.execution import commands as c
+from hetpeer.stages.execution.arena import Extent
+
+FLOAT_BYTES = 4
+
+
+class Reducing:
+    """The worker's side of the reduces of one place."""
+
+    def __init__(self, posts: Posts, schema: Schema, answer: Callable[[Sequence[Effect]], None]) -> None:
+        self._posts = posts
+        self._store = posts.store
+        self._schema = schema
+        self._answer = answer
+
+    def export(self, step: e.StepId, shard: e.Shard, slot: int, then: Callable[[Tensor], None]) -> Answer:
+        """`then` gets our slot's elements of `shard`."""
+        piece = self._store.new(step, (shard.end - shard.begin) * FLOAT_BYTES)
+        command = c.ExportSlot(
+            block=shard.block, slot=slot, begin=shard.begin, end=shard.end, extent=piece.extent
+        )
+        posted = self._posts.post(command, [piece])
+
+        async def answer() -> None:
+            await posted
+            if not piece.released:  # the step may be over meanwhile
+                then(piece)
+
+        return answer()
+
+    def sum(self, member: Member, step: e.StepId, work: e.SumParts) -> Answer | None:
+        """`SumParts` → `Member.summed`. Parts of another length are not summed: the plan then times out."""
+        shard = work.shard
+        elements = shard.end - shard.begin
+        parts = [part for part in work.parts if isinstance(part, Tensor)]
+        if any(part.extent.nbytes != elements * FLOAT_BYTES for part in parts):
+            return None
+        single = len(parts) == 1  # its own sum: nothing is added to zeros
+        total = self._store.share(parts[0]) if single else self._store.new(step, elements * FLOAT_BYTES)
+        command = c.Sum(parts=tuple(p.extent for p in parts), into=total.extent, elements=elements)
+        posted = None if single else self._posts.post(command, [*parts, total])
+
+        async def answer() -> None:
+            if posted is not None:
+                await posted
+            self._answer(member.summed(step, shard, total))
+
+        return answer()
+
+    def inspect(self, member: Member, step: e.StepId, work: e.Inspect) -> Answer | None:
+        """`Inspect` → `Member.inspected`: shards are joined into the block's whole gradient, tied uses added."""
+        elements = self._schema.elements(work.block)
+        shards = [shard for shard in work.shards if isinstance(shard, Tensor)]
+        if sum(shard.extent.nbytes for shard in shards) != elements * FLOAT_BYTES:
+            return None
+        tied = self._add_tied(step, work, shards)
+        whole = len(shards) == 1 and not tied
+        gradient = shards[0] if whole else self._join(step, shards, elements * FLOAT_BYTES)
+        spec = self._schema.specs[work.block]
+
+        async def answer() -> None:
+            for use, total, summed in tied:
+                await summed
+                place = slice(use.begin * FLOAT_BYTES, use.end * FLOAT_BYTES)
+                self._store.view(gradient)[place] = self._store.view(total)
+                self._store.release(total)
+            normed = self._schema.ties.counted(work.block, spec.parameter_count)
+            command = c.Inspect(extent=gradient.extent, elements=elements, normed=normed)
+            seen = await self._posts.post(command, [gradient])
+            vote = m.BlockVote(
+                block=work.block, digest=seen.digest, squared_norm=seen.squared_norm, finite=seen.finite
+            )
+            self._answer(member.inspected(step, work.plan, vote, gradient))
+
+        pinned = self._store.pin([gradient])
+        return _finally(answer(), lambda: self._store.unpin(pinned))
+
+    def _add_tied(
+        self, step: e.StepId, work: e.Inspect, own: Sequence[Tensor]
+    ) -> list[tuple[Use, Tensor, Coroutine[Any, Any, Any]]]:
+        """For each tied parameter of the block: where it lies, room for its gradient, and the sum that is under way."""
+        shards: Mapping[int, Sequence[Tensor]] = {
+            work.block: own,
+            **{b: [t for t in piece.shards if isinstance(t, Tensor)] for b, piece in work.tied.items()},
+        }
+        begins = {work.block: 0, **{block: piece.begin for block, piece in work.tied.items()}}
+        joined = {
+            block: self._join(step, parts, sum(part.extent.nbytes for part in parts))
+            for block, parts in (shards.items() if work.tied else ())
+        }
+        sums = []
+        for use, uses in self._schema.ties.of(work.block):
+            total = self._store.new(step, (use.end - use.begin) * FLOAT_BYTES)
+            parts = tuple(
+                Extent(
+                    offset=joined[other.block].extent.offset
+                    + (other.begin - begins[other.block]) * FLOAT_BYTES,
+                    nbytes=total.extent.nbytes,
+                )
+                for other in uses
+            )
+            command = c.Sum(parts=parts, into=total.extent, elements=use.end - use.begin)
+            sums.append((use, total, self._posts.post(command, [*joined.values(), total])))
+        for tensor in joined.values():
+            self._store.release(tensor)  # they are pinned as long as the sums need them
+        return sums
+
+    def _join(self, step: e.StepId, shards: Sequence[Tensor], nbytes: int) -> Tensor:
+        """The shards one behind the other."""
+        whole = self._store.new(step, nbytes)
+        view, offset = self._store.view(whole), 0
+        for shard in shards:
+            view[offset : offset + shard.extent.nbytes] = self._store.view(shard)
+            offset += shard.extent.nbytes
+        return whole
+
+    def apply(self, member: Member, step: e.StepId, work: e.ApplyUpdate) -> Answer:
+        """`ApplyUpdate` → `Member.applied`."""
+        assert isinstance(work.gradient, Tensor)
+        command = c.Apply(
+            block=work.block,
+            gradient=work.gradient.extent,
+            coefficient=work.coefficient,
+            microbatches=self._schema.training.microbatches,
+        )
+        posted = self._posts.post(command, [work.gradient])
+
+        async def answer() -> None:
+            done = await posted
+            self._answer(member.applied(step, work.block, done.digest))
+
+        return answer()
+
+
+async def _finally(work: Answer, then: Callable[[], None]) -> None:
+    try:
+        await work
+    finally:
+        then()

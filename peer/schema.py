@@ -1,0 +1,55 @@
+"""What the tensors of a place look like: everything that is checked before a byte of a peer's tensor is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hetpeer.averaging.ties import Ties
+from hetpeer.bootstrap.manifest import Manifest
+from hetpeer.stages.execution.bundles import BundleLayout
+from hetpeer.stages.graph.spec import BlockSpec
+
+
+class Schema:
+    """Sizes and layouts for the holder of the blocks `specs`, in order."""
+
+    def __init__(self, specs: Sequence[BlockSpec], manifest: Manifest) -> None:
+        self.specs: Mapping[int, BlockSpec] = {spec.index: spec for spec in specs}
+        self.training = manifest.training
+        self.seed = manifest.seed
+        self.ties = Ties(manifest.ties)
+        self._elements = {block.index: block.vector_count for block in manifest.blocks}
+        self._layouts: dict[tuple[int, bool, int, bool], BundleLayout] = {}
+
+    def batch(self, microbatch: int) -> int:
+        """Samples of a microbatch."""
+        return self.training.samples_of(microbatch)
+
+    def input_layout(self, block: int, microbatch: int, *, gradients: bool = False) -> BundleLayout:
+        """Of the bundle that enters `block`, which is held here."""
+        return self._layout(block, microbatch, entering=True, gradients=gradients)
+
+    def output_layout(self, end: int, microbatch: int, *, gradients: bool = False) -> BundleLayout:
+        """Of the bundle that leaves block `end`-1, which is held here; of no tensors behind the block with the loss."""
+        return self._layout(end - 1, microbatch, entering=False, gradients=gradients)
+
+    def _layout(self, block: int, microbatch: int, *, entering: bool, gradients: bool) -> BundleLayout:
+        batch = self.batch(microbatch)
+        key = (block, entering, batch, gradients)
+        if key not in self._layouts:
+            spec = self.specs[block]
+            specs = spec.inputs if entering else {n: s for n, s in spec.outputs.items() if n != spec.loss}
+            fixed = {name: tensor.at(batch) for name, tensor in specs.items()}
+            self._layouts[key] = BundleLayout.of(fixed, gradients=gradients)
+        return self._layouts[key]
+
+    def holds(self, block: int) -> bool:
+        return block in self.specs
+
+    def elements(self, block: int) -> int:
+        """Length of a block's vector; also of blocks that are not held here."""
+        return self._elements.get(block, 0)
+
+    def observes(self, block: int) -> bool:
+        """Whether results of `block` concern us: it is held here, or tied to a block that is."""
+        return self.holds(block) or any(self.holds(other) for other in self.ties.partners(block))

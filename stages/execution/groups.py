@@ -1,0 +1,67 @@
+"""Parameter groups: which part of a block's vector is updated by which rule.
+
+A group is a pattern on parameter names (as the shell has them: `*.bias`) and the settings that differ there; the first
+group that matches a name decides. Neighbours with equal settings are one segment.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Protocol
+
+import torch
+
+from hetpeer.stages.graph.spec import BlockSpec
+
+Settings = Mapping[str, float | tuple[float, ...]]
+Groups = Sequence[tuple[str, Settings]]
+
+
+class UpdateRule(Protocol):
+    """How a gradient changes a state; equal inputs must give equal bits on every holder (averaging/updates.py)."""
+
+    def apply(
+        self,
+        *,
+        parameters: torch.Tensor,
+        exp_avg: torch.Tensor,
+        exp_avg_sq: torch.Tensor,
+        gradient: torch.Tensor,
+        coefficient: float,
+        step: int,
+    ) -> None:
+        """Update number `step`, from 1, of the first three in place: flat float32 vectors on one device."""
+
+
+MakeRule = Callable[[Settings], UpdateRule]
+"""Optimizer settings → the rule. Raises a HetpeerError when they make none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Elements [begin, end) of a block's vector and their rule."""
+
+    begin: int
+    end: int
+    rule: UpdateRule
+
+
+def settings_of(name: str, settings: Settings, groups: Groups) -> dict[str, float | tuple[float, ...]]:
+    """The settings of one parameter."""
+    changes = next((changes for pattern, changes in groups if fnmatchcase(name, pattern)), {})
+    return {**settings, **changes}
+
+
+def segments(spec: BlockSpec, settings: Settings, groups: Groups, make_rule: MakeRule) -> list[Segment]:
+    """The block's parameters in segments of equal settings. Raises what `make_rule` raises."""
+    own = [settings_of(name, settings, groups) for name in spec.parameter_specs]
+    ends = list(itertools.accumulate(tensor.count for tensor in spec.parameter_specs.values()))
+    result: list[Segment] = []
+    for _, group in itertools.groupby(range(len(own)), key=lambda index: sorted(own[index].items())):
+        members = list(group)
+        begin = ends[members[0] - 1] if members[0] else 0
+        result.append(Segment(begin, ends[members[-1]], make_rule(own[members[0]])))
+    return result or [Segment(0, 0, make_rule(settings))]

@@ -1,0 +1,108 @@
+"""torch.export on the author's module: a functional graph, with what export would lose silently kept.
+
+Runs on the author's machine only. The first dimension of every input is the batch, and stays open where the model
+allows it. `torch.no_grad` regions are kept as detached results.
+"""
+
+from __future__ import annotations
+
+import operator
+import traceback
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.stages.graph.refusals import unsupported
+
+MAX_BATCH = 1 << 20
+
+
+def capture(model: nn.Module, example: Mapping[str, Tensor]) -> ExportedProgram:
+    """The decomposed graph of `model(**example)` in the model's own mode.
+
+    Every tensor of `example` has the batch as its first dimension. Raises LocalError HP-MODEL-001 (a region that is
+    not understood) or HP-MODEL-002 (torch cannot export the model, with the author's line).
+    """
+    if next(iter(example.values())).shape[0] == 1:  # export would take a batch of one for a constant
+        example = {name: torch.cat([tensor, tensor]) for name, tensor in example.items()}
+    batch = Dim("batch", min=1, max=MAX_BATCH)
+    try:
+        return _export(model, example, {name: {0: batch} for name in example})
+    except LocalError:
+        raise
+    except Exception:  # noqa: BLE001 - torch has many ways to say that a size must be fixed, or that it cannot at all
+        return _export_fixed(model, example)
+
+
+def _export_fixed(model: nn.Module, example: Mapping[str, Tensor]) -> ExportedProgram:
+    """With all sizes as they are; what stands in the way now is the model."""
+    try:
+        return _export(model, example, None)
+    except LocalError:
+        raise
+    except Exception as error:
+        raise LocalError(
+            "HP-MODEL-002",
+            "torch.export cannot trace the model",
+            why=_torch_line(error),
+            fix="make forward() free of decisions that depend on tensor values; try torch.export.export(model, ...)",
+            exit_code=ExitCode.CONFIG,
+        ) from error
+
+
+def _export(model: nn.Module, example: Mapping[str, Tensor], dynamic: Any) -> ExportedProgram:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own, of what torch does in there
+        exported = torch.export.export(model, (), dict(example), strict=False, dynamic_shapes=dynamic)
+        _keep_no_grad(exported)
+        decomposed: ExportedProgram = exported.run_decompositions({})
+    return decomposed
+
+
+def _torch_line(error: Exception) -> str:
+    """The first line of torch's message and the author's line that caused it."""
+    message = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    torch_home = Path(torch.__file__).parent
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if torch_home not in Path(f.filename).parents
+    ]
+    own = [f for f in frames if f.filename != __file__]
+    return f"{message} ({own[-1].filename}:{own[-1].lineno}: {own[-1].line})" if own else message
+
+
+def _keep_no_grad(exported: ExportedProgram) -> None:
+    """Detach what leaves a `torch.no_grad` region, as decomposition dissolves the region itself.
+
+    Export wraps such a region in a higher-order operator. Its results are all a gradient could come back through, so
+    a detach behind each of them means the same as the region did.
+    """
+    graph = exported.graph_module.graph
+    for module in exported.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            if isinstance(node.target, torch._ops.HigherOrderOperator):  # noqa: SLF001 (it has no public name)
+                _check_region(node, nested=module is not exported.graph_module)
+    for node in graph.find_nodes(
+        op="call_function", target=torch.ops.higher_order.wrap_with_set_grad_enabled
+    ):
+        for result in list(node.users):
+            with graph.inserting_after(result):
+                detached = graph.call_function(torch.ops.aten.detach.default, (result,))
+            detached.meta = dict(result.meta)
+            result.replace_all_uses_with(detached, delete_user_cb=lambda user, new=detached: user is not new)
+            for output in exported.graph_signature.output_specs:
+                if output.arg.name == result.name:
+                    output.arg.name = detached.name
+    exported.graph_module.recompile()
+
+
+def _check_region(node: torch.fx.Node, nested: bool) -> None:
+    """Only a plain no_grad region is understood: not enable_grad, autocast or one region inside another."""
+    plain = node.target is torch.ops.higher_order.wrap_with_set_grad_enabled and node.args[0] is False
+    if nested or not plain or any(user.target is not operator.getitem for user in node.users):
+        raise unsupported(str(node.target))

@@ -1,0 +1,72 @@
+"""Operators that the table allows only in part: what could cost without bound or hides state is refused when it is called.
+
+A refusal is a TypeError or ValueError; the interpreter says at which call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+RECURRENT_ARGUMENTS = 9
+MAX_PARTS = 1024
+"""Tensors one call may return: a view costs no memory of its own, a million of them do."""
+
+aten: Any = torch.ops.aten
+
+
+def getitem(parts: Any, position: Any) -> Any:
+    """Pick one result of an operator with several."""
+    if not isinstance(parts, (tuple, list)) or type(position) is not int:
+        raise TypeError("getitem takes the results of an operator and a position")
+    return parts[position]
+
+
+def split(x: Any, size: Any, dim: Any = 0) -> Any:
+    _check_parts(-(-x.shape[dim] // size))
+    return aten.split.Tensor(x, size, dim)
+
+
+def chunk(x: Any, chunks: Any, dim: Any = 0) -> Any:
+    _check_parts(min(x.shape[dim], chunks))
+    return aten.chunk.default(x, chunks, dim)
+
+
+def unbind(x: Any, dim: Any = 0) -> Any:
+    _check_parts(x.shape[dim])
+    return aten.unbind.int(x, dim)
+
+
+def _check_parts(parts: int) -> None:
+    if not 0 <= parts <= MAX_PARTS:
+        raise ValueError(f"a tensor may be split into at most {MAX_PARTS} parts, not {parts}")
+
+
+def _recurrent(operator: Any) -> Callable[..., Any]:
+    """An LSTM or GRU [input, state, weights, bias, layers, dropout, train, both ways, batch first] without dropout."""
+
+    def run(*args: Any) -> Any:
+        if len(args) != RECURRENT_ARGUMENTS or args[5] != 0:
+            raise ValueError(
+                "a recurrent layer draws its own dropout: set it to 0 and use nn.Dropout between layers"
+            )
+        return operator(*args)
+
+    return run
+
+
+lstm, gru = _recurrent(aten.lstm.input), _recurrent(aten.gru.input)
+
+
+def instance_norm(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, *rest: Any) -> Any:
+    if mean is not None or variance is not None:
+        raise ValueError("InstanceNorm keeps running values: set track_running_stats=False")
+    return aten.instance_norm.default(x, weight, bias, mean, variance, *rest)
+
+
+def one_hot(x: Any, classes: Any = -1) -> Any:
+    if type(classes) is not int or classes < 1:
+        raise ValueError("the number of classes must be given")
+    return aten.one_hot.default(x, classes)

@@ -1,0 +1,30 @@
+"""What the author is told when a model cannot be shipped: what, why, and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hetpeer.dht.errors import ExitCode, LocalError
+
+HINTS: Mapping[str, str] = {
+    "rand": "take random numbers out of forward (nn.Dropout is understood): a redone task must give the same result",
+    "bernoulli": "use nn.Dropout for random masks: a task redone by another peer must give the same result",
+    "batch_norm": "use nn.BatchNorm with a fixed momentum, once per forward",
+}
+
+
+VALUES = "let no shape and no number of the graph depend on the values of a tensor (no x[mask], no item())"
+
+
+def unsupported(op: str, why: str = "", where: str = "", fix: str = "") -> LocalError:
+    """HP-MODEL-001; `where` is the author's line that calls the operator."""
+    hints = (hint for part, hint in HINTS.items() if part in op)
+    fix = fix or next(hints, "express the model with other operators")
+    what = f"the model uses the operator {op}, which volunteers cannot run"
+    why = " at ".join(part for part in (why, where) if part)
+    return LocalError("HP-MODEL-001", what, why=why, fix=fix, exit_code=ExitCode.CONFIG)
+
+
+def unfit(what: str, fix: str) -> LocalError:
+    """HP-MODEL-003: the model cannot be trained here."""
+    return LocalError("HP-MODEL-003", what, fix=fix, exit_code=ExitCode.CONFIG)

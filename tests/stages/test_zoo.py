@@ -1,0 +1,100 @@
+"""Any model, cut anywhere, is the author's eager model: loss, every gradient, every running value."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hetpeer.stages.graph.assemble import Mode
+from hetpeer.stages.graph.cut import cut_blocks
+from hetpeer.stages.graph.share import balanced_ranges
+from tests.stages.split_run import assert_same_step, eager_step, split_step
+from tests.stages.zoo import ZOO, zoo
+
+TOLERANCE = 1e-5
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 5])
+@pytest.mark.parametrize("name", ZOO)
+def test_stages_equal_the_eager_module(name, stages):
+    """Three microbatches, of which the last is smaller."""
+    model, dag, microbatches = zoo(name)
+    blocks = cut_blocks(dag)
+    if len(blocks) < stages:
+        blocks = cut_blocks(dag, stages)
+    split = split_step(blocks, balanced_ranges(blocks, stages), dag.tensors, microbatches)
+    assert_same_step(split, eager_step(model, microbatches), TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["resnet", "gpt tied, dropout", "transformers gpt2"])
+def test_recomputation_changes_no_bit(name):
+    _, dag, microbatches = zoo(name)
+    blocks = cut_blocks(dag, 4)
+    again = cut_blocks(dag, 4, Mode(recompute=True))
+    assert sum(b.activation_bytes for b in again) < 0.7 * sum(b.activation_bytes for b in blocks)
+    ranges = [(0, 2), (2, 4)]
+    kept = split_step(blocks, ranges, dag.tensors, microbatches)
+    redone = split_step(again, ranges, dag.tensors, microbatches)
+    assert redone.loss.equal(kept.loss)
+    for key, gradient in kept.gradients.items():
+        assert redone.gradients[key].equal(gradient), key
+    for key, statistic in kept.statistics.items():
+        assert redone.statistics[key].equal(statistic), key
+
+
+@pytest.mark.parametrize("name", ["resnet", "gpt tied, dropout"])
+def test_masks_and_statistics_do_not_depend_on_the_cut(name):
+    _, dag, microbatches = zoo(name)
+    losses = set()
+    for count in (1, 3, 8):
+        blocks = cut_blocks(dag, count)
+        ranges = [(i, i + 1) for i in range(len(blocks))]
+        losses.add(float(split_step(blocks, ranges, dag.tensors, microbatches).loss))
+    assert len(losses) == 1
+
+
+def test_a_tied_parameter_lies_in_each_block_that_uses_it():
+    _, dag, _ = zoo("gpt tied, dropout")
+    blocks = cut_blocks(dag)
+    assert "wte.weight" in blocks[0].parameter_specs
+    assert "wte.weight" in blocks[-1].parameter_specs
+    assert dag.state_dict["lm_head.weight"] == "wte.weight"
+
+
+@pytest.mark.parametrize("name", ["gpt", "resnet", "transformers llama"])
+def test_bf16_is_near_and_crosses_borders_as_bfloat16(name):
+    model, dag, microbatches = zoo(name)
+    blocks = cut_blocks(dag, 3, Mode(autocast=True))
+    crossing = [spec for block in blocks[1:] for spec in block.inputs.values()]
+    assert {spec.dtype for spec in crossing} == {"bfloat16"}
+    split = split_step(blocks, [(0, 1), (1, 3)], dag.tensors, microbatches)
+    eager = eager_step(model, microbatches)
+    assert abs(split.loss / eager.loss - 1) < 0.01
+    for key, gradient in eager.gradients.items():
+        assert split.gradients[key].dtype == torch.float32
+        assert (split.gradients[key] - gradient).norm() < 0.3 * max(gradient.norm(), 1e-3), key
+
+
+def test_every_entry_of_the_state_dict_is_accounted_for():
+    for name in ("resnet", "gpt tied, dropout", "transformers gpt2", "frozen"):
+        model, dag, _ = zoo(name)
+        places = {*dag.tensors, *dag.counters, *dag.rest}
+        assert {dag.state_dict[key] for key in model.state_dict()} <= places
+
+
+def test_a_model_of_one_fixed_size_says_so():
+    """The size of the batch is a constant of the program: no other can be computed."""
+    from hetpeer.stages.graph.trace import trace
+
+    class Fixed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 8)
+            self.bias = torch.nn.Parameter(torch.zeros(4, 8))
+
+        def forward(self, x):
+            return ((self.layer(x) + self.bias) ** 2).mean()
+
+    dag = trace(Fixed(), {"x": torch.randn(4, 8)})
+    assert not dag.dynamic
+    assert cut_blocks(dag, 1)[0] == replace(cut_blocks(dag, 1)[0].at(4))
