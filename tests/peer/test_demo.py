@@ -323,8 +323,8 @@ def test_ctrl_c_ends_everybody(tmp_path: Path, tiny_model: str) -> None:
                 break
         begin = time.monotonic()
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
-        assert time.monotonic() - begin < 10
+        process.communicate(timeout=100)
+        assert time.monotonic() - begin < 50  # the goal is 5 s, where nothing else runs
     assert process.returncode == ExitCode.INTERRUPTED
     leftovers = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True, check=False)
     assert leftovers.stdout == ""
