@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 PY := $(BIN)/python
 
-.PHONY: setup lint format test demo proof gpu clean
+.PHONY: setup lint format test demo proof proof-3 gpu clean
 
 setup: .venv/.stamp
 
@@ -32,6 +32,12 @@ demo: setup
 
 proof: setup
 	$(PY) -m benchmarks.proof
+
+proof-3: setup
+	$(PY) -m benchmarks.models
+	$(PY) -m benchmarks.bf16
+	$(PY) -m benchmarks.overhead
+	$(PY) -m benchmarks.planning
 
 gpu: setup
 	$(PY) -m benchmarks.gpu

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from hetpeer.dht.errors import HetpeerError
-from hetpeer.peer.cli import author, bootstrap, demo, join, options, status
+from hetpeer.peer.cli import author, bootstrap, demo, inspect, join, options, status
 
 _log = logging.getLogger("hetpeer")
 
@@ -27,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (join, status, bootstrap, author, demo):
+for command in (join, status, bootstrap, author, inspect, demo):
     command.register(app)
 
 

@@ -1,0 +1,27 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+
+def bytes_text(nbytes: float) -> str:
+    """`512 B`, `1.5 KiB`, `3.2 GiB`."""
+    return _scaled(nbytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+
+
+def flops_text(flops: float) -> str:
+    """`950 FLOP`, `1.5 GFLOP`."""
+    return _scaled(flops, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"))
+
+
+def count_text(count: float) -> str:
+    """`950`, `1.32 B`: how many parameters."""
+    return _scaled(count, 1000, ("", "k", "M", "B", "T")).rstrip()
+
+
+def _scaled(value: float, base: int, units: tuple[str, ...]) -> str:
+    """Three digits and a unit; small whole numbers as they are."""
+    scale = 0
+    while value >= base - 0.5 and scale < len(units) - 1:
+        value, scale = value / base, scale + 1
+    number = f"{value:.0f}" if scale == 0 or value >= 100 else f"{value:.3g}"
+    return f"{number} {units[scale]}"
