@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING
 
 from hetpeer.bootstrap.author import build_objective
 from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.settings import TrainingSettings
+from hetpeer.bootstrap.shipping import DEFAULT_STAGES
 from hetpeer.stages.data.shards import TARGETS, TOKENS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from hetpeer.stages.execution.footprint import StageMemory
-    from hetpeer.stages.graph.assemble import Mode
     from hetpeer.stages.graph.report import BlockCost
     from hetpeer.stages.graph.spec import BlockSpec
-
-DEFAULT_STAGES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +77,11 @@ def plan_model(
     *,
     loss: str | None = None,
     stages: Sequence[int] = (),
-    mode: Mode | None = None,
+    training: TrainingSettings,
 ) -> Inspection:
     """Of the author's function `model` ("module.py:function"), for a microbatch like `sample` (tensors on meta).
 
-    `stages` as for `create_run`. Raises `LocalError` HP-MODEL-*.
+    `stages` as for `create_run`; of `training` its way to compute counts. Raises `LocalError` HP-MODEL-*.
     """
     import torch
 
@@ -93,7 +92,8 @@ def plan_model(
 
     with torch.device("meta"):
         built = build_objective(model, loss, 0, sample)
-    specs = cut_blocks(trace(built, sample), mode=mode or Mode())
+    mode = Mode(autocast=training.dtype == "bf16", recompute=training.recompute)
+    specs = cut_blocks(trace(built, sample), mode=mode)
     counts = stages or [min(DEFAULT_STAGES, len(specs))]
     layouts = [balanced_ranges(specs, count) for count in counts]
     return _inspection(Path(model).name, "", specs, layouts, None)

@@ -7,7 +7,7 @@ one does is a narrow box that says so. Values that cross whole blocks unread are
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
@@ -83,7 +83,12 @@ def picture(
     style = 'font-family="DejaVu Sans, Verdana, sans-serif" font-size="11">'
     return (
         "\n".join(
-            [head + style, f'<rect width="{width:.0f}" height="{height:.0f}" fill="{PAPER}"/>', *body, "</svg>"]
+            [
+                head + style,
+                f'<rect width="{width:.0f}" height="{height:.0f}" fill="{PAPER}"/>',
+                *body,
+                "</svg>",
+            ]
         )
         + "\n"
     )
@@ -107,7 +112,9 @@ def _place(
 
 def _title(title: str, specs: Sequence[BlockSpec], costs: Sequence[BlockCost]) -> Iterator[str]:
     parameters = {name: spec.count for block in specs for name, spec in block.parameter_specs.items()}
-    forward, backward = (sum(getattr(cost, f"flops_{way}") for cost in costs) for way in ("forward", "backward"))
+    forward, backward = (
+        sum(getattr(cost, f"flops_{way}") for cost in costs) for way in ("forward", "backward")
+    )
     facts = [
         f"{len(specs)} blocks",
         f"{count_text(sum(parameters.values()))} parameters",
@@ -147,7 +154,9 @@ def _inside(block: _Drawn, columns: _Columns) -> Iterator[str]:
         value = rows[number - 1].value
         label = f"{value}, {bytes_text(rows[number].reads[number - 1])}"
         below = _middle(block, number - 1) + CHIP_HEIGHT / 2
-        yield _arrow([(columns.middle, below), (columns.middle, _middle(block, number) - CHIP_HEIGHT / 2)], label)
+        yield _arrow(
+            [(columns.middle, below), (columns.middle, _middle(block, number) - CHIP_HEIGHT / 2)], label
+        )
     right = columns.chip + CHIP
     for lane in block.inside.lanes:
         x = right + 14 + LANE * lane.column
@@ -157,7 +166,11 @@ def _inside(block: _Drawn, columns: _Columns) -> Iterator[str]:
         start = [(right, corner), (x, corner)]
         for end in lane.readers:
             y = _middle(block, end) - 3
-            yield _arrow([*start, (x, y), (right, y)], f"{rows[lane.row].value}, {bytes_text(lane.nbytes)}", colour=colour)
+            yield _arrow(
+                [*start, (x, y), (right, y)],
+                f"{rows[lane.row].value}, {bytes_text(lane.nbytes)}",
+                colour=colour,
+            )
             start = [(x, y)]
     for number, row in enumerate(rows):
         yield from _row(row, _middle(block, number), columns, loss=block.spec.loss)
@@ -195,7 +208,9 @@ def _between(block: _Drawn, columns: _Columns) -> Iterator[str]:
     length = 2 * PAD + GAP_LINE * len(block.cost.leaves)
     specs = block.spec.at(block.spec.batch).outputs
     yield _arrow(
-        [(columns.middle, begin), (columns.middle, begin + length)], bytes_text(sum(block.cost.leaves.values())), wide=True
+        [(columns.middle, begin), (columns.middle, begin + length)],
+        bytes_text(sum(block.cost.leaves.values())),
+        wide=True,
     )
     for line, (name, nbytes) in enumerate(block.cost.leaves.items()):
         label = f"{_short(name, 30)}  {_sizes(specs[name])} {specs[name].dtype}, {bytes_text(nbytes)}"
@@ -226,20 +241,18 @@ def _skips(insides: Sequence[Outline]) -> Iterator[tuple[str, int, int, int]]:
         yield name, begin, end, column
 
 
-def _past(
-    drawn: Sequence[_Drawn], skip: tuple[str, int, int, int], columns: _Columns
-) -> Iterator[str]:
+def _past(drawn: Sequence[_Drawn], skip: tuple[str, int, int, int], columns: _Columns) -> Iterator[str]:
     name, begin, end, column = skip
     x = columns.box - PAST * (column + 1)
     top, bottom = drawn[begin].top + drawn[begin].height - 10, drawn[end].top + 10
     nbytes = bytes_text(drawn[begin].cost.leaves[name])
     yield _arrow([(columns.box, top), (x, top), (x, bottom), (columns.box, bottom)], name, colour=SKIP)
-    yield _text(x - 5, (top + bottom) / 2 + 14 * column, f"{_short(name, 16)}, {nbytes}", anchor="end", fill=SKIP)
+    yield _text(
+        x - 5, (top + bottom) / 2 + 14 * column, f"{_short(name, 16)}, {nbytes}", anchor="end", fill=SKIP
+    )
 
 
-def _stage(
-    drawn: Sequence[_Drawn], number: int, stage: tuple[int, int], columns: _Columns
-) -> Iterator[str]:
+def _stage(drawn: Sequence[_Drawn], number: int, stage: tuple[int, int], columns: _Columns) -> Iterator[str]:
     top, last = drawn[stage[0]].top, drawn[stage[1] - 1]
     colour = STAGES[number % len(STAGES)]
     x, middle = columns.end + 12, (top + last.top + last.height) / 2

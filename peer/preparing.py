@@ -22,6 +22,7 @@ from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.compute import Compute
 from hetpeer.stages.execution.results import Loaded
+from hetpeer.stages.execution.state import load_constants
 from hetpeer.stages.graph.spec import BlockSpec
 
 RETRY_S = 0.3
@@ -165,10 +166,5 @@ async def prepare_block(compute: Compute, files: RunFiles, block: int) -> tuple[
 
 async def _constants(files: RunFiles, spec: BlockSpec) -> dict[str, bytes]:
     """The raw bytes of the block's constant tensors."""
-    import safetensors
-
     data = await files.buffers(spec.index)
-    if data is None:
-        return {}
-    found = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
-    return {name: bytes(found[name]["data"]) for name in spec.buffer_specs}
+    return {} if data is None else load_constants(data, spec.buffer_specs)

@@ -21,7 +21,19 @@ if TYPE_CHECKING:
     from hetpeer.stages.graph.report import OperatorCost
 
 BLOCK_HEADS = ("block", "ops", "params", "bytes", "forward", "backward", "keeps", "sends", "data", "tied")
-STAGE_HEADS = ("stage", "blocks", "FLOPs", "sends", "state", "moments", "slots", "flight", "waiting", "working", "peak")
+STAGE_HEADS = (
+    "stage",
+    "blocks",
+    "FLOPs",
+    "sends",
+    "state",
+    "moments",
+    "slots",
+    "flight",
+    "waiting",
+    "working",
+    "peak",
+)
 OPERATOR_HEADS = ("operator", "value", "forward", "backward", "parameters", "keeps", "reads")
 
 
@@ -41,24 +53,23 @@ def inspect(
     microbatch_size: Annotated[
         int,
         typer.Option(
-            "--microbatch-size", "--batch-size", min=1, help="Of a function: samples that are computed at once."
+            "--microbatch-size",
+            "--batch-size",
+            min=1,
+            help="Of a function: samples that are computed at once.",
         ),
     ] = 8,
     sequence_length: Annotated[int, typer.Option(min=1, help="Of a function: tokens of one sample.")] = 64,
     stages: Annotated[
         list[int] | None,
-        typer.Option(
-            metavar="K", help="Of a function: stages of a pipeline, may be repeated (default: 2)."
-        ),
+        typer.Option(metavar="K", help="Of a function: stages of a pipeline, may be repeated (default: 2)."),
     ] = None,
     loss: Annotated[
         str | None,
         typer.Option(metavar="MODULE.PY:FUNCTION", help="Of a function: as for init."),
     ] = None,
-    recompute: Annotated[
-        bool, typer.Option("--recompute", help="Of a function: compute forward twice to keep less.")
-    ] = False,
-    bf16: Annotated[bool, typer.Option("--bf16", help="Of a function: compute in bfloat16.")] = False,
+    dtype: Annotated[str, typer.Option(help="Of a function: as for init.")] = "float32",
+    recompute: Annotated[bool, typer.Option("--recompute", help="Of a function: as for init.")] = False,
     block: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="Show the operators of this block.")
     ] = None,
@@ -69,14 +80,16 @@ def inspect(
     from hetpeer.bootstrap.inspection import inspect_run, plan_model, text_sample
 
     if not Path(target).is_dir() and (":" in target or target.endswith(".py")):
-        from hetpeer.stages.graph.assemble import Mode
+        from hetpeer.bootstrap.manifest import validated
+        from hetpeer.bootstrap.settings import TrainingSettings
 
+        settings = validated(TrainingSettings, {"dtype": dtype, "recompute": recompute})
         found = plan_model(
             target,
             text_sample(microbatch_size, sequence_length),
             loss=loss,
             stages=stages or (),
-            mode=Mode(autocast=bf16, recompute=recompute),
+            training=settings,
         )
     else:
         found = inspect_run(Path(target))
@@ -132,7 +145,10 @@ def document(found: Inspection) -> dict[str, Any]:
             for cost in found.costs
         ],
         "layouts": [
-            [{**asdict(stage), "memory": {**asdict(stage.memory), "total": stage.memory.total}} for stage in layout]
+            [
+                {**asdict(stage), "memory": {**asdict(stage.memory), "total": stage.memory.total}}
+                for stage in layout
+            ]
             for layout in found.layouts
         ],
     }

@@ -137,7 +137,9 @@ class Symbols:
 
     def apply(self, state: Chain, gradient: Sum, coefficient: float) -> Chain:  # noqa: ARG002
         exact = _hash((state.exact, sorted(gradient.ids.items())))
-        return Chain(exact, _hash((state.bits, gradient.bits)), _hash((state.tied, gradient.tied or gradient.bits)))
+        return Chain(
+            exact, _hash((state.bits, gradient.bits)), _hash((state.tied, gradient.tied or gradient.bits))
+        )
 
     def digest(self, state: Chain) -> str:
         return _hash((state.exact, state.bits))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save
 
 from hetpeer.dht.errors import ProtocolError
-from hetpeer.stages.graph.spec import BlockSpec
+from hetpeer.stages.graph.spec import BlockSpec, TensorSpec
 
 Vector = np.ndarray[tuple[int], np.dtype[np.float32]]
 """A flat float32 vector: the parameters (or one of their moments) of a block one after the other, then its statistics."""
@@ -33,6 +33,19 @@ PREFIXES = ("", "exp_avg:", "exp_avg_sq:")
 FLOAT32 = np.dtype("<f4")
 HEADER_BYTES_PER_TENSOR = 256
 """Generous room for one tensor's JSON entry besides its name; bounds the header before it is parsed."""
+DTYPES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+}
+"""Our name of a dtype -> that of safetensors."""
 LABEL = re.compile(r"block (?P<block>[0-9]{1,9}) version (?P<version>[0-9]{1,15})")
 
 
@@ -116,7 +129,7 @@ def load(data: bytes, block: int, layout: Layout) -> BlockState:
     _check_sizes(data, layout)
     try:
         found = dict(deserialize(data))  # type: ignore[no-untyped-call]
-        metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
+        metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__") or {}
     except (SafetensorError, ValueError) as error:
         raise ProtocolError(f"state of block {block} is not a safetensors file", why=str(error)) from error
     version = _read_version(metadata, block)
@@ -124,6 +137,26 @@ def load(data: bytes, block: int, layout: Layout) -> BlockState:
     if found:
         raise ProtocolError(f"state of block {block} holds a tensor nobody asked for: {min(found)[:80]!r}")
     return BlockState(version=version, parameters=vectors[0], exp_avg=vectors[1], exp_avg_sq=vectors[2])
+
+
+def load_constants(data: bytes, specs: Mapping[str, TensorSpec]) -> dict[str, bytes]:
+    """The raw bytes of a block's constant tensors, by name, out of a file that came from outside.
+
+    Raises `ProtocolError`, and nothing else, when the file is none, or lacks a tensor of `specs` or has it with another
+    dtype or shape.
+    """
+    try:
+        found = dict(deserialize(data))  # type: ignore[no-untyped-call]
+    except (SafetensorError, ValueError) as error:
+        raise ProtocolError("the constants are not a safetensors file", why=str(error)) from error
+    constants = {}
+    for name, spec in specs.items():
+        entry = found.get(name, {"dtype": "nothing", "shape": []})
+        if entry["dtype"] != DTYPES[spec.dtype] or tuple(entry["shape"]) != spec.shape:
+            what = f"the constant {name[:80]!r} is {entry['dtype']} {entry['shape']}"
+            raise ProtocolError(f"{what}, not {spec.dtype} {spec.shape}")
+        constants[name] = bytes(entry["data"])
+    return constants
 
 
 def _check_sizes(data: bytes, layout: Layout) -> None:

@@ -18,16 +18,19 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.stages.graph.refusals import unsupported
+from hetpeer.stages.graph.refusals import unfit, unsupported
 
 MAX_BATCH = 1 << 20
+DROPOUTS = frozenset({"aten.dropout.default", "aten.dropout_.default", "aten.native_dropout.default"})
+SDPA = "aten.scaled_dot_product_attention.default"
 
 
 def capture(model: nn.Module, example: Mapping[str, Tensor]) -> ExportedProgram:
     """The decomposed graph of `model(**example)` in the model's own mode.
 
     Every tensor of `example` has the batch as its first dimension. Raises LocalError HP-MODEL-001 (a region that is
-    not understood) or HP-MODEL-002 (torch cannot export the model, with the author's line).
+    not understood), HP-MODEL-003 (a dropout that nothing needs) or HP-MODEL-002 (torch cannot export the model, with
+    the author's line).
     """
     if next(iter(example.values())).shape[0] == 1:  # export would take a batch of one for a constant
         example = {name: torch.cat([tensor, tensor]) for name, tensor in example.items()}
@@ -62,7 +65,27 @@ def _export(model: nn.Module, example: Mapping[str, Tensor], dynamic: Any) -> Ex
         exported = torch.export.export(model, (), dict(example), strict=False, dynamic_shapes=dynamic)
         _keep_no_grad(exported)
         decomposed: ExportedProgram = exported.run_decompositions({})
+    if _dropouts(exported) != _dropouts(decomposed):
+        # torch drops what leads to no result, but eager code runs it: the numbers of all later dropouts would differ.
+        what = "a dropout of the model has no part in what forward() returns"
+        raise unfit(
+            what, "leave it out, or give it the probability 0: a mask depends on a dropout's place among all"
+        )
     return decomposed
+
+
+def _dropouts(exported: ExportedProgram) -> int:
+    """How often the program draws a mask."""
+    graphs = [m.graph for m in exported.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    return sum(_draws(node) for graph in graphs for node in graph.nodes if node.op == "call_function")
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    """Whether a call draws a mask: dropout [input, probability, training], attention […, …, …, mask, probability]."""
+    op, args = str(node.target), node.args
+    if op in DROPOUTS:
+        return bool(args[1]) and args[2] is not False
+    return op == SDPA and len(args) > 4 and bool(args[4])
 
 
 def _torch_line(error: Exception) -> str:

@@ -82,7 +82,7 @@ def call_flops(node: Node, values: Mapping[str, Value]) -> CallFlops:
     """What one call costs, alone; `values` has the specs of all that it reads, of fixed sizes.
 
     Autograd itself runs the backward pass, so a product counts once for each factor that gets a gradient. Calls of one
-    kind are measured once. Raises ProtocolError when the operator refuses its arguments.
+    kind are measured once. Raises ProtocolError when the operator refuses its arguments, forward or backward.
     """
     names = {name: str(position) for position, name in enumerate(dict.fromkeys(node.references()))}
     args = tuple(_renamed(argument, names) for argument in node.args)
@@ -102,7 +102,11 @@ def _call_flops(
         result = Program([node], ("result",), meta).run(start, Pass(ANY_DRAW))["result"]
         formula = counter.get_total_flops()
         roots = [tensor for tensor in tree_leaves(result) if tensor.requires_grad]
-        found = torch.autograd.grad(roots, leaves, roots, allow_unused=True) if roots else ()
+        try:
+            found = torch.autograd.grad(roots, leaves, roots, allow_unused=True) if roots else ()
+        except Exception as error:  # as hostile arguments may let a kernel do
+            line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise ProtocolError(f"{op} has no backward pass", why=line) from error
         formula_backward = counter.get_total_flops() - formula
     if op in MOVES:
         return CallFlops(forward=formula, backward=formula_backward, formula=False)
@@ -113,17 +117,18 @@ def _call_flops(
 
 
 def activation_bytes(spec: BlockSpec) -> int:
-    """Bytes of a full microbatch that stay from forward to backward: what enters, and what autograd keeps.
+    """Bytes of a full microbatch that stay from forward to backward: inputs, BatchNorm's statistics, what autograd keeps.
 
-    What the block owns does not count. With recomputation nothing but what enters stays.
+    What the block owns does not count. With recomputation autograd keeps the author's data alone.
     """
     full = spec.at(spec.batch)
-    enters = sum(tensor.nbytes for tensor in (*full.inputs.values(), *full.data.values()))
-    return enters if spec.recompute else enters + sum(kept_bytes(spec).values())
+    stays = sum(tensor.nbytes for tensor in (*full.inputs.values(), *full.statistic_specs.values()))
+    kept = (data.nbytes for data in full.data.values()) if spec.recompute else kept_bytes(spec).values()
+    return stays + sum(kept)
 
 
 def kept_bytes(spec: BlockSpec) -> dict[str, int]:
-    """Call -> bytes that it makes autograd keep of a full microbatch, beyond what entered or an earlier call made it keep.
+    """Call -> bytes that it makes autograd keep of a full microbatch, beyond the inputs and what earlier calls made it keep.
 
     Of a block with recomputation: in the pass before the backward.
     """
@@ -146,9 +151,10 @@ def kept_bytes(spec: BlockSpec) -> dict[str, int]:
         by_call[node.name], fresh = fresh, 0
 
     with FakeTensorMode(), torch.enable_grad(), torch.autocast("cpu", torch.bfloat16, enabled=spec.autocast):
-        values = {n: empty(tensor, cpu) for n, tensor in {**full.owned, **full.inputs, **full.data}.items()}
+        values = {name: empty(tensor, cpu) for name, tensor in {**full.owned, **full.inputs}.items()}
         for tensor in values.values():
             keep(tensor)
+        values |= {name: empty(tensor, cpu) for name, tensor in full.data.items()}
         for name, entering in full.entering.items():
             values[name] = values[name].to(SYMBOLS["dtype"][entering.dtype])
         fresh = 0

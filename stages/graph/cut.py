@@ -21,6 +21,9 @@ from hetpeer.stages.graph.trace import OpDag
 TINY = 1 / 16
 """A piece with less than this share of the heaviest one's FLOPs, and of its parameters, is not worth a border."""
 
+WORTH = 1 / 8
+"""A cut is useful if both sides have at least this part of an even share of all FLOPs."""
+
 PLAIN = Mode()
 
 
@@ -170,8 +173,9 @@ def _refine(line: _Line, pieces: list[Range], target: int) -> list[Range]:
     Then where the fewest bytes cross. Cuts that take next to nothing off a piece (the loss off its logits) come last.
     """
     pieces = list(pieces)
+    floor = WORTH * line.flops((0, len(line.nodes))) / target
     usual = max((line.bytes_at(begin) for begin, _ in pieces[1:]), default=0)
-    cuts = {piece: cut for piece in pieces if (cut := _best_cut(line, piece))}
+    cuts = {piece: cut for piece in pieces if (cut := _best_cut(line, piece, floor))}
 
     def order(piece: Range) -> tuple[Any, ...]:
         useless, nbytes, _, _ = cuts[piece]
@@ -184,18 +188,18 @@ def _refine(line: _Line, pieces: list[Range], target: int) -> list[Range]:
         parts = [(piece[0], position), (position, piece[1])]
         at = pieces.index(piece)
         pieces[at : at + 1] = parts
-        cuts |= {part: cut for part in parts if (cut := _best_cut(line, part))}
+        cuts |= {part: cut for part in parts if (cut := _best_cut(line, part, floor))}
     return pieces
 
 
-def _best_cut(line: _Line, piece: Range) -> tuple[bool, int, int, int] | None:
-    """Whether it is useless, bytes that cross, FLOPs by which its sides differ, position; None without a border."""
+def _best_cut(line: _Line, piece: Range, floor: float) -> tuple[bool, int, int, int] | None:
+    """Whether a side is below `floor`, bytes that cross, FLOPs by which the sides differ, position; None: no border."""
     begin, end = piece
     whole = line.flops(piece)
     found = []
     for position in range(begin + 1, end):
         if position in line.borders:
             left = line.flops((begin, position))
-            useless = min(left, whole - left) < TINY * whole
+            useless = min(left, whole - left) < floor
             found.append((useless, line.bytes_at(position), abs(whole - 2 * left), position))
     return min(found, default=None)

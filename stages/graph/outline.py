@@ -70,7 +70,8 @@ class Outline:
     def shape(self) -> tuple[object, ...]:
         """What the block does, names left out: equal for two layers of one kind."""
         return tuple(
-            (row.kind, tuple(row.reads.items()), row.cost and (row.cost.op, row.cost.result)) for row in self.rows
+            (row.kind, tuple(row.reads.items()), row.cost and (row.cost.op, row.cost.result))
+            for row in self.rows
         )
 
 

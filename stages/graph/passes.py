@@ -23,6 +23,7 @@ from hetpeer.stages.graph.spec import Node, Ref
 
 DROPOUT, ATTENTION, BATCH_NORM = "hetpeer.dropout", "hetpeer.attention", "hetpeer.batch_norm"
 BATCH_NORM_ARGUMENTS = 7
+MAX_OPERATORS = 1 << 32
 aten: Any = torch.ops.aten
 
 
@@ -40,7 +41,7 @@ class Pass:
 
 def dropout(here: Pass, _name: str, x: Tensor, probability: float, operator: int) -> Tensor:
     """Zero each element with `probability`, scale the others; `operator` counts dropouts in the author's program."""
-    _check_probability(probability)
+    _check_draws(probability, operator)
     if here.draw is None or probability == 0:
         return x
     mask = _keep_mask(here.draw, operator, probability, x)
@@ -65,7 +66,7 @@ def attention(
 
     Without dropout it is torch's own, fused where the device can.
     """
-    _check_probability(probability)
+    _check_draws(probability, operator)
     if here.draw is None or probability == 0:
         return F.scaled_dot_product_attention(
             query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
@@ -90,13 +91,14 @@ def batch_norm(
     bias: Tensor | None,
     running_mean: Tensor,
     running_var: Tensor,
-    _momentum: float,
+    momentum: float,
     epsilon: float,
 ) -> Tensor:
     """BatchNorm over all dimensions but the second; in training by the microbatch's own statistics, which are kept.
 
-    The running values change when the step is committed, by `_momentum` (stages/execution/statistics.py).
+    The running values change when the step is committed, by `momentum` (stages/execution/statistics.py).
     """
+    _check_rates(momentum, epsilon)
     if here.draw is None:
         return F.batch_norm(x, running_mean, running_var, weight, bias, False, 0.0, epsilon)
     # With momentum 1 the "new running values" are this microbatch's own mean and unbiased variance.
@@ -142,6 +144,16 @@ def _keep_mask(draw: Draw, operator: int, probability: float, like: Tensor) -> T
     return mask.view(like.shape)
 
 
-def _check_probability(probability: float) -> None:
+def _check_draws(probability: float, operator: int) -> None:
+    """Also where nothing is drawn, so that a dry run refuses what a real one would."""
     if type(probability) not in (int, float) or not 0 <= probability < 1:
         raise ValueError(f"dropout takes a probability in [0, 1), not {probability!r}")
+    if type(operator) is not int or not 0 <= operator < MAX_OPERATORS:
+        raise ValueError(f"dropout takes the number of an operator, not {operator!r}")
+
+
+def _check_rates(momentum: float, epsilon: float) -> None:
+    if type(momentum) is not float or not 0 <= momentum <= 1:
+        raise ValueError(f"BatchNorm takes a momentum in [0, 1], not {momentum!r}")
+    if type(epsilon) not in (int, float) or not 0 <= epsilon < math.inf:
+        raise ValueError(f"BatchNorm takes an epsilon from 0, not {epsilon!r}")

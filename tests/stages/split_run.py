@@ -108,7 +108,12 @@ def _task(stages: Sequence[Sequence[Block]], data: Data, here: Pass, weight: flo
     for entering, leaving in reversed(passed):
         ends = [name for name, tensor in leaving.items() if tensor.requires_grad]
         torch.autograd.backward([leaving[name] for name in ends], [gradients[name] for name in ends])
-        gradients = {name: tensor.grad for name, tensor in entering.items() if tensor.requires_grad}
+        gradients = {
+            # As the worker does: none came back for what only a region without gradients reads from here on.
+            name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+            for name, tensor in entering.items()
+            if tensor.requires_grad
+        }
     return loss.detach()
 
 

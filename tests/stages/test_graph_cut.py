@@ -1,14 +1,17 @@
 """Where the cutter cuts, and how blocks are shared out."""
 
 import itertools
+import math
+import time
 
 import pytest
 import torch
 from torch import nn
 
+from examples.gpt import build_1b3
 from hetpeer.dht.errors import LocalError
 from hetpeer.stages.graph.cut import cut_blocks
-from hetpeer.stages.graph.share import balanced_ranges
+from hetpeer.stages.graph.share import balanced_ranges, even_ranges
 from hetpeer.stages.graph.spec import Batch, BlockSpec
 from hetpeer.stages.graph.trace import trace
 from tests.stages.models import gpt, small
@@ -145,7 +148,62 @@ def test_balanced_ranges_are_the_best_of_all(weights):
     assert score(balanced_ranges(blocks, 3, weights)) == pytest.approx(min(map(score, every)))
 
 
+def test_ranges_of_many_blocks_take_no_time():
+    costs = [1 + (7 * i) % 31 for i in range(400)]
+    began = time.process_time()
+    ranges = even_ranges(costs, [1.0] * 40)
+    assert time.process_time() - began < 2
+    assert [begin for begin, _ in ranges] == [0, *(end for _, end in ranges[:-1])]
+    assert max(sum(costs[begin:end]) for begin, end in ranges) < 1.3 * sum(costs) / 40
+
+
 def test_more_stages_than_blocks_are_refused():
     for stages in (0, 3):
         with pytest.raises(LocalError, match="HP-MODEL-005"):
             balanced_ranges([block_of(1), block_of(1)], stages)
+
+
+# ── cheap borders ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def full_gpt2():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from examples.transformers_models import LanguageModel
+
+    return LanguageModel(GPT2LMHeadModel(GPT2Config(n_layer=3))), (2, 1024, 768)
+
+
+def full_llama():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from examples.transformers_models import LanguageModel
+
+    return LanguageModel(LlamaForCausalLM(LlamaConfig(num_hidden_layers=3))), (2, 2048, 4096)
+
+
+FULL_WIDTH = {"GPT-2": full_gpt2, "Llama": full_llama, "GPT 1.3B": lambda: (build_1b3(), (2, 2048, 2048))}
+"""Real widths, so that logits are as wide as they are; without weights. With the shape of what leaves a layer."""
+
+
+@pytest.mark.parametrize("name", FULL_WIDTH)
+def test_no_more_crosses_than_leaves_a_layer(name):
+    """However many blocks there are: up to two for each layer, its attention and its MLP, and one for each end."""
+    with torch.device("meta"):
+        model, hidden = FULL_WIDTH[name]()
+        dag = trace(model, {key: torch.empty(hidden[:2], dtype=torch.int64) for key in ("tokens", "targets")})
+    layers = len(cut_blocks(dag)) - 2
+    for target in (None, 2, 3, layers, 2 * layers + 2):
+        blocks = cut_blocks(dag, target)
+        assert len(blocks) == (target or layers + 2)
+        crossing = [sum(spec.nbytes for spec in block.at(2).outputs.values()) for block in blocks[:-1]]
+        assert max(crossing) <= 4 * math.prod(hidden)
+
+
+def test_logits_stay_with_their_loss():
+    """Of a vocabulary that outweighs the layers too: the head is not cut, however heavy it is."""
+    _, dag, data = gpt("large vocabulary")
+    logits = 4 * data["tokens"].numel() * 4000
+    for target in range(1, 12):
+        for block in cut_blocks(dag, target)[:-1]:
+            assert sum(spec.nbytes for spec in block.at(3).outputs.values()) < logits

@@ -92,6 +92,22 @@ def counting(self, x):
     return self.linear(x).mean()
 
 
+def dropout_for_nothing(self, x):
+    """It would take the number of the one that counts, in eager code but not in the graph."""
+    with torch.no_grad():
+        nn.functional.dropout(x, 0.5).exp()
+    return nn.functional.dropout(self.linear(x), 0.5).mean()
+
+
+def test_a_dropout_that_draws_nothing_may_be_for_nothing():
+    def forward(self, x):
+        nn.functional.dropout(x, 0.5, training=False).exp()
+        nn.functional.dropout(x, 0.0).exp()
+        return nn.functional.dropout(self.linear(x), 0.5).mean()
+
+    assert "hetpeer.dropout" in {node.op for node in trace(Function(forward), {"x": torch.randn(2, 8)}).nodes}
+
+
 @pytest.mark.parametrize(
     ("forward", "code", "part"),
     [
@@ -115,6 +131,7 @@ def counting(self, x):
         (lambda self, x: self.linear(x), "HP-MODEL-003", "scalar"),
         (lambda self, x: (self.linear(x).mean(), x), "HP-MODEL-003", "2 values"),
         (lambda self, x: x.mean(), "HP-MODEL-003", "no trainable parameter"),
+        (dropout_for_nothing, "HP-MODEL-003", "a dropout of the model"),
     ],
 )
 def test_refusals_name_what_is_wrong(forward, code, part):
