@@ -16,6 +16,16 @@ from hetpeer.peer.cli import inspect
 from hetpeer.peer.units import bytes_text, count_text, flops_text
 
 MODEL = f"{gpt.__file__}:build"
+TINY = """
+from torch import nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.layer = nn.Embedding(256, 8), nn.Linear(8, 256)
+    def forward(self, tokens, targets):
+        return nn.functional.cross_entropy(self.layer(self.table(tokens)).flatten(0, 1), targets.flatten())
+build = Model
+"""
 app = typer.Typer()
 inspect.register(app)
 
@@ -100,9 +110,18 @@ def test_a_model_that_is_no_run(tmp_path):
     assert (whole["begin"], whole["end"], whole["flops_forward"]) == (0, 6, flops)
     assert found["layouts"][0][0]["memory"]["in_flight"] == 5
     assert ET.fromstring(picture.read_text()).tag.endswith("svg")
-    again = json.loads(run_command(MODEL, *sizes, "--json", "--recompute"))
-    kept = [sum(block["activation_bytes"] for block in document["blocks"]) for document in (found, again)]
-    assert kept[1] < 0.1 * kept[0]
+
+
+def test_options_for_the_way_to_compute(tmp_path):
+    module = tmp_path / "tiny.py"
+    module.write_text(TINY)
+    plain, again, half = (
+        json.loads(run_command(f"{module}:build", "--json", *more))["blocks"]
+        for more in ([], ["--recompute"], ["--dtype", "bf16"])
+    )
+    kept = [sum(block["activation_bytes"] for block in blocks) for blocks in (plain, again)]
+    assert kept[1] < 0.5 * kept[0]
+    assert [sum(blocks[0]["leaves"].values()) for blocks in (plain, half)] == [4 * 8 * 64 * 8, 2 * 8 * 64 * 8]
 
 
 @pytest.mark.parametrize(
@@ -115,13 +134,16 @@ def test_a_model_that_is_no_run(tmp_path):
         ([f"{gpt.__file__}:nothing"], "HP-MODEL-006"),
         ([f"{gpt.__file__}:GPT"], "HP-MODEL-006"),
         ([f"{gpt.__file__}:math"], "HP-MODEL-006"),
+        (["tiny.py:build", "--loss", "tiny.py:nothing"], "HP-MODEL-008"),
         ([MODEL, "--dtype", "int8"], "HP-RUN-001"),
-        ([MODEL, "--stages", "100"], "HP-MODEL-005"),
-        ([MODEL, "--stages", "0"], "HP-MODEL-005"),
-        ([MODEL, "--svg", "/nowhere/graph.svg"], "HP-DISK-001"),
+        (["tiny.py:build", "--stages", "100"], "HP-MODEL-005"),
+        (["tiny.py:build", "--stages", "0"], "HP-MODEL-005"),
+        (["tiny.py:build", "--svg", "/nowhere/graph.svg"], "HP-DISK-001"),
     ],
 )
-def test_bad_input_is_one_line(arguments, code):
+def test_bad_input_is_one_line(arguments, code, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.py").write_text(TINY)
     with pytest.raises(LocalError) as caught:
         run_command(*arguments)
     assert caught.value.code == code
