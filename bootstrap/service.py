@@ -176,6 +176,8 @@ class CoordinatorService:
             keep_event(self._run.volunteers / f"{peer}.jsonl", line)
         except LocalError as error:
             # Evidence that is not kept would make the audit fail: better to stop, and go on when there is room.
+            # A closed channel acknowledges nothing: the next reign hears the line again.
+            self._channels.close()
             if not self.halted.done():
                 self.halted.set_exception(error)
 

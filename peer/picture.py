@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
 
+from hetpeer.peer.shapes import FAINT, LINE, arrow, rect, short, text
 from hetpeer.peer.units import bytes_text, count_text, flops_text
 from hetpeer.stages.graph.outline import Kind, Outline, Row, outline
 from hetpeer.stages.graph.report import BlockCost
 from hetpeer.stages.graph.spec import BlockSpec, TensorSpec, Value
 
-INK, FAINT, LINE, BOX, PAPER = "#24292f", "#6e7781", "#8c959f", "#f6f8fa", "#ffffff"
+BOX, PAPER = "#f6f8fa", "#ffffff"
 SKIP, DATA = "#bc4c00", "#1a7f37"
 FILLS = {"product": "#cfe4ff", "norm": "#d4f3dd", "dropout": "#eadcff", "other": "#eaeef2", "loss": "#ffd7d5"}
 STAGES = ("#0969da", "#bf8700", "#8250df", "#1a7f37", "#cf222e")
@@ -46,7 +46,7 @@ class _Columns:
 
     box: float
     chip: float
-    text: float
+    facts: float
     end: float
 
     @property
@@ -67,8 +67,8 @@ def picture(
     lanes = 1 + max((lane.column for inside in insides for lane in inside.lanes), default=0)
     box = MARGIN + (PAST_TEXT + PAST * (1 + max(column for *_, column in skips)) if skips else 0)
     chip = box + PAD + LEFT_TEXT
-    text = chip + CHIP + 20 + lanes * LANE
-    columns = _Columns(box=box, chip=chip, text=text, end=text + RIGHT_TEXT)
+    facts = chip + CHIP + 20 + lanes * LANE
+    columns = _Columns(box=box, chip=chip, facts=facts, end=facts + RIGHT_TEXT)
     drawn = list(_place(specs, costs, insides))
     height = drawn[-1].top + drawn[-1].height + MARGIN
     width = columns.end + (60 if stages else MARGIN)
@@ -120,29 +120,29 @@ def _title(title: str, specs: Sequence[BlockSpec], costs: Sequence[BlockCost]) -
         f"{count_text(sum(parameters.values()))} parameters",
         f"a microbatch of {specs[0].batch} takes {flops_text(forward)} forward, {flops_text(backward)} backward",
     ]
-    yield _text(MARGIN, 32, title, size=16, weight="bold")
-    yield _text(MARGIN, 52, ", ".join(facts), fill=FAINT)
+    yield text(MARGIN, 32, title, size=16, weight="bold")
+    yield text(MARGIN, 52, ", ".join(facts), fill=FAINT)
 
 
 def _block(block: _Drawn, columns: _Columns) -> Iterator[str]:
     cost, width = block.cost, columns.end - columns.box
     yield '<g class="block">'
-    yield _rect(columns.box, block.top, width, block.height, fill=BOX, stroke=LINE, radius=6)
-    yield _text(columns.box + PAD, block.top + 17, f"block {cost.index}", size=13, weight="bold")
+    yield rect(columns.box, block.top, width, block.height, fill=BOX, stroke=LINE, radius=6)
+    yield text(columns.box + PAD, block.top + 17, f"block {cost.index}", size=13, weight="bold")
     first = f"{count_text(cost.parameters)} parameters, {bytes_text(cost.parameter_bytes)}"
     second = (
         f"{flops_text(cost.flops_forward)} forward, {flops_text(cost.flops_backward)} backward, "
         f"keeps {bytes_text(cost.activation_bytes)}"
     )
-    yield _text(columns.end - PAD, block.top + 16, first, fill=FAINT, anchor="end")
-    yield _text(columns.end - PAD, block.top + 31, second, fill=FAINT, anchor="end")
+    yield text(columns.end - PAD, block.top + 16, first, fill=FAINT, anchor="end")
+    yield text(columns.end - PAD, block.top + 31, second, fill=FAINT, anchor="end")
     operators = sum(row.kind is Kind.OPERATOR for row in block.inside.rows)
     what = f"{operators} operator{'' if operators == 1 else 's'}"
     if block.inside.hidden:
         what += f" and {block.inside.hidden} that only rearrange (not drawn)"
     if block.like is not None:
         what = f"does what block {block.like} does, on its own parameters"
-    yield _text(columns.box + PAD, block.top + 33, what, fill=FAINT)
+    yield text(columns.box + PAD, block.top + 33, what, fill=FAINT)
     if block.like is None:
         yield from _inside(block, columns)
     yield "</g>"
@@ -154,19 +154,19 @@ def _inside(block: _Drawn, columns: _Columns) -> Iterator[str]:
         value = rows[number - 1].value
         label = f"{value}, {bytes_text(rows[number].reads[number - 1])}"
         below = _middle(block, number - 1) + CHIP_HEIGHT / 2
-        yield _arrow(
+        yield arrow(
             [(columns.middle, below), (columns.middle, _middle(block, number) - CHIP_HEIGHT / 2)], label
         )
     right = columns.chip + CHIP
     for lane in block.inside.lanes:
         x = right + 14 + LANE * lane.column
-        joins = any(rows[end].label == "add" or rows[end].kind is Kind.LEAVES for end in lane.readers)
-        colour = SKIP if joins and lane.readers[-1] - lane.row > 2 else LINE
+        passed = rows[lane.row + 1 : lane.readers[-1]]
+        colour = SKIP if any(row.cost and row.cost.formula for row in passed) else LINE
         corner = _middle(block, lane.row) + 3
         start = [(right, corner), (x, corner)]
         for end in lane.readers:
             y = _middle(block, end) - 3
-            yield _arrow(
+            yield arrow(
                 [*start, (x, y), (right, y)],
                 f"{rows[lane.row].value}, {bytes_text(lane.nbytes)}",
                 colour=colour,
@@ -179,19 +179,19 @@ def _inside(block: _Drawn, columns: _Columns) -> Iterator[str]:
 def _row(row: Row, y: float, columns: _Columns, *, loss: str | None) -> Iterator[str]:
     top = y - CHIP_HEIGHT / 2
     if row.cost is None:
-        yield _rect(columns.chip, top, CHIP, CHIP_HEIGHT, fill=PAPER, stroke=LINE, radius=9)
-        yield _text(columns.middle, y + 4, _short(row.label, 20), anchor="middle", fill=FAINT)
+        yield rect(columns.chip, top, CHIP, CHIP_HEIGHT, fill=PAPER, stroke=LINE, radius=9)
+        yield text(columns.middle, y + 4, short(row.label, 20), anchor="middle", fill=FAINT)
         return
     fill = FILLS[_group(row, loss)]
-    yield _rect(columns.chip, top, CHIP, CHIP_HEIGHT, fill=fill, stroke=LINE, radius=4, hint=row.value)
-    yield _text(columns.middle, y + 4, _short(row.label, 20), anchor="middle")
+    yield rect(columns.chip, top, CHIP, CHIP_HEIGHT, fill=fill, stroke=LINE, radius=4, hint=row.value)
+    yield text(columns.middle, y + 4, short(row.label, 20), anchor="middle")
     if row.data or row.parameters:
         names = ", ".join(row.data) + (" → " if row.data else "") + _names(row.parameters)
-        yield _text(columns.chip - 6, y + 4, names, anchor="end", fill=DATA if row.data else FAINT)
+        yield text(columns.chip - 6, y + 4, names, anchor="end", fill=DATA if row.data else FAINT)
     facts = _sizes(row.cost.result)
     if row.cost.formula:
         facts += f", {flops_text(row.cost.flops_forward)}"
-    yield _text(columns.text, y + 4, facts, fill=FAINT)
+    yield text(columns.facts, y + 4, facts, fill=FAINT)
 
 
 def _group(row: Row, loss: str | None) -> str:
@@ -207,14 +207,14 @@ def _between(block: _Drawn, columns: _Columns) -> Iterator[str]:
     begin = block.top + block.height
     length = 2 * PAD + GAP_LINE * len(block.cost.leaves)
     specs = block.spec.at(block.spec.batch).outputs
-    yield _arrow(
+    yield arrow(
         [(columns.middle, begin), (columns.middle, begin + length)],
         bytes_text(sum(block.cost.leaves.values())),
         wide=True,
     )
     for line, (name, nbytes) in enumerate(block.cost.leaves.items()):
-        label = f"{_short(name, 30)}  {_sizes(specs[name])} {specs[name].dtype}, {bytes_text(nbytes)}"
-        yield _text(columns.middle + 14, begin + PAD + GAP_LINE * line + 12, label)
+        label = f"{short(name, 30)}  {_sizes(specs[name])} {specs[name].dtype}, {bytes_text(nbytes)}"
+        yield text(columns.middle + 14, begin + PAD + GAP_LINE * line + 12, label)
 
 
 # ── values that pass blocks ──────────────────────────────────────────────────────────────────────────────────────────
@@ -246,9 +246,9 @@ def _past(drawn: Sequence[_Drawn], skip: tuple[str, int, int, int], columns: _Co
     x = columns.box - PAST * (column + 1)
     top, bottom = drawn[begin].top + drawn[begin].height - 10, drawn[end].top + 10
     nbytes = bytes_text(drawn[begin].cost.leaves[name])
-    yield _arrow([(columns.box, top), (x, top), (x, bottom), (columns.box, bottom)], name, colour=SKIP)
-    yield _text(
-        x - 5, (top + bottom) / 2 + 14 * column, f"{_short(name, 16)}, {nbytes}", anchor="end", fill=SKIP
+    yield arrow([(columns.box, top), (x, top), (x, bottom), (columns.box, bottom)], name, colour=SKIP)
+    yield text(
+        x - 5, (top + bottom) / 2 + 14 * column, f"{short(name, 16)}, {nbytes}", anchor="end", fill=SKIP
     )
 
 
@@ -256,9 +256,9 @@ def _stage(drawn: Sequence[_Drawn], number: int, stage: tuple[int, int], columns
     top, last = drawn[stage[0]].top, drawn[stage[1] - 1]
     colour = STAGES[number % len(STAGES)]
     x, middle = columns.end + 12, (top + last.top + last.height) / 2
-    yield _rect(x, top, 6, last.top + last.height - top, fill=colour, stroke="none", radius=3)
+    yield rect(x, top, 6, last.top + last.height - top, fill=colour, stroke="none", radius=3)
     turned = f' transform="rotate(90 {x + 14:.1f} {middle:.1f})"'
-    yield _text(x + 14, middle, f"stage {number}", fill=colour, anchor="middle", more=turned)
+    yield text(x + 14, middle, f"stage {number}", fill=colour, anchor="middle", more=turned)
 
 
 # ── words and shapes ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -277,56 +277,10 @@ def _names(parameters: Sequence[str]) -> str:
     parts = first.split(".")
     words = [".".join(parts[-3:] if len(parts) > 2 and parts[-2].isdigit() else parts[-2:])]
     words += [name.rpartition(".")[2] if name.rpartition(".")[0] == stem else name for name in others]
-    return _short(", ".join(words), 36)
+    return short(", ".join(words), 36)
 
 
 def _sizes(value: Value) -> str:
     shapes = [part.sizes for part in ((value,) if isinstance(value, TensorSpec) else value)]
     first = f"[{', '.join(map(str, shapes[0]))}]" if shapes[0] else "a number"
     return first if len(shapes) == 1 else f"{first} and {len(shapes) - 1} more"
-
-
-def _short(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 1]}…"
-
-
-def _text(
-    x: float,
-    y: float,
-    text: str,
-    *,
-    fill: str = INK,
-    anchor: str = "start",
-    size: int = 11,
-    weight: str = "normal",
-    more: str = "",
-) -> str:
-    look = f'fill="{fill}" text-anchor="{anchor}" font-size="{size}" font-weight="{weight}"'
-    return f'<text x="{x:.1f}" y="{y:.1f}" {look}{more}>{escape(text)}</text>'
-
-
-def _rect(
-    x: float, y: float, width: float, height: float, *, fill: str, stroke: str, radius: int, hint: str = ""
-) -> str:
-    place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{radius}"'
-    return f'<rect {place} fill="{fill}" stroke="{stroke}"><title>{escape(hint)}</title></rect>'
-
-
-def _arrow(
-    points: Sequence[tuple[float, float]], hint: str, *, colour: str = LINE, wide: bool = False
-) -> str:
-    """Lines from point to point with a head at the end; `hint` shows under the pointer."""
-    (before_x, _), (x, y) = points[-2:]
-    size = 5 if wide else 3.5
-    if before_x == x:  # downwards
-        head = [(x - size, y - 1.5 * size), (x + size, y - 1.5 * size)]
-    else:
-        back = 1.5 * size if before_x > x else -1.5 * size
-        head = [(x + back, y - size), (x + back, y + size)]
-    line = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
-    tip = " ".join(f"{px:.1f},{py:.1f}" for px, py in [(x, y), *head])
-    return (
-        f'<g class="edge"><title>{escape(hint)}</title>'
-        f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="{3 if wide else 1.2}"/>'
-        f'<polygon points="{tip}" fill="{colour}"/></g>'
-    )

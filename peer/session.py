@@ -58,7 +58,7 @@ class ControlSession:
         number = 0
         while not self._leaving:
             number += 1
-            self._channel = Channel(
+            self._channel = channel = Channel(
                 self._coordinator, f"{incarnation()}.{number}", self, payload_limit=m.MAX_MESSAGE_BYTES
             )
             self._opened()
@@ -66,11 +66,12 @@ class ControlSession:
                 self.give_evidence(line)
             self._unsent.clear()
             try:
-                await dial(self._node, CONTROL, self._channel)
+                await dial(self._node, CONTROL, channel)
             except PeerLostError as error:
                 _log.info("new session with the coordinator: %s", error.why)
             finally:
-                self._unsent += _undelivered(self._channel)
+                self._channel = None  # what is given from now on waits for the next session
+                self._unsent += _undelivered(channel)
             await asyncio.sleep(RENEWAL_S)
 
     def tell(self, message: m.Message) -> None:

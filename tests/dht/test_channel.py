@@ -4,51 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
 from hetpeer.dht.channel import Channel, ChannelServer, Parcel, dial
-from hetpeer.dht.errors import PeerLostError, ProtocolError, RemoteError
+from hetpeer.dht.errors import PeerLostError, ProtocolError
 from hetpeer.dht.streams import Stream
-from hetpeer.dht.wire import Wire
+from tests.dht.loopback import Loopback
 
 LIMIT = 1 << 20
-
-
-class Loopback:
-    """The part of a Node that `dial` uses: each `open` gives one end of a pair, `handle` the other."""
-
-    def __init__(self, handle: Callable[[Stream], Awaitable[None]]) -> None:
-        self.handle = handle
-        self.opened = 0
-        self.ends: list[Stream] = []
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def open(self, _peer: str, protocol: str, *, timeout_s: float) -> Stream:
-        self.opened += 1
-        ends = []
-        for end in socket.socketpair(socket.AF_UNIX):
-            _, wire = await asyncio.get_running_loop().create_unix_connection(Wire, sock=end)
-            ends.append(Stream(wire, peer_id="them" if not ends else "us", protocol=protocol))
-        self.ends = ends
-        task = asyncio.create_task(self._serve(ends[1]))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return ends[0]
-
-    async def _serve(self, stream: Stream) -> None:
-        try:
-            async with stream:
-                await self.handle(stream)
-        except RemoteError:
-            pass  # what a listener does with it: this stream is over
-
-    def cut(self) -> None:
-        for end in self.ends:
-            end.abort()
 
 
 class Kept:

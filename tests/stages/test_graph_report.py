@@ -144,8 +144,8 @@ def test_what_has_no_backward_pass_is_refused():
 # ── seconds ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def measured(model, tokens, blocks):
-    """FLOPs of forward and backward of some blocks, and the seconds they take here: CPU seconds of one thread, median."""
+def workload(model, tokens, blocks):
+    """FLOPs of forward and backward of some blocks, and a function that computes them and returns its CPU seconds."""
     data = {name: torch.randint(0, 512, (2, tokens)) for name in ("tokens", "targets")}
     dag = trace(model, data)
     chosen = cut_blocks(dag)[blocks]
@@ -153,24 +153,28 @@ def measured(model, tokens, blocks):
     leaves = [leaf for _, parameters in held for leaf in parameters.values()]
     shapes = chosen[0].at(2).inputs.items()
     entering = {name: torch.randn(spec.sizes).requires_grad_() for name, spec in shapes}
-    times = []
-    for _ in range(6):
+
+    def run():
         began = time.thread_time()
         (out,) = run_range([block for block, _ in held], entering, data, 2, Pass(draw())).values()
         torch.autograd.grad(out, [*leaves, *entering.values()], torch.ones_like(out))
-        times.append(time.thread_time() - began)
+        return time.thread_time() - began
+
     costs = [block_cost(spec) for spec in chosen]
-    return sum(cost.flops_forward + cost.flops_backward for cost in costs), statistics.median(times[1:])
+    return sum(cost.flops_forward + cost.flops_backward for cost in costs), run
 
 
 def test_efficiency_found_on_one_layer_predicts_another_model():
+    """They take turns, so that a slow moment of the machine hits both."""
     torch.set_num_threads(1)
     speed = measure_flops(CPU, 0.3)
-    flops_of_layer, taken = measured(GPT(256, 2, 4, 64, 512), 64, slice(1, 2))
-    share = efficiency(flops_of_layer, taken, speed)
-    assert 0 < share < 1.5  # the largest product of the short warm-up need not be the fastest there is
-    flops_of_model, taken = measured(GPT(384, 2, 6, 96, 512), 96, slice(None))
-    assert 0.5 < seconds(flops_of_model, speed, share) / taken < 2
+    layer_flops, layer = workload(GPT(256, 2, 4, 64, 512), 64, slice(1, 2))
+    model_flops, model = workload(GPT(384, 2, 6, 96, 512), 96, slice(None))
+    taken = [[layer(), model()] for _ in range(9)][1:]
+    of_layer, of_model = map(statistics.median, zip(*taken, strict=True))
+    share = efficiency(layer_flops, of_layer, speed)
+    assert share > 0
+    assert 0.5 < seconds(model_flops, speed, share) / of_model < 2
 
 
 def test_seconds_and_efficiency_are_each_others_inverse():

@@ -1,0 +1,53 @@
+"""The few SVG elements that pictures are made of, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from xml.sax.saxutils import escape
+
+INK, FAINT, LINE = "#24292f", "#6e7781", "#8c959f"
+
+
+def short(words: str, length: int) -> str:
+    """At most so many characters."""
+    return words if len(words) <= length else f"{words[: length - 1]}…"
+
+
+def text(
+    x: float,
+    y: float,
+    words: str,
+    *,
+    fill: str = INK,
+    anchor: str = "start",
+    size: int = 11,
+    weight: str = "normal",
+    more: str = "",
+) -> str:
+    look = f'fill="{fill}" text-anchor="{anchor}" font-size="{size}" font-weight="{weight}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {look}{more}>{escape(words)}</text>'
+
+
+def rect(
+    x: float, y: float, width: float, height: float, *, fill: str, stroke: str, radius: int, hint: str = ""
+) -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{radius}"'
+    return f'<rect {place} fill="{fill}" stroke="{stroke}"><title>{escape(hint)}</title></rect>'
+
+
+def arrow(points: Sequence[tuple[float, float]], hint: str, *, colour: str = LINE, wide: bool = False) -> str:
+    """Lines from point to point with a head at the end; `hint` shows under the pointer."""
+    (before_x, _), (x, y) = points[-2:]
+    size = 5 if wide else 3.5
+    if before_x == x:  # downwards
+        head = [(x - size, y - 1.5 * size), (x + size, y - 1.5 * size)]
+    else:
+        back = 1.5 * size if before_x > x else -1.5 * size
+        head = [(x + back, y - size), (x + back, y + size)]
+    line = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
+    tip = " ".join(f"{px:.1f},{py:.1f}" for px, py in [(x, y), *head])
+    return (
+        f'<g class="edge"><title>{escape(hint)}</title>'
+        f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="{3 if wide else 1.2}"/>'
+        f'<polygon points="{tip}" fill="{colour}"/></g>'
+    )

@@ -1,0 +1,122 @@
+"""A volunteer's evidence reaches the coordinator's disk, whenever sessions and reigns end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.eventlog import read_event, read_events, sign_event
+from hetpeer.bootstrap.log import Log
+from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.service import CoordinatorService
+from hetpeer.dht import channel
+from hetpeer.dht.clock import SystemClock
+from hetpeer.dht.errors import LocalError
+from hetpeer.dht.identity import Identity
+from hetpeer.dht.streams import Stream
+from hetpeer.peer.session import RENEWAL_S, ControlSession
+from tests.bootstrap.engine import make_run
+from tests.dht.loopback import Loopback
+
+
+class Network(Loopback):
+    """The part of a Node that a coordinator and its volunteer use."""
+
+    def __init__(self, volunteer: str) -> None:
+        super().__init__(self._nobody, volunteer)
+
+    async def _nobody(self, stream: Stream) -> None:
+        stream.abort()
+
+    async def serve(self, _protocol: str, handler: Callable[[Stream], Awaitable[None]]) -> None:
+        self.handle = handler
+
+    def gone(self) -> None:
+        self.handle = self._nobody
+        self.cut()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return make_run(tmp_path)
+
+
+@pytest.fixture
+def volunteer(tmp_path: Path) -> Identity:
+    return Identity.create(tmp_path / "identity")
+
+
+@pytest.fixture
+def network(volunteer: Identity) -> Network:
+    return Network(volunteer.peer_id)
+
+
+class Rig:
+    """A control session with one reign after another."""
+
+    def __init__(self, run: RunDirectory, volunteer: Identity, network: Network) -> None:
+        self.path = run.volunteers / f"{volunteer.peer_id}.jsonl"
+        self.session = ControlSession(network, "them", self._hello, lambda _: None, [])  # type: ignore[arg-type]
+        self.log = Log.open(run.log_path)
+        self._run, self._volunteer, self._network = run, volunteer, network
+
+    def _hello(self) -> None:
+        self.session.tell(m.Hello(run=self._run.run_id, incarnation=1))
+
+    def line(self, number: int) -> str:
+        return sign_event({"number": number}, self._volunteer)
+
+    def reign(self) -> CoordinatorService:
+        return CoordinatorService(self._network, self._run, self.log, SystemClock())  # type: ignore[arg-type]
+
+    async def arrived(self, *numbers: int) -> None:
+        async with asyncio.timeout(10):
+            while not self.path.is_file() or self._kept() != set(numbers):
+                await asyncio.sleep(0.01)
+
+    def _kept(self) -> set[int]:
+        return {read_event(line)[1]["number"] for _, line in read_events(self.path)}
+
+
+async def test_line_for_which_there_was_no_room_goes_to_the_next_reign(
+    run: RunDirectory, volunteer: Identity, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "ACK_S", 0.0)  # the frame that brought it is not acknowledged, however soon
+    rig = Rig(run, volunteer, network)
+    rig.path.mkdir(parents=True)  # in the way of the file
+    speaking = asyncio.create_task(rig.session.run(lambda: 1))
+    rig.session.give_evidence(rig.line(1))
+    with pytest.raises(ExceptionGroup) as caught:
+        await rig.reign().run()
+    assert caught.group_contains(LocalError)
+    network.gone()
+
+    rig.path.rmdir()
+    again = asyncio.create_task(rig.reign().run())
+    await rig.arrived(1)
+    for task in (again, speaking):
+        task.cancel()
+    await asyncio.wait([again, speaking])
+
+
+async def test_line_given_between_two_sessions_goes_to_the_next(
+    run: RunDirectory, volunteer: Identity, network: Network
+) -> None:
+    rig = Rig(run, volunteer, network)
+    reign = asyncio.create_task(rig.reign().run())
+    speaking = asyncio.create_task(rig.session.run(lambda: 1))
+    rig.session.give_evidence(rig.line(1))
+    await rig.arrived(1)
+    rig.session.renew()
+    while rig.session.is_up:
+        await asyncio.sleep(0)
+    await asyncio.sleep(RENEWAL_S / 4)
+    rig.session.give_evidence(rig.line(2))
+    await rig.arrived(1, 2)
+    for task in (reign, speaking):
+        task.cancel()
+    await asyncio.wait([reign, speaking])
