@@ -138,17 +138,18 @@ class Member(Working):
         self._preparing = place
         return [*effects, Prepare(message.begin, message.end)]
 
-    def prepared(self) -> list[Effect]:
-        """The graphs of the last `Prepare` are loaded."""
+    def prepared(self, flops_per_second: float) -> list[Effect]:
+        """The graphs of the last `Prepare` are loaded; the device reaches so much on them."""
         if self._preparing is None:
             return []
+        self._hello = self._hello.model_copy(update={"flops_per_second": flops_per_second})
         self._graphs, self._preparing = self._preparing, None
         return [self._sync()] if self.phase is Phase.PREPARING and self._graphs == self.place else []
 
     def _sync(self) -> Tell:
         """We can take the state of our blocks: the coordinator says which."""
         self.phase = Phase.SYNCING
-        return Tell(m.Prepared())
+        return Tell(m.Prepared(flops_per_second=self._hello.flops_per_second))
 
     def _fetch(self, message: m.Fetch) -> list[Effect]:
         if self.phase in (Phase.JOINING, Phase.PREPARING):

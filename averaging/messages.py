@@ -27,6 +27,7 @@ Digest = Annotated[str, Field(max_length=64)]
 Text = Annotated[str, Field(max_length=500)]
 Ids = Annotated[tuple[Id, ...], Field(max_length=1 << 16)]
 Range = tuple[Block, Block]
+Speed = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Schema(BaseModel):
@@ -114,7 +115,7 @@ class Hello(Schema):
     incarnation: Count
     name: Text = ""
     memory_bytes: Count = 0
-    flops_per_second: float = 0.0
+    flops_per_second: Speed = 0.0
     place: Range | None = None
     held: tuple[Held, ...] = ()
 
@@ -129,9 +130,13 @@ class Claim(Schema):
 
 
 class Prepared(Schema):
-    """Graphs are loaded, the worker runs: state may be fetched at the next step border."""
+    """Graphs are loaded, the worker runs: state may be fetched at the next step border.
+
+    `flops_per_second` is what the device reaches on these blocks; that of Hello is its guess before it had them.
+    """
 
     kind: Literal["prepared"] = "prepared"
+    flops_per_second: Speed = 0.0
 
 
 class Ready(Schema):

@@ -111,9 +111,10 @@ class Coordinator(Reigning):
     def _claim(self, volunteer: Volunteer, message: m.Claim, _now: float) -> list[Effect]:
         return self._admission.claim(volunteer, message)
 
-    def _prepared(self, volunteer: Volunteer, _message: m.Prepared, now: float) -> list[Effect]:
+    def _prepared(self, volunteer: Volunteer, message: m.Prepared, now: float) -> list[Effect]:
         if volunteer.place is None:
             return []
+        volunteer.flops_per_second = message.flops_per_second
         line = self.line
         effects = self._leave_step([volunteer], now) if volunteer.standing is Standing.READY else []
         if self.line != line:

@@ -35,6 +35,7 @@ from hetpeer.peer.home import Home
 from hetpeer.peer.posting import Posts
 from hetpeer.peer.preparing import RunFiles, StateFetcher, prepare_block
 from hetpeer.peer.reducing import Reducing
+from hetpeer.peer.rehearsing import speed_on
 from hetpeer.peer.schema import Schema
 from hetpeer.peer.session import ControlSession
 from hetpeer.peer.states import HeldStates
@@ -241,7 +242,8 @@ class Volunteer:
         gate = DataGate(self._source, self._tasks)
         self._steps.use(Place(schema, posts, tasks, Reducing(posts, schema, self.perform), gate))
         self._states.use(posts, self._prepared)
-        self.perform(self.member.prepared())
+        speed = await speed_on(self._compute, specs, self.offer.flops_per_second)
+        self.perform(self.member.prepared(speed))
 
     async def _load_block(self, block: int) -> tuple[BlockSpec, int]:
         return await prepare_block(self._compute, self._files, block)

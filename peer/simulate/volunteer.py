@@ -236,7 +236,7 @@ class Volunteer:
             if order != self._preparing:
                 return ()
             self.worker.graphs_of = place
-            return core.prepared()
+            return core.prepared(self._speed)
 
         process = self.process
         self.swarm.world.after(

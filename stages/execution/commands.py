@@ -26,6 +26,7 @@ from hetpeer.stages.execution.results import (
     Name,
     Number,
     Prepared,
+    Rehearsed,
     WarmedUp,
     WorkerInfo,
 )
@@ -225,6 +226,15 @@ class WarmUp(Command[WarmedUp]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearse(Command[Rehearsed]):
+    """Compute a prepared block on made-up tensors and say how long it takes (rehearsal.py)."""
+
+    answer: ClassVar[type[Any]] = Rehearsed
+    kind: Literal["rehearse"] = "rehearse"
+    block: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Info(Command[WorkerInfo]):
     """Say how the worker is."""
 
@@ -255,6 +265,7 @@ AnyCommand = (
     | Apply
     | DumpState
     | WarmUp
+    | Rehearse
     | Info
     | Shutdown
 )

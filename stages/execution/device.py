@@ -19,7 +19,7 @@ from hetpeer.dht.errors import ExitCode, LocalError
 if TYPE_CHECKING:
     import torch
 
-WARM_UP_S = 0.5
+WARM_UP_S = 0.25
 """Seconds of measuring. The first product and the one under way come on top: about a second in all."""
 
 WARM_UP_LARGEST = 8192

@@ -27,11 +27,12 @@ from hetpeer.stages.execution.block import run_range
 from hetpeer.stages.execution.groups import MakeRule, Segment, segments
 from hetpeer.stages.execution.held import HeldBlock, dump_bytes
 from hetpeer.stages.execution.numerics import is_finite, squared_norm
+from hetpeer.stages.execution.rehearsal import rehearse
 from hetpeer.stages.execution.staging import CommandError, Staging, refuse_not_finite
 from hetpeer.stages.execution.state import dump, layout_of, load
 from hetpeer.stages.graph.passes import Pass
 from hetpeer.stages.graph.spec import BlockSpec, TensorSpec
-from hetpeer.stages.graph.wire import Limits, unpack_block
+from hetpeer.stages.graph.wire import Limits, read_block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,7 @@ class Engine:
             c.Apply: self._apply,
             c.DumpState: self._dump_state,
             c.WarmUp: self._warm_up,
+            c.Rehearse: self._rehearse,
             c.Info: self._info,
             c.Shutdown: lambda _: r.Done(),
         }
@@ -104,7 +106,7 @@ class Engine:
     # ── blocks ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _prepare(self, command: c.Prepare) -> r.Prepared:
-        spec = unpack_block(command.graph, Limits())
+        spec = read_block(command.graph, Limits())
         if spec.index != command.block:
             raise CommandError(f"the graph of block {command.block} says it is block {spec.index}")
         buffers = self._staging.read(f"block {spec.index}", spec.buffer_specs, command.buffers)
@@ -115,15 +117,18 @@ class Engine:
         return r.Prepared(dump_bytes=dump_bytes(spec))
 
     def _load(self, command: c.Load) -> r.Loaded:
-        prepared = self._prepared.get(command.block)
-        if prepared is None:
-            raise CommandError(f"block {command.block} is not prepared")
+        prepared = self._ready_for_state(command.block)
         spec = prepared.spec
         state = load(bytes(self._staging.raw(command.state)), spec.index, layout_of(spec))
         held = HeldBlock(spec, prepared.buffers, state, prepared.rules, self._device)
         self._forget(spec.index)
         self._blocks[spec.index] = held
         return r.Loaded(version=held.version, digest=held.state().digest())
+
+    def _ready_for_state(self, block: int) -> _Prepared:
+        if block not in self._prepared:
+            raise CommandError(f"block {block} is not prepared")
+        return self._prepared[block]
 
     def _unload(self, command: c.Unload) -> r.Done:
         self._prepared.pop(command.block, None)
@@ -287,6 +292,10 @@ class Engine:
 
     def _warm_up(self, _: c.WarmUp) -> r.WarmedUp:
         return r.WarmedUp(flops_per_second=devices.measure_flops(self._device))
+
+    def _rehearse(self, command: c.Rehearse) -> r.Rehearsed:
+        prepared = self._ready_for_state(command.block)
+        return r.Rehearsed(seconds=rehearse(prepared.spec, prepared.buffers, self._device))
 
     def _info(self, _: c.Info) -> r.WorkerInfo:
         on_gpu = self._device.type == "cuda"

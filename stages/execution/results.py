@@ -104,6 +104,14 @@ class WarmedUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsed:
+    """Seconds of forward and backward of one full microbatch."""
+
+    kind: Literal["rehearsed"] = "rehearsed"
+    seconds: Number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
     """The worker as it is now. `device_bytes`: memory torch holds on the GPU, 0 on a CPU."""
 
@@ -129,6 +137,7 @@ Result = (
     | Applied
     | Dumped
     | WarmedUp
+    | Rehearsed
     | WorkerInfo
 )
 

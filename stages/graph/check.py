@@ -46,11 +46,15 @@ class Limits:
     """FLOPs of one forward pass."""
 
 
-def check_block(spec: BlockSpec, limits: Limits) -> None:
-    """Raise ProtocolError unless the block is consistent, within the limits, and what it says it is."""
+def check_structure(spec: BlockSpec, limits: Limits) -> None:
+    """Raise ProtocolError unless the block is consistent and what it declares is within the limits."""
     _check_names(spec)
     _check_statistics(spec)
     _check_owned(spec, limits)
+
+
+def check_run(spec: BlockSpec, limits: Limits) -> None:
+    """Raise ProtocolError unless a consistent block can be computed within the limits, and is what it says it is."""
     flops = check_at(spec, spec.batch, limits)
     if flops != spec.flops_forward:
         raise ProtocolError(f"block {spec.index} declares {spec.flops_forward} FLOPs and takes {flops}")

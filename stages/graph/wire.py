@@ -15,7 +15,7 @@ import msgpack
 
 from hetpeer.dht.errors import ProtocolError
 from hetpeer.stages.graph.calls import check_call
-from hetpeer.stages.graph.check import Limits, check_block
+from hetpeer.stages.graph.check import Limits, check_run, check_structure
 from hetpeer.stages.graph.spec import (
     ITEM_BYTES,
     Argument,
@@ -74,6 +74,16 @@ def unpack_block(data: bytes, limits: Limits = DEFAULT_LIMITS) -> BlockSpec:
     Takes milliseconds for a transformer layer, and up to seconds for a hostile block within the limits. Raises
     ProtocolError, whatever is wrong.
     """
+    spec = read_block(data, limits)
+    check_run(spec, limits)
+    return spec
+
+
+def read_block(data: bytes, limits: Limits = DEFAULT_LIMITS) -> BlockSpec:
+    """`unpack_block` without running the block on meta tensors: for the compute worker, whose daemon has done that.
+
+    The first such run in a process imports torch's compiler, a second that no worker's start needs.
+    """
     if len(data) > limits.packed_bytes:
         raise ProtocolError(f"a block of {len(data)} bytes is over the limit of {limits.packed_bytes}")
     try:
@@ -94,7 +104,7 @@ def unpack_block(data: bytes, limits: Limits = DEFAULT_LIMITS) -> BlockSpec:
         raise ProtocolError("a block holds a value that cannot be packed", why=str(error)) from error
     if not canonical:
         raise ProtocolError("a block is not in canonical form")
-    check_block(spec, limits)
+    check_structure(spec, limits)
     return spec
 
 

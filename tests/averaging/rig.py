@@ -92,7 +92,7 @@ def member_in(phase):
     stages = [
         (Phase.JOINING, lambda: member.receive(welcome())),
         (Phase.PREPARING, lambda: member.receive(m.Granted(begin=0, end=2))),
-        (Phase.SYNCING, lambda: (member.prepared(), member.receive(fetch()))),
+        (Phase.SYNCING, lambda: (member.prepared(1e9), member.receive(fetch()))),
         (Phase.READY, lambda: member.state_loaded(LINE, STEP.number, DIGESTS)),
         (Phase.TRAINING, lambda: member.receive(begin())),
         (Phase.REDUCING, lambda: (loss_made(member), reduced(member))),

@@ -164,7 +164,7 @@ def test_a_life_from_the_handshake_to_the_second_step():
     assert names(member.receive(welcome())) == "Choose"
     assert names(member.chosen(place())) == "Tell claim"
     assert member.receive(m.Granted(begin=0, end=2)) == [e.Prepare(0, 2)]
-    assert names(member.prepared()) == "Tell prepared"
+    assert names(member.prepared(1e9)) == "Tell prepared"
     assert names(member.receive(fetch())) == "FetchState"
     (ready,) = member.state_loaded(LINE, 3, DIGESTS)
     assert (ready.message.version, [h.digest for h in ready.message.held]) == (3, list(DIGESTS.values()))
@@ -306,7 +306,7 @@ def test_graphs_that_are_loaded_are_not_loaded_again():
     assert member.receive(m.Granted(begin=1, end=2)) == [e.Prepare(1, 2)]
     member.receive(welcome())
     assert member.receive(m.Granted(begin=1, end=2)) == []
-    assert names(member.prepared()) == "Tell prepared"
+    assert names(member.prepared(1e9)) == "Tell prepared"
 
 
 def test_a_place_is_offered_only_when_its_graphs_are_loaded():

@@ -54,7 +54,9 @@ def values(annotation, metadata=()):
         case builtins.str:
             return st.text(min_size="MinLen" in limits, max_size=10)
         case builtins.float:
-            return st.floats(allow_nan=False)
+            finite = any(getattr(limit, "allow_inf_nan", None) is False for limit in limits.values())
+            least = limits["Ge"].ge if "Ge" in limits else None
+            return st.floats(least, allow_nan=False, allow_infinity=False if finite else None)
         case builtins.bool:
             return st.booleans()
         case _:

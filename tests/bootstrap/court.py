@@ -65,12 +65,12 @@ class Court:
     def hello(self, peer, incarnation=1, **changes):
         return self.tell(peer, m.Hello(run="run", incarnation=incarnation, **changes))
 
-    def prepare(self, peer):
+    def prepare(self, peer, flops_per_second=0.0):
         """`peer` joins up to Prepared."""
         self.hello(peer)
         place = next(place for place in self.sent[peer, "welcome"].places if place.open)
         self.tell(peer, m.Claim(cluster=place.cluster, begin=place.begin, end=place.end))
-        return self.tell(peer, m.Prepared())
+        return self.tell(peer, m.Prepared(flops_per_second=flops_per_second))
 
     def ready(self, peer, version=None, digest="state"):
         version = self.core.history.version if version is None else version
@@ -110,6 +110,10 @@ class Court:
         """All of `peers` join and a step begins."""
         for peer in peers:
             self.prepare(peer)
+        return self.begin_prepared(*peers)
+
+    def begin_prepared(self, *peers):
+        """All of `peers` get the state and a step begins."""
         for peer in peers:
             self.ready(peer)
         while self.core.state is not State.TRAINING:

@@ -88,6 +88,14 @@ def test_who_cannot_take_part_is_told_why(hello, reason):
     assert "a" not in court.core.members.volunteers
 
 
+def test_work_is_shared_by_the_speed_that_was_found_on_the_place():
+    court = Court()
+    for peer, speed in (("slow", 1e9), ("fast", 3e9)):
+        court.prepare(peer, speed)
+    court.begin_prepared("slow", "fast")
+    assert {peer: len(court.sent[peer, "begin"].tasks) for peer in ("slow", "fast")} == {"slow": 0, "fast": 2}
+
+
 def test_strangers_are_fenced_until_they_introduce_themselves():
     told, closed = Court().tell("a", m.Heartbeat())
     assert (told.message.kind, closed) == ("fenced", Disconnect("a"))

@@ -54,6 +54,7 @@ class ForkServer:
 
 def serve(folder: Path) -> None:
     import hivemind.dht.node  # noqa: F401 - what all processes need, imported once
+    import torch._dynamo  # noqa: F401 - by the first check of a block
 
     from hetpeer.peer import joining, reliable  # noqa: F401
     from hetpeer.peer.cli import main  # noqa: F401

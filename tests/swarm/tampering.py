@@ -4,6 +4,7 @@ import ctypes
 import dataclasses
 import os
 import resource
+import signal
 import time
 from pathlib import Path
 
@@ -46,6 +47,20 @@ def impatient() -> None:
     from hetpeer.peer import datasource
 
     datasource.TRIES, datasource.RETRY_S = 2, 0.5
+
+
+def killed_after_step_4() -> None:
+    """A volunteer that dies with the update of its fifth step in its memory, and nobody told."""
+    from hetpeer.peer.evidence import Evidence
+
+    applied = Evidence.applied
+
+    def last_words(self, update, incarnation):
+        if update.step.number == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return applied(self, update, incarnation)
+
+    Evidence.applied = last_words
 
 
 def small_disk() -> None:

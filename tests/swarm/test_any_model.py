@@ -1,5 +1,6 @@
 """A model that is hard in every way that hetpeer knows, in a swarm of uneven clusters, with a death on the way."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -86,9 +87,10 @@ async def test_a_hard_model_is_trained_exactly(swarm: Swarm) -> None:
     swarm.run = resign(swarm.run, layouts=layouts)
 
     bootstrap = await swarm.bootstrap()
-    volunteers = [swarm.volunteer(name) for name in "abcd"]
-    await swarm.committed(3, within_s=90.0)
-    await volunteers[2].kill()
+    volunteers = [
+        swarm.volunteer(name, before="killed_after_step_4" if name == "c" else "") for name in "abcd"
+    ]
+    assert await volunteers[2].ended(90.0) == -signal.SIGKILL
     await swarm.gone(volunteers[2])
     await swarm.finished(bootstrap, *volunteers[:2], volunteers[3])
 

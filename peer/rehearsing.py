@@ -1,0 +1,39 @@
+"""How fast this machine is on the blocks of its place, before it has their state."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from hetpeer.stages.execution import commands as c
+from hetpeer.stages.execution.compute import Compute
+from hetpeer.stages.execution.results import CommandFailedError
+from hetpeer.stages.graph.report import efficiency
+from hetpeer.stages.graph.spec import BlockSpec
+
+BUDGET_S = 2.0
+"""No further block is tried after so long: the first ones speak for the others."""
+
+_log = logging.getLogger(__name__)
+
+
+async def speed_on(compute: Compute, specs: Sequence[BlockSpec], flops_per_second: float) -> float:
+    """FLOP/s that the device reaches on prepared blocks: `flops_per_second`, that of a large matrix product, times λ.
+
+    A rehearsal that fails, for want of memory, leaves the place without λ: training will say so in its own words.
+    """
+    flops = seconds = 0.0
+    deadline = time.monotonic() + BUDGET_S
+    for spec in specs:
+        try:
+            seconds += (await compute.submit(c.Rehearse(block=spec.index))).seconds
+        except CommandFailedError as error:
+            _log.warning("block %d could not be rehearsed: %s", spec.index, error)
+            return flops_per_second
+        flops += spec.flops_forward * (4 if spec.recompute else 3)
+        if time.monotonic() > deadline:
+            break
+    share = efficiency(flops, seconds, flops_per_second)
+    _log.info("a microbatch takes %.0f ms here, λ %.2f", 1000 * seconds, share)
+    return flops_per_second * share

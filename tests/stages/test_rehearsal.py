@@ -1,0 +1,46 @@
+"""A block is timed on made-up tensors of its own shapes, whatever its operators, and nothing stays behind."""
+
+import pytest
+import torch
+
+from hetpeer.peer.rehearsing import speed_on
+from hetpeer.stages.execution.rehearsal import RUNS, rehearse
+from hetpeer.stages.execution.results import CommandFailedError, Failed, Rehearsed
+from hetpeer.stages.graph.assemble import Mode
+from hetpeer.stages.graph.cut import cut_blocks
+from tests.stages.zoo import each, zoo
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", each())
+def test_every_block_of_every_model_is_timed(name):
+    _, dag, _ = zoo(name)
+    for mode in (Mode(), Mode(autocast=True, recompute=True)):
+        for spec in cut_blocks(dag, 3, mode):
+            buffers = {key: dag.tensors[key] for key in spec.buffer_specs}
+            assert 0 < rehearse(spec, buffers, CPU) < 30 / RUNS
+
+
+class Worker:
+    """Answers `Rehearse` as told: seconds, or None for a failure."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+        self.asked = []
+
+    async def submit(self, command):
+        self.asked.append(command.block)
+        seconds = self.seconds[command.block]
+        if seconds is None:
+            raise CommandFailedError(Failed(code="HP-MEM-002", what="no memory", why=""))
+        return Rehearsed(seconds=seconds)
+
+
+async def test_speed_on_a_place_is_its_flops_over_its_seconds():
+    _, dag, _ = zoo("mlp")
+    first, *_, last = blocks = cut_blocks(dag, 3)
+    worker = Worker({first.index: 0.5, last.index: 1.5})
+    flops = 3 * (first.flops_forward + last.flops_forward)
+    assert await speed_on(worker, [first, last], 1e12) == pytest.approx(flops / 2.0)
+    assert await speed_on(Worker([None] * len(blocks)), blocks, 1e12) == 1e12
