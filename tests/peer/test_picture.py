@@ -13,7 +13,7 @@ from hetpeer.stages.graph.share import balanced_ranges
 from tests.stages.zoo import each, zoo
 
 SVG = "{http://www.w3.org/2000/svg}"
-MODELS = ["gpt", "resnet", "transformers llama", "skip"]
+MODELS = ["gpt", "resnet", "skip"]
 
 
 def blocks_of(name, target=None):

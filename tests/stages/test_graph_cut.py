@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from examples.gpt import build_1b3
+from examples.gpt import GPT
 from hetpeer.dht.errors import LocalError
 from hetpeer.stages.graph.cut import cut_blocks
 from hetpeer.stages.graph.share import balanced_ranges, even_ranges
@@ -182,7 +182,12 @@ def full_llama():
     return LanguageModel(LlamaForCausalLM(LlamaConfig(num_hidden_layers=3))), (2, 2048, 4096)
 
 
-FULL_WIDTH = {"GPT-2": full_gpt2, "Llama": full_llama, "GPT 1.3B": lambda: (build_1b3(), (2, 2048, 2048))}
+def three_layers_of_1b3():
+    """All 24 are planned in benchmarks/planning.py."""
+    return GPT(width=2048, layers=3, heads=16, context=2048, vocabulary=50257, tied=True), (2, 2048, 2048)
+
+
+FULL_WIDTH = {"GPT-2": full_gpt2, "Llama": full_llama, "GPT 1.3B": three_layers_of_1b3}
 """Real widths, so that logits are as wide as they are; without weights. With the shape of what leaves a layer."""
 
 

@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -90,13 +89,9 @@ def reference(shared: Path) -> ReferenceRun:
 
 
 @pytest.fixture
-def swarm(
-    request: pytest.FixtureRequest, tmp_path: Path, template: RunDirectory, server: ForkServer
-) -> Iterator[Swarm]:
-    """A swarm without processes; `@pytest.mark.parametrize("swarm", [dict(layouts=…)], indirect=True)` changes the manifest."""
+def swarm(tmp_path: Path, template: RunDirectory, server: ForkServer) -> Iterator[Swarm]:
+    """A swarm without processes."""
     shutil.copytree(template.path, tmp_path / "run")
-    changes: dict[str, Any] = getattr(request, "param", {})
-    run = resign(RunDirectory.open(tmp_path / "run"), **changes)
-    swarm = Swarm(tmp_path, run, server)
+    swarm = Swarm(tmp_path, RunDirectory.open(tmp_path / "run"), server)
     yield swarm
     swarm.end()

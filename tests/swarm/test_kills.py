@@ -9,19 +9,6 @@ from hetpeer.dht.errors import ExitCode
 from tests.swarm.swarm import LEAVE_S, Swarm, until
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
-UNEVEN = (((0, 2), (2, 6)), ((0, 4), (4, 6)))
-
-
-@pytest.mark.parametrize("swarm", [{"layouts": UNEVEN}], indirect=True)
-async def test_one_of_four_is_killed(swarm: Swarm, reference: ReferenceRun) -> None:
-    """Two clusters that cut the model differently lose a volunteer in the middle of the training."""
-    bootstrap = await swarm.bootstrap()
-    volunteers = [swarm.volunteer(name) for name in "abcd"]
-    await swarm.committed(6)
-    await volunteers[1].kill()
-    await swarm.gone(volunteers[1])
-    await swarm.finished(bootstrap, volunteers[0], *volunteers[2:])
-    swarm.exact(reference)
 
 
 async def test_the_only_holder_goes(swarm: Swarm, reference: ReferenceRun) -> None:
