@@ -1,0 +1,88 @@
+"""Floating-point values in fewer bytes: halves, or bytes with a scale for each 256 of them."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hetpeer.dht.errors import LocalError, ProtocolError
+
+GROUP = 256
+"""Values that share a scale."""
+STEPS = 127
+
+
+class Values(enum.StrEnum):
+    """How values are written."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    INT8 = "int8"
+
+
+_HALVES = {Values.BF16: torch.bfloat16, Values.FP16: torch.float16}
+
+
+def value_bytes(values: Values, count: int) -> int:
+    """Bytes of so many values, scales included."""
+    return 2 * count if values in _HALVES else 2 * -(-count // GROUP) + count
+
+
+def encode_values(values: Values, flat: Tensor, target: memoryview) -> None:
+    """Write a finite tensor of one dimension to `target`, of `value_bytes` bytes.
+
+    Raises LocalError HP-NUM-002 when a value is beyond the range of fp16.
+    """
+    flat = flat.detach().float()
+    if values in _HALVES:
+        halves = flat.to(_HALVES[values])
+        if values is Values.FP16 and not torch.isfinite(halves).all():
+            raise LocalError(
+                "HP-NUM-002", "a value is beyond the range of fp16", why="the run sends fp16", fix="use bf16"
+            )
+        _bytes_at(target, halves.dtype).copy_(halves)
+        return
+    groups = -(-len(flat) // GROUP)
+    padded = (
+        flat if len(flat) == groups * GROUP else torch.cat([flat, flat.new_zeros(groups * GROUP - len(flat))])
+    )
+    table = padded.view(groups, GROUP)
+    scales = _rounded_up(table.abs().amax(1) / STEPS)
+    inverse = torch.where(scales > 0, 1 / scales, 0.0).nan_to_num(posinf=0.0)
+    steps = (table * inverse[:, None]).round_().clamp_(-STEPS, STEPS).to(torch.int8)
+    _bytes_at(target[: 2 * groups], torch.bfloat16).copy_(scales)
+    _bytes_at(target[2 * groups :], torch.int8).copy_(steps.view(-1)[: len(flat)])
+
+
+def decode_values(values: Values, data: memoryview, count: int) -> Tensor:
+    """`count` float32 values on the CPU, from `value_bytes` bytes. Raises ProtocolError when one is not finite."""
+    if values in _HALVES:
+        found = _bytes_at(data, _HALVES[values]).float()
+    else:
+        groups = -(-count // GROUP)
+        scales = _bytes_at(data[: 2 * groups], torch.bfloat16).float()
+        steps = _bytes_at(data[2 * groups :], torch.int8)
+        full = count // GROUP * GROUP
+        found = torch.empty(count)
+        torch.mul(
+            steps[:full].view(-1, GROUP), scales[: full // GROUP, None], out=found[:full].view(-1, GROUP)
+        )
+        if full < count:
+            torch.mul(steps[full:], scales[-1], out=found[full:])
+    # A sum is finite if all are, unless it overflows: then each is looked at.
+    if not torch.isfinite(found.sum()) and not torch.isfinite(found).all():
+        raise ProtocolError("a value that is not finite")
+    return found
+
+
+def _rounded_up(scales: Tensor) -> Tensor:
+    """To the next bfloat16 that is not smaller: no value is beyond 127 steps."""
+    bits = scales.view(torch.int32)
+    return ((bits + 0xFFFF) & -0x10000).view(torch.float32)
+
+
+def _bytes_at(data: Any, dtype: torch.dtype) -> Tensor:
+    return torch.frombuffer(data, dtype=dtype) if len(data) else torch.empty(0, dtype=dtype)
