@@ -36,14 +36,6 @@ def plain_topk(flat, k):
     return order.sort().values
 
 
-tensors = st.builds(
-    lambda seed, count, kind: _draw(seed, count, kind),
-    st.integers(0, 1 << 30),
-    st.one_of(st.integers(1, 2000), st.integers(SMALL, SMALL + 9000)),
-    st.sampled_from(["normal", "channels", "ties", "zeros", "tiny", "huge", "one"]),
-)
-
-
 def _draw(seed, count, kind):
     generator = torch.Generator().manual_seed(seed)
     flat = torch.randn(count, generator=generator)
@@ -63,6 +55,14 @@ def _draw(seed, count, kind):
         case "one":
             flat = torch.full((count,), 0.5)
     return flat
+
+
+tensors = st.builds(
+    _draw,
+    st.integers(0, 1 << 30),
+    st.one_of(st.integers(1, 2000), st.integers(SMALL, SMALL + 9000)),
+    st.sampled_from(["normal", "channels", "ties", "zeros", "tiny", "huge", "one"]),
+)
 
 
 @quick
