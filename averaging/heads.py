@@ -14,6 +14,7 @@ from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.messages import Block, Count, Id, Line, Schema
 from hetpeer.dht.errors import ProtocolError
 from hetpeer.stages.execution.routes import Hop
+from hetpeer.stages.links.codec import Written
 
 
 class _Head(Schema):
@@ -26,6 +27,13 @@ class _Head(Schema):
         return StepId(self.line, self.step)
 
 
+class Coded(Schema):
+    """How a bundle is written, where that is not as it lies in memory; one entry for each tensor."""
+
+    codec: Annotated[str, Field(max_length=32)]
+    written: Annotated[tuple[Written, ...], Field(max_length=1 << 10)]
+
+
 class ActivationHead(_Head):
     """The bundle that enters block `route[0].begin` of microbatch `id`."""
 
@@ -33,6 +41,7 @@ class ActivationHead(_Head):
     id: Id
     route: Annotated[tuple[Hop, ...], Field(min_length=1, max_length=256)]
     attempt: Count
+    coded: Coded | None = None
 
 
 class GradientHead(_Head):
@@ -41,6 +50,7 @@ class GradientHead(_Head):
     kind: Literal["gradient"] = "gradient"
     id: Id
     border: Block
+    coded: Coded | None = None
 
 
 class ShardHead(_Head):

@@ -197,6 +197,18 @@ class Applied(Schema):
     held: tuple[Held, ...]
 
 
+class Paced(Schema):
+    """How fast things go here, once a step: what the next step's links aim at (stages/links/adaptive.py).
+
+    `computing`: seconds of a microbatch at this place. `links`: seconds that the largest bundle of a microbatch would
+    take to each peer uncompressed, by the rate at which bytes last arrived there.
+    """
+
+    kind: Literal["paced"] = "paced"
+    computing: Speed
+    links: dict[Peer, Speed]
+
+
 class Farewell(Schema):
     """The volunteer leaves and will not answer any more."""
 
@@ -272,6 +284,8 @@ class Begin(Schema):
     roster: dict[Peer, Range]
     incarnations: dict[Peer, Count]
     tasks: tuple[Task, ...]
+    target: Speed = 0.0
+    """Seconds that a link is to take for a microbatch; 0: not known."""
 
 
 class Reroute(Schema):
@@ -383,6 +397,7 @@ FromVolunteer = (
     | Failed
     | Vote
     | Applied
+    | Paced
     | Farewell
     | Heartbeat
     | EventLine

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from benchmarks import report
-from hetpeer.stages.links.codecs import Codec, Written, decode, encode, kept_of, room
+from hetpeer.stages.links.codec import Codec, Written, kept_of, room
+from hetpeer.stages.links.codecs import decode, encode
 from hetpeer.stages.links.selection import largest
 
 MIB = 1 << 20
@@ -69,7 +70,7 @@ class Ours:
     def __init__(self, name: str, flat: Tensor, kept: int, *, squeeze: bool) -> None:
         self._codec = Codec.of(name)
         self._flat, self._kept, self._squeeze = flat, kept, squeeze
-        self._target = memoryview(bytearray(room(self._codec, len(flat), flat.dtype, kept)))
+        self._target = memoryview(bytearray(room(self._codec, "float32", len(flat), kept)))
         self._out = torch.empty_like(flat)
         self.written, self.size = Written(0), 0
         self.encode()

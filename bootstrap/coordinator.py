@@ -139,6 +139,10 @@ class Coordinator(Reigning):
             return []
         return self._fence({volunteer.peer: "its state differs from that of another holder"}, now)
 
+    def _paced(self, volunteer: Volunteer, message: m.Paced, _now: float) -> list[Effect]:
+        volunteer.computing, volunteer.links = message.computing, message.links
+        return []
+
     def _farewell(self, volunteer: Volunteer, _message: m.Farewell, now: float) -> list[Effect]:
         return [*self._lose({volunteer.peer: "said farewell"}, now), Disconnect(volunteer.peer)]
 
@@ -298,5 +302,6 @@ class Coordinator(Reigning):
         m.Failed: _in_step,
         m.Vote: _in_step,
         m.Applied: _applied,
+        m.Paced: _paced,
         m.Farewell: _farewell,
     }

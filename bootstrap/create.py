@@ -20,7 +20,7 @@ from hetpeer.bootstrap.datasets import absolute_data, write_data
 from hetpeer.bootstrap.files import atomic_write, disk_errors, sync_folder
 from hetpeer.bootstrap.manifest import Manifest, public_bytes, sign, validated
 from hetpeer.bootstrap.rundir import FOLDERS, RunDirectory
-from hetpeer.bootstrap.settings import Count, Positive, TrainingSettings
+from hetpeer.bootstrap.settings import Count, LinkSettings, Positive, TrainingSettings
 from hetpeer.bootstrap.shipping import ship
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.identity import Identity
@@ -47,6 +47,7 @@ def create_run(
     sequence_length: int = 64,
     stages: Sequence[int] = (),
     training: TrainingSettings | None = None,
+    links: LinkSettings | None = None,
 ) -> RunDirectory:
     """Make a run directory from the author's functions `model` and `loss` ("module.py:function"; bootstrap/objective.py).
 
@@ -76,6 +77,7 @@ def create_run(
         fields: Fields = {
             "name": name or directory.resolve().name.lower(),
             **decided,
+            "links": (links or LinkSettings()).model_dump(),
             "owner": public_bytes(owner_key),
             "coordinators": [Identity.create(folder / "identity.key").peer_id],
             **ship(folder, built, example, training, stages),

@@ -30,6 +30,8 @@ class CoordinatorConfig:
     costs: Sequence[BlockCost]
     ties: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Block -> the other blocks with which it shares parameters."""
+    link_ratio: float = 1.0
+    """How many times smaller a link may make what it sends."""
     lease_s: float = 10.0
     """Nothing heard for so long: gone."""
     grace_s: float = 2.0

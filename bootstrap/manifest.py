@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from hetpeer.averaging.ties import Tie
 from hetpeer.bootstrap.canonical import pack, unpack
 from hetpeer.bootstrap.files import FILE_NAME
-from hetpeer.bootstrap.settings import Count, Entry, Positive, TrainingSettings
+from hetpeer.bootstrap.settings import Count, Entry, LinkSettings, Positive, TrainingSettings
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.stages.data.arrays import MAX_DIMENSIONS, NAME
 from hetpeer.stages.data.batches import DataPlan
@@ -140,6 +140,7 @@ class Manifest(Entry):
     blocks: Annotated[tuple[BlockEntry, ...], Field(min_length=1, max_length=4096)]
     data: DataSettings
     training: TrainingSettings
+    links: LinkSettings = LinkSettings()
     ties: tuple[Tie, ...] = ()
     """Parameters that several blocks share."""
     counters: Mapping[str, Count] = Field(default_factory=dict)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetpeer.averaging.messages import Place
+from hetpeer.stages.links.pace import target_seconds
 
 Range = tuple[int, int]
 
@@ -38,6 +39,10 @@ class Volunteer:
     cluster: int = -1
     place: Range | None = None
     broken_at: float | None = None
+    computing: float = 0.0
+    """Seconds of a microbatch at its place, as it last said; 0 before."""
+    links: Mapping[str, float] = field(default_factory=dict)
+    """Peer → seconds of a microbatch's bundle on the link there, uncompressed."""
     digests: dict[int, str] = field(default_factory=dict)
     """Block → digest of its state at the current version, as far as it has said."""
 
@@ -165,6 +170,12 @@ class Membership:
         """Blocks that no volunteer of `roster` (default: all ready ones) holds."""
         ranges = (self.roster() if roster is None else roster).values()
         return [n for n in range(self.blocks) if not any(b <= n < e for b, e in ranges)]
+
+    def target(self, ratio: float) -> float:
+        """Seconds that every link is to take for a microbatch (stages/links/pace.py); 0: not known."""
+        ready = [self.volunteers[peer] for peer in self.roster()]
+        links = (seconds for v in ready for peer, seconds in v.links.items() if peer in self.roster())
+        return target_seconds(links, (v.computing for v in ready), ratio)
 
     def speeds(self) -> dict[str, float]:
         """Relative speed of each ready volunteer (1.0 where it was not measured)."""

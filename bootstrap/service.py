@@ -52,6 +52,7 @@ def coordinator_config(run: RunDirectory) -> CoordinatorConfig:
         checkpoint_every=training.checkpoint_every,
         clip_norm=training.clip_norm,
         layouts=manifest.layouts,
+        link_ratio=manifest.links.ratio,
         ties={block.index: Ties(manifest.ties).partners(block.index) for block in manifest.blocks},
         costs=[
             BlockCost(

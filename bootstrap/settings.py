@@ -52,6 +52,28 @@ def parameter_group(text: str) -> dict[str, str | float]:
     return fields
 
 
+CodecName = Literal["none", "bf16", "fp16", "int8", "topk-bf16", "topk-int8"]
+
+
+class LinkSettings(Entry):
+    """How activations and their gradients travel between volunteers (docs/links.md)."""
+
+    codec: CodecName = "none"
+    """The strongest way in which a link may write activations."""
+    backward: CodecName | None = None
+    """The same of gradients; None: as activations."""
+    ratio: Annotated[float, Field(ge=1, le=1000)] = 100.0
+    """How many times fewer bytes a link may send at most."""
+    adaptive: bool = True
+    """Whether only slow links shrink what they send, and only as far as it helps; else all do, by `ratio`."""
+    feedback: bool = False
+    """Whether what is left out of a gradient is added to the next one over the same border."""
+
+    @property
+    def lossy(self) -> bool:
+        return self.codec != "none" or self.backward not in (None, "none")
+
+
 class TrainingSettings(Entry):
     """How the run trains. A step updates the parameters once, by `batch_size` samples."""
 

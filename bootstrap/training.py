@@ -80,6 +80,7 @@ class CoordinatedStep:
         self._blocks = members.blocks
         self._incarnations = {peer: members.volunteers[peer].incarnation for peer in self.roster}
         self._routes = assign_routes((*train, *evaluation), self.roster, members.blocks, members.speeds())
+        self._target = members.target(config.link_ratio)
         self._attempts: dict[int, int] = {}
         self._failures: dict[int, list[str]] = {}
         self._stalled: set[int] = set()
@@ -100,6 +101,7 @@ class CoordinatedStep:
                     roster=dict(self.roster),
                     incarnations=self._incarnations,
                     tasks=self._tasks(self._routes, peer),
+                    target=self._target,
                 ),
             )
             for peer in self.roster

@@ -15,6 +15,8 @@ from hetpeer.dht.errors import ProtocolError
 
 ADVERT_VERSION = 1
 MAX_NAME = 32
+MAX_LINKS = 4
+"""Of one advert: a record of the DHT is small."""
 
 
 def printable(text: object) -> object:
@@ -28,6 +30,20 @@ Label = Annotated[str, BeforeValidator(printable)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 AddressText = Annotated[str, Field(max_length=256, pattern=r"^/[!-~]+$")]
+
+
+class LinkNote(BaseModel):
+    """One outgoing link, for people."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    to: Label
+    """The end of the peer's id."""
+    rate: Amount = 0.0
+    """Bytes/s at which bytes arrive there; 0: not known."""
+    ratio: Amount = 1.0
+    """How many times smaller what was sent is than it was in memory."""
+    saved_bytes: Count = 0
 
 
 class Advert(BaseModel):
@@ -54,6 +70,8 @@ class Advert(BaseModel):
     memory_bytes: Count = 0
     """Offered for blocks."""
     device: Label = ""
+    links: Annotated[tuple[LinkNote, ...], Field(max_length=MAX_LINKS, strict=False)] = ()
+    """The slowest first."""
 
     def to_map(self) -> dict[str, Any]:
         """As it goes into the DHT; fields at their defaults are left out. No tuples: hivemind writes them in its own way."""

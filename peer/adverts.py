@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from hetpeer.bootstrap.service import CoordinatorService
 from hetpeer.dht.errors import RemoteError
 from hetpeer.dht.node import Node
-from hetpeer.dht.records import Advert
+from hetpeer.dht.records import MAX_LINKS, Advert, LinkNote
 from hetpeer.dht.roster import Roster
+from hetpeer.peer.linkbook import LinkFigures
 from hetpeer.peer.volunteer import Volunteer
 
 PUBLISH_S = 3.0
@@ -46,7 +47,23 @@ def volunteer_advert(volunteer: Volunteer, node: Node, device_name: str) -> Adve
         tokens_per_second=volunteer.figures.tokens_per_second,
         memory_bytes=volunteer.offer.memory_bytes,
         device=device_name[:32],
+        links=tuple(link_notes(volunteer.links.links)),
     )
+
+
+def link_notes(links: Mapping[str, LinkFigures]) -> list[LinkNote]:
+    """The links that something was sent on, as many as an advert may have; the slowest first."""
+    used = [(peer, figures) for peer, figures in links.items() if figures.sent_bytes]
+    used.sort(key=lambda link: -link[1].seconds)
+    return [
+        LinkNote(
+            to=peer[-8:],
+            rate=round(figures.rate),
+            ratio=round(figures.ratio, 2),
+            saved_bytes=max(figures.raw_bytes - figures.sent_bytes, 0),
+        )
+        for peer, figures in used[:MAX_LINKS]
+    ]
 
 
 def coordinator_advert(service: CoordinatorService, node: Node) -> Advert:

@@ -18,15 +18,23 @@ from hetpeer.dht.errors import PeerLostError, ProtocolError, RemoteError
 from hetpeer.dht.node import Node
 from hetpeer.dht.streams import Stream
 from hetpeer.dht.tasks import TaskSet
+from hetpeer.peer.linkbook import LinkBook
 from hetpeer.peer.reducing import FLOAT_BYTES
 from hetpeer.peer.schema import Schema
 from hetpeer.peer.tensors import Tensor, TensorStore
+from hetpeer.peer.transcoding import bundle_layout
 from hetpeer.stages.execution.arena import ArenaFullError
+from hetpeer.stages.links.codec import Codec
+from hetpeer.stages.links.pace import Meter
 
 TENSORS: Final = "hetpeer/1/tensors"
 MAX_PAYLOAD = 1 << 30
 GRACE_S = 1.5
 """A link may be away for so long before its tasks are sent elsewhere (a restart of p2pd)."""
+RATE: Final = "rate"
+TELL_RATE_S = 0.25
+"""A receiver tells its sender so often at most how fast payloads arrive."""
+MAX_RATE = 1e15
 
 _log = logging.getLogger(__name__)
 
@@ -38,11 +46,19 @@ class DataPlane:
     """All tensor channels of one volunteer. `arrived` gets each tensor with its head and sender."""
 
     def __init__(
-        self, node: Node, key: str, tasks: TaskSet, arrived: Arrived, link_changed: LinkChanged
+        self,
+        node: Node,
+        key: str,
+        tasks: TaskSet,
+        book: LinkBook,
+        arrived: Arrived,
+        link_changed: LinkChanged,
     ) -> None:
         self._node = node
         self._key = key
         self._tasks = tasks
+        self._book = book
+        self._meters: dict[str, Meter] = {}
         self._arrived = arrived
         self._link_changed = link_changed
         self._outgoing: dict[str, Channel] = {}
@@ -79,8 +95,12 @@ class DataPlane:
             channel.outbox.forget(step)
 
     def keep_only(self, peers: Iterable[str]) -> None:
-        """Close the channels to volunteers that have left."""
-        for peer in self._outgoing.keys() - set(peers):
+        """Close the channels to volunteers that have left, and forget how fast they were."""
+        peers = frozenset(peers)
+        self._book.keep_only(peers)
+        for gone in self._meters.keys() - peers:
+            del self._meters[gone]
+        for peer in self._outgoing.keys() - peers:
             self._outgoing.pop(peer).close()
 
     def close(self) -> None:
@@ -137,23 +157,50 @@ class DataPlane:
         if schema is None or store is None or not _due(head, schema):
             await payload.skip()
             return
-        if length != _nbytes(head, schema):
-            raise ProtocolError(f"a {head.kind} of {length} bytes, not {_nbytes(head, schema)}", peer=peer)
+        due = self._due_bytes(head, schema, peer)
+        if length != due:
+            raise ProtocolError(f"a {head.kind} of {length} bytes, not {due}", peer=peer)
         try:
             tensor = store.new(head.step_id, length)
         except ArenaFullError as error:
             # The sender keeps it and tries again in a second: memory comes back when the step ends.
             raise RemoteError("HP-MEM-002", "no room for a tensor", peer=peer, why=error.why) from error
         pinned = store.pin([tensor])
+        meter, clock = self._meters.setdefault(peer, Meter()), asyncio.get_running_loop()
+        meter.begun(clock.time())
+        received = 0
         try:
             await payload.receive_into(store.view(tensor))
+            received = length
         except BaseException:
             store.release(tensor)
             raise
         finally:
+            meter.ended(clock.time(), received)
             store.unpin(pinned)
         self.bytes_received += length
         self._arrived(peer, head, tensor)
+
+    def _due_bytes(self, head: Head, schema: Schema, peer: str) -> int:
+        """The length of its payload, from our own graph and what the run's codec allows."""
+        if isinstance(head, ShardHead) or head.coded is None:
+            return _nbytes(head, schema)
+        try:
+            codec = Codec.of(head.coded.codec)
+        except ValueError as error:
+            raise ProtocolError("a tensor in an unknown codec", peer=peer) from error
+        if not self._book.allows(codec, gradient=isinstance(head, GradientHead)):
+            raise ProtocolError(f"a tensor in {codec}, which is not of this run", peer=peer)
+        return bundle_layout(schema, head).written(codec, head.coded.written)
+
+    def rate_from(self, peer: str) -> float:
+        """Bytes/s at which payloads of `peer` arrive; 0: not known."""
+        meter = self._meters.get(peer)
+        return meter.rate if meter is not None else 0.0
+
+    def told_rate(self, peer: str, rate: float) -> None:
+        """`peer` says how fast our payloads arrive there."""
+        self._book.arrives(peer, rate)
 
 
 def _due(head: Head, schema: Schema) -> bool:
@@ -185,9 +232,14 @@ class _Incoming:
     def __init__(self, plane: DataPlane, peer: str) -> None:
         self._plane = plane
         self._peer = peer
+        self._told_at = 0.0
 
-    async def frame(self, _channel: Channel, header: Mapping[str, Any], payload: Stream, length: int) -> None:
+    async def frame(self, channel: Channel, header: Mapping[str, Any], payload: Stream, length: int) -> None:
         await self._plane.take(self._peer, header, payload, length)
+        now, rate = asyncio.get_running_loop().time(), self._plane.rate_from(self._peer)
+        if rate and now - self._told_at >= TELL_RATE_S:
+            self._told_at = now
+            channel.send(Parcel({RATE: rate}))
 
     def beat(self, _channel: Channel) -> None:
         """Acknowledgements need no answer of ours."""
@@ -200,16 +252,16 @@ class _Incoming:
 
 
 class _Outgoing:
-    """The receiver on our side of a channel that we send on: only acknowledgements come back."""
+    """The receiver on our side of a channel that we send on: acknowledgements come back, and how fast it was."""
 
     def __init__(self, plane: DataPlane) -> None:
         self._plane = plane
 
-    async def frame(
-        self, channel: Channel, _header: Mapping[str, Any], payload: Stream, _length: int
-    ) -> None:
-        await payload.skip()
-        raise ProtocolError("a tensor on the wrong side of a channel", peer=channel.peer_id)
+    async def frame(self, channel: Channel, header: Mapping[str, Any], _payload: Stream, length: int) -> None:
+        rate = header.get(RATE)
+        if length or not isinstance(rate, float) or not 0 < rate < MAX_RATE:
+            raise ProtocolError("a tensor on the wrong side of a channel", peer=channel.peer_id)
+        self._plane.told_rate(channel.peer_id, rate)
 
     def beat(self, _channel: Channel) -> None:
         """Acknowledgements need no answer of ours."""

@@ -14,6 +14,7 @@ from hetpeer.averaging import effects as e
 from hetpeer.averaging.member import Effect, Member
 from hetpeer.dht.errors import LocalError
 from hetpeer.peer.datasource import DataSource
+from hetpeer.peer.linkbook import LinkBook
 from hetpeer.peer.posting import Answer, Posts
 from hetpeer.peer.schema import Schema
 from hetpeer.peer.tensors import Tensor
@@ -31,13 +32,17 @@ class Execution:
         posts: Posts,
         schema: Schema,
         data: DataSource | None,
+        book: LinkBook,
         answer: Callable[[Sequence[Effect]], None],
     ) -> None:
         self._posts = posts
         self._store = posts.store
         self._schema = schema
         self._data = data
+        self._book = book
         self._answer = answer
+        self._sparse: set[tuple[e.StepId, p.TaskKey]] = set()
+        """Tasks whose input came through a sparse codec: so do their gradients."""
         self._data_tensors: dict[tuple[e.StepId, p.TaskKey], list[Tensor]] = {}
 
     # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -50,6 +55,9 @@ class Execution:
             data = self._load_data(step, key, work.end)
         except LocalError as error:  # a shard that nobody gives us: another peer may have it
             return self._not_done(member, step, key, error.what)
+        sparse = source is not None and source.sparse
+        if sparse and work.train:
+            self._sparse.add((step, key))
         layout = self._schema.output_layout(work.end, key.id)
         output = None if last.loss is not None else self._store.new(step, layout.nbytes)
         command = c.Forward(
@@ -64,6 +72,7 @@ class Execution:
             batch=self._schema.batch(key.id),
             draw=Draw(self._schema.seed, step.number, key.id, self._schema.training.microbatches),
             train=work.train,
+            sparse=sparse,
         )
         posted = self._posts.post(command, [source, output, *data.values()])
 
@@ -74,7 +83,9 @@ class Execution:
                 self._drop_data(step, key)
                 self._answer(member.work_failed(step, key, error.what))
                 return
-            if not work.train:
+            if work.train:
+                self._book.computed("forward", done.seconds)
+            else:
                 self._drop_data(step, key)
             self._answer(member.forward_done(step, key, output, done.loss))
 
@@ -89,6 +100,8 @@ class Execution:
         gradient = work.gradient if isinstance(work.gradient, Tensor) else None
         layout = self._schema.input_layout(key.begin, key.id, gradients=True)
         back = self._store.new(step, layout.nbytes) if key.begin > 0 else None
+        if back is not None:
+            back.sparse = (step, key) in self._sparse
         leaving = self._schema.output_layout(work.end, key.id, gradients=True)
         given = {} if gradient is None else leaving.within(gradient.extent)
         command = c.Backward(
@@ -103,12 +116,13 @@ class Execution:
 
         async def answer() -> None:
             try:
-                await posted
+                done = await posted
             except CommandFailedError as error:
                 self._answer(member.work_failed(step, key, error.what))
                 return
             finally:
                 self._drop_data(step, key)
+            self._book.computed("backward", done.seconds)
             self._answer(member.backward_done(step, key, back))
 
         return answer()
@@ -130,6 +144,7 @@ class Execution:
         """Microbatches of `step` whose backward never came are forgotten; their tensors end with the step."""
         for key in [key for key in self._data_tensors if key[0] == step]:
             del self._data_tensors[key]
+        self._sparse = {key for key in self._sparse if key[0] != step}
 
     def _drop_data(self, step: e.StepId, key: p.TaskKey) -> None:
         for tensor in self._data_tensors.pop((step, key), ()):

@@ -41,6 +41,21 @@ class PeerRow:
     step: int
     tokens_per_second: float
     device: str
+    links: tuple[LinkRow, ...]
+    """Its outgoing links, the slowest first, a few at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkRow:
+    """What goes to another peer."""
+
+    to: str
+    """The end of its id."""
+    bytes_per_second: float
+    """At which bytes arrive there; 0: not known."""
+    ratio: float
+    """How many times smaller than in memory what is sent is."""
+    saved_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +208,10 @@ def _peer_row(peer: str, advert: Advert) -> PeerRow:
         step=advert.step,
         tokens_per_second=advert.tokens_per_second,
         device=advert.device,
+        links=tuple(
+            LinkRow(to=n.to, bytes_per_second=n.rate, ratio=n.ratio, saved_bytes=n.saved_bytes)
+            for n in advert.links
+        ),
     )
 
 

@@ -23,6 +23,7 @@ from hetpeer.peer.posting import Posts
 from hetpeer.peer.reducing import Reducing
 from hetpeer.peer.schema import Schema
 from hetpeer.peer.tensors import Tensor, TensorStore
+from hetpeer.peer.transcoding import Transcoding
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.results import CommandFailedError
@@ -41,6 +42,7 @@ class Place:
     posts: Posts
     tasks: Execution
     reducing: Reducing
+    transcoding: Transcoding
     gate: DataGate
 
 
@@ -106,6 +108,7 @@ class StepWork:
         if self._place is not None:
             self._place.gate.end_step(step)
             self._place.tasks.end_step(step)
+            self._place.transcoding.end_step(step)
             self._start(self._place.posts.command(c.ClearStep()))
 
     def release(self, handle: p.Handle) -> None:
@@ -120,6 +123,16 @@ class StepWork:
 
     def arrived(self, peer: str, head: Head, tensor: Tensor) -> None:
         """A tensor of `peer`, its head and length already checked."""
+        if isinstance(head, ShardHead) or head.coded is None:
+            self._bundle_or_shard(peer, head, tensor)
+        elif self._place is not None:
+            plain = head.model_copy(update={"coded": None})
+            read = self._place.transcoding.into(
+                head.step_id, peer, head, tensor, lambda bundle: self._bundle_or_shard(peer, plain, bundle)
+            )
+            self._start(read)
+
+    def _bundle_or_shard(self, peer: str, head: Head, tensor: Tensor) -> None:
         plan = head.plan if isinstance(head, ShardHead) else None
         origin = Origin(peer, head.incarnation, head.step_id, plan)
         core = self._member
@@ -152,9 +165,10 @@ class StepWork:
         match effect:
             case p.SendActivation(number, route, attempt, handle):
                 head = ActivationHead(**own, id=number, route=route, attempt=attempt)
-                self._plane.send(route[0].peer, head, _tensor(handle))
+                self._start(place.transcoding.out(step, route[0].peer, head, _tensor(handle)))
             case p.SendGradient(number, to, border, handle):
-                self._plane.send(to, GradientHead(**own, id=number, border=border), _tensor(handle))
+                back = GradientHead(**own, id=number, border=border)
+                self._start(place.transcoding.out(step, to, back, _tensor(handle)))
             case e.SendPart(shard, slot):
                 part = _shard_head("part", shard, own)
                 self._start(

@@ -26,6 +26,10 @@ class Tensor:
     step: StepId
     pins: int = 0
     released: bool = False
+    length: int | None = None
+    """Bytes that mean something, where that is not all of the extent."""
+    sparse: bool = False
+    """Whether its zeros stand for what a codec left out."""
 
 
 class TensorStore:
@@ -44,14 +48,14 @@ class TensorStore:
     def share(self, tensor: Tensor) -> Tensor:
         """The same memory with one more owner: released apart, freed with the last. Nobody may write to it any more."""
         self._sharers[tensor.extent] += 1
-        return self._add(Tensor(tensor.extent, tensor.step))
+        return self._add(Tensor(tensor.extent, tensor.step, sparse=tensor.sparse))
 
     def _add(self, tensor: Tensor) -> Tensor:
         self._steps.setdefault(tensor.step, set()).add(tensor)
         return tensor
 
     def view(self, tensor: Tensor) -> memoryview:
-        return self._arena.view(tensor.extent)
+        return self._arena.view(tensor.extent)[: tensor.length]
 
     def release(self, tensor: Tensor) -> None:
         """Nobody needs `tensor` any more. Releasing twice is no error: a step's end releases everything."""

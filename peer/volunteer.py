@@ -32,6 +32,7 @@ from hetpeer.peer.execution import Execution
 from hetpeer.peer.figures import Figures, Offer
 from hetpeer.peer.gate import DataGate
 from hetpeer.peer.home import Home
+from hetpeer.peer.linkbook import LinkBook
 from hetpeer.peer.posting import Posts
 from hetpeer.peer.preparing import RunFiles, StateFetcher, prepare_block
 from hetpeer.peer.reducing import Reducing
@@ -41,6 +42,7 @@ from hetpeer.peer.session import ControlSession
 from hetpeer.peer.states import HeldStates
 from hetpeer.peer.stepwork import Place, StepWork
 from hetpeer.peer.tensors import TensorStore
+from hetpeer.peer.transcoding import Transcoding
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.compute import Compute, WorkerDiedError
@@ -87,8 +89,9 @@ class Volunteer:
         self._tasks = TaskSet(self._fail)
         self._store = TensorStore(compute.arena)
         self._states = HeldStates(self.member)
+        self.links = LinkBook(self._manifest.links)
         self._plane = DataPlane(
-            node, str(hello.incarnation), self._tasks, self._tensor_arrived, self._link_changed
+            node, str(hello.incarnation), self._tasks, self.links, self._tensor_arrived, self._link_changed
         )
         self._steps = StepWork(
             self.member,
@@ -161,6 +164,7 @@ class Volunteer:
         if isinstance(message, m.Begin):
             self._plane.keep_only(message.roster)
             self._files.volunteers = tuple(message.roster)
+            self.links.target = message.target
         self._steps.received(message)
 
     def _tensor_arrived(self, *tensor: Any) -> None:
@@ -203,6 +207,7 @@ class Volunteer:
                 for line in self._evidence.applied(effect, self.member.incarnation):
                     self.session.give_evidence(line)
                 self.figures.steps += 1
+                self.session.tell(self.links.paced())
             case e.EndStep(step):
                 self._steps.end(step)
             case e.Leave(why):
@@ -238,9 +243,10 @@ class Volunteer:
             DataSource(self._files, specs, self._tasks) if any(spec.data for spec in specs) else None
         )
         posts, schema = Posts(self._compute, self._store), Schema(specs, self._manifest)
-        tasks = Execution(posts, schema, self._source, self.perform)
+        tasks = Execution(posts, schema, self._source, self.links, self.perform)
+        transcoding = Transcoding(posts, schema, self.links, self._node.peer_id, self._plane.send)
         gate = DataGate(self._source, self._tasks)
-        self._steps.use(Place(schema, posts, tasks, Reducing(posts, schema, self.perform), gate))
+        self._steps.use(Place(schema, posts, tasks, Reducing(posts, schema, self.perform), transcoding, gate))
         self._states.use(posts, self._prepared)
         speed = await speed_on(self._compute, specs, self.offer.flops_per_second)
         self.perform(self.member.prepared(speed))

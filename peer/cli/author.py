@@ -69,6 +69,23 @@ def init(
             help="Other settings for some parameters, as '*.bias:weight_decay=0'; repeatable, the first match counts.",
         ),
     ] = None,
+    codec: Annotated[
+        str,
+        typer.Option(
+            help="How far slow links may shrink activations and their gradients: none (bit for bit), bf16, fp16, int8,"
+            " topk-bf16, topk-int8."
+        ),
+    ] = "none",
+    backward_codec: Annotated[
+        str | None, typer.Option(help="The same for gradients alone (default: as --codec).")
+    ] = None,
+    ratio: Annotated[float, typer.Option(help="How many times fewer bytes a link may send at most.")] = 100.0,
+    uniform: Annotated[
+        bool, typer.Option("--uniform", help="Shrink on every link, by --ratio, however fast it is.")
+    ] = False,
+    feedback: Annotated[
+        bool, typer.Option("--feedback", help="Add what is left out of a gradient to the next one.")
+    ] = False,
     stages: Annotated[
         list[int] | None,
         typer.Option(
@@ -80,7 +97,7 @@ def init(
     """Make a run directory from a torch model and its data."""
     from hetpeer.bootstrap.create import create_run
     from hetpeer.bootstrap.manifest import validated
-    from hetpeer.bootstrap.settings import TrainingSettings, parameter_group
+    from hetpeer.bootstrap.settings import LinkSettings, TrainingSettings, parameter_group
 
     training = {
         "steps": steps,
@@ -97,6 +114,13 @@ def init(
         "slot_size": 1,  # of a step with few microbatches the default would be too much
     }
     settings = validated(TrainingSettings, training)
+    links = {
+        "codec": codec,
+        "backward": backward_codec,
+        "ratio": ratio,
+        "adaptive": not uniform,
+        "feedback": feedback,
+    }
     slot_size = min(settings.microbatches, TrainingSettings.model_fields["slot_size"].default)
     run = create_run(
         directory,
@@ -108,6 +132,7 @@ def init(
         sequence_length=sequence_length,
         stages=stages or (),
         training=settings.model_copy(update={"slot_size": slot_size}),
+        links=validated(LinkSettings, links),
     )
     parameters = sum(block.parameter_count for block in run.manifest.blocks)
     samples = sum(shard.samples for shard in run.manifest.data.train)
@@ -186,7 +211,8 @@ def _verdict_text(verdict: Verdict, comparison: Comparison | None, ok: bool) -> 
     ]
     problems = list(verdict.problems)
     if comparison is not None:
-        lines.append(f"replay        losses differ by {comparison.max_relative_loss_difference:.1e}")
+        judged = ", as the run's lossy codec lets them" if comparison.lossy else ""
+        lines.append(f"replay        losses differ by {comparison.max_relative_loss_difference:.1e}{judged}")
         lines.append(f"              gradient norms by {comparison.max_relative_norm_difference:.1e}")
         if comparison.relative_moment_difference is not None:
             lines.append(f"              the final moments by {comparison.relative_moment_difference:.1e}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hetpeer.peer.cli.options import BootstrapOption, HomeOption, JsonOption, plain, run_loop
+from hetpeer.peer.units import bytes_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -107,6 +108,19 @@ def _lines(found: SwarmStatus) -> Iterator[str]:
         yield f"{'blocks':<10}{blocks}  {who}"
     for row in found.peers:
         yield f"{'peer':<10}{_short(row.peer)}  " + "  ".join(filter(None, _peer_cells(row, found.run.unit)))
+    for who, facts in _links(found):
+        yield f"{'link':<10}{who}  {facts}"
+
+
+def _links(found: SwarmStatus) -> Iterator[tuple[str, str]]:
+    """From whom to whom, and what is known of the line and saved on it."""
+    names = {row.peer[-8:]: _name(row) for row in found.peers}
+    for row in found.peers:
+        for link in row.links:
+            facts = [f"{link.bytes_per_second * 8 / 1e6:,.0f} Mbit/s"] if link.bytes_per_second else []
+            if link.saved_bytes:
+                facts.append(f"{link.ratio:.1f} times smaller, {bytes_text(link.saved_bytes)} saved")
+            yield f"{_name(row)} → {names.get(link.to, link.to)}", ", ".join(facts) or "nothing is known yet"
 
 
 def _tables(found: SwarmStatus) -> RenderableType:
@@ -125,7 +139,10 @@ def _tables(found: SwarmStatus) -> RenderableType:
     peers.header_style = "dim"
     for row in found.peers:
         peers.add_row(Text(_short(row.peer)), *map(Text, _peer_cells(row, found.run.unit)))
-    return Group(summary, "", stages, "", peers)
+    links = Table("link", "line", box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for who, facts in _links(found):
+        links.add_row(Text(who), Text(facts))
+    return Group(summary, "", stages, "", peers, *(("", links) if links.row_count else ()))
 
 
 def _peer_cells(row: PeerRow, unit: str) -> list[str]:

@@ -20,6 +20,7 @@ from hetpeer.stages.execution.results import (
     Count,
     Done,
     Dumped,
+    Encoded,
     Forwarded,
     Inspected,
     Loaded,
@@ -30,6 +31,7 @@ from hetpeer.stages.execution.results import (
     WarmedUp,
     WorkerInfo,
 )
+from hetpeer.stages.links.codec import Written
 
 Extents = dict[Name, Extent]
 """Tensor name → its bytes: contiguous, row-major, little-endian, dtype and shape as the block says."""
@@ -103,6 +105,36 @@ class Forward(Command[Forwarded]):
     data: Extents = field(default_factory=dict)
     outputs: Extents = field(default_factory=dict)
     train: bool = True
+    sparse: bool = False
+    """Zeros of the inputs stand for what a codec left out upstream: no gradient goes back to them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encode(Command[Encoded]):
+    """Write a bundle's tensors (dtype and extent of each) into `into` by `codec` (transcoding.py).
+
+    The tensors stay as they are. `into` has at least `links.codecs.room` bytes for all of them.
+    """
+
+    answer: ClassVar[type[Any]] = Encoded
+    kind: Literal["encode"] = "encode"
+    codec: Name
+    share: Number = 1.0
+    squeeze: bool = True
+    feedback: Name = ""
+    tensors: tuple[tuple[Name, Extent], ...]
+    into: Extent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decode(Command[Done]):
+    """Fill a bundle's tensors from `data`, which a peer wrote by `codec`. Of no use after a failure, which is the peer's."""
+
+    kind: Literal["decode"] = "decode"
+    codec: Name
+    written: tuple[Written, ...]
+    data: Extent
+    tensors: tuple[tuple[Name, Extent], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +286,8 @@ AnyCommand = (
     | Load
     | Unload
     | Forward
+    | Encode
+    | Decode
     | Backward
     | DropTask
     | MergeSlot

@@ -30,9 +30,11 @@ from hetpeer.stages.execution.numerics import is_finite, squared_norm
 from hetpeer.stages.execution.rehearsal import rehearse
 from hetpeer.stages.execution.staging import CommandError, Staging, refuse_not_finite
 from hetpeer.stages.execution.state import dump, layout_of, load
+from hetpeer.stages.execution.transcoding import Transcoder
 from hetpeer.stages.graph.passes import Pass
 from hetpeer.stages.graph.spec import BlockSpec, TensorSpec
 from hetpeer.stages.graph.wire import Limits, read_block
+from hetpeer.stages.links.codec import Codec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,7 @@ class _Task:
     inputs: Mapping[str, torch.Tensor]
     outputs: Mapping[str, torch.Tensor]
     loss: torch.Tensor | None
+    sparse: bool
 
 
 class Engine:
@@ -63,6 +66,7 @@ class Engine:
     def __init__(self, device: torch.device, memory: SharedMemory, make_rule: MakeRule) -> None:
         self._device = device
         self._staging = Staging(memory, device)
+        self._transcoder = Transcoder(self._staging)
         self._make_rule = make_rule
         self._prepared: dict[int, _Prepared] = {}
         self._blocks: dict[int, HeldBlock] = {}
@@ -72,6 +76,8 @@ class Engine:
             c.Load: self._load,
             c.Unload: self._unload,
             c.Forward: self._forward,
+            c.Encode: self._encode,
+            c.Decode: self._decode,
             c.Backward: self._backward,
             c.DropTask: self._drop_task,
             c.MergeSlot: self._merge_slot,
@@ -132,6 +138,7 @@ class Engine:
 
     def _unload(self, command: c.Unload) -> r.Done:
         self._prepared.pop(command.block, None)
+        self._transcoder.forget()
         self._forget(command.block)
         return r.Done()
 
@@ -198,7 +205,14 @@ class Engine:
             refuse_not_finite(where, {"loss": loss})
         if command.train:
             self._tasks[command.task] = _Task(
-                held=held, here=here, first=first, last=last, inputs=inputs, outputs=outputs, loss=loss
+                held=held,
+                here=here,
+                first=first,
+                last=last,
+                inputs=inputs,
+                outputs=outputs,
+                loss=loss,
+                sparse=command.sparse,
             )
         value = None if loss is None else loss.item()
         return r.Forwarded(loss=value, seconds=time.perf_counter() - started)
@@ -223,8 +237,13 @@ class Engine:
             given = {name: part for name, part in parts.items() if part is not None}
             refuse_not_finite(f"{where}, gradient of block {held.spec.index}", given)
         rooms = [held.room(command.slot) for held in folded]  # the last step that may fail for want of memory
-        zeros = {name: torch.zeros_like(task.inputs[name]) for name, part in inputs.items() if part is None}
-        self._staging.write(f"{where}, gradient of input", specs, command.input_gradients, inputs | zeros)
+        back = {
+            name: torch.zeros_like(task.inputs[name]) if part is None else part
+            for name, part in inputs.items()
+        }
+        if task.sparse:
+            back = {name: part.where(task.inputs[name] != 0, 0.0) for name, part in back.items()}
+        self._staging.write(f"{where}, gradient of input", specs, command.input_gradients, back)
         for held, room, parts in zip(folded, rooms, gradients, strict=True):
             held.fold(command.slot, room, parts, task.here)
         return r.Backpropagated(seconds=time.perf_counter() - started)
@@ -242,6 +261,23 @@ class Engine:
 
     def _drop_task(self, command: c.DropTask) -> r.Done:
         self._tasks.pop(command.task, None)
+        return r.Done()
+
+    # ── links ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _encode(self, command: c.Encode) -> r.Encoded:
+        written, nbytes = self._transcoder.encode(
+            Codec.of(command.codec),
+            command.share,
+            command.tensors,
+            command.into,
+            squeeze=command.squeeze,
+            feedback=command.feedback,
+        )
+        return r.Encoded(nbytes=nbytes, written=written)
+
+    def _decode(self, command: c.Decode) -> r.Done:
+        self._transcoder.decode(Codec.of(command.codec), command.written, command.data, command.tensors)
         return r.Done()
 
     # ── slots ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from hetpeer.dht.errors import HetpeerError, LocalError
+from hetpeer.stages.links.codec import Written
 
 Count = Annotated[int, Field(ge=0, lt=1 << 48, strict=True)]
 Number = Annotated[float, Field(allow_inf_nan=False, strict=True)]
@@ -96,6 +97,15 @@ class Dumped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """Bytes written, and what the head says of each tensor."""
+
+    kind: Literal["encoded"] = "encoded"
+    nbytes: Count
+    written: tuple[Written, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WarmedUp:
     """Measured float32 matrix multiplication speed."""
 
@@ -136,6 +146,7 @@ Result = (
     | Inspected
     | Applied
     | Dumped
+    | Encoded
     | WarmedUp
     | Rehearsed
     | WorkerInfo

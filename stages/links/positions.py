@@ -13,6 +13,7 @@ import numpy as np
 import zstandard
 
 from hetpeer.dht.errors import ProtocolError
+from hetpeer.stages.links.codec import bitmap_bytes
 
 GO_ON = 255
 ZSTD_LEVEL = 1
@@ -28,11 +29,6 @@ class Form(enum.IntEnum):
     GAPS = 0
     SQUEEZED_GAPS = 1
     BITMAP = 2
-
-
-def bitmap_bytes(count: int) -> int:
-    """Bytes of a bit for each of `count` elements: no form that is used takes more."""
-    return -(-count // 8)
 
 
 def encode_positions(positions: Positions, count: int, *, squeeze: bool) -> tuple[Form, bytes]:

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import enum
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hetpeer.dht.errors import LocalError, ProtocolError
+from hetpeer.stages.links.codec import GROUP, Values
 
-GROUP = 256
-"""Values that share a scale."""
 STEPS = 127
 
 
-class Values(enum.StrEnum):
-    """How values are written."""
-
-    BF16 = "bf16"
-    FP16 = "fp16"
-    INT8 = "int8"
-
-
 _HALVES = {Values.BF16: torch.bfloat16, Values.FP16: torch.float16}
-
-
-def value_bytes(values: Values, count: int) -> int:
-    """Bytes of so many values, scales included."""
-    return 2 * count if values in _HALVES else 2 * -(-count // GROUP) + count
 
 
 def encode_values(values: Values, flat: Tensor, target: memoryview) -> None:

@@ -19,9 +19,11 @@ from hetpeer.bootstrap.shelf import RunShelf
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.node import Node, NodeConfig
-from hetpeer.dht.records import Advert
+from hetpeer.dht.records import MAX_LINKS, Advert
 from hetpeer.dht.roster import Roster
+from hetpeer.peer.adverts import link_notes
 from hetpeer.peer.cli.status import _duration, _lines, _tables
+from hetpeer.peer.linkbook import LinkFigures
 from hetpeer.peer.status import SwarmStatus, known_addresses, summarise
 from tests.bootstrap.engine import make_run
 
@@ -60,6 +62,23 @@ def test_swarm_at_work(run: RunDirectory) -> None:
     assert (found.swarm.weakest_block, found.swarm.weakest_holders) == (0, 1)
     assert (found.progress.step, found.progress.steps, found.progress.loss) == (2, 4, 3.5)
     assert found.progress.eta_s == 2 * (4 * 2 * 16) / 64.0
+
+
+def test_links_and_what_is_saved_on_them(run: RunDirectory) -> None:
+    links = {
+        f"peer {number}": LinkFigures(
+            rate=1e6 * number, bundle_bytes=1 << 20, raw_bytes=80 << 20, sent_bytes=20 << 20
+        )
+        for number in range(1, 7)
+    }
+    links["unused"] = LinkFigures(rate=1.0)
+    notes = tuple(link_notes(links))
+    assert [note.to for note in notes] == [f"peer {number}" for number in range(1, MAX_LINKS + 1)]
+    advert = volunteer(0, 1, name="alpha", links=notes[:1])
+    assert Advert.from_map(advert.to_map(), peer="a") == advert
+    found = look(run, **{"a": advert, "the peer 1": volunteer(1, 2, name="beta")})
+    (line,) = [line for line in _lines(found) if line.startswith("link")]
+    assert line.split("  ", 1)[1].strip() == "alpha → beta  8 Mbit/s, 4.0 times smaller, 60.0 MiB saved"
 
 
 def test_without_coordinator_the_volunteers_tell(run: RunDirectory) -> None:

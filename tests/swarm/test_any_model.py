@@ -88,11 +88,11 @@ async def test_a_hard_model_is_trained_exactly(swarm: Swarm) -> None:
 
     bootstrap = await swarm.bootstrap()
     volunteers = [
-        swarm.volunteer(name, before="killed_after_step_4" if name == "c" else "") for name in "abcd"
+        swarm.volunteer(name, before="killed_after_step_4" if name == "c" else "") for name in "cabd"
     ]
-    assert await volunteers[2].ended(90.0) == -signal.SIGKILL
-    await swarm.gone(volunteers[2])
-    await swarm.finished(bootstrap, *volunteers[:2], volunteers[3])
+    assert await volunteers[0].ended(90.0) == -signal.SIGKILL
+    await swarm.gone(volunteers[0])
+    await swarm.finished(bootstrap, *volunteers[1:])
 
     verdict, comparison = audit(swarm.run.path), replay(swarm.run.path)
     assert verdict.ok, verdict.problems

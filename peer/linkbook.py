@@ -1,0 +1,117 @@
+"""What a volunteer knows of its links, and how it writes the next bundle for each. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.settings import LinkSettings
+from hetpeer.stages.links.adaptive import Coding, coding_for, gentler
+from hetpeer.stages.links.codec import Codec
+from hetpeer.stages.links.pace import ratio_of
+
+SMOOTH = 0.2
+"""Weight of the newest microbatch in what one is thought to take."""
+SQUEEZE_BELOW = 500e6 / 8
+"""Bytes/s; on a faster line zstd takes longer than it saves."""
+
+
+@dataclass(slots=True)
+class LinkFigures:
+    """One outgoing link."""
+
+    rate: float = 0.0
+    """Bytes/s at which our bytes last arrived there, as the peer says; 0: not known."""
+    bundle_bytes: int = 0
+    """The largest bundle sent so far, as it lies in memory."""
+    raw_bytes: int = 0
+    """All bundles, as they lie in memory."""
+    sent_bytes: int = 0
+    """The same as they were written."""
+
+    @property
+    def seconds(self) -> float:
+        """Of the largest bundle uncompressed."""
+        return self.bundle_bytes / self.rate if self.rate else 0.0
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller its bundles were so far."""
+        return self.raw_bytes / self.sent_bytes if self.sent_bytes else 1.0
+
+
+class LinkBook:
+    """The links of one volunteer. `settings` are those of the run."""
+
+    def __init__(self, settings: LinkSettings) -> None:
+        self.target = 0.0
+        """Seconds that every link is to take for a microbatch, as the coordinator said; 0: not known."""
+        self._settings = settings
+        self._forward = Codec.of(settings.codec)
+        self._backward = Codec.of(settings.backward or settings.codec)
+        self._computing: dict[str, float] = {}
+        self._links: dict[str, LinkFigures] = {}
+
+    @property
+    def links(self) -> Mapping[str, LinkFigures]:
+        """Peer → figures."""
+        return self._links
+
+    @property
+    def feedback(self) -> bool:
+        return self._settings.feedback
+
+    def allows(self, codec: Codec, *, gradient: bool) -> bool:
+        """Whether a peer may write so: the codec of the run, or one on the way to it."""
+        limit = self._backward if gradient else self._forward
+        return codec == limit or codec in gentler(limit)
+
+    def arrives(self, peer: str, rate: float) -> None:
+        """`peer` says at which rate our bytes arrive, in bytes/s."""
+        self._link(peer).rate = rate
+
+    def computed(self, what: str, seconds: float) -> None:
+        """A microbatch's forward or backward took so long here."""
+        before = self._computing.get(what, seconds)
+        self._computing[what] = before + SMOOTH * (seconds - before)
+
+    @property
+    def computing(self) -> float:
+        """Seconds of a microbatch here, forward and backward."""
+        return sum(self._computing.values())
+
+    def coding(self, peer: str, nbytes: int, width: float, *, gradient: bool) -> Coding:
+        """How the next bundle for `peer` is written: `nbytes` in memory, `width` for each of its floating-point numbers."""
+        link = self._link(peer)
+        link.bundle_bytes = max(link.bundle_bytes, nbytes)
+        limit = self._backward if gradient else self._forward
+        if not self._settings.adaptive:
+            return coding_for(limit, self._settings.ratio, width)
+        seconds = nbytes / link.rate if link.rate else 0.0
+        return coding_for(
+            limit, ratio_of(seconds, self.target or self.computing, self._settings.ratio), width
+        )
+
+    def squeezes(self, peer: str) -> bool:
+        """Whether the line to `peer` is slow enough for time to be spent on shorter positions."""
+        return self._link(peer).rate < SQUEEZE_BELOW
+
+    def sent(self, peer: str, raw: int, nbytes: int) -> None:
+        """A bundle of `raw` bytes left as `nbytes`."""
+        link = self._link(peer)
+        link.raw_bytes += raw
+        link.sent_bytes += nbytes
+
+    def paced(self) -> m.Paced:
+        """What the coordinator is told once a step."""
+        known = {peer: link.seconds for peer, link in self._links.items() if link.rate}
+        return m.Paced(computing=self.computing, links=known)
+
+    def keep_only(self, peers: frozenset[str]) -> None:
+        """Forget who has left."""
+        for peer in self._links.keys() - peers:
+            del self._links[peer]
+
+    def _link(self, peer: str) -> LinkFigures:
+        return self._links.setdefault(peer, LinkFigures())

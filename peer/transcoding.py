@@ -1,0 +1,128 @@
+"""Bundles on their way out and in: written as the link needs it, by the worker, and read again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from hetpeer.averaging import effects as e
+from hetpeer.averaging.heads import ActivationHead, Coded, GradientHead
+from hetpeer.peer.linkbook import LinkBook
+from hetpeer.peer.posting import Answer, Posts
+from hetpeer.peer.schema import Schema
+from hetpeer.peer.tensors import Tensor
+from hetpeer.stages.execution import commands as c
+from hetpeer.stages.execution.bundles import BundleLayout
+from hetpeer.stages.execution.results import CommandFailedError
+from hetpeer.stages.links.codec import Codec
+
+BundleHead = ActivationHead | GradientHead
+Send = Callable[[str, BundleHead, Tensor], None]
+
+_log = logging.getLogger(__name__)
+
+
+class Transcoding:
+    """Codecs of one place. `send` puts a tensor on the link to a peer."""
+
+    def __init__(self, posts: Posts, schema: Schema, book: LinkBook, me: str, send: Send) -> None:
+        self._posts = posts
+        self._store = posts.store
+        self._schema = schema
+        self._book = book
+        self._me = me
+        self._send = send
+        self._sent: set[tuple[e.StepId, int, int]] = set()
+        """Gradients that a residual has been taken from: a repeated one is sent without."""
+
+    def out(self, step: e.StepId, peer: str, head: BundleHead, tensor: Tensor) -> Answer | None:
+        """Send a bundle; None where it left at once, as it lies in memory."""
+        gradient = isinstance(head, GradientHead)
+        border = head.border if isinstance(head, GradientHead) else head.route[0].begin
+        layout = (
+            self._schema.input_layout(border, head.id, gradients=True)
+            if gradient
+            else self._schema.output_layout(border, head.id)
+        )
+        if peer == self._me:
+            self._send(peer, head, tensor)
+            return None
+        coding = self._book.coding(peer, layout.nbytes, layout.width, gradient=gradient)
+        if coding.codec.values is None or not layout.width:
+            self._book.sent(peer, layout.nbytes, layout.nbytes)
+            self._send(peer, head, tensor)
+            return None
+        into = self._store.new(step, layout.room(coding.codec, coding.share))
+        feedback = self._book.feedback and gradient and coding.codec.sparse and not tensor.sparse
+        if feedback and (step, head.id, border) in self._sent:
+            feedback = False
+        self._sent.add((step, head.id, border))
+        command = c.Encode(
+            codec=str(coding.codec),
+            share=coding.share,
+            squeeze=self._book.squeezes(peer),
+            feedback=f"border {border}" if feedback else "",
+            tensors=layout.tensors(tensor.extent),
+            into=into.extent,
+        )
+        posted = self._posts.post(command, [tensor, into])
+
+        async def answer() -> None:
+            try:
+                done = await posted
+            except CommandFailedError as error:
+                _log.warning("a bundle is sent as it is: %s", error)
+                self._store.release(into)
+                if not tensor.released:
+                    self._send(peer, head, tensor)
+                return
+            if into.released:  # the step is over
+                return
+            into.length = done.nbytes
+            self._book.sent(peer, layout.nbytes, done.nbytes)
+            coded = Coded(codec=str(coding.codec), written=done.written)
+            self._send(peer, head.model_copy(update={"coded": coded}), into)
+
+        return answer()
+
+    def into(
+        self, step: e.StepId, peer: str, head: BundleHead, tensor: Tensor, then: Callable[[Tensor], None]
+    ) -> Answer:
+        """`then` gets the bundle that `peer` wrote into `tensor`. One that cannot be read is dropped: it will be asked for again."""
+        assert head.coded is not None
+        layout = bundle_layout(self._schema, head)
+        codec = Codec.of(head.coded.codec)
+        bundle = self._store.new(step, layout.nbytes)
+        bundle.sparse = codec.sparse
+        command = c.Decode(
+            codec=head.coded.codec,
+            written=head.coded.written,
+            data=tensor.extent,
+            tensors=layout.tensors(bundle.extent),
+        )
+        posted = self._posts.post(command, [tensor, bundle])
+
+        async def answer() -> None:
+            try:
+                await posted
+            except CommandFailedError as error:
+                _log.warning("%s sent a %s that cannot be read: %s", peer[-6:], head.kind, error)
+                self._store.release(bundle)
+                return
+            finally:
+                self._store.release(tensor)
+            if not bundle.released:
+                then(bundle)
+
+        return answer()
+
+    def end_step(self, step: e.StepId) -> None:
+        """Nothing of `step` is sent any more."""
+        self._sent = {key for key in self._sent if key[0] != step}
+
+
+def bundle_layout(schema: Schema, head: BundleHead) -> BundleLayout:
+    """Of the bundle that arrives with `head`."""
+    if isinstance(head, GradientHead):
+        return schema.output_layout(head.border, head.id, gradients=True)
+    return schema.input_layout(head.route[0].begin, head.id)

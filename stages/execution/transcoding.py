@@ -1,0 +1,90 @@
+"""The worker's part of a link: bundles in the arena written by a codec, and back; residuals of error feedback."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hetpeer.stages.execution.arena import Extent
+from hetpeer.stages.execution.staging import CommandError, Staging
+from hetpeer.stages.graph.calls import SYMBOLS
+from hetpeer.stages.links.codec import Codec, Written, kept_of, length
+from hetpeer.stages.links.codecs import decode, encode
+
+Places = Sequence[tuple[str, Extent]]
+"""Dtype and extent of each tensor of a bundle, in its order."""
+
+
+class Transcoder:
+    """Encodes and decodes bundles that lie in the arena, on behalf of one worker."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+        self._residuals: dict[str, list[Tensor]] = {}
+
+    def forget(self) -> None:
+        """Drop all residuals: the place has changed."""
+        self._residuals.clear()
+
+    def encode(
+        self, codec: Codec, share: float, places: Places, into: Extent, *, squeeze: bool, feedback: str
+    ) -> tuple[tuple[Written, ...], int]:
+        """Write the bundle's tensors one behind the other; returns what the head says of them, and the bytes.
+
+        Of a sparse codec `share` of each tensor is kept, but no zeros. `feedback` names a residual: what was left out of
+        the last bundle of that name is added, and what is left out of this one takes its place. Raises CommandError when
+        `into` is too small, LocalError HP-NUM-002.
+        """
+        target = self._staging.raw(into)
+        residuals = self._residuals.get(feedback, [])
+        kept_back: list[Tensor] = []
+        written: list[Written] = []
+        used = 0
+        for number, (dtype, extent) in enumerate(places):
+            flat = self._tensor(dtype, extent)
+            if feedback and flat.is_floating_point():
+                old = residuals[number] if number < len(residuals) else None
+                flat = flat.float() if old is None or len(old) != len(flat) else flat.float() + old
+            kept = kept_of(len(flat), share)
+            if codec.sparse and flat.is_floating_point():
+                kept = max(1, min(kept, int(torch.count_nonzero(flat))))
+            try:
+                one, nbytes = encode(codec, flat, kept, target[used:], squeeze=squeeze)
+            except ValueError as error:  # numpy and memoryview say so when there is no room
+                raise CommandError(f"an extent of {len(target)} bytes is too small for a bundle") from error
+            if feedback:
+                kept_back.append(self._left_out(codec, one, target[used : used + nbytes], flat))
+            written.append(one)
+            used += nbytes
+        if feedback:
+            self._residuals[feedback] = kept_back
+        return tuple(written), used
+
+    def decode(self, codec: Codec, written: Sequence[Written], data: Extent, places: Places) -> None:
+        """Fill the bundle's tensors from what `encode` wrote. Raises ProtocolError for anything else."""
+        if len(written) != len(places):
+            raise CommandError(f"{len(written)} encoded tensors for a bundle of {len(places)}")
+        view, used = self._staging.raw(data), 0
+        for one, (dtype, extent) in zip(written, places, strict=True):
+            target = self._tensor(dtype, extent)
+            size = length(codec, dtype, len(target), one)
+            decode(codec, one, view[used : used + size], target)
+            used += size
+        if used != len(view):
+            raise CommandError(f"{len(view)} bytes of an encoded bundle, {used} of which mean something")
+
+    def _left_out(self, codec: Codec, written: Written, data: memoryview, flat: Tensor) -> Tensor:
+        if not flat.is_floating_point():
+            return torch.empty(0)
+        sent = torch.empty_like(flat)
+        decode(codec, written, data, sent)
+        return flat - sent
+
+    def _tensor(self, dtype: str, extent: Extent) -> Tensor:
+        view = self._staging.raw(extent)
+        kind = SYMBOLS["dtype"].get(dtype)
+        if not isinstance(kind, torch.dtype) or len(view) % kind.itemsize:
+            raise CommandError(f"an extent of {len(view)} bytes is no tensor of {dtype}")
+        return torch.frombuffer(view, dtype=kind) if len(view) else torch.empty(0, dtype=kind)

@@ -1,0 +1,57 @@
+"""How far a link shrinks what it sends: as little as keeps the pipeline fed. Pure (docs/links.md).
+
+FusionLLM (arXiv 2410.12707, Eq. 7) shrinks every link in proportion to its time, the slowest by the author's ratio. Here
+all links aim at one time, `target`, which is never below the slowest stage's computation: precision that buys no time is
+not given up. And what a ratio costs is not always elements: halves and bytes come first.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hetpeer.stages.links.codec import Codec, Values
+
+LEAST_SHARE = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """What one tensor is to be written with; `share` of its elements are kept."""
+
+    codec: Codec
+    share: float = 1.0
+
+
+def coding_for(limit: Codec, ratio: float, width: float = 4.0) -> Coding:
+    """The gentlest way to be `ratio` times smaller than in memory that `limit`, the codec of the run, allows.
+
+    `width`: bytes of an element in memory. Halves do for a ratio of 2 of float32, bytes for 3.97, fewer elements for
+    more. A ratio that `limit` cannot reach gets all that it can.
+    """
+    if ratio <= 1.0 or limit.values is None:
+        return Coding(Codec())
+    for codec in gentler(limit):
+        if width / codec.cost(1.0) >= ratio:
+            return Coding(codec)
+    return Coding(limit, share_for(limit, ratio, width)) if limit.sparse else Coding(limit)
+
+
+def gentler(limit: Codec) -> tuple[Codec, ...]:
+    """The dense codecs on the way to `limit`, it included if it is one; the gentlest first."""
+    if limit.values is None:
+        return ()
+    halves = Codec(Values.FP16 if limit.values is Values.FP16 else Values.BF16)
+    return (halves, Codec(limit.values))
+
+
+def share_for(codec: Codec, ratio: float, width: float = 4.0) -> float:
+    """The largest share of elements with which `codec` is `ratio` times smaller than `width` bytes each."""
+    low, high = LEAST_SHARE, 1.0
+    for _ in range(40):
+        middle = math.sqrt(low * high)
+        if width / codec.cost(middle) >= ratio:
+            low = middle
+        else:
+            high = middle
+    return low

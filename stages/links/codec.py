@@ -1,0 +1,118 @@
+"""What a codec is, in words and bytes: for those who plan, check and decide. No tensor here.
+
+The receiver of a tensor knows its dtype and number of elements from the graph, and the codec from the manifest; `Written`
+comes with the frame. From these four follows how many bytes there are, before one of them is taken.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+from typing import Annotated, Self
+
+from pydantic import Field
+
+from hetpeer.dht.errors import ProtocolError
+from hetpeer.stages.graph.spec import ITEM_BYTES
+
+FLOATING = frozenset({"float16", "bfloat16", "float32", "float64"})
+GROUP = 256
+"""Values that share a scale."""
+
+
+class Values(enum.StrEnum):
+    """How floating-point values are written: halves, or bytes with a scale for each group of them."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    INT8 = "int8"
+
+
+def value_bytes(values: Values, count: int) -> int:
+    """Bytes of so many values, scales included."""
+    return 2 * -(-count // GROUP) + count if values is Values.INT8 else 2 * count
+
+
+def bitmap_bytes(count: int) -> int:
+    """Bytes of a bit for each of `count` elements: no positions that are sent take more."""
+    return -(-count // 8)
+
+
+Count = Annotated[int, Field(ge=0, lt=1 << 40)]
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """How the floating-point tensors of a bundle are written. Neither: bit for bit."""
+
+    values: Values | None = None
+    sparse: bool = False
+
+    @classmethod
+    def of(cls, name: str) -> Self:
+        """By the name that the manifest has: `none`, `bf16`, `fp16`, `int8`, `topk-bf16`, `topk-int8`. Raises ValueError."""
+        kind, _, values = name.rpartition("-")
+        if name == "none":
+            return cls()
+        if kind not in ("", "topk") or (kind and values == Values.FP16):
+            raise ValueError(f"no codec is called {name!r}")
+        return cls(Values(values), sparse=bool(kind))
+
+    def __str__(self) -> str:
+        return "none" if self.values is None else f"topk-{self.values}" if self.sparse else self.values.value
+
+    def changes(self, dtype: str) -> bool:
+        """Whether tensors of `dtype` are written in another way than they lie in memory."""
+        return self.values is not None and dtype in FLOATING
+
+    def selects(self, kept: int, count: int) -> bool:
+        """Whether positions are sent, of `kept` elements of `count`."""
+        return self.sparse and kept < count
+
+    def cost(self, share: float) -> float:
+        """Bytes for each element of a float32 tensor, when `share` of them are kept: what a plan reckons with.
+
+        Positions cost their entropy, and a twentieth: -log2 of the share for those kept, and what silence says.
+        """
+        if self.values is None:
+            return 4.0
+        width = value_bytes(self.values, 1 << 20) / (1 << 20)
+        if not self.sparse or share >= 1.0:
+            return width
+        entropy = -(share * math.log2(share) + (1 - share) * math.log2(1 - share)) / 8
+        return share * width + min(1.05 * entropy, 1 / 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a frame says of one encoded tensor: elements kept (all, unless the codec is sparse), and their positions."""
+
+    kept: Count
+    form: Annotated[int, Field(ge=0, lt=16)] = 0
+    position_bytes: Count = 0
+
+
+def kept_of(count: int, share: float) -> int:
+    """Elements to keep of a tensor: at least one."""
+    return min(count, max(1, round(count * share)))
+
+
+def room(codec: Codec, dtype: str, count: int, kept: int) -> int:
+    """Bytes that an encoded tensor takes at most, when `kept` of its `count` elements are."""
+    if codec.values is None or not codec.changes(dtype):
+        return count * ITEM_BYTES[dtype]
+    if not codec.selects(kept, count):
+        return value_bytes(codec.values, count)
+    return value_bytes(codec.values, kept) + bitmap_bytes(count)
+
+
+def length(codec: Codec, dtype: str, count: int, written: Written) -> int:
+    """Bytes of an encoded tensor. Raises ProtocolError when `written` cannot be said of it: nothing has been allocated."""
+    if codec.values is None or not codec.changes(dtype) or not codec.selects(written.kept, count):
+        if written != Written(count):
+            raise ProtocolError(f"{written} of a tensor of {count} elements, all of which are sent")
+        return room(codec, dtype, count, count)
+    if not written.kept or not 0 < written.position_bytes <= bitmap_bytes(count):
+        raise ProtocolError(f"{written} of a tensor of {count} elements")
+    return value_bytes(codec.values, written.kept) + written.position_bytes

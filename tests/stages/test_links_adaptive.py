@@ -1,0 +1,180 @@
+"""Links shrink as little as keeps the pipeline fed; FusionLLM's Eq. 7 is what is left when computing is free."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.settings import LinkSettings
+from hetpeer.peer.linkbook import LinkBook
+from hetpeer.stages.links.adaptive import coding_for, share_for
+from hetpeer.stages.links.codec import Codec
+from hetpeer.stages.links.pace import STEADY, SURE_BYTES, Meter, ratio_of, target_seconds
+
+SPARSE = Codec.of("topk-int8")
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("limit", "ratio", "chosen"),
+    [
+        ("topk-int8", 1.0, "none"),
+        ("topk-int8", 1.5, "bf16"),
+        ("topk-int8", 2.0, "bf16"),
+        ("topk-int8", 3.9, "int8"),
+        ("topk-int8", 4.1, "topk-int8"),
+        ("topk-bf16", 2.1, "topk-bf16"),
+        ("int8", 100.0, "int8"),
+        ("bf16", 100.0, "bf16"),
+        ("fp16", 1.5, "fp16"),
+        ("none", 100.0, "none"),
+    ],
+)
+def test_the_gentlest_codec_that_does(limit, ratio, chosen):
+    assert str(coding_for(Codec.of(limit), ratio).codec) == chosen
+
+
+@given(st.floats(4.0, 1000.0), st.sampled_from(["topk-int8", "topk-bf16"]), st.sampled_from([2.0, 4.0]))
+def test_a_share_has_the_ratio_that_was_asked_for(ratio, name, width):
+    codec = Codec.of(name)
+    assert width / codec.cost(share_for(codec, ratio, width)) == pytest.approx(ratio, rel=1e-6)
+
+
+def test_halves_of_halves_are_no_gain():
+    assert str(coding_for(SPARSE, 1.9, width=2.0).codec) == "int8"
+    assert coding_for(SPARSE, 8.0, width=2.0).share == pytest.approx(coding_for(SPARSE, 16.0).share)
+
+
+@given(st.lists(st.floats(1e-3, 10.0), min_size=1, max_size=8), st.floats(1.0, 200.0))
+def test_eq_7_where_computing_costs_nothing(links, most):
+    """r_e = max(1, r R_e / max R): the slowest link is shrunk by the author's ratio, the others in proportion."""
+    target = target_seconds(links, [0.0], most)
+    for seconds in links:
+        assert ratio_of(seconds, target, most) == pytest.approx(max(1.0, most * seconds / max(links)))
+
+
+def test_precision_that_buys_no_time_is_not_given_up():
+    target = target_seconds([2.0, 0.5, 0.1], [0.25, 0.4], 100.0)
+    assert target == 0.4
+    assert [ratio_of(seconds, target, 100.0) for seconds in (2.0, 0.5, 0.1)] == pytest.approx(
+        [5.0, 1.25, 1.0]
+    )
+
+
+def test_nothing_known_nothing_shrunk():
+    assert target_seconds([], [1.0], 100.0) == 0.0
+    assert ratio_of(5.0, 0.0, 100.0) == 1.0
+
+
+# ── rates ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_rate_counts_only_time_in_which_something_was_due():
+    meter = Meter()
+    for number in range(10):
+        meter.begun(10.0 * number)
+        meter.ended(10.0 * number + 0.5, MIB)
+    assert meter.rate == pytest.approx(2 * MIB)
+
+
+def test_streams_that_share_a_line_are_one():
+    meter = Meter()
+    meter.begun(0.0)
+    meter.begun(0.0)
+    meter.ended(1.0, MIB)
+    meter.begun(1.0)
+    meter.ended(1.5, MIB)
+    meter.ended(2.0, 2 * MIB)
+    assert meter.rate == pytest.approx(2 * MIB, rel=0.2)
+
+
+def test_a_rate_follows_the_line():
+    meter, now = Meter(), 0.0
+    for rate in (8 * MIB, MIB):
+        until = now + 6 * STEADY
+        while now < until:
+            meter.begun(now)
+            now += MIB / rate
+            meter.ended(now, MIB)
+        assert meter.rate == pytest.approx(rate, rel=0.1)
+
+
+def test_a_few_bytes_tell_nothing():
+    meter = Meter()
+    meter.begun(0.0)
+    meter.ended(0.001, SURE_BYTES - 1)
+    assert meter.rate == 0.0
+
+
+# ── the book ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def book(**settings):
+    return LinkBook(LinkSettings(codec="topk-int8", **settings))
+
+
+def test_only_slow_links_are_shrunk():
+    links = book()
+    links.target = 0.1
+    links.arrives("near", 100 * MIB)
+    links.arrives("far", MIB)
+    assert str(links.coding("near", MIB, 4.0, gradient=False).codec) == "none"
+    far = links.coding("far", MIB, 4.0, gradient=False)
+    assert far == coding_for(SPARSE, 10.0)
+    assert links.paced().links == pytest.approx({"near": 0.01, "far": 1.0})
+
+
+def test_before_the_coordinator_says_anything_the_own_pace_is_the_aim():
+    links = book()
+    links.arrives("far", MIB)
+    assert str(links.coding("far", MIB, 4.0, gradient=False).codec) == "none"
+    for what in ("forward", "backward"):
+        links.computed(what, 0.25)
+    assert links.computing == 0.5
+    assert str(links.coding("far", MIB, 4.0, gradient=False).codec) == "bf16"
+
+
+def test_the_author_bounds_the_ratio_and_may_ask_for_it_everywhere():
+    links = book(ratio=8.0)
+    links.target = 1e-6
+    links.arrives("far", MIB)
+    assert links.coding("far", MIB, 4.0, gradient=False) == coding_for(SPARSE, 8.0)
+    everywhere = book(ratio=8.0, adaptive=False)
+    assert everywhere.coding("unknown", MIB, 4.0, gradient=True) == coding_for(SPARSE, 8.0)
+
+
+def test_gradients_may_have_a_codec_of_their_own():
+    links = book(backward="bf16", adaptive=False)
+    assert str(links.coding("x", MIB, 4.0, gradient=True).codec) == "bf16"
+    allowed = {
+        name: (links.allows(Codec.of(name), gradient=False), links.allows(Codec.of(name), gradient=True))
+        for name in ("bf16", "fp16", "int8", "topk-bf16", "topk-int8")
+    }
+    assert allowed == {
+        "bf16": (True, True),
+        "fp16": (False, False),
+        "int8": (True, False),
+        "topk-bf16": (False, False),
+        "topk-int8": (True, False),
+    }
+
+
+def test_who_left_is_forgotten():
+    links = book()
+    links.arrives("gone", MIB)
+    links.sent("gone", 100, 10)
+    assert links.links["gone"].ratio == 10.0
+    links.keep_only(frozenset({"here"}))
+    assert not links.links
+
+
+def test_what_is_told_is_a_message():
+    links = book()
+    links.computed("forward", 1.0)
+    links.arrives("far", MIB)
+    links.coding("far", MIB, 4.0, gradient=False)
+    assert m.decode(m.encode(links.paced())) == m.Paced(computing=1.0, links={"far": 1.0})
+    with pytest.raises(ValueError, match="finite"):
+        m.Paced(computing=math.inf, links={})

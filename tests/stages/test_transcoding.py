@@ -1,0 +1,184 @@
+"""The worker writes bundles and reads them again; a gradient comes back only to what was sent."""
+
+import numpy as np
+import pytest
+import torch
+
+from hetpeer.averaging.updates import AdamW, AdamWSettings
+from hetpeer.dht.errors import ProtocolError
+from hetpeer.stages.execution import commands as c
+from hetpeer.stages.execution import results as r
+from hetpeer.stages.execution.arena import Arena, Extent
+from hetpeer.stages.execution.bundles import BundleLayout
+from hetpeer.stages.execution.engine import Engine
+from hetpeer.stages.graph.spec import TensorSpec
+from hetpeer.stages.links.codec import Codec, Written
+from tests.stages.compute_rig import Holder, tiny_blocks, tiny_gpt
+
+COUNT = 6000
+SPECS = {
+    "hidden": TensorSpec(shape=(COUNT,), dtype="float32", grad=True),
+    "mask": TensorSpec(shape=(30,), dtype="bool", grad=False),
+    "half": TensorSpec(shape=(50, 2), dtype="bfloat16", grad=True),
+}
+LAYOUT = BundleLayout.of(SPECS)
+
+
+@pytest.fixture
+def arena():
+    made = Arena(16 << 20)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def engine(arena):
+    torch.set_num_threads(1)
+    return Engine(torch.device("cpu"), arena.memory, lambda values: AdamW(AdamWSettings.from_mapping(values)))
+
+
+def view(arena, extent, dtype=torch.float32):
+    return torch.frombuffer(arena.view(extent), dtype=dtype)
+
+
+def bundle(arena, seed=0):
+    """A bundle in the arena: its extent, and its tensors."""
+    extent = arena.allocate(LAYOUT.nbytes)
+    generator = torch.Generator().manual_seed(seed)
+    places = LAYOUT.within(extent)
+    hidden = view(arena, places["hidden"])
+    hidden.copy_(torch.randn(COUNT, generator=generator))
+    view(arena, places["mask"], torch.bool).copy_(torch.rand(30, generator=generator) < 0.5)
+    view(arena, places["half"], torch.bfloat16).copy_(torch.randn(100, generator=generator))
+    return extent, hidden
+
+
+def encode(engine, arena, extent, name, share=1.0, **more):
+    codec = Codec.of(name)
+    into = arena.allocate(LAYOUT.room(codec, share))
+    done = engine.execute(
+        c.Encode(codec=name, share=share, tensors=LAYOUT.tensors(extent), into=into, **more)
+    )
+    assert isinstance(done, r.Encoded), done
+    assert done.nbytes == LAYOUT.written(codec, done.written)
+    return Extent(offset=into.offset, nbytes=done.nbytes), done.written
+
+
+def decode(engine, arena, name, written, data):
+    extent = arena.allocate(LAYOUT.nbytes)
+    arena.view(extent)[:] = bytes([7]) * LAYOUT.nbytes
+    done = engine.execute(c.Decode(codec=name, written=written, data=data, tensors=LAYOUT.tensors(extent)))
+    return done, extent
+
+
+@pytest.mark.parametrize("name", ["none", "bf16", "int8", "topk-bf16", "topk-int8"])
+def test_a_bundle_of_several_tensors_comes_back(engine, arena, name):
+    extent, hidden = bundle(arena)
+    data, written = encode(engine, arena, extent, name, share=0.2)
+    done, back = decode(engine, arena, name, written, data)
+    assert done == r.Done()
+    places, found = LAYOUT.within(extent), LAYOUT.within(back)
+    assert view(arena, places["mask"], torch.bool).equal(view(arena, found["mask"], torch.bool))
+    there = view(arena, found["hidden"])
+    kept = there != 0
+    assert kept.float().mean() == pytest.approx(0.2 if name.startswith("topk") else 1.0, abs=0.02)
+    assert (there - hidden)[kept].abs().max() < 0.05
+    assert data.nbytes <= LAYOUT.nbytes
+
+
+def test_zeros_are_not_kept(engine, arena):
+    extent, hidden = bundle(arena)
+    hidden[100:] = 0
+    _, written = encode(engine, arena, extent, "topk-bf16", share=0.5)
+    assert written[0].kept == 100
+
+
+def test_feedback_adds_what_was_left_out(engine, arena):
+    """Over many gradients nothing is lost but what is left out of the last."""
+    sent, given = torch.zeros(COUNT), torch.zeros(COUNT)
+    for seed in range(30):
+        extent, gradient = bundle(arena, seed)
+        gradient.add_(0.02)
+        data, written = encode(engine, arena, extent, "topk-bf16", share=0.1, feedback="border 3")
+        _, back = decode(engine, arena, "topk-bf16", written, data)
+        sent += view(arena, LAYOUT.within(back)["hidden"])
+        given += gradient
+        for used in (extent, back):
+            arena.release(used)
+    assert (given - sent).abs().max() < 10
+    assert abs(float((given - sent).mean())) < 0.2
+    plain, _ = bundle(arena, 99)
+    _, written = encode(engine, arena, plain, "topk-bf16", share=0.1)
+    assert written[0].kept == COUNT // 10
+
+
+def test_room_that_is_too_small_is_refused_and_the_worker_lives_on(engine, arena):
+    extent, _ = bundle(arena)
+    into = arena.allocate(100)
+    done = engine.execute(c.Encode(codec="int8", tensors=LAYOUT.tensors(extent), into=into))
+    assert isinstance(done, r.Failed)
+    assert encode(engine, arena, extent, "int8")
+
+
+def test_damage_is_a_failure(engine, arena):
+    extent, _ = bundle(arena)
+    data, written = encode(engine, arena, extent, "topk-int8", share=0.1)
+    arena.view(data)[1:2] = b"\x7f"  # the first scale becomes infinite
+    arena.view(data)[0:1] = b"\x80"
+    done, _ = decode(engine, arena, "topk-int8", written, data)
+    assert isinstance(done, r.Failed)
+    assert done.code == "HP-WIRE-001"
+    for wrong in (written[:2], (Written(0), *written[1:]), (Written(COUNT + 1), *written[1:])):
+        with pytest.raises(ProtocolError):
+            LAYOUT.written(Codec.of("topk-int8"), wrong)
+        assert isinstance(decode(engine, arena, "topk-int8", wrong, data)[0], r.Failed)
+
+
+async def test_no_gradient_goes_back_to_what_was_left_out(engine, arena):
+    async def submit(command):
+        done = engine.execute(command)
+        assert not isinstance(done, r.Failed), done
+        return done
+
+    blocks = tiny_blocks()
+    holder = Holder(submit, arena, blocks[1:])
+    await holder.load(tiny_gpt())
+    (name, spec) = next(iter(blocks[1].inputs.items()))
+    gradients = {}
+    for sparse in (False, True):
+        inputs = holder.room(blocks[1].inputs)
+        values = torch.randn(spec.at(blocks[1].batch).count, generator=torch.Generator().manual_seed(1))
+        values[::3] = 0
+        view(arena, inputs[name]).copy_(values)
+        data = {
+            key: holder.put(np.zeros(one.at(blocks[1].batch).sizes, np.int64))
+            for b in blocks[1:]
+            for key, one in b.data.items()
+        }
+        task = f"task {sparse}"
+        await submit(
+            c.Forward(
+                task=task,
+                begin=1,
+                end=len(blocks),
+                inputs=inputs,
+                data=data,
+                batch=blocks[1].batch,
+                draw=_draw(),
+                sparse=sparse,
+            )
+        )
+        back = holder.room({name: spec})
+        await submit(c.Backward(task=task, input_gradients=back, slot=0, fold=()))
+        gradients[sparse] = view(arena, back[name]).clone()
+    assert (gradients[True][::3] == 0).all()
+    assert (gradients[False][::3] != 0).all()
+    rest = torch.ones(len(values), dtype=torch.bool)
+    rest[::3] = False
+    assert gradients[True][rest].equal(gradients[False][rest])
+
+
+def _draw():
+    from hetpeer.stages.data.draws import Draw
+
+    return Draw(0, 0, 0, 1)
