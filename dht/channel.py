@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hetpeer.dht.errors import PeerLostError, ProtocolError, RemoteError
+from hetpeer.dht.meter import Meter
 from hetpeer.dht.node import Node
 from hetpeer.dht.streams import Stream
 
@@ -26,6 +28,9 @@ ACK_S = 0.05
 """An acknowledgement waits so long for a frame to travel with: alone it costs as much as a small frame."""
 SILENCE_S = 8.0
 """A stream on which nothing came for so long is given up."""
+MAX_RATE = 1e15
+MAX_LANES = 4
+"""Channels of one protocol that a peer may have with us at a time."""
 REDIAL_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 
 _log = logging.getLogger(__name__)
@@ -103,13 +108,21 @@ class Receiver(Protocol):
 
 
 class Channel:
-    """One side of a channel with `peer_id`. `send` never waits: frames queue up while the stream is away."""
+    """One side of a channel with `peer_id`. `send` never waits: frames queue up while the stream is away.
 
-    def __init__(self, peer_id: str, key: str, receiver: Receiver, payload_limit: int) -> None:
+    Two peers may have several at a time, each in a `lane` of its own; a new one takes the place of the old one in its lane.
+    """
+
+    def __init__(self, peer_id: str, key: str, receiver: Receiver, payload_limit: int, lane: int = 0) -> None:
         self.peer_id = peer_id
         self.key = key
+        self.lane = lane
         self.outbox = Outbox()
         self.inbox = Inbox()
+        self.meter: Meter | None = None
+        """Measures what arrives; the peer is told."""
+        self.rate = 0.0
+        """Bytes/s at which what we send arrives, as the peer says; 0: it does not say."""
         self.closed = False
         self._receiver = receiver
         self._payload_limit = payload_limit
@@ -181,13 +194,12 @@ class Channel:
             item = self.outbox.after(sent)
             if item is not None:
                 sent, parcel = item
-                header = {"n": sent, "a": self.inbox.last, "m": parcel.header}
                 self._acknowledged = self.inbox.last
-                await stream.send(header, *parcel.payload)
+                await stream.send({"n": sent, **self._acknowledgement(), "m": parcel.header}, *parcel.payload)
                 continue
             if self._acknowledged != self.inbox.last and self._ack_timer is None:
                 self._acknowledged = self.inbox.last
-                await stream.send({"a": self.inbox.last})
+                await stream.send(self._acknowledgement())
                 continue
             try:
                 async with asyncio.timeout(BEAT_S):
@@ -195,6 +207,16 @@ class Channel:
             except TimeoutError:
                 self._acknowledged = -1
         raise PeerLostError(self.peer_id, "the channel was closed")
+
+    def _acknowledgement(self) -> dict[str, Any]:
+        """Also when this was sent, by a clock that is good for differences only, and how fast the line is to us."""
+        rate = self.meter.rate if self.meter is not None else 0.0
+        fields = {"a": self.inbox.last, "t": asyncio.get_running_loop().time()}
+        return fields | {"r": rate} if rate else fields
+
+    def _measure(self, sent: Any, nbytes: int) -> None:
+        if self.meter is not None and isinstance(sent, float) and math.isfinite(sent):
+            self.meter.arrived(sent, asyncio.get_running_loop().time(), nbytes)
 
     async def _read(self, stream: Stream) -> None:
         while True:
@@ -206,7 +228,11 @@ class Channel:
             self.outbox.acknowledge(acknowledged)
             if not len(self.outbox):
                 self._drained.set()
+            rate = header.get("r")
+            if isinstance(rate, float) and 0 < rate < MAX_RATE:
+                self.rate = rate
             if number is None:
+                self._measure(header.get("t"), 0)
                 self._receiver.beat(self)
                 continue
             if not isinstance(number, int) or not isinstance(message, dict):
@@ -215,6 +241,7 @@ class Channel:
                 await stream.skip(timeout_s=SILENCE_S)
                 continue
             await self._receiver.frame(self, message, stream, frame.payload_length)
+            self._measure(header.get("t"), frame.payload_length)
             self.inbox.take(number)
             self._acknowledge_soon()
 
@@ -238,7 +265,8 @@ async def dial(node: Node, protocol: str, channel: Channel) -> None:
     while not channel.closed:
         try:
             stream = await node.open(channel.peer_id, protocol, timeout_s=5.0)
-            await stream.send({"key": channel.key, "has": channel.inbox.last, "begun": begun}, timeout_s=5.0)
+            hello = {"key": channel.key, "lane": channel.lane, "has": channel.inbox.last, "begun": begun}
+            await stream.send(hello, timeout_s=5.0)
             answer = (await stream.receive(timeout_s=5.0)).header
         except RemoteError as error:
             _log.debug("dialling %r: %s", channel, error)
@@ -258,16 +286,25 @@ async def dial(node: Node, protocol: str, channel: Channel) -> None:
 
 
 class ChannelServer:
-    """Accepts channels of one protocol. `accept` makes the receiver of a new channel, or None to refuse the peer."""
+    """Accepts channels of one protocol. `accept` makes the receiver of a new channel, or None to refuse the peer.
 
-    def __init__(self, accept: Callable[[str, str], Receiver | None], payload_limit: int) -> None:
+    `meters` gives the one that measures the line from a peer, for all its channels.
+    """
+
+    def __init__(
+        self,
+        accept: Callable[[str, str], Receiver | None],
+        payload_limit: int,
+        meters: Callable[[str], Meter] | None = None,
+    ) -> None:
         self._accept = accept
+        self._meters = meters
         self._payload_limit = payload_limit
-        self._channels: dict[str, Channel] = {}
+        self._channels: dict[tuple[str, int], Channel] = {}
 
     def channel(self, peer_id: str) -> Channel | None:
-        """The newest channel of `peer_id`."""
-        return self._channels.get(peer_id)
+        """The newest channel of `peer_id` in the first lane."""
+        return self._channels.get((peer_id, 0))
 
     def __iter__(self) -> Iterator[Channel]:
         return iter(list(self._channels.values()))
@@ -276,9 +313,12 @@ class ChannelServer:
         """Serve one incoming stream; given to `Node.serve`."""
         hello = (await stream.receive(timeout_s=5.0)).header
         key, peer_has, begun = hello.get("key"), hello.get("has"), hello.get("begun")
+        lane = hello.get("lane", 0)
         if not isinstance(key, str) or len(key) > 128 or not isinstance(peer_has, int):
             raise ProtocolError("a channel without key", peer=stream.peer_id)
-        channel = self._channels.get(stream.peer_id)
+        if not isinstance(lane, int) or not 0 <= lane < MAX_LANES:
+            raise ProtocolError(f"a channel in lane {lane!r}", peer=stream.peer_id)
+        channel = self._channels.get((stream.peer_id, lane))
         if channel is None or channel.key != key or channel.closed:
             receiver = None if begun else self._accept(stream.peer_id, key)
             if receiver is None:
@@ -286,8 +326,9 @@ class ChannelServer:
                 return
             if channel is not None:
                 channel.close()
-            channel = Channel(stream.peer_id, key, receiver, self._payload_limit)
-            self._channels[stream.peer_id] = channel
+            channel = Channel(stream.peer_id, key, receiver, self._payload_limit, lane)
+            channel.meter = self._meters(stream.peer_id) if self._meters is not None else None
+            self._channels[stream.peer_id, lane] = channel
         await stream.send({"has": channel.inbox.last}, timeout_s=5.0)
         await channel.carry(stream, peer_has)
 

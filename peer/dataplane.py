@@ -1,23 +1,25 @@
-"""Tensors from volunteer to volunteer: one channel for each direction of each pair.
+"""Tensors from volunteer to volunteer: one link for each direction of each pair.
 
 A head is checked against our graph before a byte of the payload is taken: its block must be ours and its length what
-the schema says. Outgoing channels are opened when there is something to send and closed when the peer has left.
+the schema says. Outgoing links are opened when there is something to send and closed when the peer has left.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from functools import partial
+from typing import Any
 
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.heads import ActivationHead, GradientHead, Head, ShardHead, decode_head, encode_head
-from hetpeer.dht.channel import Channel, ChannelServer, Parcel, dial
-from hetpeer.dht.errors import PeerLostError, ProtocolError, RemoteError
+from hetpeer.dht.channel import Channel, ChannelServer, Parcel
+from hetpeer.dht.errors import ProtocolError, RemoteError
+from hetpeer.dht.meter import Meter
 from hetpeer.dht.node import Node
 from hetpeer.dht.streams import Stream
 from hetpeer.dht.tasks import TaskSet
+from hetpeer.peer.link import TENSORS, Link
 from hetpeer.peer.linkbook import LinkBook
 from hetpeer.peer.reducing import FLOAT_BYTES
 from hetpeer.peer.schema import Schema
@@ -25,17 +27,8 @@ from hetpeer.peer.tensors import Tensor, TensorStore
 from hetpeer.peer.transcoding import bundle_layout
 from hetpeer.stages.execution.arena import ArenaFullError
 from hetpeer.stages.links.codec import Codec
-from hetpeer.stages.links.pace import Meter
 
-TENSORS: Final = "hetpeer/1/tensors"
 MAX_PAYLOAD = 1 << 30
-GRACE_S = 1.5
-"""A link may be away for so long before its tasks are sent elsewhere (a restart of p2pd)."""
-RATE: Final = "rate"
-TELL_RATE_S = 0.25
-"""A receiver tells its sender so often at most how fast payloads arrive."""
-MAX_RATE = 1e15
-
 _log = logging.getLogger(__name__)
 
 Arrived = Callable[[str, Head, Tensor], None]
@@ -61,9 +54,9 @@ class DataPlane:
         self._meters: dict[str, Meter] = {}
         self._arrived = arrived
         self._link_changed = link_changed
-        self._outgoing: dict[str, Channel] = {}
+        self._outgoing: dict[str, Link] = {}
         self._generation = 0
-        self._server = ChannelServer(lambda peer, _key: _Incoming(self, peer), MAX_PAYLOAD)
+        self._server = ChannelServer(lambda peer, _key: _Incoming(self, peer), MAX_PAYLOAD, self._meter_of)
         self._schema: Schema | None = None
         self._store: TensorStore | None = None
         self.bytes_sent = 0
@@ -82,20 +75,18 @@ class DataPlane:
         if peer == self._node.peer_id:
             self._arrived(peer, head, self._store.share(tensor))  # what was sent is not changed any more
             return
-        channel = self._outgoing.get(peer)
-        if channel is None:
-            channel = self._open(peer)
+        link = self._outgoing.get(peer) or self._open(peer)
         view = self._store.view(tensor)
         self.bytes_sent += len(view)
-        channel.send(Parcel(encode_head(head), (view,), tag=head.step_id))
+        link.send(Parcel(encode_head(head), (view,), tag=head.step_id))
 
     def end_step(self, step: StepId) -> None:
         """Tensors of `step` need not be delivered any more; their memory is about to be reused."""
-        for channel in self._outgoing.values():
-            channel.outbox.forget(step)
+        for link in self._outgoing.values():
+            link.forget(step)
 
     def keep_only(self, peers: Iterable[str]) -> None:
-        """Close the channels to volunteers that have left, and forget how fast they were."""
+        """Close the links to volunteers that have left, and forget how fast they were."""
         peers = frozenset(peers)
         self._book.keep_only(peers)
         for gone in self._meters.keys() - peers:
@@ -107,48 +98,26 @@ class DataPlane:
         self.keep_only(())
         self._server.close()
 
-    def _open(self, peer: str) -> Channel:
+    def _open(self, peer: str) -> Link:
         self._generation += 1
-        channel = Channel(peer, f"{self._key}.{self._generation}", _Outgoing(self), payload_limit=0)
-        self._outgoing[peer] = channel
-        self._tasks.spawn(self._keep_dialling(channel), name=f"tensors to {peer}")
-        return channel
 
-    async def _keep_dialling(self, channel: Channel) -> None:
-        watch = self._tasks.spawn(self._watch(channel), name=f"link to {channel.peer_id}")
-        try:
-            await dial(self._node, TENSORS, channel)
-        except PeerLostError as error:
-            # The peer was restarted: what was under way is void, and so is its place in the roster.
-            _log.debug("%r: %s", channel, error)
-            channel.close()
-            if self._outgoing.get(channel.peer_id) is channel:
-                del self._outgoing[channel.peer_id]
-            self._link_changed(channel.peer_id, False)
-        finally:
-            watch.cancel()
+        def lost() -> None:
+            # The peer was restarted: its place in the roster is void too.
+            if self._outgoing.get(peer) is link:
+                del self._outgoing[peer]
+            self._link_changed(peer, False)
 
-    async def _watch(self, channel: Channel) -> None:
-        """Tell when a link has been down for longer than the grace, and when it is back."""
-        told_down = False
-        while not channel.closed:
-            await asyncio.sleep(GRACE_S / 3)
-            if channel.is_up:
-                if told_down:
-                    told_down = False
-                    self._link_changed(channel.peer_id, True)
-                continue
-            if not told_down and not await self._comes_back(channel):
-                told_down = True
-                self._link_changed(channel.peer_id, False)
-
-    async def _comes_back(self, channel: Channel) -> bool:
-        deadline = asyncio.get_running_loop().time() + GRACE_S
-        while asyncio.get_running_loop().time() < deadline and not channel.closed:
-            if channel.is_up:
-                return True
-            await asyncio.sleep(GRACE_S / 10)
-        return channel.is_up or channel.closed
+        link = Link(
+            self._node,
+            peer,
+            f"{self._key}.{self._generation}",
+            self._tasks,
+            _Outgoing(self._book),
+            partial(self._link_changed, peer),
+            lost,
+        )
+        self._outgoing[peer] = link
+        return link
 
     async def take(self, peer: str, header: Mapping[str, Any], payload: Stream, length: int) -> None:
         """Check an incoming tensor's head, take its payload, hand it on."""
@@ -166,20 +135,18 @@ class DataPlane:
             # The sender keeps it and tries again in a second: memory comes back when the step ends.
             raise RemoteError("HP-MEM-002", "no room for a tensor", peer=peer, why=error.why) from error
         pinned = store.pin([tensor])
-        meter, clock = self._meters.setdefault(peer, Meter()), asyncio.get_running_loop()
-        meter.begun(clock.time())
-        received = 0
         try:
             await payload.receive_into(store.view(tensor))
-            received = length
         except BaseException:
             store.release(tensor)
             raise
         finally:
-            meter.ended(clock.time(), received)
             store.unpin(pinned)
         self.bytes_received += length
         self._arrived(peer, head, tensor)
+
+    def _meter_of(self, peer: str) -> Meter:
+        return self._meters.setdefault(peer, Meter())
 
     def _due_bytes(self, head: Head, schema: Schema, peer: str) -> int:
         """The length of its payload, from our own graph and what the run's codec allows."""
@@ -192,15 +159,6 @@ class DataPlane:
         if not self._book.allows(codec, gradient=isinstance(head, GradientHead)):
             raise ProtocolError(f"a tensor in {codec}, which is not of this run", peer=peer)
         return bundle_layout(schema, head).written(codec, head.coded.written)
-
-    def rate_from(self, peer: str) -> float:
-        """Bytes/s at which payloads of `peer` arrive; 0: not known."""
-        meter = self._meters.get(peer)
-        return meter.rate if meter is not None else 0.0
-
-    def told_rate(self, peer: str, rate: float) -> None:
-        """`peer` says how fast our payloads arrive there."""
-        self._book.arrives(peer, rate)
 
 
 def _due(head: Head, schema: Schema) -> bool:
@@ -232,14 +190,9 @@ class _Incoming:
     def __init__(self, plane: DataPlane, peer: str) -> None:
         self._plane = plane
         self._peer = peer
-        self._told_at = 0.0
 
-    async def frame(self, channel: Channel, header: Mapping[str, Any], payload: Stream, length: int) -> None:
+    async def frame(self, _channel: Channel, header: Mapping[str, Any], payload: Stream, length: int) -> None:
         await self._plane.take(self._peer, header, payload, length)
-        now, rate = asyncio.get_running_loop().time(), self._plane.rate_from(self._peer)
-        if rate and now - self._told_at >= TELL_RATE_S:
-            self._told_at = now
-            channel.send(Parcel({RATE: rate}))
 
     def beat(self, _channel: Channel) -> None:
         """Acknowledgements need no answer of ours."""
@@ -254,17 +207,18 @@ class _Incoming:
 class _Outgoing:
     """The receiver on our side of a channel that we send on: acknowledgements come back, and how fast it was."""
 
-    def __init__(self, plane: DataPlane) -> None:
-        self._plane = plane
+    def __init__(self, book: LinkBook) -> None:
+        self._book = book
 
-    async def frame(self, channel: Channel, header: Mapping[str, Any], _payload: Stream, length: int) -> None:
-        rate = header.get(RATE)
-        if length or not isinstance(rate, float) or not 0 < rate < MAX_RATE:
-            raise ProtocolError("a tensor on the wrong side of a channel", peer=channel.peer_id)
-        self._plane.told_rate(channel.peer_id, rate)
+    async def frame(
+        self, channel: Channel, _header: Mapping[str, Any], payload: Stream, _length: int
+    ) -> None:
+        await payload.skip()
+        raise ProtocolError("a tensor on the wrong side of a channel", peer=channel.peer_id)
 
-    def beat(self, _channel: Channel) -> None:
-        """Acknowledgements need no answer of ours."""
+    def beat(self, channel: Channel) -> None:
+        if channel.rate:
+            self._book.arrives(channel.peer_id, channel.rate)
 
     def up(self, channel: Channel) -> None:
         _log.debug("%r", channel)

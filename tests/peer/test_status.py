@@ -66,19 +66,19 @@ def test_swarm_at_work(run: RunDirectory) -> None:
 
 def test_links_and_what_is_saved_on_them(run: RunDirectory) -> None:
     links = {
-        f"peer {number}": LinkFigures(
+        f"the peer {number}": LinkFigures(
             rate=1e6 * number, bundle_bytes=1 << 20, raw_bytes=80 << 20, sent_bytes=20 << 20
         )
         for number in range(1, 7)
     }
     links["unused"] = LinkFigures(rate=1.0)
     notes = tuple(link_notes(links))
-    assert [note.to for note in notes] == [f"peer {number}" for number in range(1, MAX_LINKS + 1)]
+    assert [note.to for note in notes] == [f"e peer {number}" for number in range(1, MAX_LINKS + 1)]
     advert = volunteer(0, 1, name="alpha", links=notes[:1])
     assert Advert.from_map(advert.to_map(), peer="a") == advert
     found = look(run, **{"a": advert, "the peer 1": volunteer(1, 2, name="beta")})
     (line,) = [line for line in _lines(found) if line.startswith("link")]
-    assert line.split("  ", 1)[1].strip() == "alpha → beta  8 Mbit/s, 4.0 times smaller, 60.0 MiB saved"
+    assert line.split("  ", 1)[1].strip() == "alpha → beta  8 Mbit/s, 4.0 times smaller, 60 MiB saved"
 
 
 def test_without_coordinator_the_volunteers_tell(run: RunDirectory) -> None:

@@ -11,7 +11,7 @@ from hetpeer.bootstrap.settings import LinkSettings
 from hetpeer.peer.linkbook import LinkBook
 from hetpeer.stages.links.adaptive import coding_for, share_for
 from hetpeer.stages.links.codec import Codec
-from hetpeer.stages.links.pace import STEADY, SURE_BYTES, Meter, ratio_of, target_seconds
+from hetpeer.stages.links.pace import ratio_of, target_seconds
 
 SPARSE = Codec.of("topk-int8")
 MIB = 1 << 20
@@ -66,46 +66,6 @@ def test_precision_that_buys_no_time_is_not_given_up():
 def test_nothing_known_nothing_shrunk():
     assert target_seconds([], [1.0], 100.0) == 0.0
     assert ratio_of(5.0, 0.0, 100.0) == 1.0
-
-
-# ── rates ────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_rate_counts_only_time_in_which_something_was_due():
-    meter = Meter()
-    for number in range(10):
-        meter.begun(10.0 * number)
-        meter.ended(10.0 * number + 0.5, MIB)
-    assert meter.rate == pytest.approx(2 * MIB)
-
-
-def test_streams_that_share_a_line_are_one():
-    meter = Meter()
-    meter.begun(0.0)
-    meter.begun(0.0)
-    meter.ended(1.0, MIB)
-    meter.begun(1.0)
-    meter.ended(1.5, MIB)
-    meter.ended(2.0, 2 * MIB)
-    assert meter.rate == pytest.approx(2 * MIB, rel=0.2)
-
-
-def test_a_rate_follows_the_line():
-    meter, now = Meter(), 0.0
-    for rate in (8 * MIB, MIB):
-        until = now + 6 * STEADY
-        while now < until:
-            meter.begun(now)
-            now += MIB / rate
-            meter.ended(now, MIB)
-        assert meter.rate == pytest.approx(rate, rel=0.1)
-
-
-def test_a_few_bytes_tell_nothing():
-    meter = Meter()
-    meter.begun(0.0)
-    meter.ended(0.001, SURE_BYTES - 1)
-    assert meter.rate == 0.0
 
 
 # ── the book ─────────────────────────────────────────────────────────────────────────────────────────────────────────

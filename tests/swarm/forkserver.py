@@ -82,16 +82,24 @@ def serve(folder: Path) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
 
 
-def run_child(*, arguments: list[str], home: str, out: str, err: str, before: str = "") -> None:
-    """Become `hetpeer *arguments`; `before` names a function of tampering.py that is called first. Never returns."""
+def run_child(
+    *, arguments: list[str], home: str, out: str, err: str, before: str = "", network: str = ""
+) -> None:
+    """Become `hetpeer *arguments`; `before` names a function of tampering.py that is called first. Never returns.
+
+    `network`: the namespace to be in (wanlab).
+    """
     from hetpeer.dht.processes import _PR_SET_PDEATHSIG, _libc
     from hetpeer.peer.cli.main import run
     from tests.swarm import tampering
+    from tests.wanlab.router import enter
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
+    if network:
+        enter(os.open(f"/run/netns/{network}", os.O_RDONLY | os.O_CLOEXEC))
     for path, descriptor in (("/dev/null", 0), (out, 1), (err, 2)):
         opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(opened, descriptor)

@@ -23,6 +23,7 @@ from hetpeer.bootstrap.replay import ReferenceRun, compare
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.identity import Identity
 from tests.swarm.forkserver import ForkServer
+from tests.wanlab.lab import Lab
 
 T = TypeVar("T")
 POLL_S = 0.05
@@ -123,18 +124,31 @@ class Swarm:
         self.run = run
         self.children: list[Child] = []
         self.address = ""
+        self.lab: Lab | None = None
+        """Where its processes are, if not on the loopback of this machine."""
         self._server = server
 
     # ── processes ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(
-        self, name: str, *arguments: str, before: str = "", home: Path | None = None, verbose: str = "-v"
+        self,
+        name: str,
+        *arguments: str,
+        before: str = "",
+        home: Path | None = None,
+        verbose: str = "-v",
+        node: int = 0,
     ) -> Child:
         number = len(self.children)
         out, err = self.folder / f"{number}-{name}.out", self.folder / f"{number}-{name}.err"
         home = home or self.folder / name
         pid = self._server.start(
-            arguments=[verbose, *arguments], home=str(home), out=str(out), err=str(err), before=before
+            arguments=[verbose, *arguments],
+            home=str(home),
+            out=str(out),
+            err=str(err),
+            before=before,
+            network=self.lab.namespace(node) if self.lab else "",
         )
         child = Child(name, pid, home, out, err, self._server)
         self.children.append(child)
@@ -143,17 +157,20 @@ class Swarm:
     async def bootstrap(self, before: str = "") -> Child:
         """Serve the run, at the port where it was served before; returns when volunteers may join."""
         port = self.address.split("/")[4] if self.address else "0"
-        options = ("--host", "127.0.0.1", "--port", port)
+        options = ("--host", self._host(0), "--port", port)
         child = self.start("bootstrap", "bootstrap", str(self.run.path), *options, before=before)
         await until(lambda: child.printed or child.status is not None, "the bootstrap node is ready")
         assert child.status is None, child.said
         self.address = child.printed.split()[-1]
         return child
 
-    def volunteer(self, name: str, *options: str, via: str = "", **how: Any) -> Child:
+    def volunteer(self, name: str, *options: str, via: str = "", node: int = 0, **how: Any) -> Child:
         """A volunteer that joins through the bootstrap node or `via`; `how` as in `start`."""
-        address = ("--bootstrap", via or self.address, "--host", "127.0.0.1", "--name", name)
-        return self.start(name, "join", *address, *options, **how)
+        address = ("--bootstrap", via or self.address, "--host", self._host(node), "--name", name)
+        return self.start(name, "join", *address, *options, node=node, **how)
+
+    def _host(self, node: int) -> str:
+        return self.lab.address(node) if self.lab else "127.0.0.1"
 
     def end(self) -> None:
         """Kill what is left, then check what everybody said."""

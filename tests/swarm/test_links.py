@@ -1,5 +1,6 @@
 """Links that shrink what they send: ids still count exactly once, and the model still learns."""
 
+import json
 import signal
 
 import pytest
@@ -9,8 +10,33 @@ from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.replay import ReferenceRun, compare
 from hetpeer.bootstrap.settings import LinkSettings
 from tests.swarm.swarm import Swarm, resign
+from tests.wanlab.lab import Lab, needs_lab
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+
+
+@needs_lab
+async def test_only_the_slow_direction_shrinks(swarm: Swarm) -> None:
+    """One of two stages has a very bad uplink; what comes back has a good one, and stays bit for bit."""
+    training = swarm.run.manifest.training.model_copy(update={"steps": 1000})
+    links = LinkSettings(codec="topk-int8", ratio=20.0)
+    swarm.run = resign(swarm.run, training=training, links=links)
+    with Lab({"nodes": 3, "latency_ms": 5, "uplink_mbps": [0, 0.5, 1000], "queue_ms": 1000}) as swarm.lab:
+        await swarm.bootstrap()
+        slow = swarm.volunteer("slow", node=1)
+        await slow.says("getting blocks")
+        swarm.volunteer("fast", node=2)
+        await swarm.committed(20, within_s=120.0)
+        watcher = swarm.start("watcher", "status", "--bootstrap", swarm.address, "--json", node=0)
+        assert await watcher.ended() == 0, watcher.said
+        swarm.end()
+    peers = {peer["name"]: peer for peer in json.loads(watcher.printed)["peers"]}
+    up, down = (peers[name]["links"][0] for name in ("slow", "fast"))
+    assert 0.1e6 / 8 < up["bytes_per_second"] < 4e6 / 8  # small bundles let a line look faster than it is
+    assert up["ratio"] > 1.2
+    assert up["saved_bytes"] > 0
+    assert down["bytes_per_second"] > 10e6 / 8
+    assert (down["ratio"], down["saved_bytes"]) == (1.0, 0)
 
 
 async def test_sparse_bundles_through_a_death(swarm: Swarm, reference: ReferenceRun) -> None:
