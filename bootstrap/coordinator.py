@@ -114,7 +114,7 @@ class Coordinator(Reigning):
     def _prepared(self, volunteer: Volunteer, message: m.Prepared, now: float) -> list[Effect]:
         if volunteer.place is None:
             return []
-        volunteer.flops_per_second = message.flops_per_second
+        volunteer.flops_per_second = message.flops_per_second or volunteer.flops_per_second
         line = self.line
         effects = self._leave_step([volunteer], now) if volunteer.standing is Standing.READY else []
         if self.line != line:

@@ -173,8 +173,9 @@ class Membership:
 
     def target(self, ratio: float) -> float:
         """Seconds that every link is to take for a microbatch (stages/links/pace.py); 0: not known."""
-        ready = [self.volunteers[peer] for peer in self.roster()]
-        links = (seconds for v in ready for peer, seconds in v.links.items() if peer in self.roster())
+        roster = self.roster()
+        ready = [self.volunteers[peer] for peer in roster]
+        links = (seconds for v in ready for peer, seconds in v.links.items() if peer in roster)
         return target_seconds(links, (v.computing for v in ready), ratio)
 
     def speeds(self) -> dict[str, float]:

@@ -16,13 +16,15 @@ GROUP_BYTES = 1 << 16
 """Bytes that make one measurement."""
 GROUPS = 8
 """Measurements that are kept."""
+MAX_DELAYS = 4096
+"""Delays that are kept, however many frames a peer sends."""
 
 
 class Meter:
     """The rate of one line, by all frames that come over it, in whatever streams."""
 
     def __init__(self) -> None:
-        self._delays: deque[tuple[float, float]] = deque()
+        self._delays: deque[tuple[float, float]] = deque(maxlen=MAX_DELAYS)
         """(when, delay): delays that may yet be the least, rising."""
         self._last = float("-inf")
         self._bytes = 0
