@@ -96,6 +96,33 @@ def test_work_is_shared_by_the_speed_that_was_found_on_the_place():
     assert {peer: len(court.sent[peer, "begin"].tasks) for peer in ("slow", "fast")} == {"slow": 0, "fast": 2}
 
 
+def test_links_aim_at_what_was_last_said_in_whatever_state():
+    """Of those on the roster; the author's ratio bounds what the slowest link is asked for."""
+    court = Court(link_ratio=10.0)
+    seen = set()
+
+    def pace(peer, computing, **links):
+        seen.add(court.core.state)
+        assert court.tell(peer, m.Paced(computing=computing, links=links)) == []
+
+    for peer in ("a", "b"):
+        court.prepare(peer)
+        pace(peer, 9.0)
+    court.begin_prepared("a", "b")
+    assert court.sent["a", "begin"].target == 0.0
+    pace("a", 0.5, b=20.0, gone=1000.0)
+    pace("b", 0.25, a=1.0)
+    court.count("a", "b")
+    pace("b", 0.25, a=1.0)
+    court.commit("a", "b")
+    assert court.sent["a", "begin"].target == court.sent["b", "begin"].target == 2.0
+    pace("a", 3.0, b=20.0)
+    while court.core.state is State.TRAINING and court.core.step < 3:
+        court.commit("a", "b")
+    assert court.sent["a", "begin"].target == 3.0
+    assert {State.TRAINING, State.REDUCING} <= seen
+
+
 def test_strangers_are_fenced_until_they_introduce_themselves():
     told, closed = Court().tell("a", m.Heartbeat())
     assert (told.message.kind, closed) == ("fenced", Disconnect("a"))

@@ -4,6 +4,7 @@ tests/simulation/test_coverage.py fails for a cell that is neither reached nor l
 """
 
 from hetpeer.averaging.member import Phase
+from hetpeer.bootstrap.coordinator import State
 from hetpeer.peer.simulate.coverage import MEMBER_MESSAGES
 
 _OVER = "after Finished or Rejected the driver ends, and with it the core"
@@ -35,8 +36,10 @@ STEERED_COORDINATOR = {
     ("finished", "farewell"),
     ("finished", "saved"),
     ("finished", "not_saved"),
+    *((state.value, "paced") for state in State),
 }
-"""Possible, but too rare in random histories: tests/bootstrap/test_coordinator.py drives them by hand."""
+"""Possible, but too rare in random histories, or said by the daemon alone: tests/bootstrap/test_coordinator.py drives
+them by hand."""
 
 _PAST = ("reroute", "gone", "settled", "evict", "plan", "commit", "save")
 
