@@ -54,9 +54,10 @@ class Transcoding:
             return None
         into = self._store.new(step, layout.room(coding.codec, coding.share))
         feedback = self._book.feedback and gradient and coding.codec.sparse and not tensor.sparse
-        if feedback and (step, head.id, border) in self._sent:
-            feedback = False
-        self._sent.add((step, head.id, border))
+        if feedback:
+            key = (step, head.id, border)
+            feedback = key not in self._sent
+            self._sent.add(key)
         command = c.Encode(
             codec=str(coding.codec),
             share=coding.share,

@@ -56,17 +56,14 @@ def run_app(
 
 @pytest.mark.parametrize("arguments", [["--help"], ["status", "--help"]])
 def test_help_answers_at_once(arguments: list[str]) -> None:
-    """Processor time: the process never waits, so on an idle machine it is the time a user waits.
-
-    The goal is 0.3 s. The same commit takes 0.25 to 0.55 s on one virtual machine at different hours; torch alone takes 1.3.
-    """
+    """Processor time: the process never waits, so on an idle machine it is the time a user waits."""
     seconds = []
     for _ in range(3):
         begin = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert hetpeer(*arguments).returncode == 0
         end = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds.append(end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime)
-    assert min(seconds) < 1.0
+    assert min(seconds) < 0.5
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["status", "--help"], ["demo", "--help"]])
