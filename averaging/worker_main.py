@@ -22,7 +22,10 @@ def main(arguments: list[str]) -> int:
     from hetpeer.averaging.updates import AdamW, AdamWSettings
     from hetpeer.stages.execution import device
     from hetpeer.stages.execution.arena import SharedMemory
+    from hetpeer.stages.execution.commands import Lane
     from hetpeer.stages.execution.engine import Engine
+    from hetpeer.stages.execution.staging import Staging
+    from hetpeer.stages.execution.transcoding import Transcoder
 
     torch.set_num_threads(options.threads)
     # TF32 rounds products to 10 bits: peers' results would differ by 1e-3. Convolutions have it by default.
@@ -32,13 +35,16 @@ def main(arguments: list[str]) -> int:
     except HetpeerError as error:
         print(error.line(), file=sys.stderr)
         return error.exit_code
-    engine = Engine(
-        chosen,
-        SharedMemory(options.arena),
-        lambda settings: AdamW(AdamWSettings.from_mapping(settings)),
-    )
+    staging = Staging(SharedMemory(options.arena), chosen)
+    engine = Engine(chosen, staging, lambda settings: AdamW(AdamWSettings.from_mapping(settings)))
+    transcoder = Transcoder(staging)
+    lanes = {
+        Lane.COMPUTE: engine.execute,
+        Lane.SEND: transcoder.execute,
+        Lane.RECEIVE: transcoder.execute,
+    }
     with socket.socket(fileno=options.socket) as connection:
-        serve(connection, engine.execute)
+        serve(connection, lanes)
     return 0
 
 

@@ -234,6 +234,7 @@ class Volunteer:
         while self._prepared:
             block, _ = self._prepared.popitem()
             await self._compute.submit(c.Unload(block=block))
+        await self._compute.submit(c.ForgetResiduals())
         specs = []
         for block in range(begin, end):
             spec, self._prepared[block] = await _keep_trying(partial(self._load_block, block))

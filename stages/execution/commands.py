@@ -1,12 +1,13 @@
 """What the daemon may ask of its compute worker.
 
 Plain frozen values; frames.py puts them on a socket. Tensors never cross here: an `Extent` names their place in the
-arena. Answers come in the order of the commands; a command that could not be done is answered by `Failed`, changes
-nothing, and the worker lives on.
+arena. The commands of one lane are done and answered in the order in which they were posted, lanes are done at the same
+time. A command that could not be done is answered by `Failed`, changes nothing, and the worker lives on.
 """
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
@@ -40,11 +41,20 @@ Extents = dict[Name, Extent]
 R = TypeVar("R")
 
 
+class Lane(enum.Enum):
+    """What waits for what in the worker: DT-FM (arXiv 2206.01288, 3.5) receives, computes and sends at once."""
+
+    COMPUTE = "compute"
+    SEND = "send"
+    RECEIVE = "receive"
+
+
 class Command(Generic[R]):
     """Base of all commands; `R` is the answer when it succeeds, `answer` the same at run time."""
 
     __slots__ = ()
     answer: ClassVar[type[Any]] = Done
+    lane: ClassVar[Lane] = Lane.COMPUTE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +127,7 @@ class Encode(Command[Encoded]):
     """
 
     answer: ClassVar[type[Any]] = Encoded
+    lane: ClassVar[Lane] = Lane.SEND
     kind: Literal["encode"] = "encode"
     codec: Name
     share: Number = 1.0
@@ -130,11 +141,20 @@ class Encode(Command[Encoded]):
 class Decode(Command[Done]):
     """Fill a bundle's tensors from `data`, which a peer wrote by `codec`. Of no use after a failure, which is the peer's."""
 
+    lane: ClassVar[Lane] = Lane.RECEIVE
     kind: Literal["decode"] = "decode"
     codec: Name
     written: tuple[Written, ...]
     data: Extent
     tensors: tuple[tuple[Name, Extent], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetResiduals(Command[Done]):
+    """Drop what error feedback has kept: the place changes."""
+
+    lane: ClassVar[Lane] = Lane.SEND
+    kind: Literal["forget_residuals"] = "forget_residuals"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,6 +308,7 @@ AnyCommand = (
     | Forward
     | Encode
     | Decode
+    | ForgetResiduals
     | Backward
     | DropTask
     | MergeSlot

@@ -18,7 +18,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -40,9 +39,14 @@ LAST_WORDS_S = 3.0
 """Seconds between the worker's end of the socket closing and the process being killed: leaving torch takes 1 s on a busy
 machine."""
 
-MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
+MALLOC = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
+}
 """glibc gives a freed tensor of more than 128 KiB back to the system, and every new one costs page faults again (mallopt(3)).
-32 MiB is the highest threshold it takes; at most 128 MiB stay with the worker."""
+32 MiB is the highest threshold it takes; at most 128 MiB stay with the worker. The heaps of other threads are given back
+whatever the thresholds, so there is one heap for all."""
 
 STDERR = 2
 
@@ -136,10 +140,10 @@ class Compute:
         return len(self._wire.pending)
 
     def post(self, command: Command[R]) -> Coroutine[Any, Any, R]:
-        """Send a command now; await what this returns for its answer. Commands are executed in the order of posting.
+        """Send a command now; await what this returns for its answer. Those of one lane are executed in the order of posting.
 
         Awaiting raises `CommandFailedError` (the worker lives on), `WorkerDiedError`. Cancelled, the command is
-        executed all the same and its answer dropped: its extents stay in use until a later command was answered.
+        executed all the same and its answer dropped: its extents stay in use until a later one of its lane was answered.
         """
         return self._answer(command, self._wire.ask(command) if self._wire.open else None)
 
@@ -197,23 +201,25 @@ class Compute:
 
 
 class _Wire(asyncio.Protocol):
-    """Commands out, answers in: the oldest pending command gets the next answer."""
+    """Commands out, answers in, by their number."""
 
     def __init__(self, on_lost: Callable[[], None]) -> None:
-        self.pending: deque[asyncio.Future[Result]] = deque()
+        self.pending: dict[int, asyncio.Future[Result]] = {}
+        self._number = 0
         self.open = False
         self._on_lost = on_lost
         self._reader = FrameReader()
 
     def ask(self, command: Command[Any]) -> asyncio.Future[Result]:
         answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self.pending.append(answer)
-        self._transport.write(encode_command(command))
+        self._number += 1
+        self.pending[self._number] = answer
+        self._transport.write(encode_command(self._number, command))
         return answer
 
     def fail(self, status: int) -> None:
         while self.pending:
-            answer = self.pending.popleft()
+            _, answer = self.pending.popitem()
             if not answer.done():
                 answer.set_exception(WorkerDiedError(status))
 
@@ -223,12 +229,12 @@ class _Wire(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            for body in self._reader.feed(data):
+            for number, body in self._reader.feed(data):
                 result = decode_result(body)
-                answer = self.pending.popleft()
+                answer = self.pending.pop(number)
                 if not answer.done():  # its caller was cancelled
                     answer.set_result(result)
-        except (ProtocolError, IndexError):
+        except (ProtocolError, KeyError):
             self._transport.abort()  # a worker that talks nonsense is ended
 
     def connection_lost(self, _: Exception | None) -> None:

@@ -1,6 +1,6 @@
-"""Commands and results as frames on the socket between daemon and worker: msgpack, preceded by its length.
+"""Commands and results as frames on the socket between daemon and worker: msgpack, preceded by its length and a number.
 
-Who reads validates, so neither trusts the other's memory. No I/O here: bytes in, values out.
+A result has the number of its command. Who reads validates, so neither trusts the other's memory. No I/O here: bytes in, values out.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from hetpeer.stages.execution.results import Result
 MAX_FRAME_BYTES = 64 << 20
 """Room for the largest block's graph; tensors do not pass here."""
 
-LENGTH = struct.Struct("<I")
-"""The prefix of a frame: bytes that follow."""
+PREFIX = struct.Struct("<IQ")
+"""Before each frame: bytes that follow, and its number."""
 
 _COMMANDS: TypeAdapter[AnyCommand] = TypeAdapter(Annotated[AnyCommand, Field(discriminator="kind")])
 _RESULTS: TypeAdapter[Result] = TypeAdapter(Annotated[Result, Field(discriminator="kind")])
 
 
-def encode_command(command: Command[Any]) -> bytes:
+def encode_command(number: int, command: Command[Any]) -> bytes:
     """One frame."""
-    return _frame(_COMMANDS, command)
+    return _frame(_COMMANDS, number, command)
 
 
-def encode_result(result: Result) -> bytes:
+def encode_result(number: int, result: Result) -> bytes:
     """One frame."""
-    return _frame(_RESULTS, result)
+    return _frame(_RESULTS, number, result)
 
 
 def decode_command(body: bytes) -> AnyCommand:
@@ -48,30 +48,30 @@ def decode_result(body: bytes) -> Result:
 
 
 class FrameReader:
-    """Bytes in, whole frame bodies out."""
+    """Bytes in, whole frames out: their number and their body."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """The bodies completed by `data`. Raises ProtocolError when a frame claims more than `MAX_FRAME_BYTES`."""
+    def feed(self, data: bytes) -> list[tuple[int, bytes]]:
+        """The frames completed by `data`. Raises ProtocolError when a frame claims more than `MAX_FRAME_BYTES`."""
         self._buffer += data
-        bodies = []
-        while len(self._buffer) >= LENGTH.size:
-            (length,) = LENGTH.unpack_from(self._buffer)
+        frames = []
+        while len(self._buffer) >= PREFIX.size:
+            length, number = PREFIX.unpack_from(self._buffer)
             if length > MAX_FRAME_BYTES:
                 raise ProtocolError(f"a frame of {length} bytes between daemon and worker")
-            end = LENGTH.size + length
+            end = PREFIX.size + length
             if len(self._buffer) < end:
                 break
-            bodies.append(bytes(self._buffer[LENGTH.size : end]))
+            frames.append((number, bytes(self._buffer[PREFIX.size : end])))
             del self._buffer[:end]
-        return bodies
+        return frames
 
 
-def _frame(adapter: TypeAdapter[Any], value: Any) -> bytes:
+def _frame(adapter: TypeAdapter[Any], number: int, value: Any) -> bytes:
     body: bytes = msgpack.packb(adapter.dump_python(value))
-    return LENGTH.pack(len(body)) + body
+    return PREFIX.pack(len(body), number) + body
 
 
 def _parse(adapter: TypeAdapter[Any], body: bytes) -> Any:

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from hetpeer.stages.execution import commands as c
+from hetpeer.stages.execution import results as r
 from hetpeer.stages.execution.arena import Extent
+from hetpeer.stages.execution.executor import Executor
 from hetpeer.stages.execution.staging import CommandError, Staging
 from hetpeer.stages.graph.calls import SYMBOLS
 from hetpeer.stages.links.codec import Codec, Written, kept_of, length
@@ -17,16 +20,37 @@ Places = Sequence[tuple[str, Extent]]
 """Dtype and extent of each tensor of a bundle, in its order."""
 
 
-class Transcoder:
-    """Encodes and decodes bundles that lie in the arena, on behalf of one worker."""
+class Transcoder(Executor):
+    """Encodes and decodes bundles that lie in the arena, on behalf of one worker.
+
+    One thread may encode while another decodes: what has a memory, the residuals, is of encoding alone.
+    """
 
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
         self._residuals: dict[str, list[Tensor]] = {}
+        super().__init__(
+            {c.Encode: self._encode, c.Decode: self._decode, c.ForgetResiduals: self._forget_residuals}
+        )
 
-    def forget(self) -> None:
-        """Drop all residuals: the place has changed."""
+    def _forget_residuals(self, _: c.ForgetResiduals) -> r.Done:
         self._residuals.clear()
+        return r.Done()
+
+    def _encode(self, command: c.Encode) -> r.Encoded:
+        written, nbytes = self.encode(
+            Codec.of(command.codec),
+            command.share,
+            command.tensors,
+            command.into,
+            squeeze=command.squeeze,
+            feedback=command.feedback,
+        )
+        return r.Encoded(nbytes=nbytes, written=written)
+
+    def _decode(self, command: c.Decode) -> r.Done:
+        self.decode(Codec.of(command.codec), command.written, command.data, command.tensors)
+        return r.Done()
 
     def encode(
         self, codec: Codec, share: float, places: Places, into: Extent, *, squeeze: bool, feedback: str

@@ -1,4 +1,4 @@
-"""The compute worker's process: read a command, execute it, answer; nothing else happens here.
+"""The compute worker's process: read a command, have its lane execute it, answer; nothing else happens here.
 
 A process of its own, so that a CUDA crash, an out-of-memory kill or a pause never stops the daemon's heartbeat, and
 so that nice, cores and GPU memory limits act on it alone. It may die at any moment (`kill -9` is always safe), and it
@@ -14,14 +14,16 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from hetpeer.dht.errors import ProtocolError
-from hetpeer.stages.execution.commands import Command, Shutdown
+from hetpeer.stages.execution.commands import Command, Lane, Shutdown
 from hetpeer.stages.execution.frames import FrameReader, decode_command, encode_result
-from hetpeer.stages.execution.results import Result, failed
+from hetpeer.stages.execution.results import Done, Result, failed
 
 PR_SET_PDEATHSIG = 1
 RECEIVE_BYTES = 1 << 20
@@ -65,23 +67,66 @@ def settle_in(options: WorkerOptions) -> None:
     os.nice(options.nice)
 
 
-def serve(connection: socket.socket, execute: Execute) -> None:
-    """Answer commands one by one, in order, until `Shutdown` or until the daemon's end of the socket closes."""
-    with contextlib.suppress(
+def serve(connection: socket.socket, lanes: Mapping[Lane, Execute]) -> None:
+    """Answer commands until `Shutdown`, or until the daemon's end of the socket closes. Each lane has its own thread.
+
+    Raises what a lane could not answer: nothing can be computed any more.
+    """
+    gone = contextlib.suppress(
         BrokenPipeError, ConnectionResetError
-    ):  # the daemon went while something was under way
+    )  # the daemon, while something was under way
+    with gone, _Lanes(connection, lanes) as running:
         reader = FrameReader()
         while data := connection.recv(RECEIVE_BYTES):
-            for body in reader.feed(data):
-                command, result = _answer(body, execute)
-                connection.sendall(encode_result(result))
+            for number, body in reader.feed(data):
+                try:
+                    command = decode_command(body)
+                except ProtocolError as error:
+                    running.answer(number, failed(error))
+                    continue
                 if isinstance(command, Shutdown):
+                    running.finish()
+                    running.answer(number, Done())
                     return
+                running.post(number, command)
 
 
-def _answer(body: bytes, execute: Execute) -> tuple[Command[Any] | None, Result]:
-    try:
-        command = decode_command(body)
-    except ProtocolError as error:
-        return None, failed(error)
-    return command, execute(command)
+class _Lanes:
+    """A thread for each lane, which does its commands in order and answers them."""
+
+    def __init__(self, connection: socket.socket, lanes: Mapping[Lane, Execute]) -> None:
+        self._connection = connection
+        self._lanes = lanes
+        self._threads = {lane: ThreadPoolExecutor(1, thread_name_prefix=lane.value) for lane in lanes}
+        self._answering = threading.Lock()
+        self._broken: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for thread in self._threads.values():
+            thread.shutdown(cancel_futures=True)
+        if self._broken is not None:
+            raise self._broken
+
+    def post(self, number: int, command: Command[Any]) -> None:
+        """Have the command done after those of its lane."""
+        self._threads[command.lane].submit(self._run, number, command)
+
+    def answer(self, number: int, result: Result) -> None:
+        with self._answering:
+            self._connection.sendall(encode_result(number, result))
+
+    def finish(self) -> None:
+        """Return when everything posted is done."""
+        for thread in self._threads.values():
+            thread.shutdown()
+
+    def _run(self, number: int, command: Command[Any]) -> None:
+        try:
+            self.answer(number, self._lanes[command.lane](command))
+        except BaseException as error:  # noqa: BLE001 - raised again by the thread that reads, which this wakes
+            self._broken = self._broken or error
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)

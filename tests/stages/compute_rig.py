@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from examples.gpt import build
+from hetpeer.averaging.updates import AdamW, AdamWSettings
 from hetpeer.stages.data.draws import Draw
 from hetpeer.stages.execution.arena import Arena, Extent
 from hetpeer.stages.execution.commands import (
@@ -23,6 +24,9 @@ from hetpeer.stages.execution.commands import (
     Prepare,
     Sum,
 )
+from hetpeer.stages.execution.engine import Engine
+from hetpeer.stages.execution.results import CommandFailedError, Failed
+from hetpeer.stages.execution.staging import Staging
 from hetpeer.stages.execution.state import BlockState, dump
 from hetpeer.stages.graph.cut import cut_blocks
 from hetpeer.stages.graph.spec import BlockSpec
@@ -31,6 +35,7 @@ from hetpeer.stages.graph.wire import pack_block
 
 UPDATE = {"learning_rate": 3e-3, "betas": (0.9, 0.95), "epsilon": 1e-8, "weight_decay": 0.1}
 BATCH, CONTEXT, VOCABULARY = 2, 8, 17
+CPU = torch.device("cpu")
 
 
 def tiny_gpt(seed=0):
@@ -61,6 +66,24 @@ def state_file(model, spec: BlockSpec) -> bytes:
 
 def layout(spec):
     return [(name, part.sizes) for name, part in spec.parameter_specs.items()]
+
+
+def cpu_engine(arena: Arena, make_rule=lambda values: AdamW(AdamWSettings.from_mapping(values))) -> Engine:
+    """An engine without a process."""
+    torch.set_num_threads(1)
+    return Engine(CPU, Staging(arena.memory, CPU), make_rule)
+
+
+def submitter(engine: Engine):
+    """`submit` of a holder whose engine is here."""
+
+    async def submit(command):
+        result = engine.execute(command)
+        if isinstance(result, Failed):
+            raise CommandFailedError(result)
+        return result
+
+    return submit
 
 
 class Holder:

@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from hetpeer.averaging.updates import AdamW, AdamWSettings
 from hetpeer.dht.errors import ProtocolError
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import results as r
-from hetpeer.stages.execution.arena import Arena, Extent
+from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.bundles import BundleLayout
-from hetpeer.stages.execution.engine import Engine
+from hetpeer.stages.execution.staging import Staging
+from hetpeer.stages.execution.transcoding import Transcoder
 from hetpeer.stages.graph.spec import TensorSpec
 from hetpeer.stages.links.codec import Codec, Written
-from tests.stages.compute_rig import Holder, tiny_blocks, tiny_gpt
+from tests.stages.compute_rig import Holder, submitter, tiny_blocks, tiny_gpt
 
 COUNT = 6000
 SPECS = {
@@ -25,16 +25,9 @@ LAYOUT = BundleLayout.of(SPECS)
 
 
 @pytest.fixture
-def arena():
-    made = Arena(16 << 20)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def engine(arena):
+def transcoder(arena):
     torch.set_num_threads(1)
-    return Engine(torch.device("cpu"), arena.memory, lambda values: AdamW(AdamWSettings.from_mapping(values)))
+    return Transcoder(Staging(arena.memory, torch.device("cpu")))
 
 
 def view(arena, extent, dtype=torch.float32):
@@ -53,10 +46,10 @@ def bundle(arena, seed=0):
     return extent, hidden
 
 
-def encode(engine, arena, extent, name, share=1.0, **more):
+def encode(transcoder, arena, extent, name, share=1.0, **more):
     codec = Codec.of(name)
     into = arena.allocate(LAYOUT.room(codec, share))
-    done = engine.execute(
+    done = transcoder.execute(
         c.Encode(codec=name, share=share, tensors=LAYOUT.tensors(extent), into=into, **more)
     )
     assert isinstance(done, r.Encoded), done
@@ -64,18 +57,20 @@ def encode(engine, arena, extent, name, share=1.0, **more):
     return Extent(offset=into.offset, nbytes=done.nbytes), done.written
 
 
-def decode(engine, arena, name, written, data):
+def decode(transcoder, arena, name, written, data):
     extent = arena.allocate(LAYOUT.nbytes)
     arena.view(extent)[:] = bytes([7]) * LAYOUT.nbytes
-    done = engine.execute(c.Decode(codec=name, written=written, data=data, tensors=LAYOUT.tensors(extent)))
+    done = transcoder.execute(
+        c.Decode(codec=name, written=written, data=data, tensors=LAYOUT.tensors(extent))
+    )
     return done, extent
 
 
 @pytest.mark.parametrize("name", ["none", "bf16", "int8", "topk-bf16", "topk-int8"])
-def test_a_bundle_of_several_tensors_comes_back(engine, arena, name):
+def test_a_bundle_of_several_tensors_comes_back(transcoder, arena, name):
     extent, hidden = bundle(arena)
-    data, written = encode(engine, arena, extent, name, share=0.2)
-    done, back = decode(engine, arena, name, written, data)
+    data, written = encode(transcoder, arena, extent, name, share=0.2)
+    done, back = decode(transcoder, arena, name, written, data)
     assert done == r.Done()
     places, found = LAYOUT.within(extent), LAYOUT.within(back)
     assert view(arena, places["mask"], torch.bool).equal(view(arena, found["mask"], torch.bool))
@@ -86,21 +81,21 @@ def test_a_bundle_of_several_tensors_comes_back(engine, arena, name):
     assert data.nbytes <= LAYOUT.nbytes
 
 
-def test_zeros_are_not_kept(engine, arena):
+def test_zeros_are_not_kept(transcoder, arena):
     extent, hidden = bundle(arena)
     hidden[100:] = 0
-    _, written = encode(engine, arena, extent, "topk-bf16", share=0.5)
+    _, written = encode(transcoder, arena, extent, "topk-bf16", share=0.5)
     assert written[0].kept == 100
 
 
-def test_feedback_adds_what_was_left_out(engine, arena):
+def test_feedback_adds_what_was_left_out(transcoder, arena):
     """Over many gradients nothing is lost but what is left out of the last."""
     sent, given = torch.zeros(COUNT), torch.zeros(COUNT)
     for seed in range(30):
         extent, gradient = bundle(arena, seed)
         gradient.add_(0.02)
-        data, written = encode(engine, arena, extent, "topk-bf16", share=0.1, feedback="border 3")
-        _, back = decode(engine, arena, "topk-bf16", written, data)
+        data, written = encode(transcoder, arena, extent, "topk-bf16", share=0.1, feedback="border 3")
+        _, back = decode(transcoder, arena, "topk-bf16", written, data)
         sent += view(arena, LAYOUT.within(back)["hidden"])
         given += gradient
         for used in (extent, back):
@@ -108,38 +103,34 @@ def test_feedback_adds_what_was_left_out(engine, arena):
     assert (given - sent).abs().max() < 10
     assert abs(float((given - sent).mean())) < 0.2
     plain, _ = bundle(arena, 99)
-    _, written = encode(engine, arena, plain, "topk-bf16", share=0.1)
+    _, written = encode(transcoder, arena, plain, "topk-bf16", share=0.1)
     assert written[0].kept == COUNT // 10
 
 
-def test_room_that_is_too_small_is_refused_and_the_worker_lives_on(engine, arena):
+def test_room_that_is_too_small_is_refused_and_the_worker_lives_on(transcoder, arena):
     extent, _ = bundle(arena)
     into = arena.allocate(100)
-    done = engine.execute(c.Encode(codec="int8", tensors=LAYOUT.tensors(extent), into=into))
+    done = transcoder.execute(c.Encode(codec="int8", tensors=LAYOUT.tensors(extent), into=into))
     assert isinstance(done, r.Failed)
-    assert encode(engine, arena, extent, "int8")
+    assert encode(transcoder, arena, extent, "int8")
 
 
-def test_damage_is_a_failure(engine, arena):
+def test_damage_is_a_failure(transcoder, arena):
     extent, _ = bundle(arena)
-    data, written = encode(engine, arena, extent, "topk-int8", share=0.1)
+    data, written = encode(transcoder, arena, extent, "topk-int8", share=0.1)
     arena.view(data)[1:2] = b"\x7f"  # the first scale becomes infinite
     arena.view(data)[0:1] = b"\x80"
-    done, _ = decode(engine, arena, "topk-int8", written, data)
+    done, _ = decode(transcoder, arena, "topk-int8", written, data)
     assert isinstance(done, r.Failed)
     assert done.code == "HP-WIRE-001"
     for wrong in (written[:2], (Written(0), *written[1:]), (Written(COUNT + 1), *written[1:])):
         with pytest.raises(ProtocolError):
             LAYOUT.written(Codec.of("topk-int8"), wrong)
-        assert isinstance(decode(engine, arena, "topk-int8", wrong, data)[0], r.Failed)
+        assert isinstance(decode(transcoder, arena, "topk-int8", wrong, data)[0], r.Failed)
 
 
 async def test_no_gradient_goes_back_to_what_was_left_out(engine, arena):
-    async def submit(command):
-        done = engine.execute(command)
-        assert not isinstance(done, r.Failed), done
-        return done
-
+    submit = submitter(engine)
     blocks = tiny_blocks()
     holder = Holder(submit, arena, blocks[1:])
     await holder.load(tiny_gpt())

@@ -1,7 +1,9 @@
 """The engine without a process: what each command does, and that a refused one changes nothing."""
 
+import contextlib
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import msgpack
 import numpy as np
@@ -10,16 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetpeer.averaging.updates import AdamW, AdamWSettings
 from hetpeer.dht.errors import ProtocolError
 from hetpeer.stages.data.draws import Draw
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import results as r
-from hetpeer.stages.execution.arena import Arena, Extent
-from hetpeer.stages.execution.engine import Engine
+from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.frames import (
-    LENGTH,
     MAX_FRAME_BYTES,
+    PREFIX,
     FrameReader,
     decode_command,
     decode_result,
@@ -30,23 +30,20 @@ from hetpeer.stages.execution.results import CommandFailedError
 from hetpeer.stages.execution.state import load
 from hetpeer.stages.execution.worker import WorkerOptions, serve
 from hetpeer.stages.graph.wire import pack_block
-from tests.stages.compute_rig import UPDATE, Holder, layout, microbatch, state_file, tiny_blocks, tiny_gpt
+from tests.stages.compute_rig import (
+    UPDATE,
+    Holder,
+    cpu_engine,
+    layout,
+    microbatch,
+    state_file,
+    submitter,
+    tiny_blocks,
+    tiny_gpt,
+)
 
 DRAW = Draw(0, 0, 0, 1)
 MODEL = tiny_gpt()
-
-
-@pytest.fixture
-def arena():
-    made = Arena(16 << 20)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def engine(arena):
-    torch.set_num_threads(1)
-    return Engine(torch.device("cpu"), arena.memory, lambda values: AdamW(AdamWSettings.from_mapping(values)))
 
 
 @pytest.fixture
@@ -55,16 +52,6 @@ async def holder(engine, arena):
     made = Holder(submitter(engine), arena, tiny_blocks())
     await made.load(MODEL)
     return made
-
-
-def submitter(engine):
-    async def submit(command):
-        result = engine.execute(command)
-        if isinstance(result, r.Failed):
-            raise CommandFailedError(result)
-        return result
-
-    return submit
 
 
 def refused(code, text):
@@ -236,7 +223,7 @@ async def test_state_goes_out_and_comes_back_with_its_digest(holder, engine, are
     applied = await holder.apply(spec, gradient, 0.5)
     data = await holder.state(1)
     assert load(data, 1, layout(spec)).digest() == applied.digest
-    other = Holder(submitter(Engine(torch.device("cpu"), arena.memory, engine._make_rule)), arena, [spec])
+    other = Holder(submitter(cpu_engine(arena)), arena, [spec])
     await other.submit(c.Prepare(block=1, graph=pack_block(spec), update=UPDATE))
     loaded = await other.submit(c.Load(block=1, state=other.put(data)))
     assert (loaded.version, loaded.digest) == (1, applied.digest)
@@ -263,9 +250,7 @@ async def test_a_half_made_update_leaves_no_block(arena):
             vectors["parameters"].add_(1)
             raise MemoryError("no scratch")
 
-    holder = Holder(
-        submitter(Engine(torch.device("cpu"), arena.memory, lambda _: Breaks())), arena, tiny_blocks()[:1]
-    )
+    holder = Holder(submitter(cpu_engine(arena, lambda _: Breaks())), arena, tiny_blocks()[:1])
     await holder.load(MODEL)
     gradient = holder.put(np.zeros(holder.blocks[0].parameter_count, np.float32))
     with refused("HP-MEM-002", "out of memory"):
@@ -306,12 +291,12 @@ EXAMPLES = [
 
 @given(sizes=st.lists(st.integers(1, 200), max_size=50))
 def test_frames_survive_any_split(sizes):
-    stream = b"".join(encode_command(command) for command in EXAMPLES)
+    stream = b"".join(encode_command(number, command) for number, command in enumerate(EXAMPLES))
     reader, found = FrameReader(), []
     for size in [*sizes, len(stream)]:
-        found += [decode_command(body) for body in reader.feed(stream[:size])]
+        found += [(number, decode_command(body)) for number, body in reader.feed(stream[:size])]
         stream = stream[size:]
-    assert found == EXAMPLES
+    assert found == list(enumerate(EXAMPLES))
 
 
 def test_results_come_back_as_they_were():
@@ -320,8 +305,8 @@ def test_results_come_back_as_they_were():
         r.Inspected(digest="ab", squared_norm=float("inf"), finite=False),
         r.Failed(code="HP-X", what="so", why="thus"),
     ):
-        (body,) = FrameReader().feed(encode_result(result))
-        assert decode_result(body) == result
+        ((number, body),) = FrameReader().feed(encode_result(7, result))
+        assert (number, decode_result(body)) == (7, result)
 
 
 @settings(max_examples=300)
@@ -345,25 +330,67 @@ def test_decoders_raise_protocol_errors_only(body):
 
 def test_an_oversized_frame_is_refused_by_its_length():
     with pytest.raises(ProtocolError, match="a frame of"):
-        FrameReader().feed(LENGTH.pack(MAX_FRAME_BYTES + 1))
+        FrameReader().feed(PREFIX.pack(MAX_FRAME_BYTES + 1, 0))
+
+
+@contextlib.contextmanager
+def served(lanes):
+    """A worker without a process: our end of its socket, and the future of `serve`."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(10)
+    with ours, theirs, ThreadPoolExecutor(1) as worker:
+        serving = worker.submit(serve, theirs, lanes)
+        yield ours, serving
+        ours.shutdown(socket.SHUT_WR)
+        wait([serving], 10)
+        assert serving.done()
+
+
+def answers(connection, count):
+    """(number, result) of the next `count` answers."""
+    reader, found = FrameReader(), []
+    while len(found) < count:
+        found += reader.feed(connection.recv(4096))
+    return [(number, decode_result(body)) for number, body in found]
 
 
 def test_serve_answers_until_the_daemon_closes(engine):
-    ours, theirs = socket.socketpair()
-    ours.settimeout(10)
-    with ours, theirs:
-        server = threading.Thread(target=serve, args=(theirs, engine.execute))
-        server.start()
-        ours.sendall(encode_command(c.Info()) + LENGTH.pack(3) + b"bad")
-        reader, bodies = FrameReader(), []
-        while len(bodies) < 2:
-            bodies += reader.feed(ours.recv(4096))
-        info, answer = map(decode_result, bodies)
-        assert isinstance(info, r.WorkerInfo)
-        assert isinstance(answer, r.Failed)
-        ours.shutdown(socket.SHUT_WR)
-        server.join(10)
-        assert not server.is_alive()
+    with served({c.Lane.COMPUTE: engine.execute}) as (connection, serving):
+        connection.sendall(encode_command(1, c.Info()) + PREFIX.pack(3, 2) + b"bad")
+        found = dict(answers(connection, 2))
+        assert isinstance(found[1], r.WorkerInfo)
+        assert isinstance(found[2], r.Failed)
+    assert serving.exception() is None
+
+
+def test_a_lane_does_not_wait_for_another_and_keeps_its_own_order():
+    done, free = [], threading.Event()
+
+    def compute(command):
+        assert free.wait(10)
+        done.append(command.block)
+        return r.Done()
+
+    lanes = {c.Lane.COMPUTE: compute, c.Lane.SEND: lambda _: r.Done()}
+    with served(lanes) as (connection, _):
+        for number in range(3):
+            connection.sendall(encode_command(number, c.Unload(block=number)))
+        connection.sendall(encode_command(3, c.ForgetResiduals()))
+        assert [number for number, _ in answers(connection, 1)] == [3]
+        free.set()
+        assert [number for number, _ in answers(connection, 3)] == done == [0, 1, 2]
+        connection.sendall(encode_command(4, c.Unload(block=4)) + encode_command(5, c.Shutdown()))
+        assert answers(connection, 2) == [(4, r.Done()), (5, r.Done())]
+
+
+def test_what_a_lane_cannot_answer_ends_the_worker():
+    def broken(_):
+        raise torch.AcceleratorError("the context is lost")
+
+    with served({c.Lane.COMPUTE: broken}) as (connection, serving):
+        connection.sendall(encode_command(1, c.Info()))
+        assert connection.recv(1) == b""
+    assert isinstance(serving.exception(), torch.AcceleratorError)
 
 
 def test_options_survive_the_command_line():
