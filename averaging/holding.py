@@ -38,6 +38,7 @@ from hetpeer.stages.execution.effects import (
 )
 from hetpeer.stages.execution.pipeline import Pipeline
 from hetpeer.stages.execution.routes import Hop, Route
+from hetpeer.stages.execution.window import Depth
 
 StepEffect = pipeline.Effect | reduction.Effect | ApplyUpdate
 
@@ -79,12 +80,12 @@ Effect = (
 class HeldStep:
     """The step that `begin` names, at holder `me` of the blocks `place`.
 
-    `shape`: what the manifest says of the model's vectors and slots.
+    `shape`: what the manifest says of the model's vectors and slots; `depth`: microbatches that may be under way.
     """
 
-    def __init__(self, me: str, place: m.Range, begin: m.Begin, shape: Shape) -> None:
+    def __init__(self, me: str, place: m.Range, begin: m.Begin, shape: Shape, depth: Depth) -> None:
         self.id = StepId(begin.line, begin.step)
-        self.pipeline = Pipeline(me, begin.roster, begin.microbatches, shape.slot_capacity)
+        self.pipeline = Pipeline(me, begin.roster, begin.microbatches, shape.slot_capacity, depth)
         self.reduction: Reduction | None = None
         self.commit: m.Commit | None = None
         self._me = me

@@ -25,6 +25,7 @@ from hetpeer.averaging.effects import (
 )
 from hetpeer.averaging.holding import Effect, HeldStep, InStep, Shape, StepEffect
 from hetpeer.averaging.working import Working
+from hetpeer.stages.execution.window import Depth, shortest
 
 __all__ = ["Effect", "InStep", "Member", "Origin", "Phase", "StepEffect"]
 
@@ -43,9 +44,11 @@ class Phase(enum.Enum):
 
 
 class Member(Working):
-    """The core of one volunteer. `shape` is what the manifest says of the model's vectors and slots."""
+    """The core of one volunteer. `shape` is what the manifest says of the model's vectors and slots, `depth` how many
+    microbatches may be under way.
+    """
 
-    def __init__(self, me: str, hello: m.Hello, shape: Shape) -> None:
+    def __init__(self, me: str, hello: m.Hello, shape: Shape, depth: Depth = shortest) -> None:
         super().__init__()
         self.me = me
         self.phase = Phase.JOINING
@@ -55,6 +58,7 @@ class Member(Working):
         self.loss: float | None = None
         self._hello = hello
         self._shape = shape
+        self._depth = depth
         self._graphs: m.Range | None = None
         """Blocks whose graphs the worker has."""
         self._preparing: m.Range | None = None
@@ -191,7 +195,7 @@ class Member(Working):
         if message.step != self.version:
             return [*self._drop_step(), self._sync()]
         effects = self._drop_step()
-        self._step = HeldStep(self.me, self.place, message, self._shape)
+        self._step = HeldStep(self.me, self.place, message, self._shape, self._depth)
         self.phase = Phase.TRAINING
         return [*effects, *self._step.assign(message.tasks), *self._replay_early()]
 

@@ -6,6 +6,7 @@ coroutine that waits for the answer. What a command reads or writes stays pinned
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -22,6 +23,7 @@ from hetpeer.stages.data.draws import Draw
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.results import CommandFailedError
+from hetpeer.stages.execution.window import Window
 
 
 class Execution:
@@ -33,6 +35,7 @@ class Execution:
         schema: Schema,
         data: DataSource | None,
         book: LinkBook,
+        window: Window,
         answer: Callable[[Sequence[Effect]], None],
     ) -> None:
         self._posts = posts
@@ -40,6 +43,7 @@ class Execution:
         self._schema = schema
         self._data = data
         self._book = book
+        self._window = window
         self._answer = answer
         self._sparse: set[tuple[e.StepId, p.TaskKey]] = set()
         """Tasks whose input came through a sparse codec: so do their gradients."""
@@ -75,6 +79,8 @@ class Execution:
             sparse=sparse,
         )
         posted = self._posts.post(command, [source, output, *data.values()])
+        if work.train:
+            self._window.begun((step, key), work.hops_after, time.monotonic())
 
         async def answer() -> None:
             try:
@@ -123,6 +129,7 @@ class Execution:
             finally:
                 self._drop_data(step, key)
             self._book.computed("backward", done.seconds)
+            self._window.finished((step, key), time.monotonic())
             self._answer(member.backward_done(step, key, back))
 
         return answer()
@@ -145,6 +152,7 @@ class Execution:
         for key in [key for key in self._data_tensors if key[0] == step]:
             del self._data_tensors[key]
         self._sparse = {key for key in self._sparse if key[0] != step}
+        self._window.end_step()
 
     def _drop_data(self, step: e.StepId, key: p.TaskKey) -> None:
         for tensor in self._data_tensors.pop((step, key), ()):

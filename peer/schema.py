@@ -7,7 +7,22 @@ from collections.abc import Mapping, Sequence
 from hetpeer.averaging.ties import Ties
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.stages.execution.bundles import BundleLayout
-from hetpeer.stages.graph.spec import BlockSpec
+from hetpeer.stages.graph.spec import ITEM_BYTES, BlockSpec
+
+VECTORS = 6
+"""Of a block: parameters, two moments, two slots, the gradient."""
+
+
+def microbatches_in(memory_bytes: int, specs: Sequence[BlockSpec]) -> int:
+    """How many microbatches of consecutive blocks have room in so much memory between their forward and backward.
+
+    Each takes what autograd keeps, and the bundles that enter and leave, both ways.
+    """
+    first, last = specs[0].at(specs[0].batch), specs[-1].at(specs[-1].batch)
+    bundles = sum(tensor.nbytes for tensor in (*first.inputs.values(), *last.outputs.values()))
+    kept = sum(spec.activation_bytes for spec in specs) + 2 * bundles
+    owned = VECTORS * ITEM_BYTES["float32"] * sum(spec.vector_count for spec in specs)
+    return max(memory_bytes - owned, 0) // max(kept, 1)
 
 
 class Schema:

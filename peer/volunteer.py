@@ -37,7 +37,7 @@ from hetpeer.peer.posting import Posts
 from hetpeer.peer.preparing import RunFiles, StateFetcher, prepare_block
 from hetpeer.peer.reducing import Reducing
 from hetpeer.peer.rehearsing import speed_on
-from hetpeer.peer.schema import Schema
+from hetpeer.peer.schema import Schema, microbatches_in
 from hetpeer.peer.session import ControlSession
 from hetpeer.peer.states import HeldStates
 from hetpeer.peer.stepwork import Place, StepWork
@@ -46,6 +46,7 @@ from hetpeer.peer.transcoding import Transcoding
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.compute import Compute, WorkerDiedError
+from hetpeer.stages.execution.window import Window
 from hetpeer.stages.graph.spec import BlockSpec
 
 LAST_WORD_S = 1.0
@@ -78,7 +79,8 @@ class Volunteer:
             memory_bytes=offer.memory_bytes,
             flops_per_second=offer.flops_per_second,
         )
-        self.member = Member(node.peer_id, hello, _shape(self._manifest))
+        self._window = Window()
+        self.member = Member(node.peer_id, hello, _shape(self._manifest), self._window.depth)
         self.session = ControlSession(
             node,
             self._coordinator,
@@ -243,8 +245,9 @@ class Volunteer:
         self._source = (
             DataSource(self._files, specs, self._tasks) if any(spec.data for spec in specs) else None
         )
+        self._window.reset(microbatches_in(self.offer.memory_bytes, specs))
         posts, schema = Posts(self._compute, self._store), Schema(specs, self._manifest)
-        tasks = Execution(posts, schema, self._source, self.links, self.perform)
+        tasks = Execution(posts, schema, self._source, self.links, self._window, self.perform)
         transcoding = Transcoding(posts, schema, self.links, self._node.peer_id, self._plane.send)
         gate = DataGate(self._source, self._tasks)
         self._steps.use(Place(schema, posts, tasks, Reducing(posts, schema, self.perform), transcoding, gate))

@@ -18,6 +18,7 @@ from hetpeer.peer.simulate.worker import Worker
 from hetpeer.peer.simulate.world import Gate
 from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.slots import Drop, Merge
+from hetpeer.stages.execution.window import Window
 
 if TYPE_CHECKING:
     from hetpeer.peer.simulate.swarm import Swarm
@@ -57,8 +58,15 @@ class Volunteer:
         self._gate = Gate(swarm.world)
         self.process += 1
         self.boxes = Boxes()
+        window = Window()
         self.worker = Worker(
-            swarm.world, swarm.numerics, self.boxes, self._speed, self.poison, self._answer_of(self.process)
+            swarm.world,
+            swarm.numerics,
+            self.boxes,
+            window,
+            self._speed,
+            self.poison,
+            self._answer_of(self.process),
         )
         self.snapshots: dict[tuple[int, int], Any] = {}
         """(version, block) → state, copied for the coordinator to fetch."""
@@ -67,7 +75,7 @@ class Volunteer:
         hello = m.Hello(
             run=run, name=self.name, incarnation=next(self._incarnations), flops_per_second=self._speed
         )
-        self.member = Member(self.name, hello, swarm.shape)
+        self.member = Member(self.name, hello, swarm.shape, window.depth)
         self.connect()
 
     def kill(self) -> None:

@@ -18,6 +18,7 @@ from hetpeer.peer.simulate.numerics import Numerics
 from hetpeer.peer.simulate.world import World
 from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.slots import Drop, Merge
+from hetpeer.stages.execution.window import Window
 
 Finish = Callable[[Member], Iterable[Effect]]
 Answer = Callable[[Finish], None]
@@ -30,7 +31,14 @@ class Worker:
     """The worker of one process. `answer` hands a result to the core; `boxes` are the process's tensors."""
 
     def __init__(
-        self, world: World, numerics: Numerics, boxes: Boxes, speed: float, poison: set[int], answer: Answer
+        self,
+        world: World,
+        numerics: Numerics,
+        boxes: Boxes,
+        window: Window,
+        speed: float,
+        poison: set[int],
+        answer: Answer,
     ) -> None:
         self.states: dict[int, tuple[int, Any]] = {}
         """Block → (version, state)."""
@@ -41,6 +49,7 @@ class Worker:
         self._world = world
         self._numerics = numerics
         self._boxes = boxes
+        self._window = window
         self._speed = speed
         self._poison = poison
         self._answer = answer
@@ -65,6 +74,7 @@ class Worker:
         def clear(_core: Member) -> Iterable[Effect]:
             self._slots.clear()
             self._graphs.clear()
+            self._window.end_step()
             return ()
 
         self.submit(0.0, clear)
@@ -75,6 +85,8 @@ class Worker:
         """`RunForward` → `forward_done` or `work_failed`."""
         key = work.key
         bundle = None if work.source is None else self._boxes.value(work.source)
+        if work.train:
+            self._window.begun((step, key), work.hops_after, self._world.now)
 
         def finish(core: Member) -> Iterable[Effect]:
             if self._poisoned(2 * key.id):
@@ -104,6 +116,7 @@ class Worker:
                     self._slots[work.slot, block] = numerics.add(terms)
             if broken:
                 return core.work_failed(step, key, "non-finite gradient")
+            self._window.finished((step, key), self._world.now)
             return core.backward_done(step, key, self._boxes.new(step, back) if key.begin > 0 else None)
 
         self.submit(BACKWARD_S * (work.end - key.begin) / self._speed, finish)

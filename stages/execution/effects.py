@@ -24,12 +24,16 @@ class TaskKey:
 
 @dataclass(frozen=True, slots=True)
 class RunForward:
-    """Run blocks [key.begin, end). `source` None: the microbatch comes from the data order. `train` keeps the graph."""
+    """Run blocks [key.begin, end). `source` None: the microbatch comes from the data order. `train` keeps the graph.
+
+    `hops_after` hops of its route follow this one.
+    """
 
     key: TaskKey
     end: int
     source: Handle | None
     train: bool
+    hops_after: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from hetpeer.stages.execution.effects import (
 from hetpeer.stages.execution.routes import Hop, Roster, Route, rest_of, splice
 from hetpeer.stages.execution.schedule import Schedule
 from hetpeer.stages.execution.slots import Drop, Merge, SlotBook
+from hetpeer.stages.execution.window import Depth, shortest
 
 Effect = (
     RunForward
@@ -78,15 +79,19 @@ class _Task:
 
 
 class Pipeline:
-    """One step at one holder. `me` is our peer id, `roster` the active holders, `microbatches` M of the step."""
+    """One step at one holder. `me` is our peer id, `roster` the active holders, `microbatches` M of the step, `depth` how
+    many of them may be under way (window.py).
+    """
 
-    def __init__(self, me: str, roster: Roster, microbatches: int, slot_capacity: int) -> None:
+    def __init__(
+        self, me: str, roster: Roster, microbatches: int, slot_capacity: int, depth: Depth = shortest
+    ) -> None:
         self.slots = SlotBook(slot_capacity)
         self._me = me
         self._roster = dict(roster)
         self._microbatches = microbatches
         self._tasks: dict[TaskKey, _Task] = {}
-        self._schedule: Schedule[TaskKey] = Schedule()
+        self._schedule: Schedule[TaskKey] = Schedule(depth)
         self._running = 0
         self._folding = 0
         self._resent: dict[str, float] = {}
@@ -291,7 +296,7 @@ class Pipeline:
                 effects.append(RunBackward(work.key, task.end, task.gradient, slot, fold))
             else:
                 task.status = Status.FORWARD
-                effects.append(RunForward(work.key, task.end, task.source, task.train))
+                effects.append(RunForward(work.key, task.end, task.source, task.train, len(task.route) - 1))
         if not self._folding and self.slots.should_seal(idle=self.idle or self._urged):
             self._urged = False
             slot, ids = self.slots.seal()

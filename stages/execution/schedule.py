@@ -1,9 +1,7 @@
 """1F1B: what a holder's worker does next.
 
 Pure. Backward goes first, because it frees memory and lets the peers before us go on; forwards start only while fewer
-than `warm_up` of them wait for their gradient. The bound is 2·(hops after this one)+1: the classic depth of 1F1B
-(PipeDream-Flush, DAPPLE) plus one for each link on the way there and back, so that a link's latency does not starve
-the stages behind it. Only work at most as far from the loss counts against the bound: what waits for a peer further
+than `depth` of them wait for their gradient (window.py). Only work at most as far from the loss counts against the bound: what waits for a peer further
 on must never block that peer's own way to the loss, or a route that passes a holder twice could wait for itself.
 Evaluation forwards leave nothing behind and are not counted.
 """
@@ -13,6 +11,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable
 from typing import Generic, NamedTuple, TypeVar
+
+from hetpeer.stages.execution.window import Depth, shortest
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -27,7 +27,8 @@ class Work(NamedTuple, Generic[Key]):
 class Schedule(Generic[Key]):
     """Ready work of one step, in the order in which it is to be done."""
 
-    def __init__(self) -> None:
+    def __init__(self, depth: Depth = shortest) -> None:
+        self._depth = depth
         self._forwards: deque[tuple[Key, int, bool]] = deque()
         self._backwards: deque[Key] = deque()
         self._in_flight: dict[Key, int] = {}
@@ -51,7 +52,7 @@ class Schedule(Generic[Key]):
             return Work(self._backwards.popleft(), backward=True)
         for index, (key, hops_after, train) in enumerate(self._forwards):
             nearer = sum(hops <= hops_after for hops in self._in_flight.values())
-            if not train or nearer < 2 * hops_after + 1:
+            if not train or nearer < self._depth(hops_after):
                 del self._forwards[index]
                 if train:
                     self._in_flight[key] = hops_after

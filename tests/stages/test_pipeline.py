@@ -33,7 +33,7 @@ def backward(core, microbatch=0, begin=2, end=4):
 def test_a_microbatch_passes_and_its_gradient_comes_back():
     core = pipeline()
     (run,) = core.activation(0, ROUTE, 0, "first", "in")
-    assert run == p.RunForward(p.TaskKey(0, 2), 4, "in", train=True)
+    assert run == p.RunForward(p.TaskKey(0, 2), 4, "in", train=True, hops_after=1)
     (send,) = core.forward_done(run.key, "out", None)
     assert send == p.SendActivation(0, (ROUTE[1],), 0, "out")
     (run,) = core.gradient(0, 4, "grad")
