@@ -13,6 +13,7 @@ from hetpeer.bootstrap.files import atomic_write, disk_errors, safe_join
 from hetpeer.bootstrap.manifest import FileRef, SignedManifest
 from hetpeer.bootstrap.rundir import FOLDERS, RunDirectory
 from hetpeer.dht.identity import Identity
+from hetpeer.peer.tracing import SUFFIX
 
 
 def default_home() -> Path:
@@ -56,6 +57,10 @@ class Home:
 
     def events_path(self, run: RunDirectory) -> Path:
         return run.path / "events.jsonl"
+
+    def trace_path(self, run: RunDirectory, process: int) -> Path:
+        """Of one process's trace of `run`."""
+        return run.path / "traces" / f"{process}{SUFFIX}"
 
 
 def place_file(folder: Path, reference: FileRef, data: bytes | bytearray) -> Path:

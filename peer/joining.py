@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -25,6 +26,7 @@ from hetpeer.bootstrap.serving import PROTOCOL as FILES
 from hetpeer.bootstrap.serving import FileService, fetch
 from hetpeer.bootstrap.shelf import RunShelf
 from hetpeer.dht.addresses import Address
+from hetpeer.dht.clock import SystemClock
 from hetpeer.dht.errors import ExitCode, LocalError, RemoteError
 from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.dht.roster import Roster
@@ -37,7 +39,8 @@ from hetpeer.peer.home import Home
 from hetpeer.peer.lifecycle import unless
 from hetpeer.peer.preparing import RunFiles
 from hetpeer.peer.progress import VolunteerProgress
-from hetpeer.peer.volunteer import Volunteer, rejection
+from hetpeer.peer.tracing import Trace
+from hetpeer.peer.volunteer import Volunteer
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import device
 from hetpeer.stages.execution.compute import Compute, ComputeConfig, WorkerDiedError
@@ -68,6 +71,8 @@ class JoinOptions:
     device: str = "auto"
     ram_limit: float = 0.5
     """Bytes if above 1, else the share of the free memory."""
+    trace: bool = False
+    """Write down what is done when (tracing.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +84,7 @@ class _Presence:
     files: RunFiles
     roster: Roster
     evidence: Evidence
+    trace: Trace
     progress: VolunteerProgress
 
 
@@ -112,6 +118,10 @@ async def _enter(options: JoinOptions, stack: contextlib.AsyncExitStack) -> _Pre
     run = home.run(signed)
     remember_addresses(home, options.bootstrap)
     evidence = stack.enter_context(contextlib.closing(Evidence(home, run, identity)))
+    path = home.trace_path(run, os.getpid()) if options.trace else None
+    trace = stack.enter_context(
+        contextlib.closing(Trace(SystemClock(), path, peer=identity.peer_id, name=options.name))
+    )
     peers = [*(address.peer_id for address in options.bootstrap), *signed.manifest.coordinators]
     return _Presence(
         node=node,
@@ -119,6 +129,7 @@ async def _enter(options: JoinOptions, stack: contextlib.AsyncExitStack) -> _Pre
         files=RunFiles(node, run, peers),
         roster=Roster(node, run.run_id),
         evidence=evidence,
+        trace=trace,
         progress=VolunteerProgress(signed.manifest),
     )
 
@@ -142,7 +153,7 @@ async def _live(
 ) -> Stop | None:
     """Take part with one compute worker. Raises also `WorkerDiedError`."""
     files, node, roster = presence.files, presence.node, presence.roster
-    volunteer = Volunteer(node, presence.home, files, compute, offer, presence.evidence)
+    volunteer = Volunteer(node, presence.home, files, compute, offer, presence.evidence, presence.trace)
     await node.serve(FILES, FileService(RunShelf(files.run, volunteer.state)).handle)
     name, memory = files.run.manifest.name, offer.memory_bytes
     _log.info("run %s, %s, offering %d MiB", name, device_name, memory >> 20)
@@ -175,7 +186,7 @@ async def _take_part(
         if work.done():
             stop = work.result()
             if not stop.completed:
-                raise rejection(stop)
+                raise _rejection(stop)
             return stop
         _log.info("leaving: telling the swarm")
         with contextlib.suppress(TimeoutError):
@@ -249,3 +260,22 @@ async def _running_compute(options: JoinOptions, memory: int) -> AsyncIterator[C
         yield compute
     finally:
         await compute.close()
+
+
+def _rejection(stop: Stop) -> LocalError:
+    """Why we may not take part, as the error that ends the command."""
+    if stop.rejected == "version":
+        return LocalError(
+            "HP-RUN-002",
+            "the run speaks another version",
+            why=stop.why,
+            fix="use the version of hetpeer the run was made for",
+            exit_code=ExitCode.VERSION,
+        )
+    return LocalError(
+        "HP-RUN-010",
+        "the run does not go on",
+        why=stop.why,
+        fix="ask the run's author",
+        exit_code=ExitCode.RUN_CLOSED,
+    )

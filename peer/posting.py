@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 from hetpeer.peer.tensors import Tensor, TensorStore
+from hetpeer.peer.tracing import Trace
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.compute import Compute
@@ -19,14 +21,16 @@ Answer = Coroutine[Any, Any, None]
 class Posts:
     """The way to the worker for those who carry out a step's effects."""
 
-    def __init__(self, compute: Compute, store: TensorStore) -> None:
+    def __init__(self, compute: Compute, store: TensorStore, trace: Trace) -> None:
         self.store = store
         self._compute = compute
+        self._trace = trace
+        self._idle_since: dict[c.Lane, float] = defaultdict(float)
 
     def post(self, command: c.Command[R], tensors: Iterable[Tensor | None]) -> Coroutine[Any, Any, R]:
         """Post `command` at once; `tensors` stay in place until it is answered."""
         pinned = self.store.pin(t for t in tensors if t is not None)
-        posted = self._compute.post(command)
+        posted = self._post(command)
 
         async def answer() -> R:
             try:
@@ -36,9 +40,22 @@ class Posts:
 
         return answer()
 
+    def _post(self, command: c.Command[R]) -> Coroutine[Any, Any, R]:
+        posted = self._compute.post(command)
+        return self._traced(command, posted, self._trace.now()) if self._trace.on else posted
+
+    async def _traced(self, command: c.Command[R], posted: Coroutine[Any, Any, R], at: float) -> R:
+        """A lane does one command after the other: this one began when it was posted, or when the one before was done."""
+        try:
+            return await posted
+        finally:
+            lane = command.lane
+            began, self._idle_since[lane] = max(at, self._idle_since[lane]), self._trace.now()
+            self._trace.span(lane.value, _label(command), began)
+
     def command(self, command: c.Command[Any]) -> Answer:
         """Post a command that touches no tensor of ours and has nothing to tell."""
-        posted = self._compute.post(command)
+        posted = self._post(command)
 
         async def answer() -> None:
             await posted
@@ -48,7 +65,7 @@ class Posts:
     def dump(self, block: int, room: int) -> Coroutine[Any, Any, bytes]:
         """The state file of a block as it is when the worker comes to it, after all that was posted before."""
         extent: Extent = self._compute.arena.allocate(room)
-        posted = self._compute.post(c.DumpState(block=block, extent=extent))
+        posted = self._post(c.DumpState(block=block, extent=extent))
 
         async def copy() -> bytes:
             try:
@@ -63,3 +80,8 @@ class Posts:
 
 async def _shielded(future: asyncio.Future[R]) -> R:
     return await asyncio.shield(future)
+
+
+def _label(command: c.Command[Any]) -> str:
+    about = getattr(command, "task", getattr(command, "block", ""))
+    return f"{type(command).__name__} {about}".strip()

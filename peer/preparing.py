@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from hetpeer.bootstrap.manifest import FileRef
 from hetpeer.bootstrap.rundir import RunDirectory, check_file
@@ -26,8 +27,11 @@ from hetpeer.stages.execution.state import load_constants
 from hetpeer.stages.graph.spec import BlockSpec
 
 RETRY_S = 0.3
+PREPARE_RETRY_S = 2.0
 ASKED_FIRST = 2
 """Volunteers that are asked for a shard before the bootstrap node is: they share the work of serving the data."""
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -168,3 +172,13 @@ async def _constants(files: RunFiles, spec: BlockSpec) -> dict[str, bytes]:
     """The raw bytes of the block's constant tensors."""
     data = await files.buffers(spec.index)
     return {} if data is None else load_constants(data, spec.buffer_specs)
+
+
+async def keep_trying(get: Callable[[], Awaitable[T]]) -> T:
+    """What `get` gives, once somebody of the run can give it."""
+    while True:
+        try:
+            return await get()
+        except RemoteError as error:
+            _log.warning("%s; trying again", error)
+            await asyncio.sleep(PREPARE_RETRY_S)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
@@ -22,7 +22,6 @@ from hetpeer.averaging.places import choose_place
 from hetpeer.averaging.ties import Ties
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.bootstrap.serving import Served
-from hetpeer.dht.errors import ExitCode, LocalError, RemoteError
 from hetpeer.dht.node import Node
 from hetpeer.dht.tasks import TaskSet
 from hetpeer.peer.dataplane import DataPlane
@@ -34,7 +33,7 @@ from hetpeer.peer.gate import DataGate
 from hetpeer.peer.home import Home
 from hetpeer.peer.linkbook import LinkBook
 from hetpeer.peer.posting import Posts
-from hetpeer.peer.preparing import RunFiles, StateFetcher, prepare_block
+from hetpeer.peer.preparing import RunFiles, StateFetcher, keep_trying, prepare_block
 from hetpeer.peer.reducing import Reducing
 from hetpeer.peer.rehearsing import speed_on
 from hetpeer.peer.schema import Schema, microbatches_in
@@ -42,6 +41,7 @@ from hetpeer.peer.session import ControlSession
 from hetpeer.peer.states import HeldStates
 from hetpeer.peer.stepwork import Place, StepWork
 from hetpeer.peer.tensors import TensorStore
+from hetpeer.peer.tracing import Trace
 from hetpeer.peer.transcoding import Transcoding
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import effects as p
@@ -50,9 +50,6 @@ from hetpeer.stages.execution.window import Window
 from hetpeer.stages.graph.spec import BlockSpec
 
 LAST_WORD_S = 1.0
-PREPARE_RETRY_S = 2.0
-
-T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -61,13 +58,23 @@ class Volunteer:
     """One life of a volunteer of one run. `run` returns when the run is over."""
 
     def __init__(
-        self, node: Node, home: Home, files: RunFiles, compute: Compute, offer: Offer, evidence: Evidence
+        self,
+        node: Node,
+        home: Home,
+        files: RunFiles,
+        compute: Compute,
+        offer: Offer,
+        evidence: Evidence,
+        trace: Trace,
     ) -> None:
         self._node = node
         self._home = home
         self._files = files
         self._compute = compute
         self._evidence = evidence
+        self._trace = trace
+        self._begun = 0.0
+        """When the step in progress began here."""
         self._manifest = files.run.manifest
         self._coordinator = self._manifest.coordinators[0]
         self.offer = offer
@@ -167,6 +174,7 @@ class Volunteer:
             self._plane.keep_only(message.roster)
             self._files.volunteers = tuple(message.roster)
             self.links.target = message.target
+            self._begun = self._trace.now()
         self._steps.received(message)
 
     def _tensor_arrived(self, *tensor: Any) -> None:
@@ -209,6 +217,7 @@ class Volunteer:
                 for line in self._evidence.applied(effect, self.member.incarnation):
                     self.session.give_evidence(line)
                 self.figures.steps += 1
+                self._trace.span("step", f"step {effect.step.number}", self._begun)
                 self.session.tell(self.links.paced())
             case e.EndStep(step):
                 self._steps.end(step)
@@ -239,14 +248,14 @@ class Volunteer:
         await self._compute.submit(c.ForgetResiduals())
         specs = []
         for block in range(begin, end):
-            spec, self._prepared[block] = await _keep_trying(partial(self._load_block, block))
+            spec, self._prepared[block] = await keep_trying(partial(self._load_block, block))
             specs.append(spec)
         self._specs = specs
         self._source = (
             DataSource(self._files, specs, self._tasks) if any(spec.data for spec in specs) else None
         )
         self._window.reset(microbatches_in(self.offer.memory_bytes, specs))
-        posts, schema = Posts(self._compute, self._store), Schema(specs, self._manifest)
+        posts, schema = Posts(self._compute, self._store, self._trace), Schema(specs, self._manifest)
         tasks = Execution(posts, schema, self._source, self.links, self._window, self.perform)
         transcoding = Transcoding(posts, schema, self.links, self._node.peer_id, self._plane.send)
         gate = DataGate(self._source, self._tasks)
@@ -272,36 +281,7 @@ class Volunteer:
         self.session.renew()
 
 
-async def _keep_trying(get: Callable[[], Awaitable[T]]) -> T:
-    """What `get` gives, once somebody of the run can give it."""
-    while True:
-        try:
-            return await get()
-        except RemoteError as error:
-            _log.warning("%s; trying again", error)
-            await asyncio.sleep(PREPARE_RETRY_S)
-
-
 def _shape(manifest: Manifest) -> Shape:
     """What the protocol must know of the model."""
     sizes = {block.index: block.vector_count for block in manifest.blocks}
     return Shape(sizes, manifest.training.slot_size, Ties(manifest.ties))
-
-
-def rejection(stop: e.Stop) -> LocalError:
-    """Why we may not take part, as the error that ends the command."""
-    if stop.rejected == "version":
-        return LocalError(
-            "HP-RUN-002",
-            "the run speaks another version",
-            why=stop.why,
-            fix="use the version of hetpeer the run was made for",
-            exit_code=ExitCode.VERSION,
-        )
-    return LocalError(
-        "HP-RUN-010",
-        "the run does not go on",
-        why=stop.why,
-        fix="ask the run's author",
-        exit_code=ExitCode.RUN_CLOSED,
-    )

@@ -40,6 +40,9 @@ def demo(
             metavar="MODULE.PY:FUNCTION", help="Function that returns the model (default: a small GPT)."
         ),
     ] = "",
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Write down what is done when: `hetpeer trace DIR` shows it.")
+    ] = False,
 ) -> None:
     """Train a small model by a swarm on this machine, kill volunteers on the way, and check the result."""
     from hetpeer.dht.clock import SystemClock
@@ -47,7 +50,14 @@ def demo(
     from hetpeer.peer.demo.view import opened
 
     settings = preparing.DemoSettings(
-        out=out.resolve(), peers=peers, steps=steps, kill=kill, data=tuple(data or ()), seed=seed, model=model
+        out=out.resolve(),
+        peers=peers,
+        steps=steps,
+        kill=kill,
+        data=tuple(data or ()),
+        seed=seed,
+        model=model,
+        trace=trace,
     )
     with preparing.claimed(settings):
         with opened(plain=plain(sys.stderr), quiet=is_quiet()) as view:

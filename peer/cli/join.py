@@ -14,6 +14,7 @@ def register(app: typer.Typer) -> None:
 
 
 def join(
+    *,
     bootstrap: Annotated[
         list[str],
         typer.Option(metavar="ADDR", help="Address of any peer of the run: /ip4/…/tcp/…/p2p/Qm… Repeatable."),
@@ -29,6 +30,9 @@ def join(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of the compute worker.")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     ram_limit: Annotated[str, typer.Option(help="Memory to offer: 50% of what is free, or 4GiB.")] = "50%",
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Write down what is done when, for `hetpeer trace`.")
+    ] = False,
 ) -> None:
     """Contribute this machine to a run. Ctrl-C leaves within ten seconds and harms nobody."""
     from hetpeer.dht.addresses import parse_address
@@ -50,6 +54,7 @@ def join(
         threads=threads,
         device=device,
         ram_limit=limit,
+        trace=trace,
     )
     stop = run_daemon(lambda leaving: take_part(options, leaving))
     typer.echo("left the run" if stop is None else f"finished: {stop.why}", err=True)

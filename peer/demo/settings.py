@@ -43,6 +43,8 @@ class DemoSettings:
     seed: int = 0
     """Decides the parameters, the order of the data and who is killed."""
     model: str = ""
+    trace: bool = False
+    """Volunteers write down what they do when."""
 
     def __post_init__(self) -> None:
         """Raises `LocalError` HP-DEMO-001."""

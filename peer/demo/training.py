@@ -15,6 +15,7 @@ from hetpeer.peer.demo.feed import RECENT, LedgerFeed, recovery_seconds
 from hetpeer.peer.demo.settings import DemoSettings
 from hetpeer.peer.demo.view import Picture, View
 
+TRACE = ("--trace",)
 LOOPBACK = ("--host", "127.0.0.1", "--port", "0")
 POLL_S = 0.05
 START_S = 90.0
@@ -66,7 +67,7 @@ async def train(settings: DemoSettings, run: RunDirectory, view: View, clock: Cl
 
 async def _volunteer(settings: DemoSettings, number: int, address: str) -> Child:
     name = f"volunteer-{number}"
-    arguments = ("join", "--bootstrap", address, "--name", name, *LOOPBACK)
+    arguments = ("join", "--bootstrap", address, "--name", name, *LOOPBACK, *TRACE * settings.trace)
     return await Child.start(name, arguments, home=settings.home(number), log=settings.logs / f"{name}.log")
 
 

@@ -1,0 +1,37 @@
+"""`hetpeer trace`: what every peer did when, as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(trace)
+
+
+def trace(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR", exists=True, file_okay=False, help="Where traces lie: a home, or a folder of them."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("trace.json"),
+) -> None:
+    """Put the traces of `join --trace` together, for ui.perfetto.dev: computing, sending and receiving side by side."""
+    import json
+
+    from hetpeer.bootstrap.files import atomic_write
+    from hetpeer.peer.perfetto import perfetto
+
+    picture = perfetto(folder)
+    atomic_write(out, json.dumps(picture, separators=(",", ":")).encode())
+    spans = sum(event["ph"] == "X" for event in picture["traceEvents"])
+    typer.echo(
+        f"{spans} spans of {picture['otherData']['peers']} peers in {out}: open it at https://ui.perfetto.dev",
+        err=True,
+    )

@@ -1,0 +1,95 @@
+"""The traces of a swarm in the one format that trace viewers read (ui.perfetto.dev, chrome://tracing).
+
+Trace Event Format, "JSON Object Format": complete events ("X"), times in microseconds, one process for each peer, one
+thread for each lane.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.peer.tracing import SUFFIX
+
+ORDER = ("step", "compute", "send", "receive")
+"""Lanes that are shown first."""
+
+Line = dict[str, Any]
+
+
+def perfetto(folder: Path) -> dict[str, Any]:
+    """All traces below `folder`. Raises `LocalError` HP-TRACE-001 when there is none, HP-TRACE-002 for a damaged one."""
+    paths = sorted(folder.rglob(f"*{SUFFIX}"))
+    if not paths:
+        raise LocalError(
+            "HP-TRACE-001",
+            f"no traces in {folder}",
+            why=f"no file *{SUFFIX} lies there",
+            fix="run `hetpeer join --trace` or `hetpeer demo --trace`, and give that folder",
+            exit_code=ExitCode.USAGE,
+        )
+    files = [lines for lines in map(_lines, paths) if lines]
+    start = min((head["wall"] + spans[0]["from"] for head, *spans in files if spans), default=0.0)
+    events = [
+        event
+        for number, (head, *spans) in enumerate(files, 1)
+        for event in _events(number, head, spans, start)
+    ]
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"peers": len(files)}}
+
+
+def _events(process: int, head: Line, spans: list[Line], start: float) -> Iterator[Line]:
+    """One peer's; `start` is the wall time of the first span of all."""
+    lanes = sorted({span["lane"] for span in spans}, key=_place)
+    yield _name("process_name", process, 0, head.get("name") or head.get("peer", "")[-6:])
+    for thread, lane in enumerate(lanes, 1):
+        yield _name("thread_name", process, thread, lane)
+        yield {**_name("thread_sort_index", process, thread, lane), "args": {"sort_index": thread}}
+    for span in spans:
+        known = ("lane", "name", "from", "to")
+        yield {
+            "ph": "X",
+            "pid": process,
+            "tid": lanes.index(span["lane"]) + 1,
+            "name": span["name"],
+            "cat": span["lane"].split()[0],
+            "ts": round((head["wall"] + span["from"] - start) * 1e6, 1),
+            "dur": round((span["to"] - span["from"]) * 1e6, 1),
+            "args": {key: value for key, value in span.items() if key not in known},
+        }
+
+
+def _name(kind: str, process: int, thread: int, name: str) -> Line:
+    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}
+
+
+def _place(lane: str) -> tuple[int, str]:
+    return (ORDER.index(lane) if lane in ORDER else len(ORDER), lane)
+
+
+def _lines(path: Path) -> list[Line]:
+    """Its head and spans; the last line of a process that was killed may be torn, and is left out."""
+    with path.open() as file:
+        texts = [text for text in file if text.endswith("\n")]
+    return [_line(path, number, text) for number, text in enumerate(texts)]
+
+
+def _line(path: Path, number: int, text: str) -> Line:
+    try:
+        line: Line = json.loads(text)
+        missing = ({"lane", "name", "from", "to"} if number else {"wall"}) - line.keys()
+        why = f"{min(missing)} is missing" if missing else ""
+    except (ValueError, AttributeError) as error:
+        why = str(error)
+    if not why:
+        return line
+    raise LocalError(
+        "HP-TRACE-002",
+        f"{path} is damaged",
+        why=f"line {number + 1}: {why}",
+        fix="remove the file, and make the picture of the others",
+        exit_code=ExitCode.USAGE,
+    )
