@@ -26,7 +26,7 @@ import numpy as np
 import psutil
 
 from benchmarks import report
-from benchmarks.swarm import Model, Swarm, make_run, running
+from benchmarks.swarm import Model, Site, Swarm, make_run, running
 from hetpeer.bootstrap.audit import audit
 from hetpeer.bootstrap.replay import replay
 from hetpeer.bootstrap.settings import TrainingSettings
@@ -130,7 +130,7 @@ async def train(options: Any, folder: Path) -> dict[str, Any]:
     model = Model(width=32, heads=2, sequence_length=32)
     run = make_run(folder, model, 2, training, options.seed)
     began = time.monotonic()
-    async with running(run, folder, len(SURVIVORS + VICTIMS), OBSERVED) as swarm:
+    async with running(run, folder, len(SURVIVORS + VICTIMS), site=Site(OBSERVED)) as swarm:
         watch = Watch(swarm)
         kills = await _see_through(options, swarm, watch)
         await swarm.finished(SURVIVORS, END_S)

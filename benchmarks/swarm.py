@@ -18,12 +18,12 @@ import psutil
 
 from hetpeer.bootstrap.create import create_run
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.settings import TrainingSettings
+from hetpeer.bootstrap.settings import LinkSettings, TrainingSettings
 from hetpeer.dht.clock import SystemClock
 from hetpeer.peer.demo.children import COMMAND, Child, end_all
 from hetpeer.peer.demo.feed import LedgerFeed
+from tests.wanlab.lab import Lab
 
-LOOPBACK = ("--host", "127.0.0.1", "--port", "0")
 START_S = 120.0
 POLL_S = 0.005
 ENDLESS, NEVER = 100_000, 1_000_000
@@ -34,7 +34,7 @@ KINDS = ("bootstrap", "bootstrap p2pd", "volunteer", "worker", "volunteer p2pd")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A GPT of examples/gpt.py and how much of it one microbatch runs."""
+    """A GPT of examples/gpt.py for bytes of text."""
 
     width: int = 256
     layers: int = 4
@@ -52,7 +52,14 @@ class Model:
         return f"{path}:build"
 
 
-def make_run(folder: Path, model: Model, stages: int, training: TrainingSettings, seed: int) -> RunDirectory:
+def make_run(
+    folder: Path,
+    model: Model,
+    stages: int,
+    training: TrainingSettings,
+    seed: int,
+    links: LinkSettings | None = None,
+) -> RunDirectory:
     """A run directory under `folder`, on the text of Python's library."""
     return create_run(
         folder / "run",
@@ -62,30 +69,50 @@ def make_run(folder: Path, model: Model, stages: int, training: TrainingSettings
         sequence_length=model.sequence_length,
         stages=[stages],
         training=training,
+        links=links or LinkSettings(),
     )
 
 
-class Swarm:
-    """The processes of one run. Volunteers are numbered from 1."""
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where the processes of a swarm are: on this machine's loopback, or at the nodes of a laboratory."""
 
-    def __init__(
-        self, run: RunDirectory, folder: Path, bootstrap: Child, address: str, command: Sequence[str]
-    ) -> None:
+    command: Sequence[str] = COMMAND
+    """Starts hetpeer."""
+    lab: Lab | None = None
+
+    def at(self, node: int) -> Sequence[str]:
+        """What starts hetpeer at `node`."""
+        there = ("ip", "netns", "exec", self.lab.namespace(node)) if self.lab else ()
+        return (*there, *self.command)
+
+    def listening(self, node: int) -> Sequence[str]:
+        """Options that say where it listens."""
+        return ("--host", self.lab.address(node) if self.lab else "127.0.0.1", "--port", "0")
+
+
+class Swarm:
+    """The processes of one run. Volunteers are numbered from 1, as the nodes they are at; the bootstrap is at node 0."""
+
+    def __init__(self, run: RunDirectory, folder: Path, bootstrap: Child, address: str, site: Site) -> None:
         self.run = run
         self.feed = LedgerFeed(run.log_path, SystemClock())
         self.volunteers: dict[int, Child] = {}
         self.bootstrap = bootstrap
         self._folder = folder
         self._address = address
-        self._command = command
+        self._site = site
         self._frozen: list[psutil.Process] = []
 
-    async def add(self, number: int) -> None:
-        """Start volunteer `number`, anew if it had been there before."""
-        arguments = ("join", "--bootstrap", self._address, "--name", f"v{number}", *LOOPBACK)
-        log = self._folder / f"volunteer-{number}.log"
+    async def add(self, number: int, *options: str) -> None:
+        """Start volunteer `number`, anew if it had been there before; `options` are those of `join`."""
+        arguments = ("join", "--bootstrap", self._address, "--name", f"v{number}", *options)
         self.volunteers[number] = await Child.start(
-            f"volunteer {number}", arguments, home=self.home(number), log=log, command=self._command
+            f"volunteer {number}",
+            (*arguments, *self._site.listening(number)),
+            home=self.home(number),
+            log=self._folder / f"volunteer-{number}.log",
+            command=self._site.at(number),
         )
 
     def home(self, number: int) -> Path:
@@ -142,18 +169,19 @@ class Swarm:
 
 @asynccontextmanager
 async def running(
-    run: RunDirectory, folder: Path, volunteers: int, command: Sequence[str] = COMMAND
+    run: RunDirectory, folder: Path, volunteers: int, *options: str, site: Site | None = None
 ) -> AsyncIterator[Swarm]:
-    """The swarm of `run`; its processes are gone when this ends, however it does. `command` starts hetpeer."""
-    arguments = ("bootstrap", str(run.path), *LOOPBACK)
+    """The swarm of `run`; its processes are gone when this ends, however it does. `options` are the volunteers'."""
+    site = site or Site()
+    arguments = ("bootstrap", str(run.path), *site.listening(0))
     log = folder / "bootstrap.log"
-    bootstrap = await Child.start("bootstrap", arguments, home=run.path, log=log, command=command)
+    bootstrap = await Child.start("bootstrap", arguments, home=run.path, log=log, command=site.at(0))
     swarm = None
     try:
         address = (await bootstrap.first_line(START_S)).split()[-1]
-        swarm = Swarm(run, folder, bootstrap, address, command)
+        swarm = Swarm(run, folder, bootstrap, address, site)
         for number in range(1, volunteers + 1):
-            await swarm.add(number)
+            await swarm.add(number, *options)
         yield swarm
     finally:
         if swarm is not None:

@@ -24,6 +24,7 @@ from hetpeer.peer.linkbook import LinkBook
 from hetpeer.peer.reducing import FLOAT_BYTES
 from hetpeer.peer.schema import Schema
 from hetpeer.peer.tensors import Tensor, TensorStore
+from hetpeer.peer.tracing import Trace
 from hetpeer.peer.transcoding import bundle_layout
 from hetpeer.stages.execution.arena import ArenaFullError
 from hetpeer.stages.links.codec import Codec
@@ -46,6 +47,7 @@ class DataPlane:
         book: LinkBook,
         arrived: Arrived,
         link_changed: LinkChanged,
+        trace: Trace,
     ) -> None:
         self._node = node
         self._key = key
@@ -54,6 +56,7 @@ class DataPlane:
         self._meters: dict[str, Meter] = {}
         self._arrived = arrived
         self._link_changed = link_changed
+        self._trace = trace
         self._outgoing: dict[str, Link] = {}
         self._generation = 0
         self._server = ChannelServer(lambda peer, _key: _Incoming(self, peer), MAX_PAYLOAD, self._meter_of)
@@ -119,7 +122,9 @@ class DataPlane:
         self._outgoing[peer] = link
         return link
 
-    async def take(self, peer: str, header: Mapping[str, Any], payload: Stream, length: int) -> None:
+    async def take(
+        self, peer: str, lane: int, header: Mapping[str, Any], payload: Stream, length: int
+    ) -> None:
         """Check an incoming tensor's head, take its payload, hand it on."""
         schema, store = self._schema, self._store
         head = decode_head(header, peer)
@@ -135,6 +140,7 @@ class DataPlane:
             # The sender keeps it and tries again in a second: memory comes back when the step ends.
             raise RemoteError("HP-MEM-002", "no room for a tensor", peer=peer, why=error.why) from error
         pinned = store.pin([tensor])
+        began = self._trace.now()
         try:
             await payload.receive_into(store.view(tensor))
         except BaseException:
@@ -143,6 +149,7 @@ class DataPlane:
         finally:
             store.unpin(pinned)
         self.bytes_received += length
+        self._trace.span(f"from {peer[-6:]}, lane {lane}", _label(head), began, bytes=length)
         self._arrived(peer, head, tensor)
 
     def _meter_of(self, peer: str) -> Meter:
@@ -184,6 +191,10 @@ def _nbytes(head: Head, schema: Schema) -> int:
             return (head.end - head.begin) * FLOAT_BYTES
 
 
+def _label(head: Head) -> str:
+    return f"{head.kind} {head.block if isinstance(head, ShardHead) else head.id}"
+
+
 class _Incoming:
     """The receiver of one peer's tensors."""
 
@@ -191,8 +202,8 @@ class _Incoming:
         self._plane = plane
         self._peer = peer
 
-    async def frame(self, _channel: Channel, header: Mapping[str, Any], payload: Stream, length: int) -> None:
-        await self._plane.take(self._peer, header, payload, length)
+    async def frame(self, channel: Channel, header: Mapping[str, Any], payload: Stream, length: int) -> None:
+        await self._plane.take(self._peer, channel.lane, header, payload, length)
 
     def beat(self, _channel: Channel) -> None:
         """Acknowledgements need no answer of ours."""

@@ -32,7 +32,7 @@ class Trace:
         if path is not None:
             with disk_errors(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = path.open("w")
+                self._file = path.open("w", buffering=1)
             # Spans are told by a clock that does not jump; files of several machines meet on the wall's.
             self._write({**who, "wall": clock.wall() - clock.monotonic()})
 

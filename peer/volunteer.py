@@ -100,7 +100,13 @@ class Volunteer:
         self._states = HeldStates(self.member)
         self.links = LinkBook(self._manifest.links)
         self._plane = DataPlane(
-            node, str(hello.incarnation), self._tasks, self.links, self._tensor_arrived, self._link_changed
+            node,
+            str(hello.incarnation),
+            self._tasks,
+            self.links,
+            self._tensor_arrived,
+            self._link_changed,
+            trace,
         )
         self._steps = StepWork(
             self.member,

@@ -1,0 +1,150 @@
+"""How far a slow link is hidden behind computing: two stages, as long on the line as at work.
+
+In the laboratory (root). A swarm trains on a fast line first, which says how long a microbatch computes; then the line is made
+so slow that a bundle takes as long on it, each way. A step that receives, computes and sends at once takes little more
+than the larger of both sums (DT-FM, arXiv 2206.01288, 3.5); one that does not takes both. Computing is summed from the
+volunteers' traces, the line's time is the payload over its rate.
+
+    python -m benchmarks.overlap
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report
+from benchmarks.swarm import ENDLESS, NEVER, Model, Site, Swarm, make_run, running
+from hetpeer.bootstrap.settings import TrainingSettings
+from hetpeer.peer.perfetto import perfetto
+from tests.wanlab.lab import Lab
+
+WITHIN_S = 300.0
+GOAL = 1.15
+AT_LEAST_S = 0.2
+"""Of computing and of the line, for one microbatch."""
+LATENCY_MS = 10
+WORK = ("Forward", "Backward")
+
+Spans = dict[int, list[tuple[float, float]]]
+"""Peer → when it computed, (from, until) in seconds, by one clock."""
+
+
+def computing(swarm: Swarm, folder: Path) -> Spans:
+    """The work of all volunteers so far."""
+    swarm.check()
+    found: Spans = {}
+    for event in perfetto(folder)["traceEvents"]:
+        if event["ph"] == "X" and event["cat"] == "compute" and event["name"].split()[0] in WORK:
+            began = event["ts"] / 1e6
+            found.setdefault(event["pid"], []).append((began, began + event["dur"] / 1e6))
+    return found
+
+
+def busiest(spans: Spans, steps: int, first: int, microbatches: int) -> list[float]:
+    """Seconds that the busiest volunteer computed in each of `steps` steps from step `first` on."""
+    each = 2 * microbatches  # a forward and a backward
+    work = [sorted(one)[first * each : (first + steps) * each] for one in spans.values()]
+    return [
+        max(sum(end - begin for begin, end in one[i * each : (i + 1) * each]) for one in work)
+        for i in range(steps)
+    ]
+
+
+async def measure(options: Any, lab: Lab, folder: Path) -> dict[str, Any]:
+    model = Model(width=options.width, layers=4, sequence_length=options.sequence_length)
+    training = TrainingSettings(
+        steps=ENDLESS,
+        batch_size=options.microbatches * options.microbatch_size,
+        microbatch_size=options.microbatch_size,
+        eval_every=NEVER,
+        eval_microbatches=1,
+        checkpoint_every=NEVER,
+    )
+    run = make_run(folder, model, 2, training, options.seed)
+    bundle = options.microbatch_size * model.sequence_length * model.width * 4
+    async with running(run, folder, 2, "--trace", site=Site(lab=lab)) as swarm:
+        await swarm.until(options.warm_up, WITHIN_S)
+        fast = busiest(computing(swarm, folder), 1, options.warm_up - 1, options.microbatches)[0]
+        work = fast / options.microbatches
+        rate = bundle / work
+        for node in (1, 2):
+            lab.order(f"uplink {node} {rate * 8 / 1e6}")
+        begin = options.warm_up + options.settle
+        await swarm.until(begin, WITHIN_S)
+        await swarm.until(begin + options.steps, WITHIN_S)
+        spans = computing(swarm, folder)
+        ends = [seen.at for seen in swarm.feed.seen if seen.record["kind"] == "commit"]
+    sums = busiest(spans, options.steps, begin, options.microbatches)
+    steps = [after - before for before, after in zip(ends[begin - 1 :], ends[begin:], strict=False)][
+        : options.steps
+    ]
+    line = options.microbatches * bundle / rate
+    return judge(options, steps, sums, line) | {
+        "computing_fast_line_s": fast / options.microbatches,
+        "line_mbps": rate * 8 / 1e6,
+        "bundle_bytes": bundle,
+        "latency_ms": LATENCY_MS,
+        "router_late_us": lab.stats()["late_us"],
+    }
+
+
+def judge(options: Any, steps: Sequence[float], sums: Sequence[float], line: float) -> dict[str, Any]:
+    ratios = [step / max(work, line) for step, work in zip(steps, sums, strict=True)]
+    work = statistics.median(sums)
+    ratio = statistics.median(ratios)
+    return {
+        "microbatches": options.microbatches,
+        "step_s": [round(step, 3) for step in steps],
+        "computing_s": [round(work, 3) for work in sums],
+        "line_s": round(line, 3),
+        "per_microbatch_s": {"computing": work / options.microbatches, "line": line / options.microbatches},
+        "ratio": round(ratio, 3),
+        "ratios": [round(one, 3) for one in ratios],
+        "both_sums_would_be": round((work + line) / max(work, line), 3),
+        "met": ratio <= GOAL and min(work, line) / options.microbatches >= AT_LEAST_S,
+    }
+
+
+def main() -> int:
+    parser = report.parser(__doc__ or "")
+    for name, value, text in (
+        ("width", 256, "of the model, of 4 layers"),
+        ("sequence-length", 128, "tokens"),
+        ("microbatch-size", 12, "samples"),
+        ("microbatches", 32, "of a step"),
+        ("warm-up", 2, "steps on the fast line"),
+        ("settle", 2, "steps on the slow one that do not count"),
+        ("steps", 5, "that count"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
+    options = parser.parse_args()
+    matrix = {"nodes": 3, "latency_ms": LATENCY_MS, "queue_ms": 300}
+    with tempfile.TemporaryDirectory(prefix="hetpeer-benchmark-") as folder, Lab(matrix) as lab:
+        figures = asyncio.run(measure(options, lab, Path(folder)))
+    document = report.keep("overlap", figures, seed=options.seed)
+    if options.json:
+        print(json.dumps(document))
+    else:
+        each = figures["per_microbatch_s"]
+        print(
+            f"a microbatch: {each['computing']:.3f} s of computing, {each['line']:.3f} s on the line each way ({figures['line_mbps']:.1f} Mbit/s)"
+        )
+        print(
+            f"steps of {options.microbatches}: {figures['step_s']} s; computing {figures['computing_s']} s, line {figures['line_s']} s"
+        )
+        print(
+            f"a step is {figures['ratio']} of the larger sum (both one after the other: {figures['both_sums_would_be']})"
+        )
+        print(f"  goal {GOAL}: {'met' if figures['met'] else 'MISSED'}")
+    return 0 if figures["met"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
