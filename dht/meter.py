@@ -9,15 +9,34 @@ clocks differ by is part of that delay.
 from __future__ import annotations
 
 from collections import deque
+from typing import NamedTuple
 
 WINDOW_S = 120.0
 """For so long a least delay counts: clocks drift, routes change."""
 GROUP_BYTES = 1 << 16
-"""Bytes that make one measurement."""
+"""Bytes that make one measurement, at least."""
+GROUP_FRAMES = 24
+"""Frames that make one where the line is never idle. Streams that share it interleave, so that a few frames are always
+counted too early or too late.
+"""
 GROUPS = 8
 """Measurements that are kept."""
+FRAMES = 64
+"""They are of so many frames in all, and at least three: a line that has changed is to be noticed."""
 MAX_DELAYS = 4096
 """Delays that are kept, however many frames a peer sends."""
+
+
+class _Group(NamedTuple):
+    """Frames one after the other, without a pause of the line."""
+
+    frames: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        return self.nbytes / max(self.seconds, 1e-9)
 
 
 class Meter:
@@ -27,21 +46,29 @@ class Meter:
         self._delays: deque[tuple[float, float]] = deque(maxlen=MAX_DELAYS)
         """(when, delay): delays that may yet be the least, rising."""
         self._last = float("-inf")
-        self._bytes = 0
-        self._seconds = 0.0
-        self._rates: deque[float] = deque(maxlen=GROUPS)
+        self._group = _Group()
+        self._groups: deque[_Group] = deque(maxlen=GROUPS)
 
     def arrived(self, sent: float, now: float, nbytes: int) -> None:
         """A frame with `nbytes` of payload is whole."""
-        began = max(sent + self._least(now, now - sent), self._last)
-        self._last = now
+        here = sent + self._least(now, now - sent)
         if not nbytes:
             return
-        self._bytes += nbytes
-        self._seconds += max(now - began, 0.0)
-        if self._bytes >= GROUP_BYTES:
-            self._rates.append(self._bytes / max(self._seconds, 1e-9))
-            self._bytes, self._seconds = 0, 0.0
+        began, self._last = max(here, self._last), now
+        if here >= began:  # the line was idle before
+            self._close()
+        frames, so_far, seconds = self._group
+        self._group = _Group(frames + 1, so_far + nbytes, seconds + max(now - began, 0.0))
+        if self._group.frames >= GROUP_FRAMES:
+            self._close()
+
+    def _close(self) -> None:
+        if self._group.nbytes < GROUP_BYTES:
+            return
+        self._groups.append(self._group)
+        self._group = _Group()
+        while len(self._groups) > 3 and sum(group.frames for group in self._groups) > FRAMES:
+            self._groups.popleft()
 
     def _least(self, now: float, delay: float) -> float:
         while self._delays and self._delays[-1][1] >= delay:
@@ -56,5 +83,5 @@ class Meter:
         """Bytes/s; 0 before the first measurement. The second best of the last few: a busy machine makes lines look
         slow, and a pause that makes one measurement look slow makes the next look fast.
         """
-        best = sorted(self._rates, reverse=True)
+        best = sorted((group.rate for group in self._groups), reverse=True)
         return best[min(1, len(best) - 1)] if best else 0.0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.settings import LinkSettings
@@ -11,8 +13,8 @@ from hetpeer.stages.links.adaptive import Coding, coding_for, gentler
 from hetpeer.stages.links.codec import Codec
 from hetpeer.stages.links.pace import ratio_of
 
-SMOOTH = 0.2
-"""Weight of the newest microbatch in what one is thought to take."""
+RECENT = 33
+"""Microbatches of which the middle one says how long one takes: a busy moment is no slow machine."""
 SQUEEZE_BELOW = 500e6 / 8
 """Bytes/s; on a faster line zstd takes longer than it saves."""
 
@@ -50,7 +52,7 @@ class LinkBook:
         self._settings = settings
         self._forward = Codec.of(settings.codec)
         self._backward = Codec.of(settings.backward or settings.codec)
-        self._computing: dict[str, float] = {}
+        self._computing: dict[str, deque[float]] = {}
         self._links: dict[str, LinkFigures] = {}
 
     @property
@@ -73,13 +75,12 @@ class LinkBook:
 
     def computed(self, what: str, seconds: float) -> None:
         """A microbatch's forward or backward took so long here."""
-        before = self._computing.get(what, seconds)
-        self._computing[what] = before + SMOOTH * (seconds - before)
+        self._computing.setdefault(what, deque(maxlen=RECENT)).append(seconds)
 
     @property
     def computing(self) -> float:
         """Seconds of a microbatch here, forward and backward."""
-        return sum(self._computing.values())
+        return sum(map(median, self._computing.values()))
 
     def coding(self, peer: str, nbytes: int, width: float, *, gradient: bool) -> Coding:
         """How the next bundle for `peer` is written: `nbytes` in memory, `width` for each of its floating-point numbers."""

@@ -48,7 +48,10 @@ class Transcoding:
             self._send(peer, head, tensor)
             return None
         coding = self._book.coding(peer, layout.nbytes, layout.width, gradient=gradient)
-        if coding.codec.values is None or not layout.width:
+        evaluated = (
+            head.id >= self._schema.training.microbatches
+        )  # of the model as it is exported: without cuts
+        if evaluated or coding.codec.values is None or not layout.width:
             self._book.sent(peer, layout.nbytes, layout.nbytes)
             self._send(peer, head, tensor)
             return None

@@ -73,8 +73,8 @@ class Volunteer:
         self._compute = compute
         self._evidence = evidence
         self._trace = trace
-        self._begun = 0.0
-        """When the step in progress began here."""
+        self._begun: dict[int, float] = {}
+        """Step → when it began here, for the trace; a step may begin while the one before is applied."""
         self._manifest = files.run.manifest
         self._coordinator = self._manifest.coordinators[0]
         self.offer = offer
@@ -180,7 +180,7 @@ class Volunteer:
             self._plane.keep_only(message.roster)
             self._files.volunteers = tuple(message.roster)
             self.links.target = message.target
-            self._begun = self._trace.now()
+            self._begun[message.step] = self._trace.now()
         self._steps.received(message)
 
     def _tensor_arrived(self, *tensor: Any) -> None:
@@ -223,7 +223,8 @@ class Volunteer:
                 for line in self._evidence.applied(effect, self.member.incarnation):
                     self.session.give_evidence(line)
                 self.figures.steps += 1
-                self._trace.span("step", f"step {effect.step.number}", self._begun)
+                number = effect.step.number
+                self._trace.span("step", f"step {number}", self._begun.pop(number))
                 self.session.tell(self.links.paced())
             case e.EndStep(step):
                 self._steps.end(step)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 SAMPLES = 64
 """Microbatches that the estimate looks back at."""
-GAIN = 1.25
+GAIN = 2.0
 MOST = 64
 
 Depth = Callable[[int], int]

@@ -42,6 +42,19 @@ def test_a_line_that_is_never_idle():
     assert line.meter.rate == pytest.approx(1e6, rel=0.01)
 
 
+@pytest.mark.parametrize("pause_s", [0.0, 0.5])
+def test_streams_that_share_the_line(pause_s):
+    """Three frames at a time, a packet of each in turn, so that all are whole at almost the same time."""
+    meter, rate, nbytes, delay_s, now = Meter(), 2e6, 512 * KIB, 0.2, 10.0
+    for _ in range(60):
+        meter.arrived(now, now + delay_s, 0)
+        whole = now + 3 * nbytes / rate
+        for lane in range(3):
+            meter.arrived(now + 0.01 * lane, whole + delay_s + 0.001 * lane, nbytes)
+        now = whole + pause_s
+    assert meter.rate == pytest.approx(rate, rel=0.15)
+
+
 def test_it_follows_the_line():
     line, now = Line(8e6), 0.0
     for rate in (8e6, 1e6, 4e6):
@@ -75,5 +88,5 @@ def test_an_old_least_delay_is_forgotten():
 
 def test_nothing_is_known_before_enough_has_passed():
     line = Line(1e6)
-    line.send(0.0, GROUP_BYTES - 1)
+    line.send(line.send(0.0, GROUP_BYTES - 1) + 1.0, 1)
     assert line.meter.rate == 0.0
