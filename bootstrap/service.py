@@ -27,6 +27,7 @@ from hetpeer.dht.clock import Clock
 from hetpeer.dht.errors import LocalError, ProtocolError, RemoteError
 from hetpeer.dht.node import Node
 from hetpeer.dht.streams import Stream
+from hetpeer.stages.execution.slots import LIVE
 from hetpeer.stages.execution.state import element_count
 
 CONTROL: Final = "hetpeer/1/control"
@@ -56,8 +57,8 @@ def coordinator_config(run: RunDirectory) -> CoordinatorConfig:
         ties={block.index: Ties(manifest.ties).partners(block.index) for block in manifest.blocks},
         costs=[
             BlockCost(
-                # parameters, two moments, two slots, the gradient; activations of the microbatches in flight
-                memory_bytes=6 * block.parameter_bytes + 4 * block.activation_bytes,
+                # parameters, two moments, the gradient, slots; activations of the microbatches in flight
+                memory_bytes=(4 + LIVE) * block.parameter_bytes + 4 * block.activation_bytes,
                 flops=float(block.flops_forward),
             )
             for block in manifest.blocks

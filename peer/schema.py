@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from hetpeer.averaging.ties import Ties
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.stages.execution.bundles import BundleLayout
+from hetpeer.stages.execution.slots import LIVE
 from hetpeer.stages.graph.spec import ITEM_BYTES, BlockSpec
 
-VECTORS = 6
-"""Of a block: parameters, two moments, two slots, the gradient."""
+VECTORS = 4 + LIVE
+"""Of a block: parameters, two moments, the gradient, and slots."""
 
 
 def microbatches_in(memory_bytes: int, specs: Sequence[BlockSpec]) -> int:

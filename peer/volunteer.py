@@ -224,7 +224,7 @@ class Volunteer:
                     self.session.give_evidence(line)
                 self.figures.steps += 1
                 number = effect.step.number
-                self._trace.span("step", f"step {number}", self._begun.pop(number))
+                self._trace.span("step", f"step {number}", self._begun.pop(number, self._trace.now()))
                 self.session.tell(self.links.paced())
             case e.EndStep(step):
                 self._steps.end(step)

@@ -18,12 +18,10 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import RecordApplied
 from hetpeer.bootstrap.history import History
 from hetpeer.peer.simulate.numerics import Numerics
-from hetpeer.stages.execution.slots import SlotBook
+from hetpeer.stages.execution.slots import LIVE, SlotBook
 
 Digests = Mapping[int, str]
 """Block → digest of a state."""
-
-MAX_LIVE_SLOTS = 2
 
 
 class ViolationError(AssertionError):
@@ -109,9 +107,7 @@ class Checks:
     def folding(self, volunteer: str, slots: SlotBook, blocks: range) -> None:
         """A backward starts; its gradients are to be folded into a slot."""
         for block in blocks:
-            _require(
-                slots.live(block) <= MAX_LIVE_SLOTS, f"{volunteer} keeps {slots.live(block)} slots of {block}"
-            )
+            _require(slots.live(block) <= LIVE, f"{volunteer} keeps {slots.live(block)} slots of {block}")
             ids = Counter(i for held in slots.contents().values() for i in held.get(block, ()))
             _require(max(ids.values(), default=0) <= 1, f"{volunteer} has an id in two slots of {block}")
 

@@ -18,14 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hetpeer.stages.execution.block import Block, run_range
+from hetpeer.stages.execution.slots import LIVE
 from hetpeer.stages.graph.cost import ANY_DRAW, empty
 from hetpeer.stages.graph.passes import Pass
 from hetpeer.stages.graph.spec import ITEM_BYTES, BlockSpec
 
 CPU = torch.device("cpu")
 MOMENTS = 2
-SLOTS = 2
-"""Slots of a block that are alive at once: an accepted one and one that is being filled (docs/protocol.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +72,7 @@ def stage_memory(
     return StageMemory(
         state=vectors + constants,
         moments=MOMENTS * vectors,
-        slots=SLOTS * vectors,
+        slots=LIVE * vectors,
         in_flight=in_flight,
         waiting=(in_flight - 1) * found.kept,
         working=found.peak,

@@ -281,7 +281,14 @@ class Pipeline:
         return [Release(source)]
 
     def _dispatch(self) -> list[Effect]:
-        """Hand work to the worker while it has room; seal the open slot when it is due."""
+        """Hand work to the worker while it has room; seal the open slot when it is due, which makes room for more."""
+        effects = self._start_work()
+        while not self._folding and self.slots.should_seal(idle=self.idle or self._urged):
+            self._urged = False
+            effects += [self._seal(), *self._start_work()]
+        return effects
+
+    def _start_work(self) -> list[Effect]:
         effects: list[Effect] = []
         while self._running < WORKER_DEPTH and not self._decided:
             work = self._schedule.next(may_fold=self.slots.can_fold())
@@ -297,13 +304,13 @@ class Pipeline:
             else:
                 task.status = Status.FORWARD
                 effects.append(RunForward(work.key, task.end, task.source, task.train, len(task.route) - 1))
-        if not self._folding and self.slots.should_seal(idle=self.idle or self._urged):
-            self._urged = False
-            slot, ids = self.slots.seal()
-            ended = {k.id: t.loss for k, t in self._tasks.items() if t.train and t.loss is not None}
-            counted = {microbatch for held in ids.values() for microbatch in held}
-            effects.append(ReportSealed(slot, ids, {i: x for i, x in ended.items() if i in counted}))
         return effects
+
+    def _seal(self) -> ReportSealed:
+        slot, ids = self.slots.seal()
+        ended = {k.id: t.loss for k, t in self._tasks.items() if t.train and t.loss is not None}
+        counted = {microbatch for held in ids.values() for microbatch in held}
+        return ReportSealed(slot, ids, {i: x for i, x in ended.items() if i in counted})
 
     @property
     def idle(self) -> bool:

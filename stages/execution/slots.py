@@ -2,8 +2,9 @@
 
 Pure bookkeeping, no tensors. A slot is numbered; per block it holds a set of ids whose gradients the worker adds up in
 that slot's buffer. Nothing is ever added to an unknown set, and a sealed slot never changes until the coordinator has
-said of each of its blocks whether it counts. At most two slots live at any block: the accepted one, into which newly
-accepted ones are merged, and the newest one (docs/protocol.md, step 3).
+said of each of its blocks whether it counts. At most three slots live at any block: the accepted one, into which newly
+accepted ones are merged, the sealed one, and the open one, so that work goes on while the coordinator's word is under
+way (docs/protocol.md, step 3).
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+
+LIVE = 3
+"""Slots that may live at a block at once; each is a vector in the worker's memory."""
 
 
 class Seal(enum.Enum):
@@ -62,7 +66,7 @@ class SlotBook:
         open_slot = self._find(Seal.OPEN)
         if open_slot is not None:
             return self._size(open_slot) < self._capacity
-        return len(self._slots) < 2
+        return len(self._slots) < LIVE
 
     def fold(self, microbatch: int, blocks: Iterable[int]) -> tuple[int, tuple[int, ...]]:
         """Enter `microbatch` into the open slot; returns the slot's number and the blocks at which to add it.

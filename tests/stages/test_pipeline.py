@@ -116,18 +116,21 @@ def test_an_unreachable_peer_is_avoided_while_there_is_another():
     assert send.route[0].peer == "me"
 
 
-def test_no_backward_starts_while_two_slots_are_live():
+def test_no_backward_starts_while_the_open_slot_is_full_and_another_waits_for_the_coordinator():
     core = pipeline(capacity=1)
     for microbatch in range(3):
         forward(core, microbatch)
     backward(core, 0)
     core.settled(0, ())
+    forward(core, 3)
     backward(core, 1)
-    assert core.gradient(2, 4, "grad 2") == []
+    backward(core, 2)
+    assert core.gradient(3, 4, "grad 3") == []
     assert core.progress()[Status.BACKWARD] == 0
-    *merges, run = core.settled(1, ())
+    *merges, sealed, run = core.settled(1, ())
     assert merges == [Merge(2, 1, 0), Merge(3, 1, 0)]
-    assert run.key.id == 2
+    assert run.key.id == 3
+    assert sealed.slot == 2
 
 
 def test_a_slot_is_not_sealed_while_a_gradient_is_being_folded():
