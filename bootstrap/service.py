@@ -25,6 +25,7 @@ from hetpeer.bootstrap.serving import Served, fetch
 from hetpeer.dht.channel import Channel, ChannelServer, Parcel
 from hetpeer.dht.clock import Clock
 from hetpeer.dht.errors import LocalError, ProtocolError, RemoteError
+from hetpeer.dht.listener import CONTROL as CONTROL_BUDGET
 from hetpeer.dht.node import Node
 from hetpeer.dht.streams import Stream
 from hetpeer.stages.execution.state import element_count
@@ -96,7 +97,7 @@ class CoordinatorService:
                 self._tasks = tasks
                 consumer = tasks.create_task(self._consume())
                 self._queue(self.core.start())
-                await self._node.serve(CONTROL, self._channels.handle)
+                await self._node.serve(CONTROL, self._channels.handle, CONTROL_BUDGET)
                 self.serving.set()
                 ticker = tasks.create_task(self._tick())
                 halt = await self.halted

@@ -12,7 +12,8 @@ import numpy as np
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging.member import Effect, Member
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.errors import LocalError, ProtocolError
+from hetpeer.dht.strikes import Kind, OffenceError
 from hetpeer.peer.datasource import DataSource
 from hetpeer.peer.linkbook import LinkBook
 from hetpeer.peer.posting import Answer, Posts
@@ -22,6 +23,9 @@ from hetpeer.stages.data.draws import Draw
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.results import CommandFailedError
+
+NOT_FINITE = "HP-NUM-001"
+"""What the worker calls a tensor with NaN or infinity in it (stages/execution/staging.py)."""
 
 
 class Execution:
@@ -34,7 +38,9 @@ class Execution:
         data: DataSource | None,
         book: LinkBook,
         answer: Callable[[Sequence[Effect]], None],
+        offended: Callable[[str, ProtocolError], None],
     ) -> None:
+        self._offended = offended
         self._posts = posts
         self._store = posts.store
         self._schema = schema
@@ -81,6 +87,7 @@ class Execution:
                 done = await posted
             except CommandFailedError as error:
                 self._drop_data(step, key)
+                self._blame(error, f"task {_name(key)}, input", source)
                 self._answer(member.work_failed(step, key, error.what))
                 return
             if work.train:
@@ -118,6 +125,7 @@ class Execution:
             try:
                 done = await posted
             except CommandFailedError as error:
+                self._blame(error, f"task {_name(key)}, gradient of output", gradient)
                 self._answer(member.work_failed(step, key, error.what))
                 return
             finally:
@@ -126,6 +134,17 @@ class Execution:
             self._answer(member.backward_done(step, key, back))
 
         return answer()
+
+    def _blame(self, error: CommandFailedError, what: str, given: Tensor | None) -> None:
+        """An honest peer sends no NaN: its own worker refuses it."""
+        if (
+            error.code == NOT_FINITE
+            and given is not None
+            and given.sender
+            and error.what.startswith(f"{what}: ")
+        ):
+            wrong = OffenceError(Kind.NOT_FINITE, "numbers that are not finite", peer=given.sender)
+            self._offended(given.sender, wrong)
 
     def _load_data(self, step: e.StepId, key: p.TaskKey, end: int) -> dict[str, Tensor]:
         """The author's inputs that the blocks [key.begin, end) use."""
