@@ -273,6 +273,8 @@ class Pipeline:
             after = task.route[1:]
             if task.output is not None and after and after[0].peer == peer:
                 effects += self._forward_on(task)
+        if peer in self._congested:  # what its link held up goes another way now
+            effects += self._dispatch()
         return effects
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
