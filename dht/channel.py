@@ -13,7 +13,7 @@ import asyncio
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -358,6 +358,12 @@ class ChannelServer:
 
     def __iter__(self) -> Iterator[Channel]:
         return iter(list(self._channels.values()))
+
+    def keep_only(self, peers: Collection[str]) -> None:
+        """Forget the channels of others that are down."""
+        gone = [place for place, c in self._channels.items() if c.peer_id not in peers and not c.is_up]
+        for place in gone:
+            self._channels.pop(place).close()
 
     async def handle(self, stream: Stream) -> None:
         """Serve one incoming stream; given to `Node.serve`."""

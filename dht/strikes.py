@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from hetpeer.dht.errors import ProtocolError
 
-LIMIT = 5.0
-"""Strikes, faded ones counted in part, from which on a peer is refused."""
+LIMIT = 4.5
+"""Strikes, faded ones counted in part, above which a peer is refused: five within a minute."""
 FADE_S = 600.0
 """In so long a strike counts half."""
 FIRST_REFUSAL_S = 60.0

@@ -112,7 +112,8 @@ class DataPlane:
         """The volunteers of the step that begins: close the links to others, and forget how fast they were."""
         peers = frozenset(peers)
         self._book.keep_only(peers)
-        self._intake.members(peers)
+        self._server.keep_only(peers)
+        self._intake.members(peers, {channel.peer_id for channel in self._server})
         self._node.members(peers)
         for gone in self._meters.keys() - peers:
             del self._meters[gone]

@@ -69,17 +69,14 @@ class Intake:
             self._pools = ACTIVATIONS + schema.blocks - min(schema.specs)
         self._resize()
 
-    def members(self, peers: Iterable[str]) -> None:
-        """The volunteers of the step that begins. Whoever has left and whose tensors are gone is forgotten."""
+    def members(self, peers: Iterable[str], linked: Iterable[str]) -> None:
+        """The volunteers of the step that begins. Others that have no link and no tensor here any more are forgotten."""
         self._members = frozenset(peers)
-        for peer in list(self._holdings):
-            if peer not in self._members and not +self._holdings[peer].held:
-                del self._holdings[peer]
-                self._links.pop(peer, None)
+        kept = self._members.union(linked, (p for p, h in self._holdings.items() if h.held.total()))
+        for gone in self._holdings.keys() - kept:
+            del self._holdings[gone]
+            self._links.pop(gone, None)
         self._resize()
-
-    def is_member(self, peer: str) -> bool:
-        return peer in self._members
 
     def grants(self, peer: str, key: str, announce: Callable[[], None]) -> Grants:
         """The books of the link that `peer` calls `key`, new ones for a new link."""

@@ -27,14 +27,14 @@ def refusal(strikes, now, peer="bad"):
 
 def test_a_few_are_forgiven_many_are_not():
     strikes = Strikes()
-    for _ in range(int(LIMIT) - 1):
+    for _ in range(int(LIMIT)):
         assert not strikes.strike("bad", Kind.DRIP, 0.0)
         assert not strikes.refuses("bad", 0.0)
     assert strikes.strike("bad", Kind.FLOOD, 0.0) == FIRST_REFUSAL_S
     assert strikes.refuses("bad", FIRST_REFUSAL_S - 1)
     assert not strikes.refuses("bad", FIRST_REFUSAL_S)
     assert not strikes.refuses("good", 0.0)
-    assert strikes.counts() == {"bad": {"drip": LIMIT - 1, "flood": 1}}
+    assert strikes.counts() == {"bad": {"drip": int(LIMIT), "flood": 1}}
 
 
 def test_old_ones_fade():

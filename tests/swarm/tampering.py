@@ -66,10 +66,10 @@ def sends_nan() -> None:
 
 
 def sends_garbage() -> None:
-    """A volunteer some of whose encoded bundles are noise, of the right length."""
+    """A volunteer one of whose encoded bundles is noise, of the right length."""
     from hetpeer.peer.link import Link
 
-    send, left = Link.send, [2]
+    send, left = Link.send, [1]
 
     def damaged(self, parcel):
         if parcel.header.get("coded") and left[0]:

@@ -68,8 +68,9 @@ async def test_a_stranger_talks_nonsense(swarm: Swarm, reference: ReferenceRun, 
         worker = volunteers[0].helpers()["worker"]
         worker.suspend()  # the run does not end before all has been said once
         await disturb_coordinator(node, coordinator)
-        for volunteer in volunteers:
-            await disturb_volunteer(node, volunteer)
+        async with asyncio.TaskGroup() as tasks:
+            for volunteer in volunteers:
+                tasks.create_task(disturb_volunteer(node, volunteer))
         for peer in (coordinator, *(v.peer_id for v in volunteers)):
             await disturb_files(node, peer)
         worker.resume()
@@ -94,7 +95,8 @@ async def test_volunteers_that_send_rubbish(swarm: Swarm, reference: ReferenceRu
 async def test_bundles_that_cannot_be_read(swarm: Swarm) -> None:
     """Noise instead of an encoded bundle: dropped and counted, asked for again, and the run goes on."""
     links = LinkSettings(codec="topk-int8", ratio=12.0, adaptive=False)
-    swarm.run = resign(swarm.run, links=links)
+    training = swarm.run.manifest.training.model_copy(update={"steps": 6})
+    swarm.run = resign(swarm.run, links=links, training=training)
     bootstrap = await swarm.bootstrap()
     volunteers = [swarm.volunteer("a", before="sends_garbage"), swarm.volunteer("b")]
     await swarm.finished(bootstrap, *volunteers, within_s=120.0)
