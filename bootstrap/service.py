@@ -125,6 +125,8 @@ class CoordinatorService:
                 case core.Record(record):
                     await asyncio.to_thread(self._append, record)
                 case core.Send(to, message):
+                    if isinstance(message, m.Begin):
+                        self._node.members(message.roster)
                     channel = self._channels.channel(to)
                     if channel is not None:
                         channel.send(Parcel({}, (m.encode(message),)))
