@@ -87,7 +87,8 @@ class Link:
         self._queue.forget(tag)
         for lane in self._lanes:
             lane.outbox.forget(tag)
-        self._go_on()
+        # Not at once: the step that ends here is to be cleared away before the next one begins work because of it.
+        asyncio.get_running_loop().call_soon(self._go_on)
 
     def close(self) -> None:
         """End it; frames that have not arrived are dropped."""
