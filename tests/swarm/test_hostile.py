@@ -59,9 +59,9 @@ def tensor(peer: str, *, block: int, payload: bytes, coded: Any = None) -> tuple
 
 async def test_a_stranger_talks_nonsense(swarm: Swarm, reference: ReferenceRun, tmp_path: Path) -> None:
     bootstrap = await swarm.bootstrap()
-    volunteers = [swarm.volunteer(name) for name in "ab"]
     config = NodeConfig(peers=(parse_address(swarm.address),))
     node = await Node.start(config, Identity.create(tmp_path / "stranger.key"))
+    volunteers = [swarm.volunteer(name) for name in "ab"]  # last: twenty steps take three seconds
     coordinator = swarm.run.manifest.coordinators[0]
     try:
         await swarm.committed(1)
