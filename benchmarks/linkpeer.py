@@ -19,9 +19,10 @@ from typing import Any
 import uvloop
 
 from hetpeer.dht.addresses import parse_address
-from hetpeer.dht.channel import Channel, ChannelServer, Parcel, dial
+from hetpeer.dht.channel import Channel, ChannelServer, dial
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.node import Node, NodeConfig
+from hetpeer.dht.outbox import Parcel
 from hetpeer.dht.streams import Stream
 from hetpeer.dht.wire import Wire
 

@@ -22,11 +22,12 @@ from hetpeer.bootstrap.log import Log
 from hetpeer.bootstrap.membership import BlockCost
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.serving import Served, fetch
-from hetpeer.dht.channel import Channel, ChannelServer, Parcel
+from hetpeer.dht.channel import Channel, ChannelServer
 from hetpeer.dht.clock import Clock
 from hetpeer.dht.errors import LocalError, ProtocolError, RemoteError
 from hetpeer.dht.listener import CONTROL as CONTROL_BUDGET
 from hetpeer.dht.node import Node
+from hetpeer.dht.outbox import Parcel
 from hetpeer.dht.streams import Stream
 from hetpeer.stages.execution.state import element_count
 

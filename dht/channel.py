@@ -4,7 +4,7 @@ A stream ends when p2pd restarts or a link drops. A channel outlives it: each si
 until the other has acknowledged them; a new stream goes on where the last one ended. Only when a side has lost its
 memory (its process was restarted) is the channel lost, and its owner starts again from nothing.
 
-The books (`Outbox`, `Inbox`) are pure; `Channel` moves frames for both sides; `dial` and `ChannelServer` open streams.
+The books (outbox.py) are pure; `Channel` moves frames for both sides; `dial` and `ChannelServer` open streams.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hetpeer.dht import credit
 from hetpeer.dht.errors import PeerLostError, ProtocolError, RemoteError
+from hetpeer.dht.grants import Lane
 from hetpeer.dht.meter import Meter
 from hetpeer.dht.node import Node
+from hetpeer.dht.outbox import Inbox, Outbox, Parcel
 from hetpeer.dht.streams import Stream
 
 BEAT_S = 1.0
@@ -35,78 +35,6 @@ MAX_LANES = 4
 REDIAL_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Parcel:
-    """One frame to be sent: a header of plain data and buffers, which must keep their content until acknowledged."""
-
-    header: Mapping[str, Any]
-    payload: tuple[Any, ...] = ()
-    tag: object = None
-    """What `Outbox.forget` knows it by."""
-    pool: credit.Pool = 0
-    cost: int = 0
-    """Bytes of credit that it takes; 0 where the channel has none."""
-
-
-class Outbox:
-    """Frames in the order of their numbers, kept until acknowledged."""
-
-    def __init__(self) -> None:
-        self.acknowledged = 0
-        self.spent: Counter[credit.Pool] = Counter()
-        """Credit that everything added so far takes, whether it is kept or not."""
-        self._next = 1
-        self._kept: deque[tuple[int, Parcel]] = deque()
-        self._totals: dict[int, int] = {}
-
-    def add(self, parcel: Parcel) -> None:
-        self._kept.append((self._next, parcel))
-        if parcel.cost:
-            self.spent[parcel.pool] += parcel.cost
-            self._totals[self._next] = self.spent[parcel.pool]
-        self._next += 1
-
-    def spent_with(self, number: int, parcel: Parcel) -> dict[credit.Pool, int]:
-        """Credit spent in the pool of frame `number`, that frame and all before it included."""
-        return {parcel.pool: self._totals[number]} if parcel.cost else {}
-
-    def acknowledge(self, number: int) -> None:
-        """The peer has everything up to `number`."""
-        self.acknowledged = max(self.acknowledged, number)
-        while self._kept and self._kept[0][0] <= number:
-            self._totals.pop(self._kept.popleft()[0], None)
-
-    def forget(self, tag: object) -> None:
-        """Frames tagged so need not arrive any more; the numbers they had are left out."""
-        left = [item for item in self._kept if item[1].tag is None or item[1].tag != tag]
-        self._totals = {number: self._totals[number] for number, _ in left if number in self._totals}
-        self._kept = deque(left)
-
-    def after(self, number: int) -> tuple[int, Parcel] | None:
-        """The first frame with a higher number."""
-        return next((item for item in self._kept if item[0] > number), None)
-
-    def __iter__(self) -> Iterator[tuple[int, Parcel]]:
-        return iter(self._kept)
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-
-class Inbox:
-    """The highest number received; a frame counts only if its number is higher."""
-
-    def __init__(self) -> None:
-        self.last = 0
-
-    def take(self, number: int) -> bool:
-        """Whether frame `number` is new; it counts as received from now on."""
-        if number <= self.last:
-            return False
-        self.last = number
-        return True
 
 
 class Receiver(Protocol):
@@ -141,7 +69,7 @@ class Channel:
         """Bytes/s at which what we send arrives, as the peer says; 0: it does not say."""
         self.queue: credit.Queue[Parcel] | None = None
         """What waits for the peer's credit, where it limits what we send: it hears of what is granted."""
-        self.credit: credit.Lane | None = None
+        self.credit: Lane | None = None
         """What the peer may send in this lane, where we limit it."""
         self.offended: Callable[[ProtocolError], None] = _ignored
         """Told what the peer did that no honest one does."""

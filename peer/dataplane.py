@@ -13,11 +13,12 @@ from typing import Any, Protocol
 
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.heads import ActivationHead, GradientHead, Head, ShardHead, decode_head, encode_head
-from hetpeer.dht.channel import Channel, ChannelServer, Parcel
-from hetpeer.dht.credit import Lane
+from hetpeer.dht.channel import Channel, ChannelServer
 from hetpeer.dht.errors import ProtocolError, RemoteError
+from hetpeer.dht.grants import Lane
 from hetpeer.dht.meter import Meter
 from hetpeer.dht.node import Node
+from hetpeer.dht.outbox import Parcel
 from hetpeer.dht.streams import Stream
 from hetpeer.dht.strikes import Kind, OffenceError
 from hetpeer.dht.tasks import TaskSet

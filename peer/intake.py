@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from hetpeer.averaging.heads import ActivationHead, GradientHead, Head
-from hetpeer.dht.credit import Budget, Grants, Holding, Pool
+from hetpeer.dht.credit import Pool
+from hetpeer.dht.grants import Budget, Grants, Holding
 from hetpeer.peer.pressure import ACTIVATIONS, GRADIENTS, SHARDS
 from hetpeer.peer.reducing import FLOAT_BYTES
 from hetpeer.peer.schema import Schema

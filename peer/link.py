@@ -12,10 +12,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
-from hetpeer.dht.channel import Channel, Parcel, dial
+from hetpeer.dht.channel import Channel, dial
 from hetpeer.dht.credit import Queue
 from hetpeer.dht.errors import PeerLostError, ProtocolError
 from hetpeer.dht.node import Node
+from hetpeer.dht.outbox import Parcel
 from hetpeer.dht.streams import Stream
 from hetpeer.dht.strikes import Kind, OffenceError
 from hetpeer.dht.tasks import TaskSet

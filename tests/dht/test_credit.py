@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetpeer.dht.credit import Budget, Grants, Holding, Queue, pack, unpack, unpack_base
+from hetpeer.dht.credit import Queue, pack, unpack, unpack_base
 from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.grants import Budget, Grants, Holding
 from hetpeer.dht.strikes import OffenceError
 
 POOLS = 6

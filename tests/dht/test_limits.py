@@ -14,14 +14,16 @@ import psutil
 import pytest
 
 from hetpeer.dht.addresses import parse_address
-from hetpeer.dht.channel import Channel, ChannelServer, Parcel, dial
-from hetpeer.dht.credit import Budget, Grants, Holding, Queue
+from hetpeer.dht.channel import Channel, ChannelServer, dial
+from hetpeer.dht.credit import Queue
 from hetpeer.dht.delivery import STRANGER
 from hetpeer.dht.errors import PeerLostError, ProtocolError, RemoteError
 from hetpeer.dht.frames import PREFIX, encode_head
+from hetpeer.dht.grants import Budget, Grants, Holding
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.listener import DATA
 from hetpeer.dht.node import Node, NodeConfig
+from hetpeer.dht.outbox import Parcel
 from hetpeer.dht.streams import Stream
 from hetpeer.dht.strikes import Kind, OffenceError
 from hetpeer.dht.wire import Wire

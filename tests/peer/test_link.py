@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from hetpeer.dht.channel import Channel, ChannelServer, Parcel
-from hetpeer.dht.credit import Budget, Grants, Holding
+from hetpeer.dht.channel import Channel, ChannelServer
 from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.grants import Budget, Grants, Holding
+from hetpeer.dht.outbox import Parcel
 from hetpeer.dht.streams import Stream
 from hetpeer.dht.strikes import Kind, kind_of
 from hetpeer.dht.tasks import TaskSet
