@@ -35,13 +35,16 @@ class Coded(Schema):
 
 
 class ActivationHead(_Head):
-    """The bundle that enters block `route[0].begin` of microbatch `id`."""
+    """The bundle that enters block `route[0].begin` of microbatch `id`. A `nudge` is the head alone: the bundle was sent
+    before, and now waits for credit.
+    """
 
     kind: Literal["activation"] = "activation"
     id: Id
     route: Annotated[tuple[Hop, ...], Field(min_length=1, max_length=256)]
     attempt: Count
     coded: Coded | None = None
+    nudge: bool = False
 
 
 class GradientHead(_Head):

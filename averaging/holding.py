@@ -121,6 +121,10 @@ class HeldStep:
             return [Release(handle)]
         return self.absorb(self.pipeline.activation(microbatch, route, attempt, sender, handle))
 
+    def nudge(self, sender: str, microbatch: int, route: Route, attempt: int) -> list[Effect]:
+        """A bundle for us waits at the hop before us."""
+        return self.absorb(self.pipeline.nudge(microbatch, route, attempt, sender))
+
     def _can_run(self, hop: Hop) -> bool:
         return hop.peer == self._me and self._place[0] <= hop.begin < hop.end <= self._place[1]
 
@@ -141,16 +145,25 @@ class HeldStep:
             case _:
                 return InStep(self.id, effect)
 
+    def links(self, away: Iterable[str], congested: Mapping[str, int]) -> None:
+        """How our links are when the step begins."""
+        for peer in away:
+            self.pipeline.unreachable(peer)
+        for peer, hops in congested.items():
+            self.pipeline.congested(peer, hops)
+
     # ── reduce and vote ──────────────────────────────────────────────────────────────────────────────────────────
 
     def plan(self, message: m.Plan) -> list[Effect]:
         """Take part in a plan; a higher one voids the one before. Nothing for one that we know already."""
         if self.reduction is not None and message.plan <= self.reduction.number:
             return []
+        void = [] if self.reduction is None else self.reduction.abandon()
         self.reduction = Reduction(self._me, message, self._shape.sizes, self._shape.ties)
         slots = self.pipeline.slots
         slot = slots.accepted()
-        return self._wrap(self.reduction.start(slot, {} if slot is None else slots.contents()[slot]))
+        started = self.reduction.start(slot, {} if slot is None else slots.contents()[slot])
+        return self._wrap([*void, *started])
 
     def part(self, sender: str, block: int, index: int, handle: Handle) -> list[Effect]:
         """A holder's slot, one shard of it, for us to sum under the current plan."""

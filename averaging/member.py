@@ -196,6 +196,7 @@ class Member(Working):
             return [*self._drop_step(), self._sync()]
         effects = self._drop_step()
         self._step = HeldStep(self.me, self.place, message, self._shape, self._depth)
+        self._step.links(self._shunned, self._congested)
         self.phase = Phase.TRAINING
         return [*effects, *self._step.assign(message.tasks), *self._replay_early()]
 

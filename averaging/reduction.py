@@ -137,6 +137,13 @@ class Reduction:
         self.votes[vote.block] = vote
         self.gradients[vote.block] = gradient
 
+    def abandon(self) -> list[Effect]:
+        """Another plan takes this one's place: shards that came for it are not needed any more."""
+        parts = [handle for held in self._parts.values() for handle in held.values()]
+        results = [handle for held in self._results.values() for handle in held.values()]
+        self._parts, self._results = {}, {}
+        return [Release(handle) for handle in (*parts, *results)]
+
     @property
     def complete(self) -> bool:
         """Whether every block that we hold has its gradient."""

@@ -26,6 +26,8 @@ class Working:
         """Of the state in the worker; None while there is none to be trusted."""
         self._step: HeldStep | None = None
         self._early: EarlyTensors[HeldStep, list[Effect]] = EarlyTensors()
+        self._shunned: set[str] = set()
+        self._congested: dict[str, int] = {}
 
     @property
     def step(self) -> StepId | None:
@@ -91,8 +93,26 @@ class Working:
 
     def reachable(self, peer: str) -> None:
         """The link to `peer` is up again."""
-        if self._step is not None:
+        if self._step is not None and peer not in self._shunned:
             self._step.pipeline.reachable(peer)
+
+    def refused(self, peer: str, for_now: bool) -> list[Effect]:
+        """We do not work with `peer` for now, whatever the step: its tasks go elsewhere. Or we do again."""
+        if for_now:
+            self._shunned.add(peer)
+            return self.unreachable(peer)
+        self._shunned.discard(peer)
+        self.reachable(peer)
+        return []
+
+    def congested(self, peer: str, hops: int | None) -> list[Effect]:
+        """Our link to `peer` takes no forwards that have `hops` or more hops behind it; None: it takes all."""
+        step = self._step
+        if hops is None:
+            self._congested.pop(peer, None)
+            return [] if step is None else step.absorb(step.pipeline.relieved(peer))
+        self._congested[peer] = hops
+        return [] if step is None else step.absorb(step.pipeline.congested(peer, hops))
 
     def activation(
         self, origin: Origin, microbatch: int, route: Route, attempt: int, handle: Handle
@@ -103,6 +123,13 @@ class Working:
             return step.activation(origin.sender, microbatch, route, attempt, handle)
 
         return self._take(origin, handle, accept)
+
+    def nudge(self, origin: Origin, microbatch: int, route: Route, attempt: int) -> list[Effect]:
+        """An activation that comes again waits for credit; a task of ours that knows it need not wait."""
+        step = self._in(origin.step)
+        if step is None or step.due(origin) is not Due.NOW:
+            return []
+        return step.nudge(origin.sender, microbatch, route, attempt)
 
     def gradient(self, origin: Origin, microbatch: int, border: int, handle: Handle) -> list[Effect]:
         """The gradient of a bundle that we had sent over `border`."""

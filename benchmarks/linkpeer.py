@@ -7,7 +7,9 @@ lanes, bytes of a tensor, how many of them; the answer says how long they took, 
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import json
+import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -17,14 +19,15 @@ from typing import Any
 import uvloop
 
 from hetpeer.dht.addresses import parse_address
-from hetpeer.dht.channel import Channel, ChannelServer, Parcel, dial
+from hetpeer.dht.channel import Channel, ChannelServer, dial
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.node import Node, NodeConfig
+from hetpeer.dht.outbox import Parcel
 from hetpeer.dht.streams import Stream
 from hetpeer.dht.wire import Wire
 
 PROTOCOL = "bench/1/tensors"
-PORT, TCP_PORT, HIVEMIND_PORT = 4001, 4002, 4003
+PORT, TCP_PORT, HIVEMIND_PORT, TLS_PORT = 4001, 4002, 4003, 4004
 LIMIT = 1 << 30
 IN_FLIGHT = 4
 """Tensors that are under way in all, whatever the way."""
@@ -78,9 +81,56 @@ async def take_tcp(wire: Wire) -> None:
         wire.close()
 
 
-async def tcp(host: str, tensor: memoryview, tensors: int) -> None:
-    """Plain TCP with the same loop, memory and acknowledgements; no encryption."""
-    _, wire = await asyncio.get_running_loop().create_connection(Wire, host, TCP_PORT)
+class TlsWire(Wire):
+    """uvloop's TLS never says that a writer may go on when the limit is zero bytes."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=1 << 16)  # type: ignore[attr-defined]  # uvloop's own class
+
+
+def certificate(folder: Path) -> ssl.SSLContext:
+    """For the end that listens: TLS 1.3 with a certificate made here and now."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "bench")])
+    now = dt.datetime.now(dt.UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    signed = (
+        builder.not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .sign(key, hashes.SHA256())
+    )
+    path = folder / "tls.pem"
+    path.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        + signed.public_bytes(serialization.Encoding.PEM)
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_cert_chain(path)
+    return context
+
+
+def trusting() -> ssl.SSLContext:
+    """For the end that dials: encrypted, but it does not ask who the other is, which costs nothing a gigabyte."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+async def tcp(host: str, tensor: memoryview, tensors: int, *, tls: bool) -> None:
+    """TCP with the same loop, memory and acknowledgements: plain, or under TLS."""
+    kind, port, context = (TlsWire, TLS_PORT, trusting()) if tls else (Wire, TCP_PORT, None)
+    _, wire = await asyncio.get_running_loop().create_connection(kind, host, port, ssl=context)
     room = asyncio.Semaphore(IN_FLIGHT)
 
     async def send() -> None:
@@ -166,6 +216,7 @@ async def main(folder: Path, host: str, peer: str, hivemind_peer: str) -> None:
         tasks.add(loop.create_task(take_tcp(wire)))
 
     await loop.create_server(lambda: Wire(connected), host, TCP_PORT)
+    await loop.create_server(lambda: TlsWire(connected), host, TLS_PORT, ssl=certificate(folder))
     ours = f"/ip4/{host}/tcp/{PORT}/p2p/{node.peer_id}"
     print(json.dumps({"address": ours, "hivemind": await other.address()}), flush=True)
     memory = memoryview(bytearray(16 << 20))
@@ -174,8 +225,8 @@ async def main(folder: Path, host: str, peer: str, hivemind_peer: str) -> None:
         tensor, tensors = memory[: order["bytes"]], order["tensors"]
         began = time.monotonic()
         match order["way"]:
-            case "tcp":
-                await tcp(peer.split("/")[2], tensor, tensors)
+            case "tcp" | "tls":
+                await tcp(peer.split("/")[2], tensor, tensors, tls=order["way"] == "tls")
             case "lanes":
                 await lanes(node, parse_address(peer).peer_id, order["lanes"], tensor, tensors)
             case way:

@@ -22,10 +22,12 @@ from hetpeer.bootstrap.log import Log
 from hetpeer.bootstrap.membership import BlockCost
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.serving import Served, fetch
-from hetpeer.dht.channel import Channel, ChannelServer, Parcel
+from hetpeer.dht.channel import Channel, ChannelServer
 from hetpeer.dht.clock import Clock
 from hetpeer.dht.errors import LocalError, ProtocolError, RemoteError
+from hetpeer.dht.listener import CONTROL as CONTROL_BUDGET
 from hetpeer.dht.node import Node
+from hetpeer.dht.outbox import Parcel
 from hetpeer.dht.streams import Stream
 from hetpeer.stages.execution.slots import LIVE
 from hetpeer.stages.execution.state import element_count
@@ -97,7 +99,7 @@ class CoordinatorService:
                 self._tasks = tasks
                 consumer = tasks.create_task(self._consume())
                 self._queue(self.core.start())
-                await self._node.serve(CONTROL, self._channels.handle)
+                await self._node.serve(CONTROL, self._channels.handle, CONTROL_BUDGET)
                 self.serving.set()
                 ticker = tasks.create_task(self._tick())
                 halt = await self.halted
@@ -125,6 +127,8 @@ class CoordinatorService:
                 case core.Record(record):
                     await asyncio.to_thread(self._append, record)
                 case core.Send(to, message):
+                    if isinstance(message, m.Begin):
+                        self._node.members(message.roster)
                     channel = self._channels.channel(to)
                     if channel is not None:
                         channel.send(Parcel({}, (m.encode(message),)))

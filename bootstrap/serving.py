@@ -21,6 +21,10 @@ from hetpeer.dht.streams import Stream
 
 PROTOCOL: Final = "hetpeer/1/files"
 REQUEST_TIMEOUT_S = 30.0
+ASK_S = 8.0
+"""A request is a few bytes: who takes longer to send it does so on purpose."""
+SLOWEST = 8e3
+"""Bytes/s at which an asker is to take what it asked for."""
 ANSWER_TIMEOUT_S = 60.0
 """A holder may have to finish applying an update before it has the version asked for."""
 FILE_TIMEOUT_S = 15.0
@@ -50,7 +54,7 @@ class FileService:
         self._shelf = shelf
 
     async def handle(self, stream: Stream) -> None:
-        request = (await stream.receive(timeout_s=REQUEST_TIMEOUT_S)).header
+        request = (await stream.receive(timeout_s=ASK_S)).header
         name = request.get("want")
         if not isinstance(name, str) or len(name) > 200:
             raise ProtocolError("a request without a name", peer=stream.peer_id)
@@ -58,7 +62,8 @@ class FileService:
             if served is None:
                 await stream.send({"missing": name}, timeout_s=REQUEST_TIMEOUT_S)
             else:
-                await stream.send({"facts": dict(served.facts)}, served.data)
+                patience = REQUEST_TIMEOUT_S + len(memoryview(served.data).cast("B")) / SLOWEST
+                await stream.send({"facts": dict(served.facts)}, served.data, timeout_s=patience)
             # The asker closes; until then the answer may still be under way.
             try:
                 await stream.receive(timeout_s=REQUEST_TIMEOUT_S)

@@ -4,7 +4,7 @@ A stream ends when p2pd restarts or a link drops. A channel outlives it: each si
 until the other has acknowledged them; a new stream goes on where the last one ended. Only when a side has lost its
 memory (its process was restarted) is the channel lost, and its owner starts again from nothing.
 
-The books (`Outbox`, `Inbox`) are pure; `Channel` moves frames for both sides; `dial` and `ChannelServer` open streams.
+The books (outbox.py) are pure; `Channel` moves frames for both sides; `dial` and `ChannelServer` open streams.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Protocol
 
+from hetpeer.dht import credit
 from hetpeer.dht.errors import PeerLostError, ProtocolError, RemoteError
+from hetpeer.dht.grants import Lane
 from hetpeer.dht.meter import Meter
 from hetpeer.dht.node import Node
+from hetpeer.dht.outbox import Inbox, Outbox, Parcel
 from hetpeer.dht.streams import Stream
 
 BEAT_S = 1.0
@@ -27,70 +28,13 @@ BEAT_S = 1.0
 ACK_S = 0.05
 """An acknowledgement waits so long for a frame to travel with: alone it costs as much as a small frame."""
 SILENCE_S = 8.0
-"""A stream on which nothing came for so long is given up."""
+"""A stream is given up when nothing came from its peer for so long, in any stream: its own bytes may only have to wait."""
 MAX_RATE = 1e15
 MAX_LANES = 4
 """Channels of one protocol that a peer may have with us at a time."""
 REDIAL_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Parcel:
-    """One frame to be sent: a header of plain data and buffers, which must keep their content until acknowledged."""
-
-    header: Mapping[str, Any]
-    payload: tuple[Any, ...] = ()
-    tag: object = None
-    """What `Outbox.forget` knows it by."""
-
-
-class Outbox:
-    """Frames in the order of their numbers, kept until acknowledged."""
-
-    def __init__(self) -> None:
-        self.acknowledged = 0
-        self._next = 1
-        self._kept: deque[tuple[int, Parcel]] = deque()
-
-    def add(self, parcel: Parcel) -> None:
-        self._kept.append((self._next, parcel))
-        self._next += 1
-
-    def acknowledge(self, number: int) -> None:
-        """The peer has everything up to `number`."""
-        self.acknowledged = max(self.acknowledged, number)
-        while self._kept and self._kept[0][0] <= number:
-            self._kept.popleft()
-
-    def forget(self, tag: object) -> None:
-        """Frames tagged so need not arrive any more; the numbers they had are left out."""
-        self._kept = deque(item for item in self._kept if item[1].tag is None or item[1].tag != tag)
-
-    def after(self, number: int) -> tuple[int, Parcel] | None:
-        """The first frame with a higher number."""
-        return next((item for item in self._kept if item[0] > number), None)
-
-    def __iter__(self) -> Iterator[tuple[int, Parcel]]:
-        return iter(self._kept)
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-
-class Inbox:
-    """The highest number received; a frame counts only if its number is higher."""
-
-    def __init__(self) -> None:
-        self.last = 0
-
-    def take(self, number: int) -> bool:
-        """Whether frame `number` is new; it counts as received from now on."""
-        if number <= self.last:
-            return False
-        self.last = number
-        return True
 
 
 class Receiver(Protocol):
@@ -123,12 +67,18 @@ class Channel:
         """Measures what arrives; the peer is told."""
         self.rate = 0.0
         """Bytes/s at which what we send arrives, as the peer says; 0: it does not say."""
+        self.queue: credit.Queue[Parcel] | None = None
+        """What waits for the peer's credit, where it limits what we send: it hears of what is granted."""
+        self.credit: Lane | None = None
+        """What the peer may send in this lane, where we limit it."""
+        self.offended: Callable[[ProtocolError], None] = _ignored
+        """Told what the peer did that no honest one does."""
         self.closed = False
         self._receiver = receiver
         self._payload_limit = payload_limit
         self._wake = asyncio.Event()
         self._stream: Stream | None = None
-        self._acknowledged = 0
+        self._owing = False
         self._ack_timer: asyncio.TimerHandle | None = None
         self._drained = asyncio.Event()
         self._carrying = asyncio.Lock()
@@ -147,6 +97,10 @@ class Channel:
         self._drained.clear()
         self._wake.set()
 
+    def announce(self) -> None:
+        """There is credit that the peer ought to hear of soon."""
+        self._acknowledge_soon()
+
     def close(self) -> None:
         """End the channel; frames that were not sent are dropped."""
         self.closed = True
@@ -162,10 +116,7 @@ class Channel:
             await self._drained.wait()
 
     async def carry(self, stream: Stream, peer_has: int) -> None:
-        """Move frames both ways over `stream` until it breaks or the channel is closed.
-
-        Raises `RemoteError` for what the peer did wrong; the owner decides whether to go on with another stream.
-        """
+        """Move frames both ways over `stream` until it breaks, the peer does something wrong or the channel is closed."""
         if self._stream is not None:
             self._stream.abort()
         async with self._carrying:  # one reader at a time: or a frame could count twice
@@ -173,13 +124,16 @@ class Channel:
 
     async def _carry(self, stream: Stream, peer_has: int) -> None:
         self.outbox.acknowledge(peer_has)
-        self._acknowledged = -1
+        self._owing = True
         self._stream = stream
         self._receiver.up(self)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._write(stream, peer_has))
                 tasks.create_task(self._read(stream))
+        except* ProtocolError as group:
+            _log.debug("%r: %s", self, group.exceptions[0])
+            self.offended(group.exceptions[0])  # type: ignore[arg-type]  # not nested: its tasks have no groups
         except* RemoteError as group:
             _log.debug("%r: %s", self, group.exceptions[0])
         finally:
@@ -194,25 +148,35 @@ class Channel:
             item = self.outbox.after(sent)
             if item is not None:
                 sent, parcel = item
-                self._acknowledged = self.inbox.last
-                await stream.send({"n": sent, **self._acknowledgement(), "m": parcel.header}, *parcel.payload)
+                self._owing = False
+                spent = self.outbox.spent_with(sent, parcel)
+                head = {"n": sent, **self._acknowledgement(spent), "m": parcel.header}
+                await stream.send(head, *parcel.payload)
                 continue
-            if self._acknowledged != self.inbox.last and self._ack_timer is None:
-                self._acknowledged = self.inbox.last
-                await stream.send(self._acknowledgement())
+            if self._owing and self._ack_timer is None:
+                self._owing = False
+                await stream.send(self._acknowledgement(self.outbox.spent))
                 continue
             try:
                 async with asyncio.timeout(BEAT_S):
                     await self._wake.wait()
             except TimeoutError:
-                self._acknowledged = -1
+                self._owing = True
         raise PeerLostError(self.peer_id, "the channel was closed")
 
-    def _acknowledgement(self) -> dict[str, Any]:
-        """Also when this was sent, by a clock that is good for differences only, and how fast the line is to us."""
-        rate = self.meter.rate if self.meter is not None else 0.0
-        fields = {"a": self.inbox.last, "t": asyncio.get_running_loop().time()}
-        return fields | {"r": rate} if rate else fields
+    def _acknowledgement(self, spent: Mapping[credit.Pool, int]) -> dict[str, Any]:
+        """Also when this was sent, by a clock that is good for differences only, how fast the line is to us, and credit:
+        what we have spent and what we grant.
+        """
+        fields: dict[str, Any] = {"a": self.inbox.last, "t": asyncio.get_running_loop().time()}
+        if self.meter is not None and self.meter.rate:
+            fields["r"] = self.meter.rate
+        if spent:
+            fields["s"] = credit.pack(spent)
+        if self.credit is not None:
+            base, pools = self.credit.grants.said()
+            fields |= {"b": list(base), "g": credit.pack(pools)}
+        return fields
 
     def _measure(self, sent: Any, nbytes: int) -> None:
         if self.meter is not None and isinstance(sent, float) and math.isfinite(sent):
@@ -220,7 +184,7 @@ class Channel:
 
     async def _read(self, stream: Stream) -> None:
         while True:
-            frame = await stream.receive(payload_limit=self._payload_limit, timeout_s=SILENCE_S)
+            frame = await stream.receive(payload_limit=self._payload_limit, silence_s=SILENCE_S)
             header = frame.header
             acknowledged, number, message = header.get("a"), header.get("n"), header.get("m")
             if not isinstance(acknowledged, int):
@@ -231,27 +195,41 @@ class Channel:
             rate = header.get("r")
             if isinstance(rate, float) and 0 < rate < MAX_RATE:
                 self.rate = rate
+            if self.queue is not None and "b" in header:
+                self.queue.granted(credit.unpack_base(header["b"]), credit.unpack(header.get("g")))
             if number is None:
                 self._measure(header.get("t"), 0)
+                if self.credit is not None:
+                    self.credit.offered(credit.unpack(header.get("s")))
+                    self.credit.settle()
                 self._receiver.beat(self)
                 continue
             if not isinstance(number, int) or not isinstance(message, dict):
                 raise ProtocolError("a frame without number or message", peer=self.peer_id)
             if number <= self.inbox.last:
-                await stream.skip(timeout_s=SILENCE_S)
+                await stream.skip()
                 continue
+            if self.credit is not None:
+                self.credit.offered(credit.unpack(header.get("s")))
             await self._receiver.frame(self, message, stream, frame.payload_length)
+            if self.credit is not None:
+                self.credit.settle()  # what the receiver did not keep
             self._measure(header.get("t"), frame.payload_length)
             self.inbox.take(number)
             self._acknowledge_soon()
 
     def _acknowledge_soon(self) -> None:
+        self._owing = True
         if self._ack_timer is None:
             self._ack_timer = asyncio.get_running_loop().call_later(ACK_S, self._acknowledge)
 
     def _acknowledge(self) -> None:
         self._ack_timer = None
         self._wake.set()
+
+
+def _ignored(_error: ProtocolError) -> None:
+    """Nobody counts."""
 
 
 async def dial(node: Node, protocol: str, channel: Channel) -> None:
@@ -309,6 +287,12 @@ class ChannelServer:
     def __iter__(self) -> Iterator[Channel]:
         return iter(list(self._channels.values()))
 
+    def keep_only(self, peers: Collection[str]) -> None:
+        """Forget the channels of others that are down."""
+        gone = [place for place, c in self._channels.items() if c.peer_id not in peers and not c.is_up]
+        for place in gone:
+            self._channels.pop(place).close()
+
     async def handle(self, stream: Stream) -> None:
         """Serve one incoming stream; given to `Node.serve`."""
         hello = (await stream.receive(timeout_s=5.0)).header
@@ -330,7 +314,11 @@ class ChannelServer:
             channel.meter = self._meters(stream.peer_id) if self._meters is not None else None
             self._channels[stream.peer_id, lane] = channel
         await stream.send({"has": channel.inbox.last}, timeout_s=5.0)
+        wrong: list[ProtocolError] = []
+        channel.offended = wrong.append
         await channel.carry(stream, peer_has)
+        for error in wrong:
+            raise error
 
     def close(self) -> None:
         """Close every channel."""

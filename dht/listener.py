@@ -1,6 +1,8 @@
 """Incoming streams: a unix socket of ours to which p2pd connects each of them, and the handlers behind it.
 
-The socket and the handlers outlive any one p2pd; a restarted one is only told the path again.
+How many a peer may have open is bounded, and all strangers together, apart for data and for words with a coordinator:
+nobody who hoards the one can keep anybody from the other. Volunteers of the step do not count as strangers. Who did wrong
+too often is refused for a while. The socket and the handlers outlive any one p2pd; a restarted one is only told the path again.
 """
 
 from __future__ import annotations
@@ -9,22 +11,42 @@ import asyncio
 import logging
 import shutil
 import tempfile
+import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from hetpeer.dht.control import read_stream_info, stream_info
-from hetpeer.dht.errors import PeerLostError, RemoteError
+from hetpeer.dht.delivery import FIRST_BYTE_S, MEMBER, STRANGER, Pace, Traffic
+from hetpeer.dht.errors import PeerLostError, ProtocolError, RemoteError
 from hetpeer.dht.streams import Stream
+from hetpeer.dht.strikes import Strikes, kind_of
 from hetpeer.dht.tasks import TaskSet
 from hetpeer.dht.wire import Wire
 
 Handler = Callable[[Stream], Awaitable[None]]
 
-MAX_STREAMS_PER_PEER = 64
-MAX_STREAMS = 1024
-"""Open incoming streams; each costs two file descriptors here and a buffer of 16 KiB."""
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Open incoming streams of some protocols; each costs two file descriptors (one here, one at p2pd) and 16 KiB."""
+
+    name: str
+    per_peer: int
+    strangers: int
+    """Of all peers together that are no volunteers of the step."""
+    pace: Pace
+    """What is asked of strangers."""
+
+
+DATA = Budget("data", per_peer=8, strangers=64, pace=STRANGER)
+"""Tensors take three lanes, and a fourth while one is dialled again; files the rest."""
+CONTROL = Budget("control", per_peer=4, strangers=1024, pace=MEMBER)
+"""A session, and one that takes its place; a coordinator's volunteers are strangers until they are admitted."""
 _INTRODUCTION_DEADLINE_S = 5.0
+
+Watcher = Callable[[str, bool], None]
 
 _log = logging.getLogger(__name__)
 
@@ -36,12 +58,48 @@ class Listener:
         self.handlers: dict[str, Handler] = {}
         self._folder = Path(tempfile.mkdtemp(prefix="hetpeer-"))  # mode 0700
         self._server: asyncio.Server | None = None
-        self._open: Counter[str] = Counter()
+        self.members: frozenset[str] = frozenset()
+        """Peers that are no strangers."""
+        self.watchers: list[Watcher] = []
+        """Told of each peer that is refused from now on (True), or not any more."""
+        self.strikes = Strikes()
+        self._budgets: dict[str, Budget] = {}
+        self._open: Counter[tuple[str, Budget]] = Counter()
+        self._traffic: weakref.WeakValueDictionary[str, Traffic] = weakref.WeakValueDictionary()
+        self._streams: set[Stream] = set()
         self._tasks = TaskSet()
 
     @property
     def path(self) -> str:
         return str(self._folder / "streams.sock")
+
+    def serve(self, protocol: str, handler: Handler, budget: Budget = DATA) -> None:
+        """Run `handler` for each stream of `protocol`."""
+        self.handlers[protocol] = handler
+        self._budgets[protocol] = budget
+
+    def traffic(self, peer_id: str) -> Traffic:
+        """What comes from a peer in all streams, theirs and ours."""
+        if (traffic := self._traffic.get(peer_id)) is None:
+            traffic = self._traffic[peer_id] = Traffic()
+        return traffic
+
+    def offended(self, peer_id: str, error: ProtocolError) -> None:
+        """Count what a peer did; whoever watches is told when it is refused because of it."""
+        loop = asyncio.get_running_loop()
+        kind = kind_of(error)
+        seconds = self.strikes.strike(peer_id, kind, loop.time())
+        _log.info("%s: %s (%s)", peer_id[-6:], error.what, kind)
+        if seconds:
+            _log.warning("%s is refused for %.0f s: %s", peer_id[-6:], seconds, error.what)
+            for stream in [stream for stream in self._streams if stream.peer_id == peer_id]:
+                stream.abort()
+            self._tell(peer_id, for_now=True)
+            loop.call_later(seconds, lambda: self._tell(peer_id, for_now=False))
+
+    def _tell(self, peer_id: str, *, for_now: bool) -> None:
+        for watcher in list(self.watchers):
+            watcher(peer_id, for_now)
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -81,20 +139,33 @@ class Listener:
         except asyncio.CancelledError:
             wire.abort()
             raise
-        handler = self.handlers.get(protocol)
-        if (
-            handler is None
-            or self._open[peer_id] >= MAX_STREAMS_PER_PEER
-            or self._open.total() >= MAX_STREAMS
-        ):
-            _log.debug("refused a stream of %s from %s: %d open", protocol, peer_id, self._open[peer_id])
+        handler, budget = self.handlers.get(protocol), self._budgets.get(protocol, CONTROL)
+        if handler is None or not self._has_room(peer_id, budget):
+            _log.debug("refused a stream of %s from %s", protocol, peer_id)
             wire.abort()
             return
-        self._open[peer_id] += 1
+        self._open[peer_id, budget] += 1
+        stream = Stream(wire, peer_id=peer_id, protocol=protocol)
+        stream.count(self.traffic(peer_id))
+        stream.pace = MEMBER if peer_id in self.members else budget.pace
+        self._streams.add(stream)
+        begun = asyncio.get_running_loop().call_later(FIRST_BYTE_S, stream.abort_unless_begun)
         try:
-            async with Stream(wire, peer_id=peer_id, protocol=protocol) as stream:
+            async with stream:
                 await handler(stream)
+        except ProtocolError as error:
+            self.offended(peer_id, error)
         finally:
-            self._open[peer_id] -= 1
-            if not self._open[peer_id]:
-                del self._open[peer_id]
+            begun.cancel()
+            self._streams.discard(stream)
+            self._open[peer_id, budget] -= 1
+            if not self._open[peer_id, budget]:
+                del self._open[peer_id, budget]
+
+    def _has_room(self, peer_id: str, budget: Budget) -> bool:
+        if self.strikes.refuses(peer_id, asyncio.get_running_loop().time()):
+            return False
+        if self._open[peer_id, budget] >= budget.per_peer:
+            return False
+        strangers = sum(n for (peer, b), n in self._open.items() if b is budget and peer not in self.members)
+        return peer_id in self.members or strangers < budget.strangers

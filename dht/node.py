@@ -10,6 +10,7 @@ import asyncio
 import fcntl
 import logging
 import os
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any, Self
 
@@ -17,10 +18,10 @@ from hetpeer.dht.addresses import Address
 from hetpeer.dht.clock import Clock, SystemClock
 from hetpeer.dht.config import NodeConfig
 from hetpeer.dht.control import P2pdError
-from hetpeer.dht.errors import ExitCode, LocalError, PeerLostError
+from hetpeer.dht.errors import ExitCode, LocalError, PeerLostError, ProtocolError
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.joining import CONNECT_DEADLINE_S
-from hetpeer.dht.listener import Handler, Listener
+from hetpeer.dht.listener import DATA, Budget, Handler, Listener, Watcher
 from hetpeer.dht.p2pd import p2pd_does_not_start
 from hetpeer.dht.session import Session
 from hetpeer.dht.streams import Stream
@@ -99,12 +100,12 @@ class Node:
         """Where p2pd believes that others reach us, each with `/p2p/<peer_id>`; refreshed every TEND_PERIOD_S."""
         return [str(address) for address in self._session.addresses] if self._session is not None else []
 
-    async def serve(self, protocol: str, handler: Handler) -> None:
-        """Run `handler` for each stream that a peer opens for `protocol`, also after restarts of p2pd.
+    async def serve(self, protocol: str, handler: Handler, budget: Budget = DATA) -> None:
+        """Run `handler` for each stream that a peer opens for `protocol`, also after restarts of p2pd; `budget` bounds them.
 
         The stream is closed when the handler returns. A `RemoteError` out of it ends that stream only.
         """
-        self._listener.handlers[protocol] = handler
+        self._listener.serve(protocol, handler, budget)
         session = await self.session()
         try:
             await session.serve(protocol)
@@ -123,7 +124,28 @@ class Node:
         except TimeoutError:
             raise PeerLostError(peer_id, "our own network process is being restarted") from None
         left_s = max(0.1, deadline - asyncio.get_running_loop().time())
-        return await session.control.open_stream(peer_id, protocol, left_s)
+        stream = await session.control.open_stream(peer_id, protocol, left_s)
+        stream.count(self._listener.traffic(peer_id))
+        return stream
+
+    def members(self, peers: Iterable[str]) -> None:
+        """The volunteers of the step: for them no budget of strangers counts."""
+        self._listener.members = frozenset(peers)
+
+    def offended(self, peer_id: str, error: ProtocolError) -> None:
+        """`peer_id` did what no honest peer does: counted, and after a few times it is refused for a while."""
+        self._listener.offended(peer_id, error)
+
+    def watch(self, refused: Watcher) -> None:
+        """`refused` is told of each peer that is refused from now on (True), or not any more."""
+        self._listener.watchers.append(refused)
+
+    def unwatch(self, refused: Watcher) -> None:
+        self._listener.watchers.remove(refused)
+
+    def strikes(self) -> Mapping[str, Mapping[str, int]]:
+        """Peer → what it did wrong → how often."""
+        return self._listener.strikes.counts()
 
     async def connect(self, address: Address) -> None:
         """Connect to a peer at a known address. Raises `PeerLostError`."""

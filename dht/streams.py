@@ -13,17 +13,21 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from hetpeer.dht.delivery import FRAME_S, MEMBER, Traffic, Verdict, Watch
 from hetpeer.dht.errors import PeerLostError, ProtocolError
 from hetpeer.dht.frames import (
     DEFAULT_PAYLOAD_LIMIT,
+    MAX_HEADER,
     PREFIX,
     Header,
     decode_header,
     decode_prefix,
     encode_head,
 )
+from hetpeer.dht.strikes import Kind, OffenceError
 from hetpeer.dht.wire import Wire
 
+GUARD_S = 1.0
 _SKIP_CHUNK = 256 * 1024
 
 
@@ -46,6 +50,10 @@ class Stream:
         self.peer_id = peer_id
         self.protocol = protocol
         self._wire = wire
+        self.pace = MEMBER
+        """What is asked of the peer while a frame of it has begun."""
+        self.drips = False
+        """Whether what came last came in drops."""
         self._sending = asyncio.Lock()
         self._payload_left = 0
 
@@ -64,18 +72,27 @@ class Stream:
         async with self._deadline(timeout_s, "took no data"), self._sending:
             await self._wire.write([head, *buffers])
 
+    def count(self, traffic: Traffic) -> None:
+        """Judge this stream with all that come from the peer: `traffic` is theirs too."""
+        self._wire.count(traffic)
+
     async def receive(
-        self, *, payload_limit: int = DEFAULT_PAYLOAD_LIMIT, timeout_s: float | None = None
+        self,
+        *,
+        payload_limit: int = DEFAULT_PAYLOAD_LIMIT,
+        timeout_s: float | None = None,
+        silence_s: float | None = None,
     ) -> Frame:
         """The next frame's head; then take its payload with one of the methods below before the next `receive`.
 
-        Raises `ProtocolError` for what is not a frame or announces more than `payload_limit` bytes, `PeerLostError`
-        when the stream ends or the whole head is not here after `timeout_s` seconds; both break the stream. Cancelled
-        before the head is complete it loses nothing.
+        Raises `ProtocolError` for what is not a frame or announces more than `payload_limit` bytes, OffenceError for what
+        drips, `PeerLostError` when the stream ends, the whole head is not here after `timeout_s` seconds, or nothing came
+        from the peer in any stream for `silence_s`; all break the stream. Cancelled before the head is complete it loses
+        nothing.
         """
         if self._payload_left:
             raise RuntimeError("the payload of the previous frame was not taken")
-        async with self._deadline(timeout_s, "sent no complete message"):
+        async with self._deadline(timeout_s, "sent no complete message"), _Guard(self, None, silence_s):
             try:
                 # One peeked head, consumed as a whole: a cancelled receive can be called again.
                 header_length, payload_length = decode_prefix(
@@ -98,7 +115,7 @@ class Stream:
             raise self._refuse(
                 ProtocolError(f"a payload of {self._payload_left} bytes where {len(view)} were due")
             )
-        async with self._deadline(timeout_s, "did not finish a payload"):
+        async with self._deadline(timeout_s, "did not finish a payload"), _Guard(self, len(view)):
             await self._wire.read_into(view)
         self._payload_left = 0
 
@@ -115,7 +132,7 @@ class Stream:
     async def skip(self, *, timeout_s: float | None = None) -> None:
         """Read and drop the payload; errors as `receive_into`."""
         waste = memoryview(bytearray(min(self._payload_left, _SKIP_CHUNK)))
-        async with self._deadline(timeout_s, "did not finish a payload"):
+        async with self._deadline(timeout_s, "did not finish a payload"), _Guard(self, self._payload_left):
             while self._payload_left:
                 chunk = waste[: self._payload_left]
                 await self._wire.read_into(chunk)
@@ -124,6 +141,11 @@ class Stream:
     def close(self) -> None:
         """Let sent frames out, then close both directions. Idempotent."""
         self._wire.close()
+
+    def abort_unless_begun(self) -> None:
+        """Close at once if nothing has come yet."""
+        if not self._wire.delivery.nbytes:
+            self._wire.abort("its first byte did not come")
 
     def abort(self) -> None:
         """Close at once; what the peer has not got yet is lost. Idempotent."""
@@ -153,6 +175,66 @@ class Stream:
         return ProtocolError(error.what, peer=self.peer_id, why=error.why)
 
 
+@dataclass(slots=True)
+class _Heard:
+    """When bytes came last, and how many there were then."""
+
+    at: float
+    nbytes: int
+
+
+def _drip(stream: Stream) -> OffenceError:
+    return OffenceError(Kind.DRIP, "a stream that drips", peer=stream.peer_id)
+
+
+class _Guard(AbstractAsyncContextManager[None]):
+    """Looks once a second whether a frame that has begun goes on, and breaks the stream when it does not. `length` None:
+    the head is waited for, which may take any time to begin unless the peer is silent for `silence_s`.
+    """
+
+    def __init__(self, stream: Stream, length: int | None, silence_s: float | None = None) -> None:
+        self._stream = stream
+        self._wire = stream._wire  # noqa: SLF001 - a part of it
+        self._length = length
+        self._silence_s = silence_s
+        self._loop = asyncio.get_running_loop()
+        self._watch: Watch | None = None
+        self._drips = False
+
+    async def __aenter__(self) -> None:
+        now = self._loop.time()
+        self._peer = _Heard(now, self._wire.delivery.peer.nbytes)
+        self._own = _Heard(now, self._wire.delivery.nbytes)
+        if self._length is not None:
+            self._watch = Watch(self._wire.delivery, self._length, now, self._stream.pace)
+        self._timer = self._loop.call_later(GUARD_S, self._look)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        self._stream.drips = self._watch is not None and self._watch.drips
+        if self._drips and isinstance(error, PeerLostError):
+            raise _drip(self._stream) from None
+
+    def _look(self) -> None:
+        now, delivery = self._loop.time(), self._wire.delivery
+        for heard, nbytes in ((self._peer, delivery.peer.nbytes), (self._own, delivery.nbytes)):
+            if nbytes > heard.nbytes:
+                heard.at, heard.nbytes = now, nbytes
+        if self._watch is None and self._wire.pending:
+            self._watch = Watch(self._wire.delivery, MAX_HEADER, now, self._stream.pace)
+        silent = self._silence_s is not None and (
+            now - self._peer.at >= self._silence_s or now - self._own.at >= FRAME_S
+        )
+        verdict = Verdict.FINE if self._watch is None else self._watch.judge(now)
+        if silent or verdict is not Verdict.FINE:
+            self._drips = verdict is Verdict.DRIPS
+            self._wire.abort("it is silent" if silent else verdict.value)
+            return
+        self._timer = self._loop.call_later(GUARD_S, self._look)
+
+
 class _Deadline(AbstractAsyncContextManager[None]):
     """Turns a missed deadline into a broken stream and a `PeerLostError`."""
 
@@ -171,4 +253,6 @@ class _Deadline(AbstractAsyncContextManager[None]):
             await self._timeout.__aexit__(kind, error, trace)
         except TimeoutError:
             self._stream.abort()
+            if self._stream.drips:
+                raise _drip(self._stream) from None
             raise PeerLostError(self._stream.peer_id, self._why) from None

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import cast
 
+from hetpeer.dht.delivery import Delivery, Traffic
 from hetpeer.dht.errors import PeerLostError
 
 Buffer = bytes | bytearray | memoryview
@@ -30,6 +31,7 @@ class Wire(asyncio.BufferedProtocol):
 
     def __init__(self, on_connect: Callable[[Wire], None] | None = None) -> None:
         self.peer = ""
+        self.delivery = Delivery(Traffic())
         self._on_connect = on_connect
         self._transport: asyncio.Transport | None = None
         self._lost: str | None = None
@@ -46,6 +48,16 @@ class Wire(asyncio.BufferedProtocol):
     def lost(self) -> str | None:
         """Why the wire is broken, or None while it holds. Bytes that arrived before can still be read."""
         return self._lost
+
+    @property
+    def pending(self) -> int:
+        """Bytes that are here and were not read yet."""
+        return self._end - self._start
+
+    def count(self, traffic: Traffic) -> None:
+        """Count what arrives from now on, and what was not read yet, as traffic of the peer."""
+        self.delivery = Delivery(traffic)
+        self.delivery.came(self.pending)
 
     async def peek(self, size: int) -> bytes:
         """The next `size` bytes, left where they are. For heads: all of them must fit into memory."""
@@ -121,6 +133,7 @@ class Wire(asyncio.BufferedProtocol):
         return self._target if self._target is not None else memoryview(self._buffer)[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:
+        self.delivery.came(nbytes)
         if self._target is not None:
             rest = self._target[nbytes:]
             self._target = rest if len(rest) else None

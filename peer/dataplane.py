@@ -1,24 +1,28 @@
 """Tensors from volunteer to volunteer: one link for each direction of each pair.
 
-A head is checked against our graph before a byte of the payload is taken: its block must be ours and its length what
-the schema says. Outgoing links are opened when there is something to send and closed when the peer has left.
+A head is checked against our graph before a byte of the payload is taken: its block must be ours, its length what the
+schema says, and paid for with credit. Outgoing links are opened when there is something to send and closed when the peer
+has left. Who does what no honest peer does is counted, and after a few times not listened to for a while.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.heads import ActivationHead, GradientHead, Head, ShardHead, decode_head, encode_head
-from hetpeer.dht.channel import Channel, ChannelServer, Parcel
+from hetpeer.dht.channel import Channel, ChannelServer
 from hetpeer.dht.errors import ProtocolError, RemoteError
+from hetpeer.dht.grants import Lane
 from hetpeer.dht.meter import Meter
 from hetpeer.dht.node import Node
+from hetpeer.dht.outbox import Parcel
 from hetpeer.dht.streams import Stream
+from hetpeer.dht.strikes import Kind, OffenceError
 from hetpeer.dht.tasks import TaskSet
+from hetpeer.peer.intake import Intake, cost_of, pool_of
 from hetpeer.peer.link import TENSORS, Link
 from hetpeer.peer.linkbook import LinkBook
 from hetpeer.peer.reducing import FLOAT_BYTES
@@ -32,38 +36,48 @@ from hetpeer.stages.links.codec import Codec
 MAX_PAYLOAD = 1 << 30
 _log = logging.getLogger(__name__)
 
-Arrived = Callable[[str, Head, Tensor], None]
-LinkChanged = Callable[[str, bool], None]
+
+class PlaneOwner(Protocol):
+    """What is told of tensors and links."""
+
+    def tensor_arrived(self, peer: str, head: Head, tensor: Tensor) -> None:
+        """A tensor of `peer` is here."""
+
+    def nudged(self, peer: str, head: ActivationHead) -> None:
+        """An activation that `peer` sends again waits for credit there."""
+
+    def link_changed(self, peer: str, is_up: bool) -> None:
+        """Our link to `peer` is down, or up again."""
+
+    def link_pressed(self, peer: str, hops: int | None) -> None:
+        """Our link to `peer` takes no forwards with so many hops or more behind it; None: it takes all."""
+
+    def refused(self, peer: str, for_now: bool) -> None:
+        """We do not work with `peer` for now, or do again."""
 
 
 class DataPlane:
-    """All tensor channels of one volunteer. `arrived` gets each tensor with its head and sender."""
+    """All tensor channels of one volunteer."""
 
     def __init__(
-        self,
-        node: Node,
-        key: str,
-        tasks: TaskSet,
-        book: LinkBook,
-        arrived: Arrived,
-        link_changed: LinkChanged,
-        trace: Trace,
+        self, node: Node, key: str, tasks: TaskSet, book: LinkBook, trace: Trace, owner: PlaneOwner
     ) -> None:
         self._node = node
         self._key = key
         self._tasks = tasks
         self._book = book
         self._meters: dict[str, Meter] = {}
-        self._arrived = arrived
-        self._link_changed = link_changed
+        self._owner = owner
+        self._intake = Intake()
         self._trace = trace
         self._outgoing: dict[str, Link] = {}
         self._generation = 0
-        self._server = ChannelServer(lambda peer, _key: _Incoming(self, peer), MAX_PAYLOAD, self._meter_of)
+        self._server = ChannelServer(self._accept, MAX_PAYLOAD, self._meter_of)
         self._schema: Schema | None = None
         self._store: TensorStore | None = None
         self.bytes_sent = 0
         self.bytes_received = 0
+        node.watch(self._refused)
 
     async def start(self) -> None:
         await self._node.serve(TENSORS, self._server.handle)
@@ -71,17 +85,28 @@ class DataPlane:
     def use(self, schema: Schema | None, store: TensorStore | None) -> None:
         """The place whose schema incoming tensors must fit; None: nothing is taken."""
         self._schema, self._store = schema, store
+        self._intake.use(schema, 0 if store is None else store.capacity)
 
     def send(self, peer: str, head: Head, tensor: Tensor) -> None:
         """Queue a tensor for `peer`. Its bytes are read when its turn comes: it must live until its step ends."""
         assert self._store is not None
+        assert self._schema is not None
         if peer == self._node.peer_id:
-            self._arrived(peer, head, self._store.share(tensor))  # what was sent is not changed any more
+            self._owner.tensor_arrived(
+                peer, head, self._store.share(tensor)
+            )  # what was sent is not changed any more
             return
         link = self._outgoing.get(peer) or self._open(peer)
         view = self._store.view(tensor)
         self.bytes_sent += len(view)
-        link.send(Parcel(encode_head(head), (view,), tag=head.step_id))
+        cost = cost_of(head, len(view), self._schema, sending=True)
+        link.send(Parcel(encode_head(head), (view,), tag=head.step_id, pool=pool_of(head), cost=cost))
+
+    def nudge(self, peer: str, head: ActivationHead, nbytes: int) -> None:
+        """`head` is sent again: its word alone, if its bundle of `nbytes` may have to wait."""
+        if (link := self._outgoing.get(peer)) is not None:
+            word = head.model_copy(update={"nudge": True, "coded": None})
+            link.nudge(Parcel(encode_head(word), tag=head.step_id, pool=pool_of(head)), 2 * nbytes)
 
     def end_step(self, step: StepId) -> None:
         """Tensors of `step` need not be delivered any more; their memory is about to be reused."""
@@ -89,55 +114,93 @@ class DataPlane:
             link.forget(step)
 
     def keep_only(self, peers: Iterable[str]) -> None:
-        """Close the links to volunteers that have left, and forget how fast they were."""
+        """The volunteers of the step that begins: close the links to others, and forget how fast they were."""
         peers = frozenset(peers)
         self._book.keep_only(peers)
+        self._server.keep_only(peers)
+        self._intake.members(peers, {channel.peer_id for channel in self._server})
+        self._node.members(peers)
         for gone in self._meters.keys() - peers:
             del self._meters[gone]
         for peer in self._outgoing.keys() - peers:
             self._outgoing.pop(peer).close()
+            self._owner.link_pressed(peer, None)
 
     def close(self) -> None:
         self.keep_only(())
         self._server.close()
+        self._node.unwatch(self._refused)
 
     def _open(self, peer: str) -> Link:
         self._generation += 1
-
-        def lost() -> None:
-            # The peer was restarted: its place in the roster is void too.
-            if self._outgoing.get(peer) is link:
-                del self._outgoing[peer]
-            self._link_changed(peer, False)
-
-        link = Link(
-            self._node,
-            peer,
-            f"{self._key}.{self._generation}",
-            self._tasks,
-            _Outgoing(self._book),
-            partial(self._link_changed, peer),
-            lost,
-        )
+        link = Link(self._node, peer, f"{self._key}.{self._generation}", self._tasks, self)
         self._outgoing[peer] = link
         return link
 
-    async def take(
-        self, peer: str, lane: int, header: Mapping[str, Any], payload: Stream, length: int
-    ) -> None:
+    # ── what links say ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def link_changed(self, peer: str, is_up: bool) -> None:
+        self._owner.link_changed(peer, is_up)
+
+    def link_lost(self, link: Link) -> None:
+        # The peer was restarted: its place in the roster is void too.
+        if self._outgoing.get(link.peer_id) is link:
+            del self._outgoing[link.peer_id]
+            self._owner.link_pressed(link.peer_id, None)
+        self._owner.link_changed(link.peer_id, False)
+
+    def link_rate(self, peer: str, rate: float) -> None:
+        self._book.arrives(peer, rate)
+
+    def link_pressed(self, peer: str, hops: int | None) -> None:
+        self._owner.link_pressed(peer, hops)
+
+    def offended(self, peer: str, error: ProtocolError) -> None:
+        self._node.offended(peer, error)
+
+    def _refused(self, peer: str, for_now: bool) -> None:
+        """The node's word on a peer with too many strikes."""
+        self._owner.refused(peer, for_now)
+
+    # ── what comes ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _accept(self, _peer: str, _key: str) -> _Incoming:
+        return _Incoming(self)
+
+    def lane(self, channel: Channel) -> Lane:
+        """The books of a channel that `channel.peer_id` has opened."""
+
+        def announce() -> None:
+            for other in self._server:
+                if other.peer_id == channel.peer_id and other.key == channel.key and other.is_up:
+                    other.announce()
+                    return
+
+        return self._intake.grants(channel.peer_id, channel.key, announce).lane()
+
+    async def take(self, channel: Channel, header: Mapping[str, Any], payload: Stream, length: int) -> None:
         """Check an incoming tensor's head, take its payload, hand it on."""
+        peer, lane = channel.peer_id, channel.credit
+        assert lane is not None
         schema, store = self._schema, self._store
         head = decode_head(header, peer)
         if schema is None or store is None or not _due(head, schema):
             await payload.skip()
             return
+        if isinstance(head, ActivationHead) and head.nudge:
+            if length:
+                raise OffenceError(Kind.LENGTH, f"a nudge of {length} bytes", peer=peer)
+            self._owner.nudged(peer, head)
+            return
         due = self._due_bytes(head, schema, peer)
         if length != due:
-            raise ProtocolError(f"a {head.kind} of {length} bytes, not {due}", peer=peer)
+            raise OffenceError(Kind.LENGTH, f"a {head.kind} of {length} bytes, not {due}", peer=peer)
+        pool, cost = pool_of(head), cost_of(head, length, schema, sending=False)
+        lane.claim(pool, cost)
         try:
             tensor = store.new(head.step_id, length)
         except ArenaFullError as error:
-            # The sender keeps it and tries again in a second: memory comes back when the step ends.
+            # Credit is less than the arena, but the rest of it may be in pieces. The sender keeps it and tries again.
             raise RemoteError("HP-MEM-002", "no room for a tensor", peer=peer, why=error.why) from error
         pinned = store.pin([tensor])
         began = self._trace.now()
@@ -149,8 +212,10 @@ class DataPlane:
         finally:
             store.unpin(pinned)
         self.bytes_received += length
-        self._trace.span(f"from {peer[-6:]}, lane {lane}", _label(head), began, bytes=length)
-        self._arrived(peer, head, tensor)
+        self._trace.span(f"from {peer[-6:]}, lane {channel.lane}", _label(head), began, bytes=length)
+        tensor.sender = peer
+        store.lend(tensor, lane.settle(pool, cost))
+        self._owner.tensor_arrived(peer, head, tensor)
 
     def _meter_of(self, peer: str) -> Meter:
         return self._meters.setdefault(peer, Meter())
@@ -162,9 +227,9 @@ class DataPlane:
         try:
             codec = Codec.of(head.coded.codec)
         except ValueError as error:
-            raise ProtocolError("a tensor in an unknown codec", peer=peer) from error
+            raise OffenceError(Kind.CODEC, "a tensor in an unknown codec", peer=peer) from error
         if not self._book.allows(codec, gradient=isinstance(head, GradientHead)):
-            raise ProtocolError(f"a tensor in {codec}, which is not of this run", peer=peer)
+            raise OffenceError(Kind.CODEC, f"a tensor in {codec}, which is not of this run", peer=peer)
         return bundle_layout(schema, head).written(codec, head.coded.written)
 
 
@@ -198,41 +263,19 @@ def _label(head: Head) -> str:
 class _Incoming:
     """The receiver of one peer's tensors."""
 
-    def __init__(self, plane: DataPlane, peer: str) -> None:
+    def __init__(self, plane: DataPlane) -> None:
         self._plane = plane
-        self._peer = peer
 
     async def frame(self, channel: Channel, header: Mapping[str, Any], payload: Stream, length: int) -> None:
-        await self._plane.take(self._peer, channel.lane, header, payload, length)
+        await self._plane.take(channel, header, payload, length)
 
     def beat(self, _channel: Channel) -> None:
         """Acknowledgements need no answer of ours."""
 
-    def up(self, _channel: Channel) -> None:
-        """The sender watches the link."""
+    def up(self, channel: Channel) -> None:
+        """The sender watches the link; ours is what it may send."""
+        if channel.credit is None:
+            channel.credit = self._plane.lane(channel)
 
     def down(self, _channel: Channel) -> None:
         """The sender watches the link."""
-
-
-class _Outgoing:
-    """The receiver on our side of a channel that we send on: acknowledgements come back, and how fast it was."""
-
-    def __init__(self, book: LinkBook) -> None:
-        self._book = book
-
-    async def frame(
-        self, channel: Channel, _header: Mapping[str, Any], payload: Stream, _length: int
-    ) -> None:
-        await payload.skip()
-        raise ProtocolError("a tensor on the wrong side of a channel", peer=channel.peer_id)
-
-    def beat(self, channel: Channel) -> None:
-        if channel.rate:
-            self._book.arrives(channel.peer_id, channel.rate)
-
-    def up(self, channel: Channel) -> None:
-        _log.debug("%r", channel)
-
-    def down(self, channel: Channel) -> None:
-        _log.debug("%r", channel)

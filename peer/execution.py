@@ -13,7 +13,8 @@ import numpy as np
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging.member import Effect, Member
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.errors import LocalError, ProtocolError
+from hetpeer.dht.strikes import Kind, OffenceError
 from hetpeer.peer.datasource import DataSource
 from hetpeer.peer.linkbook import LinkBook
 from hetpeer.peer.posting import Answer, Posts
@@ -24,6 +25,9 @@ from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.results import CommandFailedError
 from hetpeer.stages.execution.window import Window
+
+NOT_FINITE = "HP-NUM-001"
+"""What the worker calls a tensor with NaN or infinity in it (stages/execution/staging.py)."""
 
 
 class Execution:
@@ -37,7 +41,9 @@ class Execution:
         book: LinkBook,
         window: Window,
         answer: Callable[[Sequence[Effect]], None],
+        offended: Callable[[str, ProtocolError], None],
     ) -> None:
+        self._offended = offended
         self._posts = posts
         self._store = posts.store
         self._schema = schema
@@ -87,6 +93,7 @@ class Execution:
                 done = await posted
             except CommandFailedError as error:
                 self._drop_data(step, key)
+                self._blame(error, f"task {_name(key)}, input", source)
                 self._answer(member.work_failed(step, key, error.what))
                 return
             if work.train:
@@ -124,6 +131,7 @@ class Execution:
             try:
                 done = await posted
             except CommandFailedError as error:
+                self._blame(error, f"task {_name(key)}, gradient of output", gradient)
                 self._answer(member.work_failed(step, key, error.what))
                 return
             finally:
@@ -133,6 +141,17 @@ class Execution:
             self._answer(member.backward_done(step, key, back))
 
         return answer()
+
+    def _blame(self, error: CommandFailedError, what: str, given: Tensor | None) -> None:
+        """An honest peer sends no NaN: its own worker refuses it."""
+        if (
+            error.code == NOT_FINITE
+            and given is not None
+            and given.sender
+            and error.what.startswith(f"{what}: ")
+        ):
+            wrong = OffenceError(Kind.NOT_FINITE, "numbers that are not finite", peer=given.sender)
+            self._offended(given.sender, wrong)
 
     def _load_data(self, step: e.StepId, key: p.TaskKey, end: int) -> dict[str, Tensor]:
         """The author's inputs that the blocks [key.begin, end) use."""

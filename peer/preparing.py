@@ -34,6 +34,8 @@ ASKED_FIRST = 2
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
+AT_ONCE = 4
+"""Files that are fetched at a time: a peer has eight streams to another (dht/listener.py), and tensors need some."""
 
 
 class RunFiles:
@@ -43,6 +45,7 @@ class RunFiles:
         self._node = node
         self.run = run
         self.peers = list(dict.fromkeys(peers))
+        self._turns = asyncio.Semaphore(AT_ONCE)
         self.volunteers: tuple[str, ...] = ()
         """Who takes part, and may have shards of the data."""
 
@@ -63,7 +66,8 @@ class RunFiles:
         await self._fetch(self.run.data, shard, peers)
 
     async def _fetch(self, folder: Path, reference: FileRef, peers: Iterable[str]) -> None:
-        data = await fetch_file(self._node, peers, reference.blake3, reference.bytes)
+        async with self._turns:
+            data = await fetch_file(self._node, peers, reference.blake3, reference.bytes)
         await asyncio.to_thread(place_file, folder, reference, data)
 
     async def graph(self, block: int) -> bytes:

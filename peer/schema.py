@@ -66,6 +66,16 @@ class Schema:
         """Length of a block's vector; also of blocks that are not held here."""
         return self._elements.get(block, 0)
 
+    @property
+    def blocks(self) -> int:
+        """How many the model has."""
+        return len(self._elements)
+
+    @property
+    def observed(self) -> frozenset[int]:
+        """Blocks whose results concern us."""
+        return frozenset(block for block in self._elements if self.observes(block))
+
     def observes(self, block: int) -> bool:
         """Whether results of `block` concern us: it is held here, or tied to a block that is."""
         return self.holds(block) or any(self.holds(other) for other in self.ties.partners(block))

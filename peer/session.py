@@ -13,9 +13,10 @@ from typing import Any, Final
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.service import CONTROL
-from hetpeer.dht.channel import Channel, Parcel, dial
+from hetpeer.dht.channel import Channel, dial
 from hetpeer.dht.errors import PeerLostError
 from hetpeer.dht.node import Node
+from hetpeer.dht.outbox import Parcel
 from hetpeer.dht.streams import Stream
 
 EVIDENCE: Final = "evidence"

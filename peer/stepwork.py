@@ -27,6 +27,7 @@ from hetpeer.peer.transcoding import Transcoding
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.results import CommandFailedError
+from hetpeer.stages.execution.routes import Hop
 from hetpeer.stages.execution.slots import Drop, Merge
 
 Work = Coroutine[Any, Any, None]
@@ -67,6 +68,8 @@ class StepWork:
         self._perform = perform
         self._state_lost = state_lost
         self._place: Place | None = None
+        self._sent: set[tuple[int, Hop]] = set()
+        """Microbatches and where they went on to, in the step in progress."""
 
     def use(self, place: Place | None) -> None:
         """The worker's side of our place; None: we have none, and take no tensors."""
@@ -103,6 +106,7 @@ class StepWork:
 
     def end(self, step: e.StepId) -> None:
         """Nothing of `step` is needed any more."""
+        self._sent.clear()
         self._plane.end_step(step)
         self._store.end_step(step)
         if self._place is not None:
@@ -165,6 +169,9 @@ class StepWork:
         match effect:
             case p.SendActivation(number, route, attempt, handle):
                 head = ActivationHead(**own, id=number, route=route, attempt=attempt)
+                if (number, route[0]) in self._sent:
+                    self._plane.nudge(route[0].peer, head, _tensor(handle).extent.nbytes)
+                self._sent.add((number, route[0]))
                 self._start(place.transcoding.out(step, route[0].peer, head, _tensor(handle)))
             case p.SendGradient(number, to, border, handle):
                 back = GradientHead(**own, id=number, border=border)

@@ -8,7 +8,7 @@ somebody else's tensor.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hetpeer.averaging.effects import StepId
@@ -30,15 +30,19 @@ class Tensor:
     """Bytes that mean something, where that is not all of the extent."""
     sparse: bool = False
     """Whether its zeros stand for what a codec left out."""
+    sender: str = ""
+    """The peer that it came from."""
 
 
 class TensorStore:
     """Allocates tensors in `arena` and frees them step by step."""
 
     def __init__(self, arena: Arena) -> None:
+        self.capacity = arena.capacity
         self._arena = arena
         self._steps: dict[StepId, set[Tensor]] = {}
         self._sharers: Counter[Extent] = Counter()
+        self._lent: dict[Extent, Callable[[], None]] = {}
         self._ended = 0
 
     def new(self, step: StepId, nbytes: int) -> Tensor:
@@ -49,6 +53,16 @@ class TensorStore:
         """The same memory with one more owner: released apart, freed with the last. Nobody may write to it any more."""
         self._sharers[tensor.extent] += 1
         return self._add(Tensor(tensor.extent, tensor.step, sparse=tensor.sparse))
+
+    def lend(self, tensor: Tensor, back: Callable[[], None]) -> None:
+        """`back` is called when the memory of `tensor` is free again."""
+        self._lent[tensor.extent] = back
+
+    def hand_on(self, tensor: Tensor, other: Tensor) -> None:
+        """What was lent to `tensor` is lent to `other`, which was made of it."""
+        other.sender = tensor.sender
+        if tensor.extent in self._lent:
+            self._lent[other.extent] = self._lent.pop(tensor.extent)
 
     def _add(self, tensor: Tensor) -> Tensor:
         self._steps.setdefault(tensor.step, set()).add(tensor)
@@ -96,3 +110,5 @@ class TensorStore:
             return
         del self._sharers[extent]
         self._arena.release(extent)
+        if (back := self._lent.pop(extent, None)) is not None:
+            back()

@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging.heads import ActivationHead, Coded, GradientHead
+from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.strikes import Kind, OffenceError
 from hetpeer.peer.linkbook import LinkBook
 from hetpeer.peer.posting import Answer, Posts
 from hetpeer.peer.schema import Schema
@@ -16,22 +18,29 @@ from hetpeer.stages.execution.bundles import BundleLayout
 from hetpeer.stages.execution.results import CommandFailedError
 from hetpeer.stages.links.codec import Codec
 
+WRONG_BYTES = ("HP-WIRE-001", "HP-NUM-001")
+"""What the worker says of a bundle that no honest peer writes."""
+
 BundleHead = ActivationHead | GradientHead
 Send = Callable[[str, BundleHead, Tensor], None]
+Offended = Callable[[str, ProtocolError], None]
 
 _log = logging.getLogger(__name__)
 
 
 class Transcoding:
-    """Codecs of one place. `send` puts a tensor on the link to a peer."""
+    """Codecs of one place. `send` puts a tensor on the link to a peer, `offended` counts one that cannot be read."""
 
-    def __init__(self, posts: Posts, schema: Schema, book: LinkBook, me: str, send: Send) -> None:
+    def __init__(
+        self, posts: Posts, schema: Schema, book: LinkBook, me: str, send: Send, offended: Offended
+    ) -> None:
         self._posts = posts
         self._store = posts.store
         self._schema = schema
         self._book = book
         self._me = me
         self._send = send
+        self._offended = offended
         self._sent: set[tuple[e.StepId, int, int]] = set()
         """Gradients that a residual has been taken from: a repeated one is sent without."""
 
@@ -98,6 +107,7 @@ class Transcoding:
         codec = Codec.of(head.coded.codec)
         bundle = self._store.new(step, layout.nbytes)
         bundle.sparse = codec.sparse
+        self._store.hand_on(tensor, bundle)
         command = c.Decode(
             codec=head.coded.codec,
             written=head.coded.written,
@@ -112,6 +122,8 @@ class Transcoding:
             except CommandFailedError as error:
                 _log.warning("%s sent a %s that cannot be read: %s", peer[-6:], head.kind, error)
                 self._store.release(bundle)
+                if error.code in WRONG_BYTES:
+                    self._offended(peer, OffenceError(Kind.UNREADABLE, error.what, peer=peer))
                 return
             finally:
                 self._store.release(tensor)

@@ -16,8 +16,9 @@ from typing import Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.heads import ActivationHead
 from hetpeer.averaging.holding import Shape
-from hetpeer.averaging.member import Effect, InStep, Member, Phase
+from hetpeer.averaging.member import Effect, InStep, Member, Origin, Phase
 from hetpeer.averaging.places import choose_place
 from hetpeer.averaging.ties import Ties
 from hetpeer.bootstrap.manifest import Manifest
@@ -99,15 +100,7 @@ class Volunteer:
         self._store = TensorStore(compute.arena)
         self._states = HeldStates(self.member)
         self.links = LinkBook(self._manifest.links)
-        self._plane = DataPlane(
-            node,
-            str(hello.incarnation),
-            self._tasks,
-            self.links,
-            self._tensor_arrived,
-            self._link_changed,
-            trace,
-        )
+        self._plane = DataPlane(node, str(hello.incarnation), self._tasks, self.links, trace, self)
         self._steps = StepWork(
             self.member,
             self._plane,
@@ -183,16 +176,26 @@ class Volunteer:
             self._begun[message.step] = self._trace.now()
         self._steps.received(message)
 
-    def _tensor_arrived(self, *tensor: Any) -> None:
+    def tensor_arrived(self, *tensor: Any) -> None:
         if not self._ended:
             self._steps.arrived(*tensor)
 
-    def _link_changed(self, peer: str, is_up: bool) -> None:
+    def nudged(self, peer: str, head: ActivationHead) -> None:
+        origin = Origin(peer, head.incarnation, head.step_id)
+        self.perform(self.member.nudge(origin, head.id, head.route, head.attempt))
+
+    def link_changed(self, peer: str, is_up: bool) -> None:
         if is_up:
             self.member.reachable(peer)
         else:
             _log.info("lost the link to %s", peer[-6:])
             self.perform(self.member.unreachable(peer))
+
+    def link_pressed(self, peer: str, hops: int | None) -> None:
+        self.perform(self.member.congested(peer, hops))
+
+    def refused(self, peer: str, for_now: bool) -> None:
+        self.perform(self.member.refused(peer, for_now))
 
     # ── effects ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -263,8 +266,12 @@ class Volunteer:
         )
         self._window.reset(microbatches_in(self.offer.memory_bytes, specs))
         posts, schema = Posts(self._compute, self._store, self._trace), Schema(specs, self._manifest)
-        tasks = Execution(posts, schema, self._source, self.links, self._window, self.perform)
-        transcoding = Transcoding(posts, schema, self.links, self._node.peer_id, self._plane.send)
+        tasks = Execution(
+            posts, schema, self._source, self.links, self._window, self.perform, self._plane.offended
+        )
+        transcoding = Transcoding(
+            posts, schema, self.links, self._node.peer_id, self._plane.send, self._plane.offended
+        )
         gate = DataGate(self._source, self._tasks)
         self._steps.use(Place(schema, posts, tasks, Reducing(posts, schema, self.perform), transcoding, gate))
         self._states.use(posts, self._prepared)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 from hetpeer.averaging.effects import StepId
@@ -17,6 +18,7 @@ class Boxes:
         self._next = itertools.count()
         self._values: dict[Handle, Any] = {}
         self._steps: dict[StepId, list[Handle]] = {}
+        self._lent: dict[Handle, Callable[[], None]] = {}
 
     def new(self, step: StepId, value: Any) -> Handle:
         handle = next(self._next)
@@ -31,6 +33,12 @@ class Boxes:
 
     def release(self, handle: Handle) -> None:
         self._values.pop(handle, None)
+        if (back := self._lent.pop(handle, None)) is not None:
+            back()
+
+    def lend(self, handle: Handle, back: Callable[[], None]) -> None:
+        """`back` is called when the tensor is released."""
+        self._lent[handle] = back
 
     def end_step(self, step: StepId) -> None:
         """Release every tensor of `step`."""

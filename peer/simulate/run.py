@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import random
 import sys
 from dataclasses import dataclass
@@ -80,9 +81,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=1)
     parser.add_argument("--faults", type=int, default=FAULTS)
+    parser.add_argument(
+        "--credit", type=int, default=0, help="bundles that a link has room for (default: any)"
+    )
     options = parser.parse_args()
     outcomes = [
-        simulate(seed, Coverage(), faults=options.faults)
+        simulate(
+            seed,
+            Coverage(),
+            faults=options.faults,
+            config=dataclasses.replace(shape(seed), credit=options.credit),
+        )
         for seed in range(options.seed, options.seed + options.count)
     ]
     broken = [outcome for outcome in outcomes if outcome.violation]

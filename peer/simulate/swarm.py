@@ -57,6 +57,8 @@ class SwarmConfig:
     stall_s: float = 8.0
     reduce_s: float = 6.0
     sync_s: float = 10.0
+    credit: int = 0
+    """Bundles of each kind that a volunteer takes from another at a time; 0: any number."""
 
 
 class Swarm:

@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, Any
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member import Effect, InStep, Member, Origin, Phase, StepEffect
+from hetpeer.dht.credit import Pool
+from hetpeer.peer.pressure import ACTIVATIONS, GRADIENTS, SHARDS
 from hetpeer.peer.simulate.boxes import Boxes
+from hetpeer.peer.simulate.lines import Frame, Line
 from hetpeer.peer.simulate.worker import Worker
 from hetpeer.peer.simulate.world import Gate
 from hetpeer.stages.execution import effects as p
+from hetpeer.stages.execution.routes import Hop
 from hetpeer.stages.execution.slots import Drop, Merge
 from hetpeer.stages.execution.window import Window
 
@@ -59,6 +63,8 @@ class Volunteer:
         self.process += 1
         self.boxes = Boxes()
         window = Window()
+        self._lines: dict[str, Line] = {}
+        self._sent: set[tuple[int, Hop]] = set()
         self.worker = Worker(
             swarm.world,
             swarm.numerics,
@@ -159,6 +165,9 @@ class Volunteer:
             case e.RecordApplied():
                 swarm.checks.applied(self.name, effect, self.worker.before)
             case e.EndStep(step):
+                self._sent.clear()
+                for line in self._lines.values():
+                    line.end_step(step)
                 self.boxes.end_step(step)
                 self.worker.clear_step()
             case e.Leave():
@@ -197,14 +206,21 @@ class Volunteer:
         origin = Origin(self.name, self.member.incarnation, step)
         match effect:
             case p.SendActivation(number, route, attempt, handle):
+                pool = ACTIVATIONS + len(route) - 1
+                if (number, route[0]) in self._sent and (line := self._line(route[0].peer)) is not None:
+                    line.nudge(pool, lambda core: core.nudge(origin, number, route, attempt))
+                self._sent.add((number, route[0]))
                 self._carry(
                     route[0].peer,
                     handle,
                     origin,
                     lambda core, at, h: core.activation(at, number, route, attempt, h),
+                    pool,
                 )
             case p.SendGradient(number, to, border, handle):
-                self._carry(to, handle, origin, lambda core, at, h: core.gradient(at, number, border, h))
+                self._carry(
+                    to, handle, origin, lambda core, at, h: core.gradient(at, number, border, h), GRADIENTS
+                )
             case e.SendPart(shard, _slot):
                 part = Origin(self.name, self.member.incarnation, step, shard.plan)
                 self.worker.export(
@@ -215,22 +231,44 @@ class Volunteer:
                         piece,
                         part,
                         lambda core, at, h: core.part(at, shard.block, shard.index, h),
+                        SHARDS,
+                        shard.end - shard.begin,
                     ),
                 )
             case e.SendResult(shard, to, handle):
                 result = Origin(self.name, self.member.incarnation, step, shard.plan)
                 self._carry(
-                    to, handle, result, lambda core, at, h: core.result(at, shard.block, shard.index, h)
+                    to,
+                    handle,
+                    result,
+                    lambda core, at, h: core.result(at, shard.block, shard.index, h),
+                    SHARDS,
+                    shard.end - shard.begin,
                 )
             case _:
                 raise AssertionError(effect)
 
-    def _carry(self, to: str, handle: p.Handle, origin: Origin, deliver: Deliver) -> None:
+    def _carry(
+        self, to: str, handle: p.Handle, origin: Origin, deliver: Deliver, pool: Pool, cost: int = 1
+    ) -> None:
         """Send a tensor: the receiver makes a handle of its own, and learns from us what it belongs to."""
         receiver, value = self.swarm.volunteers[to], self.boxes.value(handle)
+        if (line := self._line(to)) is not None:
+            line.send(Frame(pool, cost, origin.step, value, lambda core, h: deliver(core, origin, h)))
+            return
         self.swarm.carry(
             self, receiver, lambda core: deliver(core, origin, receiver.boxes.new(origin.step, value))
         )
+
+    def _line(self, to: str) -> Line | None:
+        """The link with credit to another volunteer, if this history has such."""
+        frames, receiver = self.swarm.config.credit, self.swarm.volunteers[to]
+        if not frames or to == self.name:
+            return None
+        line = self._lines.get(to)
+        if line is None or not line.stands:
+            line = self._lines[to] = Line(self, receiver, frames)
+        return line
 
     # ── joining ──────────────────────────────────────────────────────────────────────────────────────────────────
 

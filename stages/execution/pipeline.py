@@ -96,6 +96,8 @@ class Pipeline:
         self._folding = 0
         self._resent: dict[str, float] = {}
         self._avoid: set[str] = set()
+        self._congested: dict[str, int] = {}
+        """Peer → number of hops behind it from which on its link takes no more."""
         self._urged = False
         self._decided = False
 
@@ -114,6 +116,13 @@ class Pipeline:
     ) -> list[Effect]:
         """`upstream` sent the bundle that enters block `route[0].begin`."""
         return self._enter(microbatch, route, attempt, upstream=upstream, source=handle)
+
+    def nudge(self, microbatch: int, route: Route, attempt: int, upstream: str) -> list[Effect]:
+        """`upstream` has a bundle for us that waits for credit, which tasks here may hold that wait for this very word: as
+        `activation`, for a task that is known.
+        """
+        task = self._tasks.get(TaskKey(microbatch, route[0].begin))
+        return [] if task is None else self._repeated(task, route, attempt, upstream, None)
 
     def _enter(
         self, microbatch: int, route: Route, attempt: int, *, upstream: str | None, source: Handle | None
@@ -200,6 +209,8 @@ class Pipeline:
         task = self._tasks.pop(key)
         self._schedule.finished(key)
         effects: list[Effect] = [ForgetGraph(key), ReportFailed(key.id, why), *self._release_source(task)]
+        if task.gradient is not None:
+            effects.append(Release(task.gradient))
         if task.status is Status.BACKWARD:
             self._folding -= 1
             drops, ids = self.slots.spoil()
@@ -241,12 +252,34 @@ class Pipeline:
         """The link to `peer` is up again."""
         self._avoid.discard(peer)
 
+    def congested(self, peer: str, hops: int) -> list[Effect]:
+        """The link to `peer` keeps no pace: begin no forward that goes there and has `hops` or more hops behind it.
+
+        Backwards, other routes and nearer forwards go on: what holds a link up may itself wait for them.
+        """
+        self._congested[peer] = hops
+        return self._dispatch()  # it may be fewer that are held than before
+
+    def relieved(self, peer: str) -> list[Effect]:
+        """The link to `peer` takes everything again."""
+        self._congested.pop(peer, None)
+        return self._dispatch()
+
+    def _may_leave(self, key: TaskKey) -> bool:
+        after = self._tasks[key].route[1:]
+        if not after or after[0].peer in self._avoid or after[0].peer not in self._roster:
+            return True  # it ends here, or goes another way
+        held = self._congested.get(after[0].peer)
+        return held is None or len(after) - 1 < held
+
     def _send_elsewhere(self, peer: str) -> list[Effect]:
         effects: list[Effect] = []
         for task in self._tasks.values():
             after = task.route[1:]
             if task.output is not None and after and after[0].peer == peer:
                 effects += self._forward_on(task)
+        if peer in self._congested:  # what its link held up goes another way now
+            effects += self._dispatch()
         return effects
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -291,7 +324,7 @@ class Pipeline:
     def _start_work(self) -> list[Effect]:
         effects: list[Effect] = []
         while self._running < WORKER_DEPTH and not self._decided:
-            work = self._schedule.next(may_fold=self.slots.can_fold())
+            work = self._schedule.next(may_fold=self.slots.can_fold(), may_leave=self._may_leave)
             if work is None:
                 break
             task = self._tasks[work.key]

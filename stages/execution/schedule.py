@@ -9,7 +9,7 @@ Evaluation forwards leave nothing behind and are not counted.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Generic, NamedTuple, TypeVar
 
 from hetpeer.stages.execution.window import Depth, shortest
@@ -46,13 +46,15 @@ class Schedule(Generic[Key]):
         """`key` has had its backward, or needs none any more."""
         self._in_flight.pop(key, None)
 
-    def next(self, *, may_fold: bool) -> Work[Key] | None:
-        """The next piece of work, taken off the list. `may_fold`: whether a slot has room for a backward."""
+    def next(self, *, may_fold: bool, may_leave: Callable[[Key], bool] = lambda _: True) -> Work[Key] | None:
+        """The next piece of work, taken off the list. `may_fold`: whether a slot has room for a backward; `may_leave`:
+        whether the link on which a forward's output is to go takes it.
+        """
         if self._backwards and may_fold:
             return Work(self._backwards.popleft(), backward=True)
         for index, (key, hops_after, train) in enumerate(self._forwards):
             nearer = sum(hops <= hops_after for hops in self._in_flight.values())
-            if not train or nearer < self._depth(hops_after):
+            if (not train or nearer < self._depth(hops_after)) and may_leave(key):
                 del self._forwards[index]
                 if train:
                     self._in_flight[key] = hops_after

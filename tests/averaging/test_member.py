@@ -370,3 +370,45 @@ def test_checkpoints_are_saved_from_the_version_that_was_asked_for():
 def test_rejection_stops_with_its_reason():
     (stop,) = new_member().receive(m.Rejected(reason="version", why="too old"))
     assert stop == e.Stop("too old", completed=False, rejected="version")
+
+
+def two_hops():
+    """A step whose second block another volunteer is to run, though we could."""
+    task = m.Task(id=0, route=((ME, 0, 1), ("other", 1, 2)))
+    roster = {ME: (0, 2), "other": (1, 2)}
+    return begin().model_copy(
+        update={"roster": roster, "incarnations": {ME: 7, "other": 1}, "tasks": (task,)}
+    )
+
+
+def test_a_link_that_was_congested_before_the_step_began_gets_nothing_until_it_is_relieved():
+    member = member_in(Phase.READY)
+    assert member.congested("other", 0) == []
+    assert names(member.receive(two_hops())) == ""
+    assert member.congested("other", 1) != []  # this one has no hop behind it
+    member = member_in(Phase.READY)
+    member.congested("other", 0)
+    member.receive(two_hops())
+    assert names(member.congested("other", None)) == "RunForward"
+
+
+def test_whom_we_refuse_gets_no_tasks_in_any_step_until_we_do_not():
+    for refused in (True, False):
+        member = member_in(Phase.READY)
+        member.refused("other", True)
+        member.reachable("other")  # that its line is good changes nothing
+        if not refused:
+            member.refused("other", False)
+        member.receive(two_hops())
+        (send,) = member.forward_done(STEP, p.TaskKey(0, 0), "out", None)
+        assert send.effect.route[0].peer == (ME if refused else "other")
+
+
+def test_a_nudge_counts_only_in_its_step_and_from_who_is_in_it():
+    member = member_in(Phase.READY)
+    member.receive(two_hops())
+    member.forward_done(STEP, p.TaskKey(0, 0), "out", None)
+    route = (Hop(ME, 0, 1), Hop("other", 1, 2))
+    for origin in (Origin("other", 2, STEP), Origin("other", 1, e.StepId(LINE, 9))):
+        assert member.nudge(origin, 0, route, 1) == []
+    assert names(member.nudge(Origin("other", 1, STEP), 0, route, 1)) == "SendActivation"

@@ -80,3 +80,11 @@ def test_the_vote_is_complete_when_every_block_of_ours_was_inspected():
     assert core.matches({0: "d", 1: "?"}, [0])
     assert not core.matches({0: "e"}, [0])
     assert not core.matches({0: "d"}, [0, 1])
+
+
+def test_a_plan_that_is_void_lets_its_shards_go():
+    core = reduction()
+    core.part(0, 0, "b", "from b")
+    core.result(0, 1, "b", "sum of b")
+    assert core.abandon() == [Release("from b"), Release("sum of b")]
+    assert core.abandon() == []

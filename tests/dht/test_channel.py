@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from hetpeer.dht.channel import Channel, ChannelServer, Parcel, dial
+from hetpeer.dht.channel import Channel, ChannelServer, dial
 from hetpeer.dht.errors import PeerLostError, ProtocolError
+from hetpeer.dht.outbox import Parcel
 from hetpeer.dht.streams import Stream
 from tests.dht.loopback import Loopback
 

@@ -17,6 +17,7 @@ from hetpeer.dht import channel
 from hetpeer.dht.clock import SystemClock
 from hetpeer.dht.errors import LocalError
 from hetpeer.dht.identity import Identity
+from hetpeer.dht.listener import Budget
 from hetpeer.dht.streams import Stream
 from hetpeer.peer.session import RENEWAL_S, ControlSession
 from tests.bootstrap.engine import make_run
@@ -32,7 +33,9 @@ class Network(Loopback):
     async def _nobody(self, stream: Stream) -> None:
         stream.abort()
 
-    async def serve(self, _protocol: str, handler: Callable[[Stream], Awaitable[None]]) -> None:
+    async def serve(
+        self, _protocol: str, handler: Callable[[Stream], Awaitable[None]], _budget: Budget
+    ) -> None:
         self.handle = handler
 
     def gone(self) -> None:

@@ -231,3 +231,63 @@ def test_every_id_is_reported_once_per_block(capacity):
                 pending += core.settled(slot, ())
     assert sorted(reported) == list(range(8))
     assert slots == sorted(slots)
+
+
+def test_a_congested_link_gets_no_forwards_and_everything_else_goes_on():
+    core = pipeline()
+    assert core.congested("last", 0) == []
+    assert core.activation(0, ROUTE, 0, "first", "in 0") == []
+    (other,) = core.activation(1, (Hop("me", 2, 4), Hop("other", 4, 6)), 0, "first", "in 1")
+    assert other.key.id == 1
+    (run,) = core.relieved("last")
+    assert run == p.RunForward(p.TaskKey(0, 2), 4, "in 0", train=True)
+
+
+def test_backwards_go_on_while_a_link_is_congested():
+    core = pipeline()
+    forward(core, 0)
+    core.congested("last", 0)
+    (run,) = core.gradient(0, 4, "grad")
+    assert isinstance(run, p.RunBackward)
+    effects = core.backward_done(run.key, "back")
+    assert of(p.SendGradient, effects)
+
+
+def test_only_what_goes_as_far_is_held_back():
+    """A forward whose next hop is nearer to the loss may be what the congested link waits for."""
+    core = pipeline()
+    core.congested("last", 1)
+    far = (Hop("me", 2, 4), Hop("last", 4, 5), Hop("first", 5, 6))
+    assert core.activation(0, far, 0, "first", "in 0") == []
+    (near,) = core.activation(1, ROUTE, 0, "first", "in 1")
+    assert near.key.id == 1
+    (run,) = core.congested("last", 2)
+    assert run.key.id == 0
+
+
+def test_a_link_that_is_gone_as_well_as_congested_holds_nothing_back():
+    core = pipeline("first")
+    core.congested("me", 0)
+    route = (Hop("first", 0, 2), Hop("me", 2, 4), Hop("last", 4, 6))
+    assert core.assign(0, route, 0) == []
+    (run,) = core.unreachable("me")
+    (send,) = of(p.SendActivation, core.forward_done(run.key, "out", None))
+    assert send.route[0].peer == "other"
+
+
+def test_a_nudge_says_what_the_activation_would_to_a_task_that_is_known():
+    core = pipeline()
+    assert core.nudge(0, ROUTE, 1, "first") == []
+    forward(core, 0)
+    assert core.nudge(0, ROUTE, 0, "first") == []
+    assert core.nudge(0, ROUTE, 1, "first") == [p.SendActivation(0, (ROUTE[1],), 1, "out 0")]
+    effects = backward(core, 0)
+    assert of(p.SendGradient, effects)
+    assert of(p.SendGradient, core.nudge(0, ROUTE, 1, "first")) == [p.SendGradient(0, "first", 2, "back 0")]
+
+
+def test_a_backward_that_fails_lets_its_gradient_go():
+    core = pipeline()
+    forward(core)
+    core.gradient(0, 4, "grad")
+    assert p.Release("grad") in core.work_failed(p.TaskKey(0, 2), "non-finite")

@@ -49,6 +49,39 @@ def impatient() -> None:
     datasource.TRIES, datasource.RETRY_S = 2, 0.5
 
 
+def sends_nan() -> None:
+    """A volunteer whose first two bundles carry a NaN on their way, which is fewer than halt a run; sent again, they are
+    sound.
+    """
+    from hetpeer.peer.link import Link
+
+    send, left = Link.send, [2]
+
+    def damaged(self, parcel):
+        if parcel.header["kind"] in ("activation", "gradient") and left[0]:
+            left[0] -= 1
+            payload = (b"\x00\x00\xc0\x7f" + bytes(parcel.payload[0])[4:],)
+            parcel = dataclasses.replace(parcel, payload=payload)
+        send(self, parcel)
+
+    Link.send = damaged
+
+
+def sends_garbage() -> None:
+    """A volunteer one of whose encoded bundles is noise, of the right length."""
+    from hetpeer.peer.link import Link
+
+    send, left = Link.send, [1]
+
+    def damaged(self, parcel):
+        if parcel.header.get("coded") and left[0]:
+            left[0] -= 1
+            parcel = dataclasses.replace(parcel, payload=(b"\xff" * len(parcel.payload[0]),))
+        send(self, parcel)
+
+    Link.send = damaged
+
+
 def killed_after_step_4() -> None:
     """A volunteer that dies with an update in its memory, that of the fifth step or of a later one, and nobody told."""
     from hetpeer.peer.evidence import Evidence

@@ -1,27 +1,33 @@
 """A stranger that talks nonsense to everybody while they train: it costs it its streams, and nobody else anything."""
 
 import asyncio
+import math
 import os
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.heads import ActivationHead, encode_head
+from hetpeer.bootstrap.audit import audit
 from hetpeer.bootstrap.replay import ReferenceRun
 from hetpeer.bootstrap.service import CONTROL
 from hetpeer.bootstrap.serving import PROTOCOL as FILES
 from hetpeer.bootstrap.serving import fetch
+from hetpeer.bootstrap.settings import LinkSettings
 from hetpeer.dht.addresses import parse_address
 from hetpeer.dht.errors import PeerLostError, RemoteError
+from hetpeer.dht.frames import encode_head as encode_frame_head
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.peer.dataplane import TENSORS
+from hetpeer.peer.pressure import ACTIVATIONS
 from hetpeer.stages.execution.routes import Hop
 from tests.swarm.conftest import STEPS
-from tests.swarm.swarm import Swarm
+from tests.swarm.swarm import Child, Swarm, resign
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
 OPENING = {"key": "stranger", "has": 0, "begun": False}
@@ -42,28 +48,29 @@ async def hung_up(node: Node, peer: str, protocol: str, *frames: tuple[dict[str,
         return True
 
 
-def tensor(peer: str, *, block: int, payload: bytes) -> tuple[dict[str, Any], bytes]:
+def tensor(peer: str, *, block: int, payload: bytes, coded: Any = None) -> tuple[dict[str, Any], bytes]:
     """An activation that claims to be of the step after next."""
     step = StepId(m.Line(term=1, view=0), 1000)
     head = ActivationHead(
         line=step.line, step=step.number, incarnation=1, id=0, route=(Hop(peer, block, 6),), attempt=0
     )
-    return {"n": 1, "a": 0, "m": encode_head(head)}, payload
+    return {"n": 1, "a": 0, "m": encode_head(head) | {"coded": coded}}, payload
 
 
 async def test_a_stranger_talks_nonsense(swarm: Swarm, reference: ReferenceRun, tmp_path: Path) -> None:
     bootstrap = await swarm.bootstrap()
-    volunteers = [swarm.volunteer(name) for name in "ab"]
     config = NodeConfig(peers=(parse_address(swarm.address),))
     node = await Node.start(config, Identity.create(tmp_path / "stranger.key"))
+    volunteers = [swarm.volunteer(name) for name in "ab"]  # last: twenty steps take three seconds
     coordinator = swarm.run.manifest.coordinators[0]
     try:
         await swarm.committed(1)
         worker = volunteers[0].helpers()["worker"]
         worker.suspend()  # the run does not end before all has been said once
         await disturb_coordinator(node, coordinator)
-        for volunteer in volunteers:
-            await disturb_volunteer(node, volunteer.peer_id, volunteer.blocks()[1])
+        async with asyncio.TaskGroup() as tasks:
+            for volunteer in volunteers:
+                tasks.create_task(disturb_volunteer(node, volunteer))
         for peer in (coordinator, *(v.peer_id for v in volunteers)):
             await disturb_files(node, peer)
         worker.resume()
@@ -73,6 +80,28 @@ async def test_a_stranger_talks_nonsense(swarm: Swarm, reference: ReferenceRun, 
     finally:
         await node.close()
     swarm.exact(reference)
+
+
+async def test_volunteers_that_send_rubbish(swarm: Swarm, reference: ReferenceRun) -> None:
+    """Numbers that are none, in a run without a codec: named, counted, done again; what counts is exact."""
+    bootstrap = await swarm.bootstrap()
+    volunteers = [swarm.volunteer("a", before="sends_nan"), swarm.volunteer("b")]
+    await swarm.finished(bootstrap, *volunteers)
+    assert volunteers[1].said.count("(not finite)") == 2
+    assert "is refused" not in volunteers[1].said
+    swarm.exact(reference)
+
+
+async def test_bundles_that_cannot_be_read(swarm: Swarm) -> None:
+    """Noise instead of an encoded bundle: dropped and counted, asked for again, and the run goes on."""
+    links = LinkSettings(codec="topk-int8", ratio=12.0, adaptive=False)
+    training = swarm.run.manifest.training.model_copy(update={"steps": 6})
+    swarm.run = resign(swarm.run, links=links, training=training)
+    bootstrap = await swarm.bootstrap()
+    volunteers = [swarm.volunteer("a", before="sends_garbage"), swarm.volunteer("b")]
+    await swarm.finished(bootstrap, *volunteers, within_s=120.0)
+    assert "(unreadable)" in volunteers[1].said
+    assert audit(swarm.run.path).ok
 
 
 async def disturb_coordinator(node: Node, peer: str) -> None:
@@ -88,10 +117,45 @@ async def disturb_coordinator(node: Node, peer: str) -> None:
         assert await hung_up(node, peer, CONTROL, (OPENING, b""), frame)
 
 
-async def disturb_volunteer(node: Node, peer: str, block: int) -> None:
-    """A tensor for a block that is held there, too short; and a channel without a name."""
-    assert await hung_up(node, peer, TENSORS, (OPENING, b""), tensor(peer, block=block, payload=b"\x7f" * 60))
+async def disturb_volunteer(node: Node, volunteer: Child) -> None:
+    """A tensor of every wrong kind for a block that is held there; a channel without a name; bytes in drops.
+
+    Each is counted by its name; after that the stranger is not listened to, and all of it costs next to no memory.
+    """
+    peer, block = volunteer.peer_id, volunteer.blocks()[1]
+    before = psutil.Process(volunteer.pid).memory_info().rss
+    dripping = asyncio.create_task(drips(node, peer))
+    short = tensor(peer, block=block, payload=b"\x7f" * 60)
+    encoded = tensor(peer, block=block, payload=b"", coded={"codec": "topk-int8", "written": []})
+    spendthrift = ({**short[0], "s": [[ACTIVATIONS, 1 << 40]]}, b"")
+    for frame in (short, encoded, spendthrift):
+        assert await hung_up(node, peer, TENSORS, (OPENING, b""), frame)
     assert await hung_up(node, peer, TENSORS, ({"key": 5}, b""))
+    assert await dripping <= 10.0
+    for kind in ("length", "codec", "flood", "malformed", "drip"):
+        await volunteer.says(f"({kind})", 2.0)
+    await volunteer.says("is refused for 60 s", 2.0)
+    for _ in range(50):
+        assert await hung_up(
+            node, peer, TENSORS, (OPENING, b""), tensor(peer, block=block, payload=b"x" * (1 << 20))
+        )
+    assert psutil.Process(volunteer.pid).memory_info().rss - before <= 64 << 20
+
+
+async def drips(node: Node, peer: str) -> float:
+    """Send a head byte by byte; seconds until the other side has had enough."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    stream = await node.open(peer, TENSORS)
+    try:
+        for byte in encode_frame_head(OPENING, 0):
+            await stream._wire.write([bytes([byte])])
+            await asyncio.sleep(0.7)
+    except PeerLostError:
+        return loop.time() - began
+    finally:
+        stream.abort()
+    return math.inf
 
 
 async def disturb_files(node: Node, peer: str) -> None:

@@ -1,0 +1,82 @@
+"""The books of a channel's two sides: what was sent and not acknowledged, and what has come. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hetpeer.dht import credit
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """One frame to be sent: a header of plain data and buffers, which must keep their content until acknowledged."""
+
+    header: Mapping[str, Any]
+    payload: tuple[Any, ...] = ()
+    tag: object = None
+    """What `Outbox.forget` knows it by."""
+    pool: credit.Pool = 0
+    cost: int = 0
+    """Bytes of credit that it takes; 0 where the channel has none."""
+
+
+class Outbox:
+    """Frames in the order of their numbers, kept until acknowledged."""
+
+    def __init__(self) -> None:
+        self.acknowledged = 0
+        self.spent: Counter[credit.Pool] = Counter()
+        """Credit that everything added so far takes, whether it is kept or not."""
+        self._next = 1
+        self._kept: deque[tuple[int, Parcel]] = deque()
+        self._totals: dict[int, int] = {}
+
+    def add(self, parcel: Parcel) -> None:
+        self._kept.append((self._next, parcel))
+        if parcel.cost:
+            self.spent[parcel.pool] += parcel.cost
+            self._totals[self._next] = self.spent[parcel.pool]
+        self._next += 1
+
+    def spent_with(self, number: int, parcel: Parcel) -> dict[credit.Pool, int]:
+        """Credit spent in the pool of frame `number`, that frame and all before it included."""
+        return {parcel.pool: self._totals[number]} if parcel.cost else {}
+
+    def acknowledge(self, number: int) -> None:
+        """The peer has everything up to `number`."""
+        self.acknowledged = max(self.acknowledged, number)
+        while self._kept and self._kept[0][0] <= number:
+            self._totals.pop(self._kept.popleft()[0], None)
+
+    def forget(self, tag: object) -> None:
+        """Frames tagged so need not arrive any more; the numbers they had are left out."""
+        left = [item for item in self._kept if item[1].tag is None or item[1].tag != tag]
+        self._totals = {number: self._totals[number] for number, _ in left if number in self._totals}
+        self._kept = deque(left)
+
+    def after(self, number: int) -> tuple[int, Parcel] | None:
+        """The first frame with a higher number."""
+        return next((item for item in self._kept if item[0] > number), None)
+
+    def __iter__(self) -> Iterator[tuple[int, Parcel]]:
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+class Inbox:
+    """The highest number received; a frame counts only if its number is higher."""
+
+    def __init__(self) -> None:
+        self.last = 0
+
+    def take(self, number: int) -> bool:
+        """Whether frame `number` is new; it counts as received from now on."""
+        if number <= self.last:
+            return False
+        self.last = number
+        return True

@@ -1,0 +1,234 @@
+"""What a peer may cost us: streams that drip or never end are cut, lines that are slow are not, budgets hold."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hetpeer.dht.addresses import parse_address
+from hetpeer.dht.channel import Channel, ChannelServer, dial
+from hetpeer.dht.credit import Queue
+from hetpeer.dht.delivery import STRANGER
+from hetpeer.dht.errors import PeerLostError, ProtocolError, RemoteError
+from hetpeer.dht.frames import PREFIX, encode_head
+from hetpeer.dht.grants import Budget, Grants, Holding
+from hetpeer.dht.identity import Identity
+from hetpeer.dht.listener import DATA
+from hetpeer.dht.node import Node, NodeConfig
+from hetpeer.dht.outbox import Parcel
+from hetpeer.dht.streams import Stream
+from hetpeer.dht.strikes import Kind, OffenceError
+from hetpeer.dht.wire import Wire
+from tests.dht.loopback import Loopback
+from tests.dht.peer_process import ECHO, ChildPeer
+from tests.dht.test_channel import Kept, until
+from tests.dht.test_streams import raw
+
+HEAD = encode_head({"n": 1}, 1 << 20)
+
+
+async def drip(socket, data: bytes, pause_s: float = 0.5) -> None:
+    loop = asyncio.get_running_loop()
+    with suppress(OSError):
+        for byte in data:
+            await loop.sock_sendall(socket, bytes([byte]))
+            await asyncio.sleep(pause_s)
+
+
+async def test_streams_that_drip_are_cut_in_ten_seconds_and_named() -> None:
+    """In the prefix, in the head, in the payload."""
+
+    async def take(stream: Stream) -> None:
+        await stream.receive(silence_s=8.0)
+        await stream.receive_bytes(1 << 20)
+
+    async def suffer(sent: int) -> None:
+        async with raw() as (stream, theirs):
+            await asyncio.get_running_loop().sock_sendall(theirs, HEAD[:sent])
+            dripping = asyncio.create_task(drip(theirs, HEAD[sent:] + bytes(100)))
+            with pytest.raises(OffenceError) as error:
+                await take(stream)
+            assert error.value.kind is Kind.DRIP
+            dripping.cancel()
+
+    async with asyncio.timeout(10.0):
+        await asyncio.gather(*map(suffer, (0, PREFIX.size, len(HEAD))))
+
+
+async def test_a_request_that_drips_is_an_offence_one_that_stops_is_none() -> None:
+    async def drips() -> None:
+        async with raw() as (stream, theirs):
+            dripping = asyncio.create_task(drip(theirs, HEAD[:15]))
+            with pytest.raises(OffenceError):
+                await stream.receive(timeout_s=5.0)
+            dripping.cancel()
+
+    async def stops() -> None:
+        async with raw() as (stream, theirs):
+            stream.pace = STRANGER
+            await asyncio.get_running_loop().sock_sendall(theirs, HEAD + bytes(70_000))
+            await stream.receive(timeout_s=5.0)
+            with pytest.raises(PeerLostError, match="too little"):
+                await stream.receive_bytes(1 << 20)
+
+    await asyncio.gather(drips(), stops())
+
+
+async def test_a_line_of_a_third_of_a_megabit_is_not_cut() -> None:
+    """37 kB/s for all, in pieces of 32 KiB to one lane after the other: each hears nothing for seconds."""
+    offences: list[ProtocolError] = []
+    async with raw() as (one, first), raw() as (other, second):
+        traffic = one._wire.delivery.peer
+        other.count(traffic)
+        loop = asyncio.get_running_loop()
+
+        async def trickle() -> None:
+            payload = encode_head({}, 120_000) + bytes(120_000)
+            for begin in range(0, len(payload), 32 << 10):
+                for socket in (first, second):
+                    piece = payload[begin : begin + (32 << 10)]
+                    await loop.sock_sendall(socket, piece)
+                    await asyncio.sleep(len(piece) / 37_500)
+
+        async def take(stream: Stream) -> None:
+            try:
+                await stream.receive(silence_s=2.0)
+                await stream.receive_bytes(1 << 20)
+            except ProtocolError as error:
+                offences.append(error)
+
+        async with asyncio.TaskGroup() as tasks:
+            for work in (trickle(), take(one), take(other)):
+                tasks.create_task(work)
+    assert not offences
+
+
+async def test_credit_survives_broken_streams_and_holds_back_only_its_own_pool() -> None:
+    """One frame of the far pool may be there: it is kept, the next waits, a near one passes, and nothing is lost."""
+    holding, backs = Holding(), []
+
+    class Holds(Kept):
+        async def frame(self, channel, header, payload, length) -> None:
+            assert channel.credit is not None
+            channel.credit.claim(header["pool"], length)
+            await super().frame(channel, header, payload, length)
+            backs.append((header["pool"], channel.credit.settle(header["pool"], length)))
+
+        def up(self, channel) -> None:
+            channel.credit = channel.credit or lane
+
+        beat = down = Kept.beat
+
+    theirs = Holds()
+    server = ChannelServer(lambda _peer, _key: theirs, 1 << 20)
+
+    def announce() -> None:
+        if (channel := server.channel("us")) is not None:
+            channel.announce()
+
+    grants = Grants((Budget(100, 100), Budget(100, 100)), 2, holding, announce)
+    lane = grants.lane()
+    network = Loopback(server.handle)
+    queue: Queue[Parcel] = Queue()
+    channel = Channel("them", "a", Kept(), 0)
+    channel.queue = queue
+    dialling = asyncio.create_task(dial(network, "test", channel))  # type: ignore[arg-type]
+    for i in range(8):
+        queue.add(Parcel({"i": i, "pool": 1}, (bytes(80),), pool=1, cost=80))
+    queue.add(Parcel({"i": 100, "pool": 0}, (bytes(80),), pool=0, cost=80))
+
+    def arrived() -> bool:
+        while (parcel := queue.next()) is not None:
+            channel.send(parcel)
+        return len(backs) == seen
+
+    for seen in range(2, 10):
+        await until(arrived)
+        if seen % 3 == 0:
+            network.cut()
+        assert holding.held.total() <= 200
+        backs[seen - 1][1]()
+        if seen == 2:
+            backs[0][1]()
+            assert {pool for pool, _ in backs} == {0, 1}
+    assert sorted(i for i, _ in theirs.frames) == [*range(8), 100]
+    channel.close()
+    await asyncio.wait_for(dialling, 5)
+    server.close()
+
+
+# ── real nodes ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def open_files() -> Iterator[None]:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def round_trips(node: Node, peer: str, seconds: float) -> list[float]:
+    """Milliseconds of small echoes, one after the other, on one stream."""
+    taken = []
+    async with await node.open(peer, ECHO) as stream:
+        until_s = time.monotonic() + seconds
+        while time.monotonic() < until_s:
+            began = time.monotonic()
+            await stream.send({"n": 1}, b"x" * 1000)
+            await stream.receive(timeout_s=10)
+            await stream.skip()
+            taken.append(1000 * (time.monotonic() - began))
+            await asyncio.sleep(0.005)
+    return taken
+
+
+def p95(values: list[float]) -> float:
+    return statistics.quantiles(values, n=20)[-1]
+
+
+async def test_four_hundred_streams_that_drip(tmp_path: Path, open_files: None) -> None:
+    """Of one peer eight are taken, and cut in ten seconds; files stay few, and an honest peer's answers come as fast."""
+    async with ChildPeer(tmp_path / "child") as child:
+        peers = tuple(map(parse_address, child.report["addresses"]))[:1]
+        honest = await Node.start(NodeConfig(peers=peers), Identity.create(tmp_path / "honest"))
+        attacker = await Node.start(NodeConfig(peers=peers), Identity.create(tmp_path / "attacker"))
+        victim = psutil.Process(child.process.pid)
+        peer = child.report["peer_id"]
+        try:
+            files = victim.num_fds()
+            before = await round_trips(honest, peer, 2.0)
+            streams: list[Stream] = []
+            for _ in range(400):
+                with suppress(RemoteError):
+                    streams.append(await attacker.open(peer, ECHO, timeout_s=10))
+            assert len(streams) > 300
+            assert victim.num_fds() - files <= DATA.per_peer + 4
+            dripping = [asyncio.create_task(drip_frames(stream._wire)) for stream in streams]
+            during = await round_trips(honest, peer, 4.0)
+            await asyncio.wait_for(asyncio.gather(*dripping), 12.0)
+            assert p95(during) <= max(2 * p95(before), 10.0)
+            await until(lambda: victim.num_fds() <= files + 1, 5.0)
+        finally:
+            await attacker.close()
+            await honest.close()
+
+
+async def drip_frames(wire: Wire) -> None:
+    """A byte a second, until the other side has had enough. Raises when it has not after ten."""
+    began = time.monotonic()
+    with suppress(PeerLostError):
+        for byte in HEAD + os.urandom(100):
+            await wire.write([bytes([byte])])
+            await asyncio.sleep(1.0)
+            assert time.monotonic() - began <= 10.0

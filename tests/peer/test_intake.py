@@ -1,0 +1,107 @@
+"""What each peer may put into the arena: all of it together fits, and whoever has no part gets next to nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hetpeer.averaging import messages as m
+from hetpeer.averaging.heads import ActivationHead, Coded, GradientHead, ShardHead
+from hetpeer.peer.intake import MAX_STRANGERS, Intake, cost_of, pool_of
+from hetpeer.peer.pressure import ACTIVATIONS, GRADIENTS, SHARDS
+from hetpeer.peer.schema import Schema
+from hetpeer.stages.execution.routes import Hop
+from tests.bootstrap.engine import make_run
+
+ARENA = 64 << 20
+OWN = {"line": m.Line(term=1, view=0), "step": 0, "incarnation": 1}
+
+
+@pytest.fixture(scope="module")
+def schema(tmp_path_factory: pytest.TempPathFactory) -> Schema:
+    """Of who holds the second half of a small GPT."""
+    run = make_run(Path(tmp_path_factory.mktemp("intake")))
+    blocks = run.manifest.blocks
+    return Schema([run.block_spec(block) for block in blocks[len(blocks) // 2 :]], run.manifest)
+
+
+def used(schema: Schema) -> Intake:
+    intake = Intake()
+    intake.use(schema, ARENA)
+    return intake
+
+
+def activation(schema: Schema, hops: int = 1, coded: Coded | None = None) -> ActivationHead:
+    first = min(schema.specs)
+    route = tuple(Hop("us", first + n, first + n + 1) for n in range(hops))
+    return ActivationHead(**OWN, id=0, route=route, attempt=0, coded=coded)
+
+
+def test_pools_and_costs(schema: Schema) -> None:
+    first = min(schema.specs)
+    raw = schema.input_layout(first, 0).nbytes
+    coded = Coded(codec="int8", written=())
+    assert [pool_of(activation(schema, hops)) for hops in (1, 2, 3)] == [ACTIVATIONS + n for n in range(3)]
+    assert pool_of(GradientHead(**OWN, id=0, border=first + 1)) == GRADIENTS
+    shard = ShardHead(**OWN, kind="part", plan=0, block=first, index=0, begin=0, end=10)
+    assert (pool_of(shard), cost_of(shard, 40, schema, sending=False)) == (SHARDS, 40)
+    assert cost_of(activation(schema), raw, schema, sending=False) == raw
+    assert cost_of(activation(schema, coded=coded), 100, schema, sending=False) == 100 + raw
+    back = GradientHead(**OWN, id=0, border=first, coded=coded)
+    assert (
+        cost_of(back, 100, schema, sending=True) == 100 + schema.input_layout(first, 0, gradients=True).nbytes
+    )
+
+
+def test_volunteers_of_the_step_share_what_there_is(schema: Schema) -> None:
+    intake = used(schema)
+    names = [f"v{n}" for n in range(5)]
+    intake.members(names, ())
+    for peers in (names, names[:3]):
+        intake.members(peers, ())
+        share = ARENA / 4 / (len(peers) - 1)
+        fresh = intake.grants(peers[0], f"{len(peers)}", lambda: None)
+        base, _ = fresh.said()
+        most = fresh._budgets[2].most
+        assert most == int(share)
+        assert (len(peers) - 1) * 2 * most <= ARENA / 2
+        assert base[2] >= 2 * schema.input_layout(min(schema.specs), 4).nbytes
+
+
+def test_without_a_place_nothing_is_granted_and_with_one_the_sender_hears_of_it(schema: Schema) -> None:
+    intake, told = Intake(), []
+    intake.members(["a", "us"], ())
+    grants = intake.grants("a", "1", lambda: told.append(1))
+    assert grants.said() == ((0, 0, 0), {})
+    intake.use(schema, ARENA)
+    assert told
+    assert all(grants.said()[0])
+    assert intake.grants("a", "1", lambda: None) is grants
+    assert intake.grants("a", "2", lambda: None) is not grants
+
+
+def test_strangers_get_one_frame_of_each_kind_and_only_a_few_of_them(schema: Schema) -> None:
+    intake = used(schema)
+    intake.members(["a", "us"], ())
+    bases = [intake.grants(f"stranger {n}", "1", lambda: None).said()[0] for n in range(MAX_STRANGERS + 5)]
+    assert all(all(base) for base in bases[:MAX_STRANGERS])
+    assert not any(any(base) for base in bases[MAX_STRANGERS:])
+    assert sum(map(sum, bases)) < ARENA / 8
+    late = intake.grants(f"stranger {MAX_STRANGERS + 4}", "1", lambda: None)
+    intake.members(["a", "us"], [f"stranger {MAX_STRANGERS + 4}"])  # the others have gone
+    assert all(late.said()[0])
+
+
+def test_who_is_gone_is_forgotten_once_nothing_of_it_is_here(schema: Schema) -> None:
+    intake = used(schema)
+    intake.members(["a", "us"], ())
+    lane = intake.grants("a", "1", lambda: None).lane()
+    lane.offered({GRADIENTS: 100})
+    back = lane.settle(GRADIENTS, 100)
+    intake.members(["us"], ())
+    assert intake.held() == 100
+    back()
+    assert intake.held() == 0
+    intake.members(["us"], ())
+    assert not intake._holdings

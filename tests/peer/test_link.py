@@ -1,0 +1,149 @@
+"""A link over socket pairs: credit is shared by its lanes, who falls behind is said, and the wrong side is an offence."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from hetpeer.dht.channel import Channel, ChannelServer
+from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.grants import Budget, Grants, Holding
+from hetpeer.dht.outbox import Parcel
+from hetpeer.dht.streams import Stream
+from hetpeer.dht.strikes import Kind, kind_of
+from hetpeer.dht.tasks import TaskSet
+from hetpeer.peer.link import Link
+from hetpeer.peer.pressure import ACTIVATIONS, CONGESTED_BYTES, Pressure
+from tests.dht.loopback import Loopback
+from tests.dht.test_channel import until
+
+SIZE = 1000
+
+
+class Owner:
+    """What a link says."""
+
+    def __init__(self) -> None:
+        self.pressed: list[int | None] = []
+        self.offences: list[Kind] = []
+
+    def link_changed(self, _peer: str, is_up: bool) -> None: ...
+
+    def link_lost(self, link: Link) -> None: ...
+
+    def link_rate(self, peer: str, rate: float) -> None: ...
+
+    def link_pressed(self, _peer: str, hops: int | None) -> None:
+        self.pressed.append(hops)
+
+    def offended(self, _peer: str, error: ProtocolError) -> None:
+        self.offences.append(kind_of(error))
+
+
+class Taker:
+    """A receiver with room for two frames of a pool, in all lanes; `backs` let them go."""
+
+    def __init__(self) -> None:
+        self.server = ChannelServer(lambda _peer, _key: self, 1 << 20)
+        budget = Budget(SIZE, 2 * SIZE)
+        self.holding = Holding()
+        self.grants = Grants((budget,) * 3, 5, self.holding, self.announce)
+        self.backs: list[Any] = []
+        self.came: list[int] = []
+        self.most = 0
+
+    def announce(self) -> None:
+        for channel in self.server:
+            channel.announce()
+
+    async def frame(self, channel: Channel, header: Mapping[str, Any], payload: Stream, length: int) -> None:
+        assert channel.credit is not None
+        channel.credit.claim(header["pool"], length)
+        await payload.receive_bytes(SIZE)
+        self.came.append(header["i"])
+        self.backs.append(channel.credit.settle(header["pool"], length))
+        self.most = max(self.most, self.holding.held.total())
+
+    def beat(self, channel: Channel) -> None: ...
+
+    def up(self, channel: Channel) -> None:
+        channel.credit = channel.credit or self.grants.lane()
+
+    def down(self, channel: Channel) -> None: ...
+
+
+def parcel(i: int, pool: int) -> Parcel:
+    return Parcel({"i": i, "pool": pool}, (bytes(SIZE),), tag=i // 10, pool=pool, cost=SIZE)
+
+
+@asynccontextmanager
+async def linked(taker: Taker) -> AsyncIterator[tuple[Link, Owner]]:
+    owner, tasks = Owner(), TaskSet()
+    link = Link(Loopback(taker.server.handle), "them", "a", tasks, owner)  # type: ignore[arg-type]
+    try:
+        yield link, owner
+    finally:
+        link.close()
+        taker.server.close()
+        await tasks.close()
+
+
+async def test_lanes_share_the_credit_and_say_when_it_is_not_enough() -> None:
+    taker = Taker()
+    async with linked(taker) as (link, owner):
+        for i in range(10):
+            link.send(parcel(i, ACTIVATIONS + 1))
+        link.send(parcel(10, 0))
+        await until(lambda: len(taker.came) == 3)  # two of ten, and the gradient behind them
+        assert 10 in taker.came
+        assert owner.pressed[-1] == 1  # forwards with a hop or more behind that peer are to wait
+        while len(taker.came) < 11:
+            await until(lambda: bool(taker.backs))
+            taker.backs.pop()()
+        await until(lambda: owner.pressed[-1] is None)
+        assert taker.most <= 3 * SIZE
+        assert sorted(taker.came) == list(range(11))
+        assert not owner.offences
+
+
+async def test_what_waits_is_forgotten_with_its_step_and_the_link_is_free() -> None:
+    taker = Taker()
+    async with linked(taker) as (link, owner):
+        for i in range(10):
+            link.send(parcel(i, ACTIVATIONS))
+        await until(lambda: len(taker.came) == 2 and owner.pressed[-1] == 0)
+        link.forget(0)
+        assert owner.pressed[-1] == 0  # whoever ends a step has more to do first
+        await until(lambda: owner.pressed[-1] is None)
+        for back in taker.backs:
+            back()
+        link.send(parcel(20, ACTIVATIONS))
+        await until(lambda: taker.came[-1] == 20)
+
+
+async def test_a_tensor_on_the_wrong_side_is_an_offence() -> None:
+    taker = Taker()
+    async with linked(taker) as (link, owner):
+        await until(lambda: link.is_up)
+        back = taker.server.channel("us")
+        assert back is not None
+        back.send(Parcel({"i": 0}, ()))
+        await until(lambda: bool(owner.offences))
+        assert owner.offences[0] is Kind.WRONG_SIDE
+
+
+def test_pressure() -> None:
+    pressure = Pressure()
+    assert not pressure.judge([], 2, 1 << 30, 1.0)  # one or two long frames on a slow line are none
+    assert pressure.judge([], 3, 2100, 1000.0)
+    assert pressure.held == 0
+    assert not pressure.judge([], 3, 1500, 1000.0)
+    assert pressure.judge([], 3, 900, 1000.0)
+    assert pressure.held is None
+    assert pressure.judge([], 50, CONGESTED_BYTES + 1, 0.0)
+    assert pressure.judge([0, 1, ACTIVATIONS + 3, ACTIVATIONS + 5], 0, 0, 0.0)
+    assert pressure.held == 3
+    assert not pressure.judge([1, ACTIVATIONS + 3], 0, 0, 0.0)
+    assert pressure.judge([0, 1], 0, 0, 0.0)  # gradients and shards hold no forwards back
+    assert pressure.held is None

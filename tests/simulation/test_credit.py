@@ -1,0 +1,48 @@
+"""Histories in which a link has room for one bundle of each kind: nothing waits for itself, whatever dies."""
+
+import dataclasses
+
+import pytest
+
+from hetpeer.peer.pressure import ACTIVATIONS
+from hetpeer.peer.simulate.coverage import Coverage
+from hetpeer.peer.simulate.lines import Line
+from hetpeer.peer.simulate.run import Outcome, shape, simulate
+
+SEEDS = range(2000, 2030)
+
+
+def tight(seed: int) -> Outcome:
+    return simulate(seed, Coverage(), config=dataclasses.replace(shape(seed), credit=1))
+
+
+def test_histories_with_room_for_one_bundle():
+    for seed in SEEDS:
+        outcome = tight(seed)
+        assert outcome.violation is None, outcome
+
+
+def far_and_near_together(monkeypatch):
+    """Activations have one pool, however far they are from the loss."""
+    send = Line.send
+    monkeypatch.setattr(
+        Line,
+        "send",
+        lambda self, frame: send(self, dataclasses.replace(frame, pool=min(frame.pool, ACTIVATIONS))),
+    )
+
+
+def no_nudge(monkeypatch):
+    """An activation that is sent again has nothing to say before there is credit for it."""
+    monkeypatch.setattr(Line, "nudge", lambda *_: None)
+
+
+@pytest.mark.parametrize("mistake", [far_and_near_together, no_nudge])
+def test_what_keeps_links_from_waiting_for_themselves_is_needed(mistake, monkeypatch):
+    mistake(monkeypatch)
+    caught = [
+        seed
+        for seed in (5, 6, 33, 56)
+        if (tight(seed).violation or "").startswith("ViolationError: liveness")
+    ]
+    assert caught, mistake.__doc__
