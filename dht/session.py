@@ -72,8 +72,8 @@ class Session:
 
     def listening_port(self) -> int:
         """The TCP port p2pd listens on, 0 when it names none."""
-        parts = self.addresses[0].text.split("/") if self.addresses else []
-        return int(parts[parts.index("tcp") + 1]) if "tcp" in parts else 0
+        places = [address.socket for address in self.addresses if not address.relay]
+        return next((place[1] for place in places if place is not None), 0)
 
     async def join(self, peers: Iterable[Address], *, alone_ok: bool) -> list[str]:
         """Connect to `peers`; returns the ids of those that answer and whose clocks agree with ours.

@@ -21,6 +21,7 @@ from typing import Any
 from hetpeer.averaging.effects import Stop
 from hetpeer.bootstrap.files import atomic_write
 from hetpeer.bootstrap.manifest import MAX_MANIFEST_BYTES, SignedManifest, read
+from hetpeer.bootstrap.service import CONTROL
 from hetpeer.bootstrap.serving import PROTOCOL as FILES
 from hetpeer.bootstrap.serving import FileService, fetch
 from hetpeer.bootstrap.shelf import RunShelf
@@ -35,6 +36,7 @@ from hetpeer.peer.figures import Offer
 from hetpeer.peer.foresight import prepare_ahead
 from hetpeer.peer.home import Home
 from hetpeer.peer.lifecycle import unless
+from hetpeer.peer.link import TENSORS
 from hetpeer.peer.preparing import RunFiles
 from hetpeer.peer.progress import VolunteerProgress
 from hetpeer.peer.volunteer import Volunteer, rejection
@@ -231,8 +233,9 @@ def _memory_offered(limit: float) -> int:
 
 @contextlib.asynccontextmanager
 async def _running_node(options: JoinOptions, home: Home) -> AsyncIterator[Node]:
-    config = NodeConfig(host=options.host, port=options.port, peers=options.bootstrap)
+    config = NodeConfig(host=options.host, port=options.port, peers=options.bootstrap, reachability="ask")
     node = await Node.start(config, home.identity())
+    node.may_cut(CONTROL, TENSORS)
     try:
         yield node
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,8 +53,7 @@ async def serve_run(
     await asyncio.to_thread(run.verify)
     log = Log.open(run.log_path)
     with contextlib.closing(log):
-        config = NodeConfig(host=options.host, port=options.port, peers=options.peers, alone_ok=True)
-        node = await Node.start(config, Identity.load(run.identity_path))
+        node = await Node.start(_config(options), Identity.load(run.identity_path))
         try:
             service = CoordinatorService(node, run, log, SystemClock())
             await node.serve(FILES, FileService(RunShelf(run, service.state)).handle)
@@ -97,6 +97,18 @@ async def _coordinate(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _config(options: BootstrapOptions) -> NodeConfig:
+    """A reliable peer must be reachable, so it says that it is, and relays for those who are not."""
+    alone = ipaddress.ip_address(options.host).is_loopback  # all peers are on this machine
+    return NodeConfig(
+        host=options.host,
+        port=options.port,
+        peers=options.peers,
+        alone_ok=True,
+        reachability="auto" if alone else "public",
+    )
 
 
 def _join_address(node: Node) -> str:
