@@ -14,12 +14,12 @@ class Path:
 
     relay: str = ""
     was_relayed: bool = False
-    """Whether it is direct now and began through a relay."""
+    """Whether it is direct now and began through a relay: a hole was punched, or the closed side called back."""
 
     def __str__(self) -> str:
         if self.relay:
             return f"through {self.relay[-8:]}"
-        return "direct, first relayed" if self.was_relayed else "direct"
+        return "punched" if self.was_relayed else "direct"
 
 
 class Paths:

@@ -39,6 +39,7 @@ from hetpeer.peer.lifecycle import unless
 from hetpeer.peer.link import TENSORS
 from hetpeer.peer.preparing import RunFiles
 from hetpeer.peer.progress import VolunteerProgress
+from hetpeer.peer.reach import tell_forever
 from hetpeer.peer.volunteer import Volunteer, rejection
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import device
@@ -236,9 +237,12 @@ async def _running_node(options: JoinOptions, home: Home) -> AsyncIterator[Node]
     config = NodeConfig(host=options.host, port=options.port, peers=options.bootstrap, reachability="ask")
     node = await Node.start(config, home.identity())
     node.may_cut(CONTROL, TENSORS)
+    telling = TaskSet()
+    telling.spawn(tell_forever(node, reliable=False), name="words on reachability")
     try:
         yield node
     finally:
+        await telling.close()
         await node.close()
 
 

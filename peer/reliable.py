@@ -25,6 +25,7 @@ from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.dht.roster import Roster
 from hetpeer.peer.adverts import coordinator_advert, publish_forever
 from hetpeer.peer.progress import CoordinatorProgress
+from hetpeer.peer.reach import tell_forever
 
 LINGER_S = 3.0
 """After the run's end the node still answers for a moment, so that volunteers hear the last word."""
@@ -75,6 +76,7 @@ async def _coordinate(
     beside = [
         asyncio.ensure_future(publish_forever(roster, lambda: coordinator_advert(service, node))),
         asyncio.ensure_future(CoordinatorProgress(service).show_forever()),
+        asyncio.ensure_future(tell_forever(node, reliable=True)),
     ]
     try:
         ready = asyncio.ensure_future(service.serving.wait())

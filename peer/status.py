@@ -41,6 +41,12 @@ class PeerRow:
     step: int
     tokens_per_second: float
     device: str
+    reach: str
+    """public: takes connections; private: takes none; unknown; empty: it does not say."""
+    reach_peers: int
+    """How many peers tried, with this result."""
+    relays: tuple[str, ...]
+    """The ends of the ids of those through whom it is reached."""
     links: tuple[LinkRow, ...]
     """Its outgoing links, the slowest first, a few at most."""
 
@@ -56,6 +62,8 @@ class LinkRow:
     ratio: float
     """How many times smaller than in memory what is sent is."""
     saved_bytes: int
+    path: str
+    """direct, punched, or `through` the end of a relay's id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,8 +216,11 @@ def _peer_row(peer: str, advert: Advert) -> PeerRow:
         step=advert.step,
         tokens_per_second=advert.tokens_per_second,
         device=advert.device,
+        reach=advert.reach,
+        reach_peers=advert.reach_peers,
+        relays=advert.relays,
         links=tuple(
-            LinkRow(to=n.to, bytes_per_second=n.rate, ratio=n.ratio, saved_bytes=n.saved_bytes)
+            LinkRow(to=n.to, bytes_per_second=n.rate, ratio=n.ratio, saved_bytes=n.saved_bytes, path=n.path)
             for n in advert.links
         ),
     )

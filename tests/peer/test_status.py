@@ -72,7 +72,7 @@ def test_links_and_what_is_saved_on_them(run: RunDirectory) -> None:
         for number in range(1, 7)
     }
     links["unused"] = LinkFigures(rate=1.0)
-    notes = tuple(link_notes(links))
+    notes = tuple(link_notes(links, lambda _: Path(relay="…the peer 2")))
     assert [note.to for note in notes] == [f"e peer {number}" for number in range(1, MAX_LINKS + 1)]
     advert = volunteer(0, 1, name="alpha", links=notes[:1])
     assert Advert.from_map(advert.to_map(), peer="a") == advert

@@ -1,0 +1,55 @@
+"""Volunteers that accept no connection: what they find out of themselves, and that they train, through a relay that dies."""
+
+import json
+from typing import Any
+
+import pytest
+
+from hetpeer.bootstrap.replay import ReferenceRun
+from tests.swarm.swarm import Child, Swarm, until
+from tests.wanlab.lab import Lab, needs_lab
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+KNOWN_S = 10.0
+"""A volunteer knows its reachability so long after its start."""
+
+
+def latest(watcher: Child) -> dict[str, dict[str, Any]]:
+    """What `hetpeer status --watch --json` last said of each peer, by name; the coordinator has none."""
+    lines = watcher.printed.splitlines()
+    return {peer["name"]: peer for peer in json.loads(lines[-1])["peers"]} if lines else {}
+
+
+@needs_lab
+async def test_closed_volunteers_train_through_a_relay_that_dies(swarm: Swarm, reference: ReferenceRun) -> None:
+    """Both stages are held by volunteers that accept no connection. The relay's p2pd is killed in the middle."""
+    with Lab({"nodes": 3, "latency_ms": 5, "no_inbound": ["n1", "n2"]}) as lab:
+        swarm.lab = lab
+        lab.order("cut n1 n2")  # a hole punched between them would take the relay out of the test
+        bootstrap = await swarm.bootstrap()
+        names = "one", "two"
+        closed = [swarm.volunteer(name, node=node) for node, name in enumerate(names, 1)]
+        for volunteer in closed:
+            await volunteer.says("no connection from outside gets in", KNOWN_S)
+            await volunteer.says(f"through the relay …{bootstrap_id(swarm)[-6:]}")
+        await swarm.committed(3)
+        watcher = swarm.start("watcher", "status", "--bootstrap", swarm.address, "--watch", "--json")
+        relay = bootstrap_id(swarm)[-8:]
+        await until(lambda: len(links(watcher, *names)) == 2, "both links are shown")
+        assert {link["path"] for link in links(watcher, *names)} == {f"through {relay}"}
+        for name in names:
+            assert (latest(watcher)[name]["reach"], latest(watcher)[name]["relays"]) == ("private", [relay])
+        p2pd = bootstrap.helpers()["p2pd"]
+        p2pd.kill()
+        await until(lambda: bootstrap.helpers().get("p2pd", p2pd).pid != p2pd.pid, "a new p2pd")
+        await swarm.finished(bootstrap, *closed)
+        swarm.end()
+    swarm.exact(reference)
+
+
+def links(watcher: Child, *names: str) -> list[dict[str, Any]]:
+    return [link for name in names if name in latest(watcher) for link in latest(watcher)[name]["links"]]
+
+
+def bootstrap_id(swarm: Swarm) -> str:
+    return swarm.address.rpartition("/")[2]
