@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 
-from hetpeer.dht.addresses import Address
+from hetpeer.dht.addresses import Address, relay_in
 from hetpeer.dht.session import Session
 
 MAX_REMEMBERED = 64
@@ -21,8 +21,10 @@ class Contacts:
 
     async def tend(self, session: Session) -> None:
         """Note who is new, dial those to join by that are lost. Raises `P2pdError`."""
-        before, self._connected = self._connected, {peer for peer, _ in await session.control.connections()}
-        for peer_id in self._connected - before:
+        connections = await session.control.connections()
+        before, self._connected = self._connected, {peer for peer, _ in connections}
+        direct = {peer for peer, text in connections if not relay_in(text)}
+        for peer_id in direct - before:  # to ask for others would make p2pd dial relays, whether they are there or not
             await self._remember(session, peer_id)
         lost = [address for address in self.known if address.peer_id not in self._connected]
         for peer_id in await session.rejoin(lost):

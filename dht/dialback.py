@@ -102,7 +102,7 @@ class DialBack:
         control = self._control()
         ip = None if control is None else await self._seen_at(control, stream.peer_id)
         if ip is None:
-            await stream.send({"refused": "no direct connection"}, timeout_s=ANSWER_S)
+            await stream.send({"refused": "no direct connection, or not ready"}, timeout_s=ANSWER_S)
         elif not self._budget.admit(self._clock.monotonic(), stream.peer_id, ip):
             await stream.send({"refused": "asked too often"}, timeout_s=ANSWER_S)
         else:

@@ -90,8 +90,13 @@ class Session:
         return [one.peer_id for one in fit]
 
     async def rejoin(self, peers: Iterable[Address]) -> list[str]:
-        """As `join`, for a node that goes on in any case: never raises, takes REJOIN_DEADLINE_S at most."""
-        hellos, _ = await joining.meet(self.control, self._clock, peers, timeout_s=REJOIN_DEADLINE_S)
+        """As `join`, for a node that goes on in any case: never raises, takes REJOIN_DEADLINE_S at most.
+
+        Only where somebody listens: p2pd would not dial again for 5 s where it has failed, though that peer be back.
+        """
+        hellos, _ = await joining.meet(
+            self.control, self._clock, peers, timeout_s=REJOIN_DEADLINE_S, knock=True
+        )
         return [one.peer_id for one in hellos if one.clock_agrees]
 
     async def start_dht(self, peer_ids: list[str], previous: Any) -> None:
