@@ -1,6 +1,7 @@
 """Volunteers that accept no connection: what they find out of themselves, and that they train, through a relay that dies."""
 
 import json
+import signal
 from typing import Any
 
 import pytest
@@ -21,17 +22,25 @@ def latest(watcher: Child) -> dict[str, dict[str, Any]]:
 
 
 @needs_lab
-async def test_closed_volunteers_train_through_a_relay_that_dies(swarm: Swarm, reference: ReferenceRun) -> None:
-    """Both stages are held by volunteers that accept no connection. The relay's p2pd is killed in the middle."""
-    with Lab({"nodes": 3, "latency_ms": 25, "no_inbound": ["n1", "n2"]}) as lab:
+async def test_closed_volunteers_train_through_a_relay_that_dies(
+    swarm: Swarm, reference: ReferenceRun
+) -> None:
+    """Both stages are held by volunteers that accept no connection. The relay's p2pd is killed in the middle.
+
+    An open volunteer is there for a while: it finds out that it is, and helps the others to find out that they are not.
+    """
+    with Lab({"nodes": 4, "latency_ms": 12, "no_inbound": ["n1", "n2"]}) as lab:
         swarm.lab = lab
         lab.order("cut n1 n2")  # a hole punched between them would take the relay out of the test
         bootstrap = await swarm.bootstrap()
+        opened = swarm.volunteer("open", node=3)
+        await opened.says(f"this machine takes connections at {lab.address(3)}", KNOWN_S)
         names = "one", "two"
         closed = [swarm.volunteer(name, node=node) for node, name in enumerate(names, 1)]
         for volunteer in closed:
-            await volunteer.says("no connection from outside gets in", KNOWN_S)
+            await volunteer.says("no connection from outside gets in (2 peers tried)", KNOWN_S)
             await volunteer.says(f"through the relay …{bootstrap_id(swarm)[-6:]}")
+        opened.signal(signal.SIGKILL)
         watcher = swarm.start("watcher", "status", "--bootstrap", swarm.address, "--watch", "--json")
         await swarm.committed(3)
         p2pd = bootstrap.helpers()["p2pd"]
