@@ -19,7 +19,7 @@ from hetpeer.dht.reachability import ROUND_S, Ask, Effect, Reach, Reachability, 
 from hetpeer.dht.session import Session
 
 MEET_S = 1.5
-LOOK_S = 5.0
+HINT_S = 0.5
 
 _log = logging.getLogger(__name__)
 
@@ -80,12 +80,14 @@ class Reaching:
             relays = _far_first(session.addresses)
         else:
             relays = list(self._relays.values())
-        others: list[Address] = []
-        for peer, text in await _connections(session):
-            if peer != asker and not relay_in(text) and len(others) < MAX_HINTS:
-                with suppress(P2pdError):
-                    others += _far_first(await session.control.addresses_of(peer))[:1]
-        return [str(relay) for relay in relays], [str(other) for other in others]
+        near = [peer for peer, text in await _connections(session) if peer != asker and not relay_in(text)]
+        asking = [asyncio.ensure_future(_address_of(session, peer)) for peer in list(dict.fromkeys(near))]
+        if asking:
+            await asyncio.wait(asking, timeout=HINT_S)  # p2pd looks far and wide for a peer that has just left
+            for task in asking:
+                task.cancel()
+        others = [task.result() for task in asking if task.done() and not task.cancelled()]
+        return [str(relay) for relay in relays], [str(other) for other in others if other is not None]
 
     # ── a round ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -126,6 +128,14 @@ class Reaching:
         """Where we listen, and what else leads there (a port that a router maps)."""
         found = [place[1] for address in session.addresses if not address.relay and (place := address.socket)]
         return list(dict.fromkeys([self._port, *found]))[:MAX_PORTS]
+
+
+async def _address_of(session: Session, peer: str) -> Address | None:
+    """Where others may find a peer that we are connected to."""
+    try:
+        return next(iter(_far_first(await session.control.addresses_of(peer))), None)
+    except P2pdError:
+        return None
 
 
 async def _connections(session: Session) -> list[tuple[str, str]]:

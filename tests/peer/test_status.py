@@ -90,10 +90,10 @@ def test_links_and_what_is_saved_on_them(run: RunDirectory) -> None:
 def test_who_is_reached_how(run: RunDirectory) -> None:
     adverts = {
         "open": volunteer(0, 1, name="alpha", reach="public", reach_peers=2),
-        "closed": volunteer(0, 1, name="beta", reach="private", relays=("he relay",)),
+        "closed": volunteer(0, 1, name="beta", reach="private", relays=("therelay",)),
         "alone": volunteer(0, 1, name="delta", reach="private"),
         "new": volunteer(0, 1, name="epsilon", reach="unknown"),
-        "the relay": volunteer(0, 1, name="gamma"),
+        "therelay": volunteer(0, 1, name="gamma"),
     }
     found = look(run, **adverts)
     lines = {row.split()[3]: row for row in _lines(found) if row.startswith("peer")}
@@ -103,7 +103,7 @@ def test_who_is_reached_how(run: RunDirectory) -> None:
     assert lines["epsilon"].endswith("step 0")
     assert lines["gamma"].endswith("step 0")
     (row,) = [row for row in found.document()["peers"] if row["name"] == "beta"]
-    assert (row["reach"], row["reach_peers"], row["relays"]) == ("private", 0, ("he relay",))
+    assert (row["reach"], row["reach_peers"], row["relays"]) == ("private", 0, ("therelay",))
 
 
 def test_without_coordinator_the_volunteers_tell(run: RunDirectory) -> None:
