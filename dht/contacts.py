@@ -24,7 +24,9 @@ class Contacts:
         connections = await session.control.connections()
         before, self._connected = self._connected, {peer for peer, _ in connections}
         direct = {peer for peer, text in connections if not relay_in(text)}
-        for peer_id in direct - before:  # to ask for others would make p2pd dial relays, whether they are there or not
+        for peer_id in (
+            direct - before
+        ):  # to ask for others would make p2pd dial relays, whether they are there or not
             await self._remember(session, peer_id)
         lost = [address for address in self.known if address.peer_id not in self._connected]
         for peer_id in await session.rejoin(lost):

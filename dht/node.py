@@ -54,7 +54,7 @@ class Node:
         self._host = config.host
         self._closed = False
         self._listener = Listener()
-        self._watch = Watch(clock)
+        self._watch = Watch(identity.peer_id, clock)
         self._sessions = Sessions(config, identity, clock, self._listener, self._watch)
         self._session: Session | None = None
         self._tasks = TaskSet()
@@ -209,7 +209,8 @@ class Node:
             await session.p2pd.exited.wait()
             self._up.clear()
             self._down.set()
-            _log.warning("p2pd %d died and is started again: %s", session.p2pd.pid, session.p2pd.tail())
+            if not session.p2pd.closing:
+                _log.warning("p2pd %d died and is started again: %s", session.p2pd.pid, session.p2pd.tail())
             previous = session.dht
             await session.close()
             self._session = session = await self._sessions.next(previous)

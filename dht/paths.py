@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hetpeer.dht.addresses import relay_in
@@ -13,13 +13,9 @@ class Path:
     """The best connection to a peer. `relay` is the id of the peer between us, empty on a direct one."""
 
     relay: str = ""
-    was_relayed: bool = False
-    """Whether it is direct now and began through a relay: a hole was punched, or the closed side called back."""
 
     def __str__(self) -> str:
-        if self.relay:
-            return f"through {self.relay[-8:]}"
-        return "punched" if self.was_relayed else "direct"
+        return f"through {self.relay[-8:]}" if self.relay else "direct"
 
 
 class Paths:
@@ -41,19 +37,11 @@ class Paths:
         """The peers that are reached through any relay."""
         return [peer for peer, path in self._paths.items() if path.relay]
 
-    def update(self, connections: Iterable[tuple[str, str]]) -> Collection[str]:
+    def update(self, connections: Iterable[tuple[str, str]]) -> list[str]:
         """Take in all (peer id, address at its end) that there are now; the peers that turned from relayed to direct."""
         relays: dict[str, str] = {}
         for peer, address in connections:
             relay = relay_in(address)
             relays[peer] = relay and relays.get(peer, relay)
-        before, self._paths = self._paths, {}
-        turned = []
-        for peer, relay in relays.items():
-            known = before.get(peer, Path())
-            if known.relay and not relay:
-                turned.append(peer)
-            self._paths[peer] = Path(
-                relay=relay, was_relayed=not relay and bool(known.relay or known.was_relayed)
-            )
-        return turned
+        before, self._paths = self._paths, {peer: Path(relay=relay) for peer, relay in relays.items()}
+        return [peer for peer, path in before.items() if path.relay and relays.get(peer) == ""]

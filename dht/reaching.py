@@ -76,14 +76,15 @@ class Reaching:
 
     async def hints(self, session: Session, asker: str) -> tuple[Sequence[str], Sequence[str]]:
         """What a peer that asks us to dial it is told: reliable relays, and peers that it could ask too."""
+        relays = list(self._relays.values())
         if self._config.reachability == "public":
-            relays = _far_first(session.addresses)
-        else:
-            relays = list(self._relays.values())
+            relays = _far_first(session.addresses)[:2] + relays
         near = [peer for peer, text in await _connections(session) if peer != asker and not relay_in(text)]
         asking = [asyncio.ensure_future(_address_of(session, peer)) for peer in list(dict.fromkeys(near))]
         if asking:
-            await asyncio.wait(asking, timeout=HINT_S)  # p2pd looks far and wide for a peer that has just left
+            await asyncio.wait(
+                asking, timeout=HINT_S
+            )  # p2pd looks far and wide for a peer that has just left
             for task in asking:
                 task.cancel()
         others = [task.result() for task in asking if task.done() and not task.cancelled()]
@@ -101,8 +102,7 @@ class Reaching:
     async def _ask(self, group: asyncio.TaskGroup, session: Session, helper: str) -> None:
         def hinted(hint: Hint) -> None:
             for relay in hint.relays:
-                if relay.peer_id != self._peer_id and len(self._relays) < MAX_HINTS:
-                    self._relays.setdefault(relay.peer_id, self._known.get(relay.peer_id, relay))
+                self._note_relay(relay)
             for other in hint.others:
                 if other.peer_id != self._peer_id:
                     group.create_task(self._meet(group, session, other))
@@ -113,6 +113,15 @@ class Reaching:
         except RemoteError as error:
             _log.debug("dial-back by %s: %s", helper, error)
         self._perform(group, session, self.core.answered(self._clock.monotonic(), helper, finding))
+
+    def _note_relay(self, relay: Address) -> None:
+        """Those that our user named come first, at the addresses that he gave, and are never crowded out by others."""
+        if relay.peer_id in (self._peer_id, *self._relays):
+            return
+        if relay.peer_id in self._known:
+            self._relays = {relay.peer_id: self._known[relay.peer_id], **self._relays}
+        elif sum(peer not in self._known for peer in self._relays) < MAX_HINTS:
+            self._relays[relay.peer_id] = relay
 
     async def _meet(self, group: asyncio.TaskGroup, session: Session, other: Address) -> None:
         with suppress(P2pdError):

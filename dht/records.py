@@ -45,7 +45,7 @@ class LinkNote(BaseModel):
     """How many times smaller what was sent is than it was in memory."""
     saved_bytes: Count = 0
     path: Label = ""
-    """direct, punched (direct, but begun through a relay), or `through` the end of a relay's id."""
+    """direct, or `through` the end of a relay's id."""
 
 
 class Advert(BaseModel):

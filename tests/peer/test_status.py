@@ -20,7 +20,7 @@ from hetpeer.dht import paths
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.node import Node, NodeConfig
-from hetpeer.dht.records import MAX_LINKS, Advert
+from hetpeer.dht.records import MAX_LINKS, Advert, LinkNote
 from hetpeer.dht.roster import Roster
 from hetpeer.peer.adverts import link_notes
 from hetpeer.peer.cli.status import _duration, _lines, _tables
@@ -102,6 +102,12 @@ def test_who_is_reached_how(run: RunDirectory) -> None:
     assert lines["delta"].endswith("  by nobody")
     assert lines["epsilon"].endswith("step 0")
     assert lines["gamma"].endswith("step 0")
+    two = {
+        name: volunteer(0, 1, reach="private", links=(LinkNote(to=to, path="direct"),))
+        for name, to in ("ab", "ba")
+    }
+    assert [row.links[0].path for row in look(run, **two).peers] == ["punched", "punched"]
+    assert [row.links[0].path for row in look(run, a=two["a"], b=volunteer(0, 1)).peers[:1]] == ["direct"]
     (row,) = [row for row in found.document()["peers"] if row["name"] == "beta"]
     assert (row["reach"], row["reach_peers"], row["relays"]) == ("private", 0, ("therelay",))
 
