@@ -24,6 +24,7 @@ from hetpeer.dht.control import Control
 from hetpeer.dht.errors import LocalError, ProtocolError, RemoteError
 from hetpeer.dht.knock import is_peer
 from hetpeer.dht.reachability import Finding
+from hetpeer.dht.records import printable
 from hetpeer.dht.streams import Stream
 
 PROTOCOL = "hetpeer/1/dialback"
@@ -141,7 +142,10 @@ async def ask(control: Control, helper: str, ports: Sequence[int], hinted: Calla
         first = (await stream.receive(payload_limit=0, timeout_s=ANSWER_S)).header
         if "refused" in first:
             raise RemoteError(
-                "HP-NET-014", "a peer does not dial us", peer=helper, why=str(first["refused"])[:64]
+                "HP-NET-014",
+                "a peer does not dial us",
+                peer=helper,
+                why=str(printable(str(first["refused"]))),
             )
         ip = _ip(first.get("ip"), helper)
         hinted(Hint(relays=_addresses(first.get("relays")), others=_addresses(first.get("others"))))
