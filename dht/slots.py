@@ -130,9 +130,8 @@ class Slots:
 
     async def _reach(self, control: Control, relay: Address) -> None:
         """Connect to a relay that was lost, as soon as somebody listens there again."""
-        assert relay.socket is not None
-        pause_s = _KNOCK_PAUSE_S
-        while not await listens(*relay.socket, _KNOCK_S):
+        pause_s, place = _KNOCK_PAUSE_S, relay.socket
+        while place is not None and not await listens(*place, _KNOCK_S):
             await asyncio.sleep(pause_s)
             pause_s = min(1.2 * pause_s, _MAX_KNOCK_PAUSE_S)
         await control.connect(relay, _ASK_S)
