@@ -101,6 +101,7 @@ class Reachability:
         self.standing = Standing()
         self._due = now
         self._deadline = now
+        self._concluded = now
         self._helpers: tuple[str, ...] = ()
         self._asked: set[str] = set()
         """Since everybody had a turn."""
@@ -117,9 +118,7 @@ class Reachability:
     def met(self, now: float, helpers: Sequence[str]) -> list[Effect]:
         """These peers could be asked: we have a direct connection to each. In the order of preference."""
         self._helpers = tuple(helpers)
-        if self._findings and not self._awaited:
-            self._deadline = now + ROUND_S
-        return self._fill() if self._findings or self._awaited else self.tick(now)
+        return self._fill(now) if self._findings or self._awaited else self.tick(now)
 
     def moved(self, now: float, addresses: Collection[str]) -> list[Effect]:
         """These are the addresses of this machine; other ones than before mean another network."""
@@ -131,7 +130,7 @@ class Reachability:
 
     def unserved(self, now: float) -> list[Effect]:
         """Nobody relays for us: ask again, as those asked name relays too."""
-        self._due = min(self._due, self._deadline - ROUND_S + RETRY_S)
+        self._due = min(self._due, self._concluded + RETRY_S)
         return self.tick(now)
 
     def answered(self, now: float, helper: str, finding: Finding | None) -> list[Effect]:
@@ -141,7 +140,7 @@ class Reachability:
         self._awaited.discard(helper)
         if finding is not None:
             self._findings.append(finding)
-        effects = self._fill()
+        effects = self._fill(now)
         return effects if self._awaited else self._conclude(now)
 
     def tick(self, now: float) -> list[Effect]:
@@ -153,24 +152,26 @@ class Reachability:
         self._findings.clear()
         if all(helper in self._asked for helper in self._helpers):
             self._asked.clear()  # everybody had a turn
-        self._deadline = now + ROUND_S
-        effects = self._fill()
+        effects = self._fill(now)
         if self._helpers and not effects:
             self._due = now + RETRY_S
         return effects
 
-    def _fill(self) -> list[Effect]:
+    def _fill(self, now: float) -> list[Effect]:
         """Ask as many as are wanting, first those who have not been asked. Neighbours alone are not enough."""
         outside = any(finding.is_global for finding in self._findings)
         wanting = HELPERS * (1 if outside else 2) if self._findings else HELPERS
         wanting -= len(self._findings) + len(self._awaited)
         fresh = [helper for helper in self._helpers if helper not in self._asked][: max(wanting, 0)]
+        if fresh and not self._awaited:
+            self._deadline = now + ROUND_S
         self._asked.update(fresh)
         self._awaited.update(fresh)
         return [Ask(helper) for helper in fresh]
 
     def _conclude(self, now: float) -> list[Effect]:
         self._awaited.clear()
+        self._concluded = now
         found, known = judge(self._findings), self.standing
         self._due = now + (RETRY_S if found.reach is Reach.UNKNOWN else RECHECK_S)
         if found.reach is Reach.UNKNOWN:

@@ -17,6 +17,7 @@ from hetpeer.dht.errors import LocalError, RemoteError
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.listener import Listener
 from hetpeer.dht.p2pd import p2pd_does_not_start
+from hetpeer.dht.reachability import Reach
 from hetpeer.dht.reaching import Reaching
 from hetpeer.dht.relaytest import offered
 from hetpeer.dht.session import Session
@@ -44,6 +45,8 @@ class Sessions:
         self._listener = listener
         self._watch = watch
         self._port = config.port
+        self._failures = 0
+        """How many p2pds in a row did not relay as they were told."""
         self._use(config)
 
     async def first(self) -> Session:
@@ -85,7 +88,10 @@ class Sessions:
     async def after(self, session: Session) -> None:
         """What a session needs once it is up: call those met before, and see whether it relays. Never raises."""
         await self.contacts.call_back(session)
-        if self._config.reachability == "public" and not await self._relays(session):
+        if self._config.reachability != "public":
+            return
+        self._failures = 0 if await self._relays(session) else self._failures + 1
+        if 0 < self._failures < RELAY_TRIES:
             session.p2pd.kill()
 
     # ── one session ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -117,7 +123,7 @@ class Sessions:
         if self._config.reachability == "auto":
             return False
         slots = self._watch.slots
-        served = slots is None or bool(slots.held)
+        served = self.reaching.standing.reach is not Reach.PRIVATE or (slots is not None and slots.serve)
         await self.reaching.round(session, self._port, served=served)
         config = self.reaching.adapted(self._config, session, served=served)
         if config == self._config:

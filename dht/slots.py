@@ -20,8 +20,12 @@ RENEW_S = 30.0
 """A slot lasts an hour, but is gone with the connection, and a short break may go unnoticed."""
 USELESS_S = 60.0
 """Until a relay that refuses, or whose circuits are too short, is asked again."""
+FAILED_S = 3.0
+"""Until one that did not answer is."""
 PATIENCE_S = 3.0
 """How long streams wait for a relay that has just gone away."""
+GRACE_S = 10.0
+"""How long a relay may be away before others are looked for."""
 _ASK_S = 5.0
 _KNOCK_S = 1.0
 _KNOCK_PAUSE_S = 0.1
@@ -42,7 +46,7 @@ class Slots:
         self._busy: set[str] = set()
         self._tasks = TaskSet()
         self._callers: dict[str, set[str]] = {relay: set() for relay in self.relays}
-        self._empty_since: float | None = None
+        self._empty_since: float | None = clock.monotonic()
         self.some = asyncio.Event()
         """Set while there is a slot."""
 
@@ -50,6 +54,11 @@ class Slots:
     def held(self) -> list[str]:
         """The relays through which we can be reached, by peer id."""
         return [relay for relay in self.relays if relay in self._held]
+
+    @property
+    def serve(self) -> bool:
+        """Whether there is a slot, or was one just now."""
+        return self._empty_since is None or self._clock.monotonic() < self._empty_since + GRACE_S
 
     def tend(
         self, control: Control, connected: Collection[str], circuits: dict[str, Collection[str]]
@@ -110,8 +119,8 @@ class Slots:
             slot = await reserve(control, relay.peer_id, _ASK_S)
         except RemoteError as error:
             _log.debug("no slot at %s: %s", relay, error)
-            if error.code == "HP-NET-013":
-                self._due[relay.peer_id] = self._clock.monotonic() + USELESS_S
+            pause_s = USELESS_S if error.code == "HP-NET-013" else FAILED_S
+            self._due[relay.peer_id] = self._clock.monotonic() + pause_s  # void once it is disconnected
             return
         finally:
             self._busy.discard(relay.peer_id)

@@ -118,7 +118,9 @@ def test_other_addresses_and_no_relay_are_reasons_to_ask_again() -> None:
     assert sorted(asked(core.moved(2.0, {"10.0.0.2"}))) == ["a", "b"]
     for helper in "ab":
         core.answered(2.0, helper, finding(helper, reached=False))
-    assert not core.unserved(3.0)
+    for now in (3.0, 10.0, 20.0):
+        assert not core.unserved(now)
+        assert not core.met(now, ["a", "b"])
     assert sorted(asked(core.unserved(2.0 + RETRY_S))) == ["a", "b"]
 
 
