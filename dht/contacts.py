@@ -20,17 +20,17 @@ class Contacts:
         self._met: dict[str, list[Address]] = {}
 
     async def tend(self, session: Session) -> None:
-        """Note who is new, dial those to join by that are lost. Raises `P2pdError`."""
+        """Note who is new, dial those to join by that are lost, and stay known to them. Raises `P2pdError`."""
         connections = await session.control.connections()
         before, self._connected = self._connected, {peer for peer, _ in connections}
-        direct = {peer for peer, text in connections if not relay_in(text)}
-        for peer_id in (
-            direct - before
-        ):  # to ask for others would make p2pd dial relays, whether they are there or not
+        # To look for others would make p2pd dial relays, whether they are there or not.
+        for peer_id in {peer for peer, text in connections if not relay_in(text)} - before:
             await self._remember(session, peer_id)
-        lost = [address for address in self.known if address.peer_id not in self._connected]
-        for peer_id in await session.rejoin(lost):
-            await session.ping(peer_id)
+        back = await session.rejoin([a for a in self.known if a.peer_id not in self._connected])
+        # One that was away for a moment since the last time may have forgotten us.
+        for address in self.known:
+            if address.peer_id in self._connected or address.peer_id in back:
+                await session.ping(address.peer_id)
 
     async def call_back(self, session: Session) -> None:
         """Dial everybody met lately; never raises. Peers that tried to reach us while p2pd was away would not try again

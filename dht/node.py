@@ -63,7 +63,7 @@ class Node:
         self._lock: int | None = None
         self.restarts = 0
         """How often p2pd was started again."""
-        self.dht = Table(self._gated_session, identity.peer_id, clock)
+        self.dht = Table(self.session, identity.peer_id, clock)
 
     @classmethod
     async def start(cls, config: NodeConfig, identity: Identity, *, clock: Clock | None = None) -> Self:
@@ -142,7 +142,9 @@ class Node:
         deadline = asyncio.get_running_loop().time() + timeout_s
         try:
             async with asyncio.timeout_at(deadline):
-                session = await self._gated_session(peer_id)
+                session = await self.session()
+                if session.gate is not None:
+                    await session.gate(peer_id)
         except P2pdError as error:
             raise PeerLostError(peer_id, error.why) from error
         except TimeoutError:
@@ -171,13 +173,6 @@ class Node:
                 raise PeerLostError(self.peer_id, "this node is closed")
             if self._session is not None:
                 return self._session
-
-    async def _gated_session(self, peer_id: str = "") -> Session:
-        """The session, once dialling `peer_id` (or anybody) makes sense."""
-        session = await self.session()
-        if self._watch.slots is not None:
-            await self._watch.slots.gate(session.control, peer_id)
-        return session
 
     async def wait_up(self) -> None:
         """Return when the network process runs. Raises `PeerLostError` once the node is closed."""

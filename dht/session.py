@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -33,6 +33,8 @@ class Session:
         self.control = Control(p2pd.control_path)
         self.dht: Any = None
         self.addresses: list[Address] = []
+        self.gate: Callable[[str], Awaitable[None]] | None = None
+        """Waits until dialling a peer makes sense; hivemind's calls go through it."""
         self._identity = identity
         self._clock = clock
         self._listener = listener
@@ -149,6 +151,8 @@ class Session:
         use_hivemind_log_handler("nowhere")
         logging.getLogger("hivemind").setLevel(logging.CRITICAL)  # it logs remote faults with tracebacks
         self._p2p = await P2P.replicate(hivemind_unix_address(self.control.path))
+        if self.gate is not None:
+            _hold_back(self._p2p._client, self.gate)  # noqa: SLF001 - hivemind dials whenever it likes
         client = self._p2p._client.control  # noqa: SLF001 - hivemind never looks at how its two tasks end
         for task in (client._read_task, client._write_task):  # noqa: SLF001
             task.add_done_callback(_retrieve)
@@ -162,6 +166,18 @@ class Session:
         )
         if previous is not None:
             self.dht.protocol.storage = previous.protocol.storage
+
+
+def _hold_back(client: Any, gate: Callable[[str], Awaitable[None]]) -> None:
+    """Have hivemind's client ask `gate` before each call."""
+    call = client.call_unary_handler
+
+    async def patient_call(peer_id: Any, name: str, data: bytes) -> bytes:
+        await gate(peer_id.to_base58())
+        answer: bytes = await call(peer_id, name, data)
+        return answer
+
+    client.call_unary_handler = patient_call
 
 
 async def _at_most(seconds: float, work: Coroutine[Any, Any, None]) -> None:

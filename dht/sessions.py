@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from hetpeer.dht.addresses import at_socket
@@ -111,6 +112,8 @@ class Sessions:
         except P2pdError as error:
             raise p2pd_does_not_start(error.why) from error
         self._port = self._port or session.listening_port()
+        if self._watch.slots is not None:
+            session.gate = partial(self._watch.slots.gate, session.control)
         return session
 
     async def _complete(self, session: Session, peer_ids: list[str], previous: Any) -> None:

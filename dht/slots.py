@@ -84,9 +84,10 @@ class Slots:
             async with asyncio.timeout(PATIENCE_S):
                 await self.some.wait()
 
-    async def gate(self, control: Control, peer_id: str = "") -> None:
-        """Wait while dialling `peer_id`, or anybody, would fail because all relays have just gone: libp2p would not try
-        again for 5 s. Raises `P2pdError`.
+    async def gate(self, control: Control, peer_id: str) -> None:
+        """Wait while dialling `peer_id` would fail because all relays have just gone: libp2p would not try again for 5 s.
+
+        Raises `P2pdError`.
         """
         connected = {peer for peer, _ in await control.connections()}
         if peer_id in connected or not connected.isdisjoint(self.relays):
