@@ -20,7 +20,7 @@ from hetpeer.dht.listener import Listener
 from hetpeer.dht.p2pd import p2pd_does_not_start
 from hetpeer.dht.reachability import Reach
 from hetpeer.dht.reaching import Reaching
-from hetpeer.dht.relaytest import offered
+from hetpeer.dht.relaytest import Offered, stranger
 from hetpeer.dht.session import Session
 from hetpeer.dht.slots import Slots
 from hetpeer.dht.watching import Watch
@@ -46,8 +46,6 @@ class Sessions:
         self._listener = listener
         self._watch = watch
         self._port = config.port
-        self._failures = 0
-        """How many p2pds in a row did not relay as they were told."""
         self._use(config)
 
     async def first(self) -> Session:
@@ -55,7 +53,7 @@ class Sessions:
 
         Raises what `Node.start` does.
         """
-        session = await (self._relaying() if self._config.reachability == "public" else self._p2pd())
+        session = await self._p2pd()
         async with _whole(session):
             peer_ids = await session.join(self.contacts.known, alone_ok=self._config.alone_ok)
             if not await self._otherwise(session):
@@ -87,13 +85,8 @@ class Sessions:
             await session.p2pd.close()
 
     async def after(self, session: Session) -> None:
-        """What a session needs once it is up: call those met before, and see whether it relays. Never raises."""
+        """What a session needs once it is up: call those met before. Never raises."""
         await self.contacts.call_back(session)
-        if self._config.reachability != "public":
-            return
-        self._failures = 0 if await self._relays(session) else self._failures + 1
-        if 0 < self._failures < RELAY_TRIES:
-            session.p2pd.kill()
 
     # ── one session ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -105,6 +98,14 @@ class Sessions:
         return session
 
     async def _p2pd(self) -> Session:
+        if self._config.reachability == "public":
+            return await self._relaying()
+        session = await self._started()
+        if self._watch.slots is not None:
+            session.gate = partial(self._watch.slots.gate, session.control)
+        return session
+
+    async def _started(self) -> Session:
         try:
             session = await Session.start(
                 self._config, self._identity, self._clock, self._listener, port=self._port
@@ -112,8 +113,6 @@ class Sessions:
         except P2pdError as error:
             raise p2pd_does_not_start(error.why) from error
         self._port = self._port or session.listening_port()
-        if self._watch.slots is not None:
-            session.gate = partial(self._watch.slots.gate, session.control)
         return session
 
     async def _complete(self, session: Session, peer_ids: list[str], previous: Any) -> None:
@@ -143,20 +142,22 @@ class Sessions:
     async def _relaying(self) -> Session:
         """A session whose p2pd relays as it was told, or the last of RELAY_TRIES."""
         for left in reversed(range(RELAY_TRIES)):
-            session = await self._p2pd()
-            async with _whole(session):
-                if await self._relays(session):
-                    break
-                if left:
-                    await session.close()
-        else:
-            _log.warning(
-                "this peer relays too little for peers that accept no connections: those cannot take part;"
-                " start it again, or add another reliable peer"
-            )
+            async with (
+                stranger() as offered
+            ):  # a new one each time: it would not dial again where we just were not
+                session = await self._started()
+                async with _whole(session):
+                    if await self._relays(session, offered):
+                        return session
+                    if left:
+                        await session.close()
+        _log.warning(
+            "this peer relays too little for peers that accept no connections: those cannot take part;"
+            " start it again, or add another reliable peer"
+        )
         return session
 
-    async def _relays(self, session: Session) -> bool:
+    async def _relays(self, session: Session, offered: Offered) -> bool:
         host = self._config.host
         here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound to
         try:

@@ -47,6 +47,8 @@ class Slots:
         self._tasks = TaskSet()
         self._callers: dict[str, set[str]] = {relay: set() for relay in self.relays}
         self._empty_since: float | None = clock.monotonic()
+        self._absent_since: float | None = None
+        """Since when we have no connection to any of them."""
         self.some = asyncio.Event()
         """Set while there is a slot."""
 
@@ -60,11 +62,13 @@ class Slots:
         """Whether there is a slot, or was one just now."""
         return self._empty_since is None or self._clock.monotonic() < self._empty_since + GRACE_S
 
-    def tend(
-        self, control: Control, connected: Collection[str], circuits: dict[str, Collection[str]]
-    ) -> None:
+    def tend(self, control: Control, connected: set[str], circuits: dict[str, Collection[str]]) -> None:
         """Take what slots are wanting. `circuits`: relay → peers reached through it, to be called when it is back."""
         now = self._clock.monotonic()
+        if not connected.isdisjoint(self.relays):
+            self._absent_since = None
+        elif self._absent_since is None:
+            self._absent_since = now
         for relay, address in self.relays.items():
             if relay not in connected:
                 self._lose(relay)
@@ -92,14 +96,11 @@ class Slots:
         connected = {peer for peer, _ in await control.connections()}
         if peer_id in connected or not connected.isdisjoint(self.relays):
             return
-        for relay in self.relays:
-            self._lose(relay)
         self.tend(control, connected, {})
-        since = self._empty_since
-        if since is not None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(since + PATIENCE_S - self._clock.monotonic()):
-                    await self.some.wait()
+        assert self._absent_since is not None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._absent_since + PATIENCE_S - self._clock.monotonic()):
+                await self.some.wait()
 
     async def close(self) -> None:
         await self._tasks.close()
