@@ -7,6 +7,7 @@ first used, so that the command line can check an address without paying for tor
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,16 @@ class Address:
     def transport(self) -> str:
         """The address without its last `/p2p/` part: where to dial."""
         return self.text.removesuffix(f"/p2p/{self.peer_id}")
+
+    @property
+    def relay(self) -> str:
+        """The peer id of the relay that the address leads through; empty for a direct one."""
+        return relay_in(self.transport)
+
+    @property
+    def socket(self) -> tuple[str, int] | None:
+        """IP address and TCP port to dial; None when it names others. Of a circuit, those of its relay."""
+        return socket_in(self.text)
 
     def transport_bytes(self) -> bytes:
         """`transport` in libp2p's binary form, as p2pd takes it."""
@@ -64,6 +75,42 @@ def address_from_bytes(raw: bytes, peer_id: str) -> Address | None:
         return parse_address(f"{transport}/p2p/{peer_id}")
     except (Error, ValueError, LookupError, LocalError):
         return None
+
+
+@functools.lru_cache(maxsize=1024)
+def text_of(raw: bytes) -> str:
+    """A binary address as text; empty when it is none."""
+    from multiaddr import Multiaddr
+    from multiaddr.exceptions import Error
+
+    try:
+        return str(Multiaddr(raw)) if raw else ""
+    except (Error, ValueError, LookupError):
+        return ""
+
+
+def relay_in(text: str) -> str:
+    """The peer id of the relay through which an address leads; empty when it leads through none."""
+    before, circuit, _ = text.partition("/p2p-circuit")
+    return before.rpartition("/p2p/")[2] if circuit else ""
+
+
+def socket_in(text: str) -> tuple[str, int] | None:
+    """(IP address, TCP port) at the beginning of an address."""
+    parts = text.split("/")
+    if len(parts) < 5 or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp" or not parts[4].isdecimal():
+        return None
+    return parts[2], int(parts[4])
+
+
+def at_socket(ip: str, port: int, peer_id: str) -> Address:
+    """The address of a peer that listens there. Raises `LocalError` HP-ADDR-001."""
+    return parse_address(f"/ip{6 if ':' in ip else 4}/{ip}/tcp/{port}/p2p/{peer_id}")
+
+
+def through(relay: Address, peer_id: str) -> Address:
+    """The address of `peer_id` through a relay."""
+    return Address(text=f"{relay}/p2p-circuit/p2p/{peer_id}", peer_id=peer_id)
 
 
 def hivemind_unix_address(path: str) -> Any:

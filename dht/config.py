@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hetpeer.dht.addresses import Address
+from hetpeer.dht.addresses import Address, through
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.identity import Identity
 
@@ -31,10 +31,13 @@ class NodeConfig:
     """Addresses to join by, dialled again whenever the connection is lost; our own is skipped."""
     alone_ok: bool = False
     """Whether to start when none of `peers` answers, as the first of several that know each other must."""
-    reachability: Literal["auto", "public", "private"] = "auto"
-    """auto: libp2p finds out. public: also relays for others. private: behind a NAT, reached through `relays`."""
+    reachability: Literal["auto", "ask", "public", "private"] = "auto"
+    """auto: as libp2p finds out, in its time. ask: other peers are asked to dial us, and p2pd is told what they found.
+    public: reached by anybody, and relays for others. private: takes no connections, is reached through `relays`."""
     relays: tuple[Address, ...] = ()
     """Public peers to reserve a relay slot at; for private nodes. Two or more survive the loss of one."""
+    announce: tuple[Address, ...] = ()
+    """Where others are told that we are, instead of where p2pd listens; of a private node, beside its relays."""
 
     def __post_init__(self) -> None:
         """Raises `LocalError` HP-NET-005."""
@@ -66,17 +69,15 @@ def p2pd_arguments(config: NodeConfig, identity: Identity, port: int, folder: Pa
         "-relay=1",
         f"-natPortMap={int(not ip.is_loopback)}",
     ]
+    announced = [address.transport for address in config.announce]
     if config.reachability == "public":
         arguments += ["-forceReachabilityPublic=1", *_RELAY_SERVICE]
     if config.reachability == "private":
-        # relayDiscovery waits up to three minutes for four candidates; static relays are used at once.
-        relays = ",".join(map(str, config.relays))
-        arguments += [
-            "-forceReachabilityPrivate=1",
-            "-autoRelay=1",
-            "-relayDiscovery=0",
-            f"-trustedRelays={relays}",
-        ]
+        # No autorelay: slots.py reserves, faster than it would, and knows what it got.
+        announced += [through(relay, identity.peer_id).transport for relay in config.relays]
+        arguments.append("-forceReachabilityPrivate=1")
+    if announced:
+        arguments.append(f"-announceAddrs={','.join(announced)}")
     return arguments
 
 

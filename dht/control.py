@@ -13,7 +13,7 @@ from typing import Any
 
 import base58
 
-from hetpeer.dht.addresses import Address, address_from_bytes, hivemind_unix_address
+from hetpeer.dht.addresses import Address, address_from_bytes, hivemind_unix_address, text_of
 from hetpeer.dht.errors import PeerLostError, RemoteError
 from hetpeer.dht.streams import Stream
 from hetpeer.dht.varint import varint
@@ -45,10 +45,10 @@ class Control:
         addresses = (address_from_bytes(raw, peer_id) for raw in answer.identify.addrs)
         return peer_id, [address for address in addresses if address is not None]
 
-    async def connections(self) -> list[str]:
-        """Peer ids of all open connections, one entry for each connection."""
+    async def connections(self) -> list[tuple[str, str]]:
+        """(peer id, the address at its other end) of each open connection."""
         answer = await self._ask(lambda pb: pb.Request(type=pb.Request.LIST_PEERS), _OWN_DEADLINE_S)
-        return [base58.b58encode(peer.id).decode() for peer in answer.peers]
+        return [(base58.b58encode(peer.id).decode(), text_of(b"".join(peer.addrs))) for peer in answer.peers]
 
     async def addresses_of(self, peer_id: str) -> list[Address]:
         """Where p2pd knows a peer to listen; instant for a connected one. Raises `P2pdError`."""
@@ -71,6 +71,16 @@ class Control:
 
         await self._ask(request, timeout_s)
 
+    async def disconnect(self, peer_id: str) -> None:
+        """Close all connections to a peer. Raises `P2pdError`."""
+
+        def request(pb: Any) -> Any:
+            return pb.Request(
+                type=pb.Request.DISCONNECT, disconnect=pb.DisconnectRequest(peer=base58.b58decode(peer_id))
+            )
+
+        await self._ask(request, _OWN_DEADLINE_S)
+
     async def send_streams_to(self, protocol: str, listen_path: str) -> None:
         """Have p2pd connect each incoming stream of `protocol` to our unix socket."""
         target = hivemind_unix_address(listen_path).to_bytes()
@@ -83,6 +93,10 @@ class Control:
 
     async def open_stream(self, peer_id: str, protocol: str, timeout_s: float) -> Stream:
         """A new stream to `peer_id`. Raises `PeerLostError`."""
+        return Stream(await self.open_wire(peer_id, protocol, timeout_s), peer_id=peer_id, protocol=protocol)
+
+    async def open_wire(self, peer_id: str, protocol: str, timeout_s: float) -> Wire:
+        """The bytes of a new stream, for a protocol that does not speak our frames. Raises `PeerLostError`."""
 
         def request(pb: Any) -> Any:
             opening = pb.StreamOpenRequest(
@@ -100,9 +114,8 @@ class Control:
         except TimeoutError:
             raise PeerLostError(peer_id, f"no stream to it could be opened within {timeout_s} s") from None
         else:
-            stream = Stream(wire, peer_id=peer_id, protocol=protocol)
-            wire = None  # now the stream's
-            return stream
+            opened, wire = wire, None  # now the caller's
+            return opened
         finally:
             if wire is not None:
                 wire.abort()
@@ -136,7 +149,7 @@ async def _exchange(wire: Wire, request: Callable[[Any], Any]) -> Any:
     message = request(p2pd_pb2).SerializeToString()
     await wire.write([varint(len(message)), message])
     answer = p2pd_pb2.Response()
-    answer.ParseFromString(await _read_message(wire))
+    answer.ParseFromString(await read_message(wire))
     if answer.type == p2pd_pb2.Response.ERROR:
         raise P2pdError(answer.error.msg)
     return answer
@@ -147,7 +160,7 @@ async def read_stream_info(wire: Wire) -> tuple[str, str]:
     from hivemind.proto import p2pd_pb2
 
     info = p2pd_pb2.StreamInfo()
-    info.ParseFromString(await _read_message(wire))
+    info.ParseFromString(await read_message(wire))
     return base58.b58encode(info.peer).decode(), str(info.proto)
 
 
@@ -160,7 +173,8 @@ def stream_info(peer_id: str, protocol: str) -> bytes:
     return varint(len(message)) + message
 
 
-async def _read_message(wire: Wire) -> bytes:
+async def read_message(wire: Wire) -> bytes:
+    """One protobuf behind its length. Raises `P2pdError`, `PeerLostError`."""
     length, shift = 0, 0
     while True:
         byte = (await wire.read(1))[0]

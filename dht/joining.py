@@ -14,6 +14,7 @@ from hetpeer.dht.clock import Clock
 from hetpeer.dht.control import Control
 from hetpeer.dht.errors import ExitCode, LocalError, RemoteError
 from hetpeer.dht.hello import Hello, say_hello
+from hetpeer.dht.knock import listens
 
 CONNECT_DEADLINE_S = 5.0
 MEETING_DEADLINE_S = 10.0
@@ -33,10 +34,21 @@ _PLAIN_REASONS = {
 
 
 async def meet(
-    control: Control, clock: Clock, addresses: Iterable[Address], *, timeout_s: float = MEETING_DEADLINE_S
+    control: Control,
+    clock: Clock,
+    addresses: Iterable[Address],
+    *,
+    timeout_s: float = MEETING_DEADLINE_S,
+    knock: bool = False,
 ) -> tuple[list[Hello], list[str]]:
-    """Connect to all addresses at once: the answers to our hello, and for each address without one the reason."""
-    meetings = {asyncio.ensure_future(_meet_one(control, clock, address)): address for address in addresses}
+    """Connect to all addresses at once: the answers to our hello, and for each address without one the reason.
+
+    `knock`: leave out, without telling p2pd, where nobody listens.
+    """
+    meetings = {
+        asyncio.ensure_future(_meet_one(control, clock, address, knock=knock)): address
+        for address in addresses
+    }
     if not meetings:
         return [], []
     try:
@@ -66,7 +78,10 @@ def nobody_answers(reasons: list[str]) -> LocalError:
     )
 
 
-async def _meet_one(control: Control, clock: Clock, address: Address) -> Hello | str:
+async def _meet_one(control: Control, clock: Clock, address: Address, *, knock: bool) -> Hello | str:
+    place = address.socket
+    if knock and place is not None and not await listens(*place, CONNECT_DEADLINE_S):
+        return "nothing listens there"
     try:
         await control.connect(address, CONNECT_DEADLINE_S)
         return await say_hello(control, clock, address.peer_id)

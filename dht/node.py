@@ -10,29 +10,32 @@ import asyncio
 import fcntl
 import logging
 import os
-from collections.abc import Iterable, Mapping
-from itertools import chain
-from typing import Any, Self
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from ipaddress import ip_address
+from typing import Self
 
+from hetpeer.dht import dialback
 from hetpeer.dht.addresses import Address
 from hetpeer.dht.clock import Clock, SystemClock
 from hetpeer.dht.config import NodeConfig
-from hetpeer.dht.control import P2pdError
+from hetpeer.dht.control import Control, P2pdError
+from hetpeer.dht.dialback import DialBack
 from hetpeer.dht.errors import ExitCode, LocalError, PeerLostError, ProtocolError
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.joining import CONNECT_DEADLINE_S
 from hetpeer.dht.listener import DATA, Budget, Handler, Listener, Watcher
-from hetpeer.dht.p2pd import p2pd_does_not_start
+from hetpeer.dht.paths import Path
+from hetpeer.dht.reachability import Standing
 from hetpeer.dht.session import Session
+from hetpeer.dht.sessions import Sessions
 from hetpeer.dht.streams import Stream
 from hetpeer.dht.table import Table
 from hetpeer.dht.tasks import TaskSet
+from hetpeer.dht.watching import Watch
 
 TEND_PERIOD_S = 5.0
 """How often p2pd is asked for a sign of life, and lost peers are dialled again."""
-MAX_REMEMBERED = 64
-"""Peers whose addresses are kept in case p2pd dies."""
-_RESTART_PAUSE_S = (0.0, 0.2, 0.5, 1.0, 2.0)
 
 __all__ = ["Node", "NodeConfig"]
 
@@ -46,14 +49,13 @@ class Node:
     """
 
     def __init__(self, config: NodeConfig, identity: Identity, clock: Clock) -> None:
-        self._config = config
         self._identity = identity
         self._clock = clock
-        self._port = config.port
-        self._known = [address for address in config.peers if address.peer_id != identity.peer_id]
-        self._met: dict[str, list[Address]] = {}
+        self._host = config.host
         self._closed = False
         self._listener = Listener()
+        self._watch = Watch(identity.peer_id, clock)
+        self._sessions = Sessions(config, identity, clock, self._listener, self._watch)
         self._session: Session | None = None
         self._tasks = TaskSet()
         self._up = asyncio.Event()
@@ -74,13 +76,15 @@ class Node:
         try:
             node._lock = _lock_identity(identity)
             await node._listener.start()
-            node._session = await node._new_session(first=True)
+            node._listener.handlers[dialback.PROTOCOL] = node._dialback().handle
+            node._session = await node._sessions.first()
         except BaseException:
             await node.close()
             raise
         node._up.set()
         node._tasks.spawn(node._supervise(), name="p2pd supervisor")
         node._tasks.spawn(node._tend(), name="peer tender")
+        node._tasks.spawn(node._look(), name="look at connections")
         return node
 
     @property
@@ -99,6 +103,24 @@ class Node:
     def addresses(self) -> list[str]:
         """Where p2pd believes that others reach us, each with `/p2p/<peer_id>`; refreshed every TEND_PERIOD_S."""
         return [str(address) for address in self._session.addresses] if self._session is not None else []
+
+    @property
+    def standing(self) -> Standing:
+        """Whether others can open connections to us, as far as it is known; `relays` are then those who do it for us."""
+        return self._sessions.reaching.standing
+
+    @property
+    def relays(self) -> list[str]:
+        """The peers through which we are reached, where we accept no connections ourselves."""
+        return self._watch.slots.held if self._watch.slots is not None else []
+
+    def path(self, peer_id: str) -> Path | None:
+        """How a peer is reached; None while there is no connection. Seconds old at most."""
+        return self._watch.paths.of(peer_id)
+
+    def may_cut(self, *protocols: str) -> None:
+        """Streams that we open for these are taken up again: they end when a direct path takes a relay's place."""
+        self._watch.resumable.update(protocols)
 
     async def serve(self, protocol: str, handler: Handler, budget: Budget = DATA) -> None:
         """Run `handler` for each stream that a peer opens for `protocol`, also after restarts of p2pd; `budget` bounds them.
@@ -121,11 +143,16 @@ class Node:
         try:
             async with asyncio.timeout_at(deadline):
                 session = await self.session()
+                if session.gate is not None:
+                    await session.gate(peer_id)
+        except P2pdError as error:
+            raise PeerLostError(peer_id, error.why) from error
         except TimeoutError:
             raise PeerLostError(peer_id, "our own network process is being restarted") from None
         left_s = max(0.1, deadline - asyncio.get_running_loop().time())
         stream = await session.control.open_stream(peer_id, protocol, left_s)
         stream.count(self._listener.traffic(peer_id))
+        self._watch.opened(stream)
         return stream
 
     def members(self, peers: Iterable[str]) -> None:
@@ -180,6 +207,7 @@ class Node:
         self._closed = True
         self._up.set()  # whoever waits learns that it is over
         await self._tasks.close()
+        await self._watch.close()
         await self._listener.close()
         if self._session is not None:
             await self._session.close()
@@ -187,25 +215,6 @@ class Node:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-
-    async def _new_session(self, *, first: bool, previous: Any = None) -> Session:
-        try:
-            session = await Session.start(
-                self._config, self._identity, self._clock, self._listener, port=self._port
-            )
-            try:
-                self._port = self._port or session.listening_port()
-                if first:
-                    peer_ids = await session.join(self._known, alone_ok=self._config.alone_ok)
-                else:
-                    peer_ids = await session.rejoin([*self._known, *chain.from_iterable(self._met.values())])
-                await session.start_dht(peer_ids, previous)
-            except BaseException:
-                await session.close()
-                raise
-        except P2pdError as error:
-            raise p2pd_does_not_start(error.why) from error
-        return session
 
     async def _supervise(self) -> None:
         """Replace each session that dies. Never gives up: a peer without a network can still get it back."""
@@ -215,36 +224,25 @@ class Node:
             await session.p2pd.exited.wait()
             self._up.clear()
             self._down.set()
-            _log.warning("p2pd %d died and is started again: %s", session.p2pd.pid, session.p2pd.tail())
+            if not session.p2pd.closing:
+                _log.warning("p2pd %d died and is started again: %s", session.p2pd.pid, session.p2pd.tail())
             previous = session.dht
             await session.close()
-            self._session = await self._restart(previous)
+            self._session = session = await self._sessions.next(previous)
             self.restarts += 1
             self._down.clear()
             self._up.set()
-
-    async def _restart(self, previous: Any) -> Session:
-        attempt = 0
-        while True:
-            await asyncio.sleep(_RESTART_PAUSE_S[min(attempt, len(_RESTART_PAUSE_S) - 1)])
-            attempt += 1
-            try:
-                return await self._new_session(first=False, previous=previous)
-            except LocalError as error:
-                _log.warning("p2pd could not be started again: %s", error)
+            self._tasks.spawn(self._sessions.after(session), name="calls after a restart")
 
     async def _tend(self) -> None:
         """Ask p2pd for a sign of life, end it when there is none; keep contact with known peers."""
         silent = 0
-        connected: set[str] = set()
         while True:
             await asyncio.sleep(TEND_PERIOD_S)
             session = await self.session()
             try:
                 await session.refresh_addresses()
-                before, connected = connected, set(await session.control.connections())
-                for peer_id in connected - before:
-                    await self._remember(session, peer_id)
+                await self._sessions.tend(session)
             except P2pdError as error:
                 silent += 1
                 _log.debug("p2pd %d did not answer: %s", session.p2pd.pid, error)
@@ -252,18 +250,24 @@ class Node:
                     session.p2pd.kill()
                 continue
             silent = 0
-            lost = [address for address in self._known if address.peer_id not in connected]
-            for peer_id in await session.rejoin(lost):
-                await session.ping(peer_id)
 
-    async def _remember(self, session: Session, peer_id: str) -> None:
-        """Note where a new contact listens, to dial it should p2pd die: peers that tried to reach us meanwhile would
-        not try again for 5 s (libp2p's dial back-off), unless we call them. The latest MAX_REMEMBERED are kept.
-        """
-        self._met.pop(peer_id, None)
-        self._met[peer_id] = await session.control.addresses_of(peer_id)
-        if len(self._met) > MAX_REMEMBERED:
-            del self._met[next(iter(self._met))]
+    async def _look(self) -> None:
+        """Keep an eye on the connections."""
+        while True:
+            session = await self.session()
+            with suppress(P2pdError):
+                await self._watch.look(session.control)
+            await asyncio.sleep(self._watch.period_s)
+
+    def _dialback(self) -> DialBack:
+        async def hints(asker: str) -> tuple[Sequence[str], Sequence[str]]:
+            return await self._sessions.reaching.hints(await self.session(), asker)
+
+        def control() -> Control | None:
+            return self._session.control if self._session is not None and self.is_up else None
+
+        loopback = ip_address(self._host).is_loopback
+        return DialBack(control, self._clock, hints, loopback=loopback)
 
     def __repr__(self) -> str:
         state = "up" if self.is_up else "down"

@@ -40,6 +40,8 @@ class P2pd:
         self._peer_id: str | None = None
         self._ready_or_gone = asyncio.Event()
         self.exited = asyncio.Event()
+        self.closing = False
+        """Whether it was asked to end."""
         self._watch()
 
     @classmethod
@@ -83,6 +85,7 @@ class P2pd:
 
     async def close(self) -> None:
         """End the process and remove its folder, within about STOP_DEADLINE_S. Idempotent."""
+        self.closing = True
         if not self.exited.is_set():
             self._process.terminate()
             with suppress(TimeoutError):

@@ -44,6 +44,8 @@ class LinkNote(BaseModel):
     ratio: Amount = 1.0
     """How many times smaller what was sent is than it was in memory."""
     saved_bytes: Count = 0
+    path: Label = ""
+    """direct, or `through` the end of a relay's id."""
 
 
 class Advert(BaseModel):
@@ -70,6 +72,12 @@ class Advert(BaseModel):
     memory_bytes: Count = 0
     """Offered for blocks."""
     device: Label = ""
+    reach: Label = ""
+    """public: takes connections; private: takes none; unknown."""
+    reach_peers: Count = 0
+    """How many peers tried, with this result."""
+    relays: Annotated[tuple[Label, ...], Field(max_length=MAX_LINKS, strict=False)] = ()
+    """The ends of the ids of those through whom it is reached."""
     links: Annotated[tuple[LinkNote, ...], Field(max_length=MAX_LINKS, strict=False)] = ()
     """The slowest first."""
 

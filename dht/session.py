@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -33,6 +33,8 @@ class Session:
         self.control = Control(p2pd.control_path)
         self.dht: Any = None
         self.addresses: list[Address] = []
+        self.gate: Callable[[str], Awaitable[None]] | None = None
+        """Waits until dialling a peer makes sense; hivemind's calls go through it."""
         self._identity = identity
         self._clock = clock
         self._listener = listener
@@ -72,8 +74,8 @@ class Session:
 
     def listening_port(self) -> int:
         """The TCP port p2pd listens on, 0 when it names none."""
-        parts = self.addresses[0].text.split("/") if self.addresses else []
-        return int(parts[parts.index("tcp") + 1]) if "tcp" in parts else 0
+        places = [address.socket for address in self.addresses if not address.relay]
+        return next((place[1] for place in places if place is not None), 0)
 
     async def join(self, peers: Iterable[Address], *, alone_ok: bool) -> list[str]:
         """Connect to `peers`; returns the ids of those that answer and whose clocks agree with ours.
@@ -90,8 +92,13 @@ class Session:
         return [one.peer_id for one in fit]
 
     async def rejoin(self, peers: Iterable[Address]) -> list[str]:
-        """As `join`, for a node that goes on in any case: never raises, takes REJOIN_DEADLINE_S at most."""
-        hellos, _ = await joining.meet(self.control, self._clock, peers, timeout_s=REJOIN_DEADLINE_S)
+        """As `join`, for a node that goes on in any case: never raises, takes REJOIN_DEADLINE_S at most.
+
+        Only where somebody listens: p2pd would not dial again for 5 s where it has failed, though that peer be back.
+        """
+        hellos, _ = await joining.meet(
+            self.control, self._clock, peers, timeout_s=REJOIN_DEADLINE_S, knock=True
+        )
         return [one.peer_id for one in hellos if one.clock_agrees]
 
     async def start_dht(self, peer_ids: list[str], previous: Any) -> None:
@@ -144,6 +151,8 @@ class Session:
         use_hivemind_log_handler("nowhere")
         logging.getLogger("hivemind").setLevel(logging.CRITICAL)  # it logs remote faults with tracebacks
         self._p2p = await P2P.replicate(hivemind_unix_address(self.control.path))
+        if self.gate is not None:
+            _hold_back(self._p2p._client, self.gate)  # noqa: SLF001 - hivemind dials whenever it likes
         client = self._p2p._client.control  # noqa: SLF001 - hivemind never looks at how its two tasks end
         for task in (client._read_task, client._write_task):  # noqa: SLF001
             task.add_done_callback(_retrieve)
@@ -157,6 +166,18 @@ class Session:
         )
         if previous is not None:
             self.dht.protocol.storage = previous.protocol.storage
+
+
+def _hold_back(client: Any, gate: Callable[[str], Awaitable[None]]) -> None:
+    """Have hivemind's client ask `gate` before each call."""
+    call = client.call_unary_handler
+
+    async def patient_call(peer_id: Any, name: str, data: bytes) -> bytes:
+        await gate(peer_id.to_base58())
+        answer: bytes = await call(peer_id, name, data)
+        return answer
+
+    client.call_unary_handler = patient_call
 
 
 async def _at_most(seconds: float, work: Coroutine[Any, Any, None]) -> None:

@@ -1,4 +1,4 @@
-"""Protobuf's variable-length integers, the one piece of that format we write ourselves."""
+"""The little of protobuf that we write and read ourselves: variable-length integers, and messages as flat fields."""
 
 from __future__ import annotations
 
@@ -11,3 +11,38 @@ def varint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
+
+
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """(the integer at `at`, where the next thing begins). Raises ValueError."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            raise ValueError("an integer that does not end")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if not byte & 0x80:
+            return value, at
+    raise ValueError("an integer of more than 64 bits")
+
+
+def read_fields(message: bytes) -> dict[int, int | bytes]:
+    """Field number → integer or bytes, of a message without fixed-width numbers; the last of a repeated one.
+
+    Raises ValueError for what is none.
+    """
+    found: dict[int, int | bytes] = {}
+    at = 0
+    while at < len(message):
+        key, at = read_varint(message, at)
+        value, at = read_varint(message, at)
+        match key & 7:
+            case 0:
+                found[key >> 3] = value
+            case 2 if value <= len(message) - at:
+                found[key >> 3] = message[at : at + value]
+                at += value
+            case _:
+                raise ValueError("a field of an unknown kind, or one that does not end")
+    return found

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from hetpeer.bootstrap.service import CoordinatorService
 from hetpeer.dht.errors import RemoteError
 from hetpeer.dht.node import Node
+from hetpeer.dht.paths import Path
 from hetpeer.dht.records import MAX_LINKS, Advert, LinkNote
 from hetpeer.dht.roster import Roster
 from hetpeer.peer.linkbook import LinkFigures
@@ -47,11 +49,21 @@ def volunteer_advert(volunteer: Volunteer, node: Node, device_name: str) -> Adve
         tokens_per_second=volunteer.figures.tokens_per_second,
         memory_bytes=volunteer.offer.memory_bytes,
         device=device_name[:32],
-        links=tuple(link_notes(volunteer.links.links)),
+        links=tuple(link_notes(volunteer.links.links, node.path)),
+        **_reach(node),
     )
 
 
-def link_notes(links: Mapping[str, LinkFigures]) -> list[LinkNote]:
+def _reach(node: Node) -> dict[str, Any]:
+    """How others reach us, as fields of an advert."""
+    return {
+        "reach": node.standing.reach.value,
+        "reach_peers": node.standing.peers,
+        "relays": tuple(relay[-8:] for relay in node.relays[:MAX_LINKS]),
+    }
+
+
+def link_notes(links: Mapping[str, LinkFigures], path: Callable[[str], Path | None]) -> list[LinkNote]:
     """The links that something was sent on, as many as an advert may have; the slowest first."""
     used = [(peer, figures) for peer, figures in links.items() if figures.sent_bytes]
     used.sort(key=lambda link: -link[1].seconds)
@@ -61,6 +73,7 @@ def link_notes(links: Mapping[str, LinkFigures]) -> list[LinkNote]:
             rate=round(figures.rate),
             ratio=round(figures.ratio, 2),
             saved_bytes=max(figures.raw_bytes - figures.sent_bytes, 0),
+            path=str(path(peer) or ""),
         )
         for peer, figures in used[:MAX_LINKS]
     ]
@@ -77,4 +90,5 @@ def coordinator_advert(service: CoordinatorService, node: Node) -> Advert:
         step=history.version,
         loss=None if last is None else float(last["loss"]),
         tokens_per_second=service.tokens_per_second(),
+        **_reach(node),
     )

@@ -22,6 +22,7 @@ from typing import Any
 from hetpeer.averaging.effects import Stop
 from hetpeer.bootstrap.files import atomic_write
 from hetpeer.bootstrap.manifest import MAX_MANIFEST_BYTES, SignedManifest, read
+from hetpeer.bootstrap.service import CONTROL
 from hetpeer.bootstrap.serving import PROTOCOL as FILES
 from hetpeer.bootstrap.serving import FileService, fetch
 from hetpeer.bootstrap.shelf import RunShelf
@@ -37,8 +38,10 @@ from hetpeer.peer.figures import Offer
 from hetpeer.peer.foresight import prepare_ahead
 from hetpeer.peer.home import Home
 from hetpeer.peer.lifecycle import unless
+from hetpeer.peer.link import TENSORS
 from hetpeer.peer.preparing import RunFiles
 from hetpeer.peer.progress import VolunteerProgress
+from hetpeer.peer.reach import tell_forever
 from hetpeer.peer.tracing import Trace
 from hetpeer.peer.volunteer import Volunteer
 from hetpeer.stages.execution import commands as c
@@ -242,11 +245,15 @@ def _memory_offered(limit: float) -> int:
 
 @contextlib.asynccontextmanager
 async def _running_node(options: JoinOptions, home: Home) -> AsyncIterator[Node]:
-    config = NodeConfig(host=options.host, port=options.port, peers=options.bootstrap)
+    config = NodeConfig(host=options.host, port=options.port, peers=options.bootstrap, reachability="ask")
     node = await Node.start(config, home.identity())
+    node.may_cut(CONTROL, TENSORS)
+    telling = TaskSet()
+    telling.spawn(tell_forever(node, reliable=False), name="words on reachability")
     try:
         yield node
     finally:
+        await telling.close()
         await node.close()
 
 

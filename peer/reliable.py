@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.dht.roster import Roster
 from hetpeer.peer.adverts import coordinator_advert, publish_forever
 from hetpeer.peer.progress import CoordinatorProgress
+from hetpeer.peer.reach import tell_forever
 
 LINGER_S = 3.0
 """After the run's end the node still answers for a moment, so that volunteers hear the last word."""
@@ -52,8 +54,7 @@ async def serve_run(
     await asyncio.to_thread(run.verify)
     log = Log.open(run.log_path)
     with contextlib.closing(log):
-        config = NodeConfig(host=options.host, port=options.port, peers=options.peers, alone_ok=True)
-        node = await Node.start(config, Identity.load(run.identity_path))
+        node = await Node.start(_config(options), Identity.load(run.identity_path))
         try:
             service = CoordinatorService(node, run, log, SystemClock())
             await node.serve(FILES, FileService(RunShelf(run, service.state)).handle)
@@ -75,6 +76,7 @@ async def _coordinate(
     beside = [
         asyncio.ensure_future(publish_forever(roster, lambda: coordinator_advert(service, node))),
         asyncio.ensure_future(CoordinatorProgress(service).show_forever()),
+        asyncio.ensure_future(tell_forever(node, reliable=True)),
     ]
     try:
         ready = asyncio.ensure_future(service.serving.wait())
@@ -97,6 +99,18 @@ async def _coordinate(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _config(options: BootstrapOptions) -> NodeConfig:
+    """A reliable peer must be reachable, so it says that it is, and relays for those who are not."""
+    alone = ipaddress.ip_address(options.host).is_loopback  # all peers are on this machine
+    return NodeConfig(
+        host=options.host,
+        port=options.port,
+        peers=options.peers,
+        alone_ok=True,
+        reachability="auto" if alone else "public",
+    )
 
 
 def _join_address(node: Node) -> str:

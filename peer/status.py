@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.reachability import Reach
 
 if TYPE_CHECKING:
     from hetpeer.bootstrap.manifest import Manifest, SignedManifest
@@ -41,6 +42,12 @@ class PeerRow:
     step: int
     tokens_per_second: float
     device: str
+    reach: str
+    """public: takes connections; private: takes none; unknown; empty: it does not say."""
+    reach_peers: int
+    """How many peers tried, with this result."""
+    relays: tuple[str, ...]
+    """The ends of the ids of those through whom it is reached."""
     links: tuple[LinkRow, ...]
     """Its outgoing links, the slowest first, a few at most."""
 
@@ -56,6 +63,8 @@ class LinkRow:
     ratio: float
     """How many times smaller than in memory what is sent is."""
     saved_bytes: int
+    path: str
+    """direct; punched: direct, though neither end takes connections; `through` the end of a relay's id; or empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +129,8 @@ class SwarmStatus:
 def summarise(signed: SignedManifest, adverts: Mapping[str, Advert], now: float) -> SwarmStatus:
     """The status that the adverts (by peer id) give of a run, at `now` seconds since 1970. Pure."""
     manifest = signed.manifest
-    rows = tuple(_peer_row(peer, advert) for peer, advert in sorted(adverts.items()))
+    closed = {peer[-8:] for peer, advert in adverts.items() if advert.reach == Reach.PRIVATE}
+    rows = tuple(_peer_row(peer, advert, closed) for peer, advert in sorted(adverts.items()))
     blocks = tuple(
         BlockRow(block=block.index, holders=tuple(row.peer for row in rows if _has(row, block.index)))
         for block in manifest.blocks
@@ -195,7 +205,7 @@ async def observing(addresses: Sequence[Address]) -> AsyncIterator[Callable[[], 
             await node.close()
 
 
-def _peer_row(peer: str, advert: Advert) -> PeerRow:
+def _peer_row(peer: str, advert: Advert, closed: set[str]) -> PeerRow:
     volunteer = advert.role == "volunteer"
     place = (advert.block_begin, advert.block_end) if advert.block_begin < advert.block_end else None
     return PeerRow(
@@ -208,8 +218,17 @@ def _peer_row(peer: str, advert: Advert) -> PeerRow:
         step=advert.step,
         tokens_per_second=advert.tokens_per_second,
         device=advert.device,
+        reach=advert.reach,
+        reach_peers=advert.reach_peers,
+        relays=advert.relays,
         links=tuple(
-            LinkRow(to=n.to, bytes_per_second=n.rate, ratio=n.ratio, saved_bytes=n.saved_bytes)
+            LinkRow(
+                to=n.to,
+                bytes_per_second=n.rate,
+                ratio=n.ratio,
+                saved_bytes=n.saved_bytes,
+                path="punched" if n.path == "direct" and {n.to, peer[-8:]} <= closed else n.path,
+            )
             for n in advert.links
         ),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -107,17 +107,20 @@ def _lines(found: SwarmStatus) -> Iterator[str]:
     for blocks, _, who in _stages(found):
         yield f"{'blocks':<10}{blocks}  {who}"
     for row in found.peers:
-        yield f"{'peer':<10}{_short(row.peer)}  " + "  ".join(filter(None, _peer_cells(row, found.run.unit)))
+        yield f"{'peer':<10}{_short(row.peer)}  " + "  ".join(filter(None, _peer_cells(row, found)))
     for who, facts in _links(found):
         yield f"{'link':<10}{who}  {facts}"
 
 
 def _links(found: SwarmStatus) -> Iterator[tuple[str, str]]:
     """From whom to whom, and what is known of the line and saved on it."""
-    names = {row.peer[-8:]: _name(row) for row in found.peers}
+    names = _names(found)
     for row in found.peers:
         for link in row.links:
-            facts = [f"{link.bytes_per_second * 8 / 1e6:,.0f} Mbit/s"] if link.bytes_per_second else []
+            way, _, relay = link.path.partition("through ")
+            facts = [way or f"through {names.get(relay, relay)}"] if link.path else []
+            if link.bytes_per_second:
+                facts.append(f"{link.bytes_per_second * 8 / 1e6:,.0f} Mbit/s")
             if link.saved_bytes:
                 facts.append(f"{link.ratio:.1f} times smaller, {bytes_text(link.saved_bytes)} saved")
             yield f"{_name(row)} → {names.get(link.to, link.to)}", ", ".join(facts) or "nothing is known yet"
@@ -135,21 +138,35 @@ def _tables(found: SwarmStatus) -> RenderableType:
     stages = Table("blocks", "holders", "who", box=None, header_style="dim", padding=(0, 2, 0, 0))
     for blocks, count, who in _stages(found):
         stages.add_row(*map(Text, (blocks, count, who)), style="red" if count == "0" else "")
-    peers = Table("peer", "role", "name", "state", "blocks", "step", "speed", "device", box=None)
+    peers = Table("peer", "role", "name", "state", "blocks", "step", "speed", "device", "reached", box=None)
     peers.header_style = "dim"
     for row in found.peers:
-        peers.add_row(Text(_short(row.peer)), *map(Text, _peer_cells(row, found.run.unit)))
+        peers.add_row(Text(_short(row.peer)), *map(Text, _peer_cells(row, found)))
     links = Table("link", "line", box=None, header_style="dim", padding=(0, 2, 0, 0))
     for who, facts in _links(found):
         links.add_row(Text(who), Text(facts))
     return Group(summary, "", stages, "", peers, *(("", links) if links.row_count else ()))
 
 
-def _peer_cells(row: PeerRow, unit: str) -> list[str]:
-    """Role, name, state, blocks, step, speed, device."""
+def _peer_cells(row: PeerRow, found: SwarmStatus) -> list[str]:
+    """Role, name, state, blocks, step, speed, device, how it is reached."""
     blocks = f"{row.blocks[0]}-{row.blocks[1] - 1}" if row.blocks else ""
-    speed = f"{row.tokens_per_second:,.0f} {unit}/s" if row.tokens_per_second else ""
-    return [row.role, row.name, row.state, blocks, f"step {row.step}", speed, row.device]
+    speed = f"{row.tokens_per_second:,.0f} {found.run.unit}/s" if row.tokens_per_second else ""
+    reached = _reached(row, _names(found))
+    return [row.role, row.name, row.state, blocks, f"step {row.step}", speed, row.device, reached]
+
+
+def _reached(row: PeerRow, names: Mapping[str, str]) -> str:
+    """Nothing while it is not known."""
+    if row.reach == "private":
+        ways = ", ".join(names.get(relay, relay) for relay in row.relays)
+        return f"through {ways}" if ways else "by nobody"
+    return "directly" if row.reach == "public" else ""
+
+
+def _names(found: SwarmStatus) -> dict[str, str]:
+    """The end of each peer's id, as adverts have it → what it is called."""
+    return {row.peer[-8:]: _name(row) for row in found.peers}
 
 
 def _name(row: PeerRow) -> str:

@@ -17,9 +17,11 @@ def test_a_configuration_that_cannot_work_is_refused(wrong: dict[str, Any]) -> N
         NodeConfig(**wrong)
 
 
-def test_a_private_node_reserves_at_its_relays_and_a_public_one_relays(tmp_path: Path) -> None:
+def test_a_private_node_announces_its_relays_and_a_public_one_relays(tmp_path: Path) -> None:
     identity = Identity.create(tmp_path / "key")
     private = NodeConfig(reachability="private", relays=(parse_address(EXAMPLE),))
-    assert f"-trustedRelays={EXAMPLE}" in p2pd_arguments(private, identity, 1, tmp_path)
+    assert {f"-announceAddrs={EXAMPLE}/p2p-circuit", "-forceReachabilityPrivate=1"} < set(
+        p2pd_arguments(private, identity, 1, tmp_path)
+    )
     public = p2pd_arguments(NodeConfig(host="0.0.0.0", reachability="public"), identity, 31330, tmp_path)
     assert {"-hostAddrs=/ip4/0.0.0.0/tcp/31330", "-forceReachabilityPublic=1", "-natPortMap=1"} < set(public)

@@ -16,10 +16,11 @@ from hetpeer.bootstrap.manifest import DataSettings
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.serving import PROTOCOL, FileService
 from hetpeer.bootstrap.shelf import RunShelf
+from hetpeer.dht import paths
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.node import Node, NodeConfig
-from hetpeer.dht.records import MAX_LINKS, Advert
+from hetpeer.dht.records import MAX_LINKS, Advert, LinkNote
 from hetpeer.dht.roster import Roster
 from hetpeer.peer.adverts import link_notes
 from hetpeer.peer.cli.status import _duration, _lines, _tables
@@ -72,13 +73,43 @@ def test_links_and_what_is_saved_on_them(run: RunDirectory) -> None:
         for number in range(1, 7)
     }
     links["unused"] = LinkFigures(rate=1.0)
-    notes = tuple(link_notes(links))
+    notes = tuple(
+        link_notes(links, lambda peer: paths.Path(relay="the relay" if peer == "the peer 1" else ""))
+    )
     assert [note.to for note in notes] == [f"e peer {number}" for number in range(1, MAX_LINKS + 1)]
     advert = volunteer(0, 1, name="alpha", links=notes[:1])
     assert Advert.from_map(advert.to_map(), peer="a") == advert
-    found = look(run, **{"a": advert, "the peer 1": volunteer(1, 2, name="beta")})
+    others = {"the peer 1": volunteer(1, 2, name="beta"), "the relay": volunteer(0, 1, name="gamma")}
+    found = look(run, **{"a": advert, **others})
     (line,) = [line for line in _lines(found) if line.startswith("link")]
-    assert line.split("  ", 1)[1].strip() == "alpha → beta  8 Mbit/s, 4.0 times smaller, 60 MiB saved"
+    facts = "through gamma, 8 Mbit/s, 4.0 times smaller, 60 MiB saved"
+    assert line.split("  ", 1)[1].strip() == f"alpha → beta  {facts}"
+    assert [note.path for note in notes] == ["through he relay", "direct", "direct", "direct"]
+
+
+def test_who_is_reached_how(run: RunDirectory) -> None:
+    adverts = {
+        "open": volunteer(0, 1, name="alpha", reach="public", reach_peers=2),
+        "closed": volunteer(0, 1, name="beta", reach="private", relays=("therelay",)),
+        "alone": volunteer(0, 1, name="delta", reach="private"),
+        "new": volunteer(0, 1, name="epsilon", reach="unknown"),
+        "therelay": volunteer(0, 1, name="gamma"),
+    }
+    found = look(run, **adverts)
+    lines = {row.split()[3]: row for row in _lines(found) if row.startswith("peer")}
+    assert lines["alpha"].endswith("  directly")
+    assert lines["beta"].endswith("  through gamma")
+    assert lines["delta"].endswith("  by nobody")
+    assert lines["epsilon"].endswith("step 0")
+    assert lines["gamma"].endswith("step 0")
+    two = {
+        name: volunteer(0, 1, reach="private", links=(LinkNote(to=to, path="direct"),))
+        for name, to in ("ab", "ba")
+    }
+    assert [row.links[0].path for row in look(run, **two).peers] == ["punched", "punched"]
+    assert [row.links[0].path for row in look(run, a=two["a"], b=volunteer(0, 1)).peers[:1]] == ["direct"]
+    (row,) = [row for row in found.document()["peers"] if row["name"] == "beta"]
+    assert (row["reach"], row["reach_peers"], row["relays"]) == ("private", 0, ("therelay",))
 
 
 def test_without_coordinator_the_volunteers_tell(run: RunDirectory) -> None:

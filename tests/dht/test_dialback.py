@@ -1,0 +1,200 @@
+"""Dial-back between real p2pds on loopback: what is dialled, for whom, and what a liar on either side achieves."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from hetpeer.dht.addresses import parse_address
+from hetpeer.dht.dialback import MAX_HINTS, PER_PEER, PROTOCOL, Hint, ask
+from hetpeer.dht.errors import PeerLostError, ProtocolError, RemoteError
+from hetpeer.dht.identity import Identity
+from hetpeer.dht.knock import is_peer, owner_of
+from hetpeer.dht.node import Node, NodeConfig
+from hetpeer.dht.reachability import Reach
+from hetpeer.dht.streams import Stream
+
+pytestmark = [
+    pytest.mark.swarm,
+    pytest.mark.xdist_group("dht-network"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def helper(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
+    node = await Node.start(NodeConfig(), Identity.create(tmp_path_factory.mktemp("helper") / "key"))
+    yield node
+    await node.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def asker(helper: Node, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
+    """It may ask PER_PEER times that the helper answers."""
+    config = NodeConfig(peers=(parse_address(helper.addresses()[0]),))
+    node = await Node.start(config, Identity.create(tmp_path_factory.mktemp("asker") / "key"))
+    yield node
+    await node.close()
+
+
+def port_of(node: Node) -> int:
+    place = parse_address(node.addresses()[0]).socket
+    assert place is not None
+    return place[1]
+
+
+async def questions(asker: Node, helper: Node, header: dict[str, Any]) -> dict[str, Any]:
+    """The first answer to a question as it stands."""
+    async with await asker.open(helper.peer_id, PROTOCOL) as stream:
+        await stream.send(header)
+        return (await stream.receive(timeout_s=5)).header
+
+
+async def test_only_the_asker_itself_counts_as_reached(asker: Node, helper: Node) -> None:
+    """Somebody else's listener at that address is no proof: several peers may share one address."""
+    control = (await asker.session()).control
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        for port, reached in (
+            (port_of(asker), True),
+            (port_of(helper), False),
+            (mute.getsockname()[1], False),
+        ):
+            found = await ask(control, helper.peer_id, [port], lambda _: None)
+            assert (found.ip, found.port) == ("127.0.0.1", port if reached else 0)
+
+
+async def test_the_address_dialled_is_the_one_it_is_seen_at(asker: Node, helper: Node) -> None:
+    """A question that names somebody else's address has them dialled no more than any other."""
+    with socket.create_server(("127.0.0.2", 0)) as victim:
+        victim.settimeout(0.0)
+        port = victim.getsockname()[1]
+        header = {"ports": [port], "ip": "127.0.0.2", "addresses": [f"/ip4/127.0.0.2/tcp/{port}"]}
+        async with await asker.open(helper.peer_id, PROTOCOL) as stream:
+            await stream.send(header)
+            assert (await stream.receive(timeout_s=5)).header["ip"] == "127.0.0.1"
+            assert (await stream.receive(timeout_s=5)).header == {"port": 0}
+        with pytest.raises(BlockingIOError):
+            victim.accept()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {},
+        *(
+            {"ports": ports}
+            for ports in ("4001", [], [1, 2, 3], [0], [70000], [True], [-1], ["4001"], [[4001]])
+        ),
+        {"ports": {"a": 1}},
+    ],
+)
+async def test_garbage_gets_no_answer(asker: Node, helper: Node, header: dict[str, Any]) -> None:
+    with pytest.raises(PeerLostError):
+        await questions(asker, helper, header)
+
+
+async def test_a_flood_is_refused(asker: Node, helper: Node) -> None:
+    answers = [await questions(asker, helper, {"ports": [port_of(asker)]}) for _ in range(PER_PEER + 3)]
+    refusals = [answer.get("refused") for answer in answers]
+    assert refusals[-3:] == ["asked too often"] * 3
+    assert await questions(helper, asker, {"ports": [port_of(helper)]}) == {
+        "ip": "127.0.0.1",
+        "relays": [],
+        "others": [],
+    }
+
+
+ADDRESS = "/ip4/51.51.51.1/tcp/4001/p2p/QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC"
+
+
+@pytest.mark.parametrize(
+    ("answers", "kind"),
+    [
+        ([{"refused": "x" * 9999}], RemoteError),
+        ([{"ip": "nowhere"}], ProtocolError),
+        ([{"ip": 7}], ProtocolError),
+        ([{"ip": "51.51.51.1"}, {"port": 1}], ProtocolError),
+        ([{"ip": "51.51.51.1"}, {"port": "4001"}], ProtocolError),
+        ([{"ip": "51.51.51.1"}, {}], ProtocolError),
+        ([{"ip": "51.51.51.1"}], PeerLostError),
+        ([], PeerLostError),
+    ],
+)
+async def test_a_helper_that_lies_is_left_out(
+    asker: Node, helper: Node, answers: list[dict[str, Any]], kind: type[RemoteError]
+) -> None:
+    async def lie(stream: Stream) -> None:
+        await stream.receive(timeout_s=5)
+        for answer in answers:
+            await stream.send(answer)
+
+    honest = helper._listener.handlers[PROTOCOL]
+    await helper.serve(PROTOCOL, lie)
+    try:
+        with pytest.raises(kind) as caught:
+            await ask((await asker.session()).control, helper.peer_id, [4001], lambda _: None)
+    finally:
+        await helper.serve(PROTOCOL, honest)
+    assert len(caught.value.line()) < 300
+
+
+async def test_hints_are_a_few_direct_addresses(asker: Node, helper: Node) -> None:
+    hints: list[Hint] = []
+    junk: list[Any] = [
+        7,
+        None,
+        "",
+        "/ip4/51.51.51.1",
+        "/ip4/51.51.51.1/tcp/0",
+        f"{ADDRESS}/p2p-circuit{ADDRESS[30:]}",
+    ]
+
+    async def talk(stream: Stream) -> None:
+        await stream.receive(timeout_s=5)
+        await stream.send({"ip": "51.51.51.1", "relays": [*junk[:3], ADDRESS], "others": [ADDRESS] * 50})
+        await stream.send({"port": 0})
+
+    honest = helper._listener.handlers[PROTOCOL]
+    await helper.serve(PROTOCOL, talk)
+    try:
+        await ask((await asker.session()).control, helper.peer_id, [4001], hints.append)
+    finally:
+        await helper.serve(PROTOCOL, honest)
+    assert [str(relay) for relay in hints[0].relays] == [ADDRESS]
+    assert len(hints[0].others) == MAX_HINTS
+
+
+async def test_a_node_that_asks_knows_at_once(asker: Node, helper: Node, tmp_path: Path) -> None:
+    """By two: the one that it joins by names another."""
+    assert asker.is_up
+    config = NodeConfig(peers=(parse_address(helper.addresses()[0]),), reachability="ask")
+    node = await Node.start(config, Identity.create(tmp_path / "key"))
+    try:
+        assert (node.standing.reach, node.standing.peers, node.standing.outside) == (Reach.PUBLIC, 2, False)
+        assert (node.standing.port, node.restarts) == (port_of(node), 0)
+    finally:
+        await node.close()
+
+
+async def test_what_answers_at_a_port_need_not_be_a_peer() -> None:
+    """Talkers of other protocols, and those that say nothing, are nobody, in time."""
+
+    async def serve(answer: bytes) -> asyncio.Server:
+        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(answer)
+            await reader.read()
+            writer.close()
+
+        return await asyncio.start_server(talk, "127.0.0.1", 0)
+
+    for answer in (b"", b"SSH-2.0-OpenSSH\r\n" * 9, b"\x13/multistream/1.0.0\n\x0b/tls/1.0.0\n" + bytes(99)):
+        async with await serve(answer) as server:
+            assert not await is_peer("127.0.0.1", server.sockets[0].getsockname()[1], "Qm", 0.5)
+    for certificate in (b"", b"\x30\x82", bytes(1 << 20)):
+        assert owner_of(certificate) == ""

@@ -1,0 +1,71 @@
+"""Volunteers that accept no connection: what they find out of themselves, and that they train, through a relay that dies."""
+
+import json
+import signal
+
+import pytest
+
+from hetpeer.bootstrap.audit import audit
+from tests.swarm.swarm import Child, Swarm, resign, until
+from tests.wanlab.lab import Lab, needs_lab
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+KNOWN_S = 10.0
+"""A volunteer knows its reachability so long after its start."""
+
+
+def latest(watcher: Child, name: str) -> tuple[str, list[str], list[str]] | None:
+    """What `hetpeer status --watch --json` last said of a volunteer: reach, relays, and the paths of its links."""
+    line = watcher.printed.rpartition("\n")[0].rpartition("\n")[2]
+    peers = json.loads(line)["peers"] if line else []
+    found = (
+        (peer["reach"], peer["relays"], [link["path"] for link in peer["links"]])
+        for peer in peers
+        if peer["name"] == name
+    )
+    return next(found, None)
+
+
+@needs_lab
+async def test_closed_volunteers_train_through_a_relay_that_dies(swarm: Swarm) -> None:
+    """Both stages are held by volunteers that accept no connection. The relay's p2pd is killed in the middle.
+
+    An open volunteer is there for a while: it finds out that it is, and helps the others to find out that they are not.
+    """
+    training = swarm.run.manifest.training.model_copy(update={"steps": 1000})
+    swarm.run = resign(swarm.run, training=training)
+    with Lab({"nodes": 4, "latency_ms": 5, "no_inbound": ["n1", "n2"]}) as lab:
+        swarm.lab = lab
+        lab.order("cut n1 n2")  # a hole punched between them would take the relay out of the test
+        bootstrap = await swarm.bootstrap()
+        relay = swarm.address.rpartition("/")[2]
+        opened = swarm.volunteer("open", node=3)
+        await opened.says(f"this machine takes connections at {lab.address(3)}", KNOWN_S)
+        names = "one", "two"
+        closed = [swarm.volunteer(name, node=node) for node, name in enumerate(names, 1)]
+        for volunteer in closed:
+            await volunteer.says("no connection from outside gets in (2 peers tried)", KNOWN_S)
+            await volunteer.says(f"through the relay …{relay[-6:]}")
+        opened.signal(signal.SIGKILL)
+        watcher = swarm.start("watcher", "status", "--bootstrap", swarm.address, "--watch", "--json")
+        await swarm.committed(5)
+        p2pd = bootstrap.helpers()["p2pd"]
+        p2pd.kill()
+        await until(lambda: bootstrap.helpers().get("p2pd", p2pd).pid != p2pd.pid, "a new p2pd")
+        before = swarm.version
+        shown = ("private", [relay[-8:]], [f"through {relay[-8:]}"])
+        await until(lambda: [latest(watcher, name) for name in names] == [shown, shown], "the way of both")
+        await until(
+            lambda: any(r["version"] > before for r in swarm.records("checkpoint")), "a checkpoint", 60.0
+        )
+        for child in closed:
+            child.signal(signal.SIGINT)
+        for child in closed:
+            assert await child.ended() == 0, child.said
+        bootstrap.signal(signal.SIGINT)
+        assert await bootstrap.ended() == 0, bootstrap.said
+        swarm.end()
+    verdict = audit(swarm.run.path)
+    assert verdict.ok, verdict.problems
+    assert (verdict.lost, verdict.duplicated) == (0, 0)
+    assert verdict.steps > before
