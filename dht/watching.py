@@ -19,6 +19,8 @@ SHORTEN_S = (0.0, 15.0, 60.0, 600.0)
 """Between the attempts to reach a peer without the relay; the last one for ever."""
 OBSERVERS = 4
 """libp2p punches holes once so many peers of the internet have told it the same address (as the other side must know)."""
+MAX_KNOCKS = 8
+"""Addresses that a peer may have us try: they are what it says."""
 _KNOCK_S = 2.0
 _CONNECT_S = 5.0
 
@@ -97,7 +99,7 @@ class Watch:
         """
         path = self.paths.of(peer)
         try:
-            for address in await control.addresses_of(peer):
+            for address in (await control.addresses_of(peer))[:MAX_KNOCKS]:
                 if not address.relay and await _answers(address):
                     await control.disconnect(peer)
                     await control.connect(address, _CONNECT_S)
