@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 PY := $(BIN)/python
 
-.PHONY: setup lint format test demo proof proof-3 gpu clean
+.PHONY: setup lint format test demo proof proof-3 proof-4 gpu clean
 
 setup: .venv/.stamp
 
@@ -38,6 +38,12 @@ proof-3: setup
 	$(PY) -m benchmarks.bf16
 	$(PY) -m benchmarks.overhead
 	$(PY) -m benchmarks.planning
+
+proof-4: setup
+	$(PY) -m benchmarks.compression
+	$(PY) -m benchmarks.links
+	$(PY) -m benchmarks.overlap
+	$(PY) -m benchmarks.adaptive
 
 gpu: setup
 	$(PY) -m benchmarks.gpu

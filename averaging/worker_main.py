@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
     from hetpeer.averaging.updates import AdamW, AdamWSettings
     from hetpeer.stages.execution import device
     from hetpeer.stages.execution.arena import SharedMemory
-    from hetpeer.stages.execution.commands import Lane
+    from hetpeer.stages.execution.command import Lane
     from hetpeer.stages.execution.engine import Engine
     from hetpeer.stages.execution.staging import Staging
     from hetpeer.stages.execution.transcoding import Transcoder

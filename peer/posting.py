@@ -11,6 +11,7 @@ from hetpeer.peer.tensors import Tensor, TensorStore
 from hetpeer.peer.tracing import Trace
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution.arena import Extent
+from hetpeer.stages.execution.command import Command, Lane
 from hetpeer.stages.execution.compute import Compute
 
 R = TypeVar("R")
@@ -25,9 +26,9 @@ class Posts:
         self.store = store
         self._compute = compute
         self._trace = trace
-        self._idle_since: dict[c.Lane, float] = defaultdict(float)
+        self._idle_since: dict[Lane, float] = defaultdict(float)
 
-    def post(self, command: c.Command[R], tensors: Iterable[Tensor | None]) -> Coroutine[Any, Any, R]:
+    def post(self, command: Command[R], tensors: Iterable[Tensor | None]) -> Coroutine[Any, Any, R]:
         """Post `command` at once; `tensors` stay in place until it is answered."""
         pinned = self.store.pin(t for t in tensors if t is not None)
         posted = self._post(command)
@@ -40,11 +41,11 @@ class Posts:
 
         return answer()
 
-    def _post(self, command: c.Command[R]) -> Coroutine[Any, Any, R]:
+    def _post(self, command: Command[R]) -> Coroutine[Any, Any, R]:
         posted = self._compute.post(command)
         return self._traced(command, posted, self._trace.now()) if self._trace.on else posted
 
-    async def _traced(self, command: c.Command[R], posted: Coroutine[Any, Any, R], at: float) -> R:
+    async def _traced(self, command: Command[R], posted: Coroutine[Any, Any, R], at: float) -> R:
         """A lane does one command after the other: this one began when it was posted, or when the one before was done."""
         try:
             return await posted
@@ -53,7 +54,7 @@ class Posts:
             began, self._idle_since[lane] = max(at, self._idle_since[lane]), self._trace.now()
             self._trace.span(lane.value, _label(command), began)
 
-    def command(self, command: c.Command[Any]) -> Answer:
+    def command(self, command: Command[Any]) -> Answer:
         """Post a command that touches no tensor of ours and has nothing to tell."""
         posted = self._post(command)
 
@@ -82,6 +83,6 @@ async def _shielded(future: asyncio.Future[R]) -> R:
     return await asyncio.shield(future)
 
 
-def _label(command: c.Command[Any]) -> str:
+def _label(command: Command[Any]) -> str:
     about = getattr(command, "task", getattr(command, "block", ""))
     return f"{type(command).__name__} {about}".strip()

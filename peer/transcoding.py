@@ -13,9 +13,9 @@ from hetpeer.peer.linkbook import LinkBook
 from hetpeer.peer.posting import Answer, Posts
 from hetpeer.peer.schema import Schema
 from hetpeer.peer.tensors import Tensor
-from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution.bundles import BundleLayout
 from hetpeer.stages.execution.results import CommandFailedError
+from hetpeer.stages.execution.transfers import Decode, Encode
 from hetpeer.stages.links.codec import Codec
 
 WRONG_BYTES = ("HP-WIRE-001", "HP-NUM-001")
@@ -70,7 +70,7 @@ class Transcoding:
             key = (step, head.id, border)
             feedback = key not in self._sent
             self._sent.add(key)
-        command = c.Encode(
+        command = Encode(
             codec=str(coding.codec),
             share=coding.share,
             squeeze=self._book.squeezes(peer),
@@ -108,7 +108,7 @@ class Transcoding:
         bundle = self._store.new(step, layout.nbytes)
         bundle.sparse = codec.sparse
         self._store.hand_on(tensor, bundle)
-        command = c.Decode(
+        command = Decode(
             codec=head.coded.codec,
             written=head.coded.written,
             data=tensor.extent,

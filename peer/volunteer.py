@@ -47,6 +47,7 @@ from hetpeer.peer.transcoding import Transcoding
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.compute import Compute, WorkerDiedError
+from hetpeer.stages.execution.transfers import ForgetResiduals
 from hetpeer.stages.execution.window import Window
 from hetpeer.stages.graph.spec import BlockSpec
 
@@ -255,7 +256,7 @@ class Volunteer:
         while self._prepared:
             block, _ = self._prepared.popitem()
             await self._compute.submit(c.Unload(block=block))
-        await self._compute.submit(c.ForgetResiduals())
+        await self._compute.submit(ForgetResiduals())
         specs = []
         for block in range(begin, end):
             spec, self._prepared[block] = await keep_trying(partial(self._load_block, block))

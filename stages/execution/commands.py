@@ -7,21 +7,20 @@ time. A command that could not be done is answered by `Failed`, changes nothing,
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from hetpeer.stages.data.draws import Draw
 from hetpeer.stages.execution.arena import Extent
+from hetpeer.stages.execution.command import Command
 from hetpeer.stages.execution.results import (
     Applied,
     Backpropagated,
     Count,
     Done,
     Dumped,
-    Encoded,
     Forwarded,
     Inspected,
     Loaded,
@@ -32,29 +31,10 @@ from hetpeer.stages.execution.results import (
     WarmedUp,
     WorkerInfo,
 )
-from hetpeer.stages.links.codec import Written
+from hetpeer.stages.execution.transfers import Decode, Encode, ForgetResiduals
 
 Extents = dict[Name, Extent]
 """Tensor name → its bytes: contiguous, row-major, little-endian, dtype and shape as the block says."""
-
-
-R = TypeVar("R")
-
-
-class Lane(enum.Enum):
-    """What waits for what in the worker: DT-FM (arXiv 2206.01288, 3.5) receives, computes and sends at once."""
-
-    COMPUTE = "compute"
-    SEND = "send"
-    RECEIVE = "receive"
-
-
-class Command(Generic[R]):
-    """Base of all commands; `R` is the answer when it succeeds, `answer` the same at run time."""
-
-    __slots__ = ()
-    answer: ClassVar[type[Any]] = Done
-    lane: ClassVar[Lane] = Lane.COMPUTE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,44 +97,6 @@ class Forward(Command[Forwarded]):
     train: bool = True
     sparse: bool = False
     """Zeros of the inputs stand for what a codec left out upstream: no gradient goes back to them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Encode(Command[Encoded]):
-    """Write a bundle's tensors (dtype and extent of each) into `into` by `codec` (transcoding.py).
-
-    The tensors stay as they are. `into` has at least `links.codecs.room` bytes for all of them.
-    """
-
-    answer: ClassVar[type[Any]] = Encoded
-    lane: ClassVar[Lane] = Lane.SEND
-    kind: Literal["encode"] = "encode"
-    codec: Name
-    share: Number = 1.0
-    squeeze: bool = True
-    feedback: Name = ""
-    tensors: tuple[tuple[Name, Extent], ...]
-    into: Extent
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decode(Command[Done]):
-    """Fill a bundle's tensors from `data`, which a peer wrote by `codec`. Of no use after a failure, which is the peer's."""
-
-    lane: ClassVar[Lane] = Lane.RECEIVE
-    kind: Literal["decode"] = "decode"
-    codec: Name
-    written: tuple[Written, ...]
-    data: Extent
-    tensors: tuple[tuple[Name, Extent], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForgetResiduals(Command[Done]):
-    """Drop what error feedback has kept: the place changes."""
-
-    lane: ClassVar[Lane] = Lane.SEND
-    kind: Literal["forget_residuals"] = "forget_residuals"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,8 @@ from typing import Any, TypeVar, cast
 
 from hetpeer.dht.errors import ExitCode, LocalError, ProtocolError
 from hetpeer.stages.execution.arena import Arena
-from hetpeer.stages.execution.commands import Command, Info, Shutdown
+from hetpeer.stages.execution.command import Command
+from hetpeer.stages.execution.commands import Info, Shutdown
 from hetpeer.stages.execution.frames import FrameReader, decode_result, encode_command
 from hetpeer.stages.execution.results import CommandFailedError, Failed, Result
 from hetpeer.stages.execution.worker import WorkerOptions

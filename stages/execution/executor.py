@@ -9,7 +9,7 @@ import torch
 
 from hetpeer.dht.errors import HetpeerError
 from hetpeer.stages.execution import results as r
-from hetpeer.stages.execution.commands import Command
+from hetpeer.stages.execution.command import Command
 
 Handlers = Mapping[type[Command[Any]], Callable[[Any], r.Result]]
 

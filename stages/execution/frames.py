@@ -12,7 +12,8 @@ import msgpack
 from pydantic import Field, TypeAdapter, ValidationError
 
 from hetpeer.dht.errors import ProtocolError
-from hetpeer.stages.execution.commands import AnyCommand, Command
+from hetpeer.stages.execution.command import Command
+from hetpeer.stages.execution.commands import AnyCommand
 from hetpeer.stages.execution.results import Result
 
 MAX_FRAME_BYTES = 64 << 20

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import results as r
 from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.executor import Executor
 from hetpeer.stages.execution.staging import CommandError, Staging
+from hetpeer.stages.execution.transfers import Decode, Encode, ForgetResiduals
 from hetpeer.stages.graph.calls import SYMBOLS
 from hetpeer.stages.links.codec import Codec, Written, kept_of, length
 from hetpeer.stages.links.codecs import decode, encode
@@ -30,14 +30,14 @@ class Transcoder(Executor):
         self._staging = staging
         self._residuals: dict[str, list[Tensor]] = {}
         super().__init__(
-            {c.Encode: self._encode, c.Decode: self._decode, c.ForgetResiduals: self._forget_residuals}
+            {Encode: self._encode, Decode: self._decode, ForgetResiduals: self._forget_residuals}
         )
 
-    def _forget_residuals(self, _: c.ForgetResiduals) -> r.Done:
+    def _forget_residuals(self, _: ForgetResiduals) -> r.Done:
         self._residuals.clear()
         return r.Done()
 
-    def _encode(self, command: c.Encode) -> r.Encoded:
+    def _encode(self, command: Encode) -> r.Encoded:
         written, nbytes = self.encode(
             Codec.of(command.codec),
             command.share,
@@ -48,7 +48,7 @@ class Transcoder(Executor):
         )
         return r.Encoded(nbytes=nbytes, written=written)
 
-    def _decode(self, command: c.Decode) -> r.Done:
+    def _decode(self, command: Decode) -> r.Done:
         self.decode(Codec.of(command.codec), command.written, command.data, command.tensors)
         return r.Done()
 

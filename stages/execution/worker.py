@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from hetpeer.dht.errors import ProtocolError
-from hetpeer.stages.execution.commands import Command, Lane, Shutdown
+from hetpeer.stages.execution.command import Command, Lane
+from hetpeer.stages.execution.commands import Shutdown
 from hetpeer.stages.execution.frames import FrameReader, decode_command, encode_result
 from hetpeer.stages.execution.results import Done, Result, failed
 

@@ -11,6 +11,7 @@ from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.bundles import BundleLayout
 from hetpeer.stages.execution.staging import Staging
 from hetpeer.stages.execution.transcoding import Transcoder
+from hetpeer.stages.execution.transfers import Decode, Encode
 from hetpeer.stages.graph.spec import TensorSpec
 from hetpeer.stages.links.codec import Codec, Written
 from tests.stages.compute_rig import Holder, submitter, tiny_blocks, tiny_gpt
@@ -50,7 +51,7 @@ def encode(transcoder, arena, extent, name, share=1.0, **more):
     codec = Codec.of(name)
     into = arena.allocate(LAYOUT.room(codec, share))
     done = transcoder.execute(
-        c.Encode(codec=name, share=share, tensors=LAYOUT.tensors(extent), into=into, **more)
+        Encode(codec=name, share=share, tensors=LAYOUT.tensors(extent), into=into, **more)
     )
     assert isinstance(done, r.Encoded), done
     assert done.nbytes == LAYOUT.written(codec, done.written)
@@ -60,9 +61,7 @@ def encode(transcoder, arena, extent, name, share=1.0, **more):
 def decode(transcoder, arena, name, written, data):
     extent = arena.allocate(LAYOUT.nbytes)
     arena.view(extent)[:] = bytes([7]) * LAYOUT.nbytes
-    done = transcoder.execute(
-        c.Decode(codec=name, written=written, data=data, tensors=LAYOUT.tensors(extent))
-    )
+    done = transcoder.execute(Decode(codec=name, written=written, data=data, tensors=LAYOUT.tensors(extent)))
     return done, extent
 
 
@@ -110,7 +109,7 @@ def test_feedback_adds_what_was_left_out(transcoder, arena):
 def test_room_that_is_too_small_is_refused_and_the_worker_lives_on(transcoder, arena):
     extent, _ = bundle(arena)
     into = arena.allocate(100)
-    done = transcoder.execute(c.Encode(codec="int8", tensors=LAYOUT.tensors(extent), into=into))
+    done = transcoder.execute(Encode(codec="int8", tensors=LAYOUT.tensors(extent), into=into))
     assert isinstance(done, r.Failed)
     assert encode(transcoder, arena, extent, "int8")
 

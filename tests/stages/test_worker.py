@@ -17,6 +17,7 @@ from hetpeer.stages.data.draws import Draw
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import results as r
 from hetpeer.stages.execution.arena import Extent
+from hetpeer.stages.execution.command import Lane
 from hetpeer.stages.execution.frames import (
     MAX_FRAME_BYTES,
     PREFIX,
@@ -28,6 +29,7 @@ from hetpeer.stages.execution.frames import (
 )
 from hetpeer.stages.execution.results import CommandFailedError
 from hetpeer.stages.execution.state import load
+from hetpeer.stages.execution.transfers import ForgetResiduals
 from hetpeer.stages.execution.worker import WorkerOptions, serve
 from hetpeer.stages.graph.wire import pack_block
 from tests.stages.compute_rig import (
@@ -355,7 +357,7 @@ def answers(connection, count):
 
 
 def test_serve_answers_until_the_daemon_closes(engine):
-    with served({c.Lane.COMPUTE: engine.execute}) as (connection, serving):
+    with served({Lane.COMPUTE: engine.execute}) as (connection, serving):
         connection.sendall(encode_command(1, c.Info()) + PREFIX.pack(3, 2) + b"bad")
         found = dict(answers(connection, 2))
         assert isinstance(found[1], r.WorkerInfo)
@@ -371,11 +373,11 @@ def test_a_lane_does_not_wait_for_another_and_keeps_its_own_order():
         done.append(command.block)
         return r.Done()
 
-    lanes = {c.Lane.COMPUTE: compute, c.Lane.SEND: lambda _: r.Done()}
+    lanes = {Lane.COMPUTE: compute, Lane.SEND: lambda _: r.Done()}
     with served(lanes) as (connection, _):
         for number in range(3):
             connection.sendall(encode_command(number, c.Unload(block=number)))
-        connection.sendall(encode_command(3, c.ForgetResiduals()))
+        connection.sendall(encode_command(3, ForgetResiduals()))
         assert [number for number, _ in answers(connection, 1)] == [3]
         free.set()
         assert [number for number, _ in answers(connection, 3)] == done == [0, 1, 2]
@@ -387,7 +389,7 @@ def test_what_a_lane_cannot_answer_ends_the_worker():
     def broken(_):
         raise torch.AcceleratorError("the context is lost")
 
-    with served({c.Lane.COMPUTE: broken}) as (connection, serving):
+    with served({Lane.COMPUTE: broken}) as (connection, serving):
         connection.sendall(encode_command(1, c.Info()))
         assert connection.recv(1) == b""
     assert isinstance(serving.exception(), torch.AcceleratorError)
