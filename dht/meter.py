@@ -19,6 +19,8 @@ GROUP_FRAMES = 24
 """Frames that make one where the line is never idle. Streams that share it interleave, so that a few frames are always
 counted too early or too late.
 """
+FIRST_FRAMES = 6
+"""Frames of the very first: better soon than right."""
 GROUPS = 8
 """Measurements that are kept."""
 FRAMES = 64
@@ -59,7 +61,7 @@ class Meter:
             self._close()
         frames, so_far, seconds = self._group
         self._group = _Group(frames + 1, so_far + nbytes, seconds + max(now - began, 0.0))
-        if self._group.frames >= GROUP_FRAMES:
+        if self._group.frames >= (GROUP_FRAMES if self._groups else FIRST_FRAMES):
             self._close()
 
     def _close(self) -> None:

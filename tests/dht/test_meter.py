@@ -55,6 +55,14 @@ def test_streams_that_share_the_line(pause_s):
     assert meter.rate == pytest.approx(rate, rel=0.15)
 
 
+def test_a_first_guess_comes_soon():
+    line = Line(2e6)
+    line.send(0.0, 0)
+    for _ in range(6):
+        line.send(0.0, 1024 * KIB)
+    assert line.meter.rate == pytest.approx(2e6, rel=0.01)
+
+
 def test_it_follows_the_line():
     line, now = Line(8e6), 0.0
     for rate in (8e6, 1e6, 4e6):
