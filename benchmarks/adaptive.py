@@ -50,7 +50,7 @@ WITHIN_S = 1500.0
 FASTER, WORSE = 3.0, 0.02
 """Goals: AdaTopK's step against `none`, and what its loss or accuracy may be worse by."""
 GPT = "from hetpeer.examples.gpt import GPT\n\n\ndef build():\n    return GPT(64, 4, 4, 128, 256)\n"
-RESNET = "from hetpeer.examples.resnet import build\n"
+RESNET = "from hetpeer.examples.resnet import ResNet\n\n\ndef build():\n    return ResNet(16, 4)\n"
 FOLD = """
 import numpy as np
 from hetpeer.examples.digits import data as digits
@@ -158,7 +158,7 @@ async def learned(subject: Subject, mode: str, seed: int, options: Any) -> dict[
 
 def correct(weights: dict[str, torch.Tensor], fold: int) -> int:
     """Digits of the fold that the exported model tells right."""
-    model = ResNet().eval()
+    model = ResNet(16, 4).eval()
     model.load_state_dict(weights, strict=False)
     samples = [sample for number, sample in enumerate(digits()) if number % FOLDS == fold]
     images = torch.stack([torch.from_numpy(sample["image"]) for sample in samples])
