@@ -19,6 +19,7 @@ from hetpeer.dht.knock import is_peer, owner_of
 from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.dht.reachability import Reach
 from hetpeer.dht.streams import Stream
+from hetpeer.dht.strikes import Strikes
 
 pytestmark = [
     pytest.mark.swarm,
@@ -41,6 +42,13 @@ async def asker(helper: Node, tmp_path_factory: pytest.TempPathFactory) -> Async
     node = await Node.start(config, Identity.create(tmp_path_factory.mktemp("asker") / "key"))
     yield node
     await node.close()
+
+
+@pytest.fixture(autouse=True)
+def pardoned(asker: Node, helper: Node) -> None:
+    """What was done to a node in one test is not held against the other in the next."""
+    for node in (asker, helper):
+        node._listener.strikes = Strikes()
 
 
 def port_of(node: Node) -> int:
@@ -97,6 +105,7 @@ async def test_the_address_dialled_is_the_one_it_is_seen_at(asker: Node, helper:
 async def test_garbage_gets_no_answer(asker: Node, helper: Node, header: dict[str, Any]) -> None:
     with pytest.raises(PeerLostError):
         await questions(asker, helper, header)
+    assert helper.strikes() == {asker.peer_id: {"malformed": 1}}
 
 
 async def test_a_flood_is_refused(asker: Node, helper: Node) -> None:
