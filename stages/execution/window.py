@@ -9,12 +9,9 @@ tried always: the rate only rises if there is something to carry.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-SAMPLES = 64
-"""Microbatches that the estimate looks back at."""
 GAIN = 2.0
 MOST = 64
 
@@ -29,13 +26,28 @@ def shortest(hops_after: int) -> int:
 
 @dataclass(slots=True)
 class _Way:
-    """Microbatches that have the same number of hops before them."""
+    """Microbatches that have the same number of hops before them. A step begins with nothing under way, so that its first
+    ones show the least time again: what an earlier step has shown counts until then.
+    """
 
     returned: int = 0
-    trips: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
-    """Seconds from the beginning of the forward to the end of the backward."""
-    rates: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
-    """Microbatches per second that returned while one was under way."""
+    trip: float = math.inf
+    """Least seconds from the beginning of the forward to the end of the backward, in this step."""
+    rate: float = 0.0
+    """Most microbatches per second that returned while one was under way, in this step."""
+    trip_before: float = math.inf
+    rate_before: float = 0.0
+
+    def end_step(self) -> None:
+        if self.returned:
+            self.trip_before, self.rate_before = self.trip, self.rate
+        self.returned, self.trip, self.rate = 0, math.inf, 0.0
+
+    @property
+    def enough(self) -> float:
+        """Microbatches that fill the way there and back; infinite while nothing is known."""
+        trip = self.trip if self.returned else self.trip_before
+        return max(self.rate, self.rate_before) * trip
 
 
 class Window:
@@ -66,18 +78,19 @@ class Window:
         way = self._ways[hops_after]
         way.returned += 1
         trip = max(now - began, 1e-9)
-        way.trips.append(trip)
-        way.rates.append((way.returned - returned) / trip)
+        way.trip = min(way.trip, trip)
+        way.rate = max(way.rate, (way.returned - returned) / trip)
 
     def end_step(self) -> None:
         """What is under way now will not come back."""
         self._under_way.clear()
+        for way in self._ways.values():
+            way.end_step()
 
     def depth(self, hops_after: int) -> int:
         """How many forwards may wait for their gradient."""
         least = shortest(hops_after)
         way = self._ways.get(hops_after)
-        if not hops_after or way is None or not way.trips:
+        if not hops_after or way is None or not math.isfinite(way.enough):
             return least
-        enough = math.ceil(GAIN * max(way.rates) * min(way.trips)) + 1
-        return max(least, min(enough, self._most))
+        return max(least, min(math.ceil(GAIN * way.enough) + 1, self._most))

@@ -19,7 +19,8 @@ def test_as_many_as_fill_the_way():
         window.begun(number, 1, 10.0 * number)
         window.finished(number, 10.0 * number + 10)
     assert window.depth(1) == 3
-    for number in range(8):  # six at a time return, one a second
+    window.end_step()
+    for number in range(8):  # eight at a time return, one a second
         window.begun(number, 1, 100.0 + number)
     for number in range(8):
         window.finished(number, 110.0 + number)
@@ -27,6 +28,20 @@ def test_as_many_as_fill_the_way():
     assert window.depth(0) == 1, "nothing is between the last hop and the loss"
     window.reset(most=4)
     assert window.depth(1) == 3
+
+
+def test_the_first_of_a_step_shows_the_way_anew():
+    """The line became ten times as long meanwhile, and short again: a step later that is known."""
+    window = Window()
+    for trip in (1.0, 10.0, 1.0):
+        for number in range(20):
+            window.begun(number, 1, 0.1 * number)
+        window.finished(0, trip)
+        assert window.depth(1) <= 2 * 20 * trip + 1
+        for number in range(1, 20):
+            window.finished(number, trip + 0.1 * number)
+        window.end_step()
+    assert 2 * 10 < window.depth(1) <= 2 * 20 + 1
 
 
 def test_memory_is_the_limit_and_what_never_returns_is_forgotten():
