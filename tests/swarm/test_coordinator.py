@@ -27,11 +27,13 @@ async def test_bootstrap_is_killed_and_finds_no_room(swarm: Swarm, reference: Re
     await newcomer.says("no coordinator answers; prepared for blocks")
     assert list(newcomer.home.glob("runs/*/graph/*.graph"))
 
-    worker = one.helpers()["worker"]
-    worker.suspend()  # no step ends until the newcomer is ready for the next one
+    workers = [volunteer.helpers()["worker"] for volunteer in volunteers]
+    for worker in workers:
+        worker.suspend()  # no step ends, and no holder gives its state, whichever place the newcomer gets
     full = await swarm.bootstrap(before="small_files")
     await newcomer.says("waiting for the state of blocks")
-    worker.resume()
+    for worker in workers:
+        worker.resume()
     await newcomer.says("you are contributing")
     assert await full.ended() == ExitCode.TOO_SMALL
     assert full.said.splitlines()[-1].startswith("HP-DISK-002: no room to write")

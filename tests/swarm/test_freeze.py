@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from hetpeer.bootstrap.replay import ReferenceRun
-from tests.swarm.swarm import Swarm
+from tests.swarm.swarm import Swarm, until
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
 
@@ -24,12 +24,18 @@ async def test_frozen_beyond_the_lease(swarm: Swarm, reference: ReferenceRun) ->
         await volunteer.says("you are contributing")
     places = [volunteer.blocks() for volunteer in volunteers]
     frozen = next(v for v in volunteers if places.count(v.blocks()) == 2)
+    sole = next(v for v in volunteers if places.count(v.blocks()) == 1).helpers()["worker"]
+    await until(lambda: swarm.incarnations(frozen), "it has applied a step")
     frozen.signal(signal.SIGSTOP)
     version = swarm.version
     assert (await swarm.gone(frozen, within_s=20.0))["why"] in ("lease expired", "stream broken")
     assert swarm.version <= version + 1
+    sole.suspend()  # nor is it over before the frozen one is back
+    before = len(bootstrap.said)
     frozen.signal(signal.SIGCONT)
     await frozen.says("fenced by the coordinator")
+    await until(lambda: "3 volunteers" in bootstrap.said[before:], "it is let in again")
+    sole.resume()
     await swarm.finished(bootstrap, *volunteers)
-    assert 1 in swarm.incarnations(frozen)
+    assert swarm.incarnations(frozen) == {1, 2}
     swarm.exact(reference)
