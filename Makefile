@@ -24,6 +24,8 @@ format: setup
 	$(BIN)/ruff check --fix-only -q .
 	$(BIN)/ruff format -q .
 
+# Dozens of processes start from the same sources: compile them once even where the environment says otherwise.
+test: export PYTHONDONTWRITEBYTECODE =
 test: setup
 	$(PY) -m pytest -q -n 2 --dist loadgroup
 

@@ -18,8 +18,10 @@ from hetpeer.dht.errors import RemoteError
 from hetpeer.dht.reachability import ROUND_S, Ask, Effect, Reach, Reachability, Standing
 from hetpeer.dht.session import Session
 
-MEET_S = 1.5
-HINT_S = 0.5
+MEET_S = 2.5
+"""To connect to a peer that one who is asked knows, so that it can be asked too: both fit into a round."""
+HINT_S = 1.0
+"""For whoever is asked to look up where its peers are."""
 
 _log = logging.getLogger(__name__)
 

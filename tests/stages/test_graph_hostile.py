@@ -1,6 +1,7 @@
 """A block's sizes, flags, statistics and hetpeer's own operators, from a stranger: ProtocolError, and nothing is allocated."""
 
 import contextlib
+import copy
 import math
 import time
 from functools import cache
@@ -212,7 +213,7 @@ def test_any_hostile_values_anywhere(data):
         inner = document
         for key in way:
             inner = inner[key]
-        inner[last] = data.draw(HOSTILE)
+        inner[last] = copy.deepcopy(data.draw(HOSTILE))  # twice the same object would nest in itself
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
     before, began = status_kib("VmRSS"), time.monotonic()
     packed = msgpack.packb(document)
