@@ -46,6 +46,7 @@ proof-4: setup
 	$(PY) -m benchmarks.links
 	$(PY) -m benchmarks.overlap
 	$(PY) -m benchmarks.adaptive
+	$(PY) -m benchmarks.prediction
 
 gpu: setup
 	$(PY) -m benchmarks.gpu

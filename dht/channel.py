@@ -67,6 +67,8 @@ class Channel:
         """Measures what arrives; the peer is told."""
         self.rate = 0.0
         """Bytes/s at which what we send arrives, as the peer says; 0: it does not say."""
+        self.trip_s = math.inf
+        """There and back, at best; of the side that dials."""
         self.queue: credit.Queue[Parcel] | None = None
         """What waits for the peer's credit, where it limits what we send: it hears of what is granted."""
         self.credit: Lane | None = None
@@ -244,8 +246,10 @@ async def dial(node: Node, protocol: str, channel: Channel) -> None:
         try:
             stream = await node.open(channel.peer_id, protocol, timeout_s=5.0)
             hello = {"key": channel.key, "lane": channel.lane, "has": channel.inbox.last, "begun": begun}
+            began = asyncio.get_running_loop().time()
             await stream.send(hello, timeout_s=5.0)
             answer = (await stream.receive(timeout_s=5.0)).header
+            channel.trip_s = min(channel.trip_s, asyncio.get_running_loop().time() - began)
         except RemoteError as error:
             _log.debug("dialling %r: %s", channel, error)
             await asyncio.sleep(REDIAL_S[min(attempt, len(REDIAL_S) - 1)])

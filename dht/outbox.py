@@ -22,12 +22,19 @@ class Parcel:
     cost: int = 0
     """Bytes of credit that it takes; 0 where the channel has none."""
 
+    @property
+    def nbytes(self) -> int:
+        """Of the payload."""
+        return sum(map(len, self.payload))
+
 
 class Outbox:
     """Frames in the order of their numbers, kept until acknowledged."""
 
     def __init__(self) -> None:
         self.acknowledged = 0
+        self.arrived = 0
+        """Bytes of payload in all that was acknowledged."""
         self.spent: Counter[credit.Pool] = Counter()
         """Credit that everything added so far takes, whether it is kept or not."""
         self._next = 1
@@ -49,7 +56,9 @@ class Outbox:
         """The peer has everything up to `number`."""
         self.acknowledged = max(self.acknowledged, number)
         while self._kept and self._kept[0][0] <= number:
-            self._totals.pop(self._kept.popleft()[0], None)
+            number_there, parcel = self._kept.popleft()
+            self._totals.pop(number_there, None)
+            self.arrived += parcel.nbytes
 
     def forget(self, tag: object) -> None:
         """Frames tagged so need not arrive any more; the numbers they had are left out."""

@@ -41,6 +41,12 @@ class LinkNote(BaseModel):
     """The end of the peer's id."""
     rate: Amount = 0.0
     """Bytes/s at which bytes arrive there; 0: not known."""
+    trip_s: Amount = 0.0
+    """There and back, at best."""
+    activation_bytes: Count = 0
+    """Of the last bundle sent there, as it was written; 0: none was."""
+    gradient_bytes: Count = 0
+    """Of the last bundle's gradient, likewise."""
     ratio: Amount = 1.0
     """How many times smaller what was sent is than it was in memory."""
     saved_bytes: Count = 0
@@ -69,6 +75,13 @@ class Advert(BaseModel):
     loss: Annotated[float, Field(allow_inf_nan=False)] | None = None
     """Of the last committed step."""
     tokens_per_second: Amount = 0.0
+    forward_s: Amount = 0.0
+    """Of one microbatch over its blocks; 0: not known."""
+    backward_s: Amount = 0.0
+    between_s: Amount = 0.0
+    """Between its last work of a step and the beginning of the next; 0: not known."""
+    uplink: Amount = 0.0
+    """Bytes/s that leave while several links are busy; 0: not known."""
     memory_bytes: Count = 0
     """Offered for blocks."""
     device: Label = ""

@@ -8,6 +8,7 @@ has left. Who does what no honest peer does is counted, and after a few times no
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
@@ -149,8 +150,12 @@ class DataPlane:
             self._owner.link_pressed(link.peer_id, None)
         self._owner.link_changed(link.peer_id, False)
 
-    def link_rate(self, peer: str, rate: float) -> None:
-        self._book.arrives(peer, rate)
+    def link_moved(self, link: Link) -> None:
+        if link.rate:
+            self._book.measured(link.peer_id, link.rate, link.trip_s)
+        links = self._outgoing.values()
+        busy, arrived = sum(one.is_busy for one in links), sum(one.arrived for one in links)
+        self._book.outflow.look(time.monotonic(), busy, arrived)
 
     def link_pressed(self, peer: str, hops: int | None) -> None:
         self._owner.link_pressed(peer, hops)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+
+RECENT = 9
+"""Steps of which the middle one says how long it is from one to the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,3 +27,21 @@ class Figures:
     """Block ranges run forward and backward here."""
     steps: int = 0
     tokens_per_second: float = 0.0
+    _worked_at: float | None = None
+    _pauses: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    def worked(self, now: float) -> None:
+        """A microbatch has been run forward and backward, `now` in seconds."""
+        self.microbatches += 1
+        self._worked_at = now
+
+    def begun(self, now: float) -> None:
+        """A step begins."""
+        if self._worked_at is not None:
+            self._pauses.append(now - self._worked_at)
+            self._worked_at = None
+
+    @property
+    def between_s(self) -> float:
+        """Seconds between the last work of a step here and the beginning of the next; 0: not known."""
+        return median(self._pauses) if self._pauses else 0.0

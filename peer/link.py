@@ -39,8 +39,8 @@ class LinkOwner(Protocol):
     def link_lost(self, link: Link) -> None:
         """The peer does not know us any more: what was under way is void, and the link is closed."""
 
-    def link_rate(self, peer: str, rate: float) -> None:
-        """In bytes/s, as the peer says."""
+    def link_moved(self, link: Link) -> None:
+        """Something left on it or arrived at its end."""
 
     def link_pressed(self, peer: str, hops: int | None) -> None:
         """It takes no forwards that go on for so many hops or more behind the peer; None: it takes all."""
@@ -72,6 +72,26 @@ class Link:
     def is_up(self) -> bool:
         """Whether a stream is open."""
         return any(lane.is_up for lane in self._lanes)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is under way."""
+        return any(len(lane.outbox) for lane in self._lanes)
+
+    @property
+    def arrived(self) -> int:
+        """Bytes of payload that the peer has acknowledged."""
+        return sum(lane.outbox.arrived for lane in self._lanes)
+
+    @property
+    def rate(self) -> float:
+        """Bytes/s at which they arrive, as the peer says; 0: it does not say."""
+        return max(lane.rate for lane in self._lanes)
+
+    @property
+    def trip_s(self) -> float:
+        """There and back, at best; infinite before the first answer."""
+        return min(lane.trip_s for lane in self._lanes)
 
     def send(self, parcel: Parcel) -> None:
         """Queue a frame. It goes on the lane that has least under way, once there is credit; frames may overtake others."""
@@ -105,9 +125,7 @@ class Link:
         await payload.skip()
         raise OffenceError(Kind.WRONG_SIDE, "a tensor on the wrong side of a channel", peer=channel.peer_id)
 
-    def beat(self, channel: Channel) -> None:
-        if channel.rate:
-            self._owner.link_rate(channel.peer_id, channel.rate)
+    def beat(self, _channel: Channel) -> None:
         self._go_on()
 
     def up(self, channel: Channel) -> None:
@@ -132,8 +150,8 @@ class Link:
             idle.send(parcel)
         frames = sum(len(lane.outbox) for lane in self._lanes)
         nbytes = sum(map(_under_way, self._lanes))
-        rate = max(lane.rate for lane in self._lanes)
-        if self._pressure.judge(self._queue.pools, frames, nbytes, rate):
+        self._owner.link_moved(self)
+        if self._pressure.judge(self._queue.pools, frames, nbytes, self.rate):
             self._owner.link_pressed(self.peer_id, self._pressure.held)
 
     def _open(self) -> Channel:
@@ -176,4 +194,4 @@ class Link:
 
 def _under_way(lane: Channel) -> int:
     """Bytes that are not acknowledged."""
-    return sum(len(part) for _, parcel in lane.outbox for part in parcel.payload)
+    return sum(parcel.nbytes for _, parcel in lane.outbox)

@@ -9,6 +9,7 @@ from statistics import median
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.settings import LinkSettings
+from hetpeer.peer.outflow import Outflow
 from hetpeer.stages.links.adaptive import Coding, coding_for, gentler
 from hetpeer.stages.links.codec import Codec
 from hetpeer.stages.links.pace import ratio_of
@@ -25,6 +26,12 @@ class LinkFigures:
 
     rate: float = 0.0
     """Bytes/s at which our bytes last arrived there, as the peer says; 0: not known."""
+    trip_s: float = 0.0
+    """There and back, at best; 0: not known."""
+    activation_bytes: int = 0
+    """The last activation sent, as it was written."""
+    gradient_bytes: int = 0
+    """The last gradient likewise."""
     bundle_bytes: int = 0
     """The largest bundle sent so far, as it lies in memory."""
     raw_bytes: int = 0
@@ -49,6 +56,8 @@ class LinkBook:
     def __init__(self, settings: LinkSettings) -> None:
         self.target = 0.0
         """Seconds that every link is to take for a microbatch, as the coordinator said; 0: not known."""
+        self.outflow = Outflow()
+        """Of all links together."""
         self._settings = settings
         self._forward = Codec.of(settings.codec)
         self._backward = Codec.of(settings.backward or settings.codec)
@@ -69,18 +78,23 @@ class LinkBook:
         limit = self._backward if gradient else self._forward
         return codec == limit or codec in gentler(limit)
 
-    def arrives(self, peer: str, rate: float) -> None:
-        """`peer` says at which rate our bytes arrive, in bytes/s."""
-        self._link(peer).rate = rate
+    def measured(self, peer: str, rate: float, trip_s: float) -> None:
+        """`peer` says at which rate our bytes arrive, in bytes/s; its answer took `trip_s` at best."""
+        link = self._link(peer)
+        link.rate, link.trip_s = rate, trip_s
 
     def computed(self, what: str, seconds: float) -> None:
         """A microbatch's forward or backward took so long here."""
         self._computing.setdefault(what, deque(maxlen=RECENT)).append(seconds)
 
+    def typical(self, what: str) -> float:
+        """Seconds of a microbatch's `forward` or `backward` here; 0: not known."""
+        return median(self._computing.get(what, (0.0,)))
+
     @property
     def computing(self) -> float:
         """Seconds of a microbatch here, forward and backward."""
-        return sum(map(median, self._computing.values()))
+        return self.typical("forward") + self.typical("backward")
 
     def coding(self, peer: str, nbytes: int, width: float, *, gradient: bool) -> Coding:
         """How the next bundle for `peer` is written: `nbytes` in memory, `width` for each of its floating-point numbers."""
@@ -98,9 +112,13 @@ class LinkBook:
         """Whether the line to `peer` is slow enough for time to be spent on shorter positions."""
         return self._link(peer).rate < SQUEEZE_BELOW
 
-    def sent(self, peer: str, raw: int, nbytes: int) -> None:
+    def sent(self, peer: str, raw: int, nbytes: int, *, gradient: bool) -> None:
         """A bundle of `raw` bytes left as `nbytes`."""
         link = self._link(peer)
+        if gradient:
+            link.gradient_bytes = nbytes
+        else:
+            link.activation_bytes = nbytes
         link.raw_bytes += raw
         link.sent_bytes += nbytes
 

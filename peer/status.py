@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hetpeer.bootstrap.manifest import Manifest, SignedManifest
     from hetpeer.dht.addresses import Address
     from hetpeer.dht.records import Advert
+    from hetpeer.dht.roster import Roster
 
 SCHEMA = "hetpeer.status/1"
 HOLDING = frozenset({"ready", "training", "reducing", "applying"})
@@ -177,14 +178,27 @@ def known_addresses(home: Path) -> tuple[str, ...]:
     return tuple(map(str, addresses))
 
 
-@asynccontextmanager
-async def observing(addresses: Sequence[Address]) -> AsyncIterator[Callable[[], Awaitable[SwarmStatus]]]:
-    """Join the swarm as an onlooker; the function yielded reads its status, as often as one likes.
+@dataclass(frozen=True, slots=True)
+class Onlooker:
+    """Somebody who looks at a swarm without taking part."""
 
-    Raises `LocalError` HP-NET-002 (nobody answers), HP-NET-006 (nobody serves a run); reading raises `RemoteError`
-    HP-NET-012 when the DHT does not answer.
-    """
-    from hetpeer.dht.clock import SystemClock
+    signed: SignedManifest
+    _roster: Roster
+
+    async def adverts(self) -> Mapping[str, Advert]:
+        """What the peers say of themselves now, by peer id. Raises `RemoteError` HP-NET-012 when the DHT does not answer."""
+        return await self._roster.read()
+
+    async def status(self) -> SwarmStatus:
+        """The same, put together. Raises as `adverts`."""
+        from hetpeer.dht.clock import SystemClock
+
+        return summarise(self.signed, await self.adverts(), SystemClock().wall())
+
+
+@asynccontextmanager
+async def observing(addresses: Sequence[Address]) -> AsyncIterator[Onlooker]:
+    """Join the swarm as an onlooker. Raises `LocalError` HP-NET-002 (nobody answers), HP-NET-006 (nobody serves a run)."""
     from hetpeer.dht.identity import Identity
     from hetpeer.dht.node import Node, NodeConfig
     from hetpeer.dht.roster import Roster
@@ -195,12 +209,7 @@ async def observing(addresses: Sequence[Address]) -> AsyncIterator[Callable[[], 
         node = await Node.start(NodeConfig(peers=tuple(addresses)), identity)
         try:
             signed = await fetch_manifest(node, addresses)
-            roster = Roster(node, signed.run_id)
-
-            async def read() -> SwarmStatus:
-                return summarise(signed, await roster.read(), SystemClock().wall())
-
-            yield read
+            yield Onlooker(signed, Roster(node, signed.run_id))
         finally:
             await node.close()
 

@@ -7,6 +7,7 @@ task of its own.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -194,7 +195,7 @@ class StepWork:
 
     async def _counted(self, work: Work) -> None:
         await work
-        self._figures.microbatches += 1
+        self._figures.worked(time.monotonic())
 
     async def _apply(self, work: Work) -> None:
         try:

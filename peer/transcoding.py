@@ -61,7 +61,7 @@ class Transcoding:
             head.id >= self._schema.training.microbatches
         )  # of the model as it is exported: without cuts
         if evaluated or coding.codec.values is None or not layout.width:
-            self._book.sent(peer, layout.nbytes, layout.nbytes)
+            self._book.sent(peer, layout.nbytes, layout.nbytes, gradient=gradient)
             self._send(peer, head, tensor)
             return None
         into = self._store.new(step, layout.room(coding.codec, coding.share))
@@ -92,7 +92,7 @@ class Transcoding:
             if into.released:  # the step is over
                 return
             into.length = done.nbytes
-            self._book.sent(peer, layout.nbytes, done.nbytes)
+            self._book.sent(peer, layout.nbytes, done.nbytes, gradient=gradient)
             coded = Coded(codec=str(coding.codec), written=done.written)
             self._send(peer, head.model_copy(update={"coded": coded}), into)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any
@@ -175,6 +176,7 @@ class Volunteer:
             self._files.volunteers = tuple(message.roster)
             self.links.target = message.target
             self._begun[message.step] = self._trace.now()
+            self.figures.begun(time.monotonic())
         self._steps.received(message)
 
     def tensor_arrived(self, *tensor: Any) -> None:

@@ -47,20 +47,20 @@ async def _look(addresses: list[Address], *, watch: bool, as_json: bool) -> None
 
     from hetpeer.peer.status import observing
 
-    async with observing(addresses) as read:
+    async with observing(addresses) as onlooker:
         if not watch:
-            _show(await read(), as_json)
+            _show(await onlooker.status(), as_json)
         elif as_json or plain(sys.stdout):
             while True:
-                _show(await read(), as_json)
+                _show(await onlooker.status(), as_json)
                 await asyncio.sleep(WATCH_S)
         else:
             from rich.live import Live
 
-            with Live(_tables(await read()), screen=False, auto_refresh=False) as live:
+            with Live(_tables(await onlooker.status()), screen=False, auto_refresh=False) as live:
                 while True:
                     await asyncio.sleep(WATCH_S)
-                    live.update(_tables(await read()), refresh=True)
+                    live.update(_tables(await onlooker.status()), refresh=True)
 
 
 def _show(found: SwarmStatus, as_json: bool) -> None:

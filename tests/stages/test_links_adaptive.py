@@ -78,8 +78,8 @@ def book(**settings):
 def test_only_slow_links_are_shrunk():
     links = book()
     links.target = 0.1
-    links.arrives("near", 100 * MIB)
-    links.arrives("far", MIB)
+    links.measured("near", 100 * MIB, 0.1)
+    links.measured("far", MIB, 0.1)
     assert str(links.coding("near", MIB, 4.0, gradient=False).codec) == "none"
     far = links.coding("far", MIB, 4.0, gradient=False)
     assert far == coding_for(SPARSE, 10.0)
@@ -88,7 +88,7 @@ def test_only_slow_links_are_shrunk():
 
 def test_before_the_coordinator_says_anything_the_own_pace_is_the_aim():
     links = book()
-    links.arrives("far", MIB)
+    links.measured("far", MIB, 0.1)
     assert str(links.coding("far", MIB, 4.0, gradient=False).codec) == "none"
     for what in ("forward", "backward"):
         links.computed(what, 0.25)
@@ -99,7 +99,7 @@ def test_before_the_coordinator_says_anything_the_own_pace_is_the_aim():
 def test_the_author_bounds_the_ratio_and_may_ask_for_it_everywhere():
     links = book(ratio=8.0)
     links.target = 1e-6
-    links.arrives("far", MIB)
+    links.measured("far", MIB, 0.1)
     assert links.coding("far", MIB, 4.0, gradient=False) == coding_for(SPARSE, 8.0)
     everywhere = book(ratio=8.0, adaptive=False)
     assert everywhere.coding("unknown", MIB, 4.0, gradient=True) == coding_for(SPARSE, 8.0)
@@ -123,8 +123,8 @@ def test_gradients_may_have_a_codec_of_their_own():
 
 def test_who_left_is_forgotten():
     links = book()
-    links.arrives("gone", MIB)
-    links.sent("gone", 100, 10)
+    links.measured("gone", MIB, 0.1)
+    links.sent("gone", 100, 10, gradient=False)
     assert links.links["gone"].ratio == 10.0
     links.keep_only(frozenset({"here"}))
     assert not links.links
@@ -133,7 +133,7 @@ def test_who_left_is_forgotten():
 def test_what_is_told_is_a_message():
     links = book()
     links.computed("forward", 1.0)
-    links.arrives("far", MIB)
+    links.measured("far", MIB, 0.1)
     links.coding("far", MIB, 4.0, gradient=False)
     assert m.decode(m.encode(links.paced())) == m.Paced(computing=1.0, links={"far": 1.0})
     with pytest.raises(ValueError, match="finite"):

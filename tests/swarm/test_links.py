@@ -2,6 +2,7 @@
 
 import json
 import signal
+from statistics import median
 
 import pytest
 
@@ -27,8 +28,12 @@ async def test_only_the_slow_direction_shrinks(swarm: Swarm) -> None:
         await slow.says("getting blocks")
         swarm.volunteer("fast", node=2)
         await swarm.committed(20, within_s=120.0)
-        watcher = swarm.start("watcher", "status", "--bootstrap", swarm.address, "--json", node=0)
-        assert await watcher.ended() == 0, watcher.said
+        watcher, planner = (
+            swarm.start(command, command, "--bootstrap", swarm.address, "--json", node=0)
+            for command in ("status", "plan")
+        )
+        for looking in (watcher, planner):
+            assert await looking.ended() == 0, looking.said
         swarm.end()
     peers = {peer["name"]: peer for peer in json.loads(watcher.printed)["peers"]}
     up, down = (peers[name]["links"][0] for name in ("slow", "fast"))
@@ -37,6 +42,9 @@ async def test_only_the_slow_direction_shrinks(swarm: Swarm) -> None:
     assert up["saved_bytes"] > 0
     assert down["bytes_per_second"] > 10e6 / 8
     assert (down["ratio"], down["saved_bytes"]) == (1.0, 0)
+    predicted = json.loads(planner.printed)
+    measured = median(commit["seconds"] for commit in swarm.records("commit")[-10:])
+    assert measured / 5 < predicted["predicted_s"] < measured * 5  # the goal is 20 %, where nothing else runs
 
 
 async def test_sparse_bundles_through_a_death(swarm: Swarm, reference: ReferenceRun) -> None:

@@ -1,0 +1,107 @@
+"""Whether `hetpeer plan` is right: predicted and measured time of a step, in the laboratory's networks.
+
+Four stages. When the windows are settled and the lines measured, the command is asked a few times while the swarm trains on;
+the middle answer stands beside the middle one of the steps that it was asked in.
+
+    python -m benchmarks.prediction
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report
+from benchmarks.networks import network
+from benchmarks.swarm import ENDLESS, NEVER, Model, Site, Swarm, make_run, running
+from hetpeer.bootstrap.settings import LinkSettings, TrainingSettings
+from tests.wanlab.lab import Lab
+
+VOLUNTEERS = 4
+WITHIN_S = 400.0
+GOAL = 0.2
+WAYS = {"none": LinkSettings(), "AdaTopK": LinkSettings(codec="topk-int8", ratio=100.0)}
+JUDGED = ("homes", "city")
+"""The goal is for these; the regions of the world are shown beside them."""
+
+
+async def measure(where: str, way: str, options: Any, folder: Path) -> dict[str, Any]:
+    model = Model(width=options.width, layers=4, sequence_length=128)
+    training = TrainingSettings(
+        steps=ENDLESS,
+        batch_size=options.microbatches * options.microbatch_size,
+        microbatch_size=options.microbatch_size,
+        eval_every=NEVER,
+        eval_microbatches=1,
+        checkpoint_every=NEVER,
+    )
+    run = make_run(folder, model, VOLUNTEERS, training, options.seed, WAYS[way])
+    with Lab(network(where)) as lab:
+        async with running(run, folder, VOLUNTEERS, site=Site(lab=lab)) as swarm:
+            await swarm.until(options.settle, WITHIN_S)
+            predictions = []
+            for number in range(options.steps):
+                predictions.append(await swarm.asked("plan", "--json"))
+                await swarm.until(options.settle + number + 1, WITHIN_S)
+            steps = step_seconds(swarm)[options.settle :]
+    predicted = statistics.median(found["predicted_s"] for found in predictions)
+    measured = statistics.median(steps)
+    return {
+        "where": where,
+        "way": way,
+        "predicted_s": predicted,
+        "measured_s": measured,
+        "off": predicted / measured - 1,
+        "predictions_s": [round(found["predicted_s"], 3) for found in predictions],
+        "steps_s": [round(one, 3) for one in steps],
+        "last": predictions[-1],
+    }
+
+
+def step_seconds(swarm: Swarm) -> list[float]:
+    """From one commit to the next."""
+    swarm.feed.poll()
+    return [seen.record["seconds"] for seen in swarm.feed.seen if seen.record["kind"] == "commit"]
+
+
+def main() -> int:
+    parser = report.parser(__doc__ or "")
+    for name, value, text in (
+        ("width", 128, "of the model, of 4 layers"),
+        ("microbatch-size", 8, "samples"),
+        ("microbatches", 16, "of a step"),
+        ("settle", 6, "steps before the first question"),
+        ("steps", 5, "steps, and questions"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
+    parser.add_argument("--only", default="", help="networks with this in their name")
+    options = parser.parse_args()
+    rows = []
+    for where in ("homes", "city", "regions"):
+        for way in WAYS:
+            if options.only not in where:
+                continue
+            with tempfile.TemporaryDirectory(prefix="hetpeer-benchmark-") as folder:
+                row = asyncio.run(measure(where, way, options, Path(folder)))
+            rows.append(row)
+            if not options.json:
+                print(
+                    f"{where:8} {way:8} predicted {row['predicted_s']:7.2f} s  measured {row['measured_s']:7.2f} s"
+                    f"  off by {row['off']:+.0%}",
+                    flush=True,
+                )
+    met = all(abs(row["off"]) <= GOAL for row in rows if row["where"] in JUDGED)
+    document = report.keep(
+        "prediction", {"goal": GOAL, "judged": JUDGED, "met": met, "rows": rows}, seed=options.seed
+    )
+    print(json.dumps(document) if options.json else f"  goal {GOAL:.0%}: {'met' if met else 'MISSED'}")
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

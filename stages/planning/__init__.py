@@ -1,0 +1,1 @@
+"""How long a step of a swarm takes, in virtual time."""

@@ -1,0 +1,83 @@
+"""What a peer sends in virtual time: its lines share its uplink, and each carries one bundle after the other. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from hetpeer.stages.planning.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """The way from one peer to another."""
+
+    rate: float
+    """Bytes/s that it carries alone."""
+    delay_s: float = 0.0
+    """One way."""
+    activation_bytes: float = 0.0
+    """Of a microbatch's bundle, as it is written for this line."""
+    gradient_bytes: float = 0.0
+
+
+@dataclass(slots=True)
+class _Bundle:
+    left: float
+    arrives: Callable[[], None]
+
+
+class Uplink:
+    """The lines of one peer. `capacity` in bytes/s is what they carry together; they share it as evenly as their own rates
+    let them (max-min fairness), which is what TCP comes to.
+    """
+
+    def __init__(self, timeline: Timeline, capacity: float, lines: Mapping[str, Line]) -> None:
+        self.busy_s = 0.0
+        """Seconds in which anything was sent."""
+        self._timeline = timeline
+        self._capacity = capacity
+        self._lines = lines
+        self._queues: dict[str, deque[_Bundle]] = {to: deque() for to in lines}
+        self._shares: dict[str, float] = {}
+        self._since = 0.0
+        self._turn = 0
+
+    def send(self, to: str, nbytes: float, arrives: Callable[[], None]) -> None:
+        """Queue a bundle for `to`; `arrives` happens when its last byte is there."""
+        self._move()
+        self._queues[to].append(_Bundle(nbytes, arrives))
+        self._share()
+
+    def _move(self) -> None:
+        """What has left since the last look."""
+        passed, self._since = self._timeline.now - self._since, self._timeline.now
+        if self._shares:
+            self.busy_s += passed
+        for to, share in self._shares.items():
+            self._queues[to][0].left -= share * passed
+
+    def _share(self) -> None:
+        """Divide the uplink among the lines in use, and come again when the first of their bundles has left."""
+        self._turn += 1
+        left = self._capacity
+        using = sorted(
+            (to for to, queue in self._queues.items() if queue), key=lambda to: self._lines[to].rate
+        )
+        self._shares = {}
+        for number, to in enumerate(using):
+            self._shares[to] = min(self._lines[to].rate, left / (len(using) - number))
+            left -= self._shares[to]
+        if using:
+            turn = self._turn
+            soonest, to = min((self._queues[to][0].left / share, to) for to, share in self._shares.items())
+            self._timeline.after(max(soonest, 0.0), lambda: self._sent(turn, to))
+
+    def _sent(self, turn: int, to: str) -> None:
+        if turn != self._turn:  # something else began meanwhile
+            return
+        self._move()
+        bundle = self._queues[to].popleft()
+        self._timeline.after(self._lines[to].delay_s, bundle.arrives)
+        self._share()

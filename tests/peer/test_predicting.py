@@ -1,0 +1,119 @@
+"""What is predicted from adverts, and what is said while they do not tell enough."""
+
+import json
+
+import pytest
+
+from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.records import Advert, LinkNote
+from hetpeer.peer.cli.plan import _lines
+from hetpeer.peer.figures import Figures
+from hetpeer.peer.outflow import Outflow
+from hetpeer.peer.predicting import predict
+from tests.bootstrap.engine import make_run
+
+FRONT, BACK = "QmTheFrontPeer", "QmTheBackPeer1"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """Steps of four microbatches of two sequences of 16 tokens."""
+    return make_run(tmp_path_factory.mktemp("predicting"))
+
+
+def volunteer(begin: int, end: int, to: str, **fields: object) -> Advert:
+    link = LinkNote(to=to[-8:], rate=1000.0, trip_s=0.2, activation_bytes=500, gradient_bytes=500)
+    known: dict[str, object] = {"role": "volunteer", "state": "training", "links": (link,)}
+    known |= {"block_begin": begin, "block_end": end, "forward_s": 0.1, "backward_s": 0.2, "between_s": 0.5}
+    return Advert(**(known | fields))
+
+
+def swarm(run: RunDirectory, **fields: object) -> dict[str, Advert]:
+    """Two stages; `fields` are the front one's."""
+    boss = Advert(role="coordinator", state="training", tokens_per_second=32.0)
+    blocks = len(run.manifest.blocks)
+    return {
+        run.manifest.coordinators[0]: boss,
+        FRONT: volunteer(0, 2, BACK, name="front", **fields),
+        BACK: volunteer(2, blocks, FRONT, name="back", between_s=3.0),
+        "QmTheOnlooker": Advert(role="volunteer", state="syncing", block_begin=0, block_end=2),
+    }
+
+
+def test_a_swarm_of_two(run: RunDirectory) -> None:
+    """Four bundles take 2 s on the line; the first one's work before, the last gradient's after it, twice the way."""
+    found = predict(run.manifest, swarm(run))
+    assert found.estimate.seconds == pytest.approx(0.1 + 4 * 0.5 + 0.1 + 0.3 + 0.5 + 0.1 + 0.2 + 0.5)
+    assert (found.measured_s, found.estimate.between_s) == (4.0, 0.5)
+    assert [member.name for member in found.members] == ["front", "back"]
+    lines = list(_lines(found))
+    assert (
+        lines[1]
+        == "step      3.80 s predicted, 0.50 s of it between two steps  the last one took 4.00 s (+5%)"
+    )
+    assert lines[-1] == "waits for back, which is sending" or lines[-1] == "waits for front, which is sending"
+    document = json.loads(json.dumps(found.document()))
+    assert document["predicted_s"] == found.estimate.seconds
+    assert {row["name"] for row in document["members"]} == {"front", "back"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"block_end": 1}, "nobody holds block 1"),
+        ({"state": "syncing"}, "nobody holds block 0"),
+        ({"forward_s": 0.0}, "front has not computed anything yet"),
+        ({"links": ()}, "the link from front to back is not measured yet"),
+        ({"links": (LinkNote(to=BACK[-8:]),)}, "the link from front to back is not measured yet"),
+    ],
+)
+def test_too_early(run: RunDirectory, fields: dict[str, object], why: str) -> None:
+    with pytest.raises(LocalError, match="nothing can be predicted yet") as caught:
+        predict(run.manifest, swarm(run, **fields))
+    assert (caught.value.code, caught.value.exit_code, caught.value.why) == (
+        "HP-PLAN-001",
+        ExitCode.TRY_LATER,
+        why,
+    )
+
+
+# ── what it is made of ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_uplink_is_measured_while_several_links_are_busy() -> None:
+    outflow = Outflow()
+    for now, links, arrived in ((0, 1, 0), (5, 2, 1000), (6, 2, 1200), (8, 1, 1600), (9, 0, 9000)):
+        outflow.look(float(now), links, arrived)
+    assert outflow.rate == pytest.approx(600 / 3)
+
+
+def test_too_short_a_look_says_nothing_and_old_ones_fade() -> None:
+    outflow = Outflow()
+    outflow.look(0.0, 2, 0)
+    outflow.look(0.9, 2, 900)
+    assert outflow.rate == 0
+    outflow.look(1000.0, 2, 999_900 + 100)
+    for second in range(1, 1001):
+        outflow.look(1000.0 + second, 2, 1_000_000 + 10 * second)
+    assert 10 <= outflow.rate < 11
+
+
+def test_a_link_that_is_closed_takes_its_bytes_along() -> None:
+    outflow = Outflow()
+    for now, arrived in ((0, 0), (1, 500), (2, 100), (3, 600)):
+        outflow.look(float(now), 2, arrived)
+    assert outflow.rate == pytest.approx(1000 / 3)
+
+
+def test_between_two_steps() -> None:
+    figures = Figures()
+    figures.begun(1.0)
+    assert figures.between_s == 0
+    for begun, worked in ((1.0, 5.0), (5.5, 9.0), (10.0, 12.0), (20.0, 20.0)):
+        figures.begun(begun)
+        figures.worked(worked)
+    figures.begun(21.0)
+    figures.begun(30.0)  # nothing was done here in between
+    assert figures.between_s == 1.0
+    assert figures.microbatches == 4
