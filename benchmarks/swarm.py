@@ -127,7 +127,7 @@ class Swarm:
             command=self._site.at(0),
         )
         try:
-            found: dict[str, Any] = json.loads(await child.first_line(ASK_S))
+            found: dict[str, Any] = json.loads(await child.next_line(ASK_S))
         finally:
             await end_all([child])
         return found
@@ -195,7 +195,7 @@ async def running(
     bootstrap = await Child.start("bootstrap", arguments, home=run.path, log=log, command=site.at(0))
     swarm = None
     try:
-        address = (await bootstrap.first_line(START_S)).split()[-1]
+        address = (await bootstrap.next_line(START_S)).split()[-1]
         swarm = Swarm(run, folder, bootstrap, address, site)
         for number in range(1, volunteers + 1):
             await swarm.add(number, *options)

@@ -57,8 +57,8 @@ class Child:
         """The exit status, minus the signal that killed it, or None while it runs."""
         return self._process.returncode
 
-    async def first_line(self, timeout_s: float) -> str:
-        """The first line of its standard output. Raises `LocalError` HP-DEMO-003 when it ends or stays silent."""
+    async def next_line(self, timeout_s: float) -> str:
+        """The next line of its standard output. Raises `LocalError` HP-DEMO-003 when it ends or stays silent."""
         assert self._process.stdout is not None
         try:
             async with asyncio.timeout(timeout_s):

@@ -54,7 +54,7 @@ async def train(settings: DemoSettings, run: RunDirectory, view: View, clock: Cl
         log = settings.logs / "bootstrap.log"
         bootstrap = await Child.start("bootstrap node", arguments, home=run.path, log=log)
         children.append(bootstrap)
-        address = (await bootstrap.first_line(START_S)).split()[-1]
+        address = (await bootstrap.next_line(START_S)).split()[-1]
         view.say(f"bootstrap node at {address}")
         for number in range(1, settings.peers + 1):
             children.append(await _volunteer(settings, number, address))  # noqa: PERF401 - one by one: none is missed at the end

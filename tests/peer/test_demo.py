@@ -188,14 +188,14 @@ async def child(tmp_path: Path, code: str) -> Child:
 async def test_child_that_fails_says_why(tmp_path: Path) -> None:
     failing = await child(tmp_path, "import sys; print('HP-X-001: broken', file=sys.stderr); sys.exit(3)")
     with pytest.raises(LocalError, match="status 3; its last line: HP-X-001: broken") as caught:
-        await failing.first_line(30)
+        await failing.next_line(30)
     assert caught.value.code == "HP-DEMO-003"
 
 
 async def test_child_that_stays_silent_is_given_up(tmp_path: Path) -> None:
     silent = await child(tmp_path, "import time; time.sleep(60)")
     with pytest.raises(LocalError, match="not ready"):
-        await silent.first_line(0.2)
+        await silent.next_line(0.2)
     await end_all([silent])
     assert silent.status == -signal.SIGTERM
 
@@ -203,7 +203,7 @@ async def test_child_that_stays_silent_is_given_up(tmp_path: Path) -> None:
 async def test_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
     stubborn = await child(tmp_path, code)
-    assert await stubborn.first_line(30) == "up"
+    assert await stubborn.next_line(30) == "up"
     await stubborn.end(0.3)
     assert stubborn.status == -signal.SIGKILL
 
@@ -219,7 +219,7 @@ async def main():
     sleeper = (sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)")
     folder = Path({str(tmp_path)!r})
     child = await Child.start("child", (), home=folder, log=folder / "log", command=sleeper)
-    print(await child.first_line(30), flush=True)
+    print(await child.next_line(30), flush=True)
     await asyncio.sleep(60)
 
 uvloop.run(main())
