@@ -32,7 +32,7 @@ from hetpeer.peer.demo.children import Child, end_all
 from tests.wanlab.lab import Lab
 
 PEERS = 4
-WITHIN_S = 1800.0
+WITHIN_S, LOOK_S = 1800.0, 1.0
 LINKS = {"hetpeer": LinkSettings(), "hetpeer AdaTopK": LinkSettings(codec="topk-int8", ratio=100.0)}
 SAME = 1e-3
 """Ways that compute the same have training losses that differ by less than this, relative."""
@@ -77,17 +77,30 @@ async def script(
     return await Child.start(name, arguments, home=folder, log=log, command=command)
 
 
-async def told(child: Child, steps: int) -> Trained:
-    """What a baseline says, until it has done `steps` steps and told the loss of the last one, if it tells any."""
-    found, since = Trained(), 0.0
-    while len(found.train) < steps or (found.heldout and steps not in found.heldout):
+async def told(children: Sequence[Child], steps: int) -> Trained:
+    """What the last of `children` says, until all are done. Raises `LocalError` HP-DEMO-003 when one fails."""
+    listening = asyncio.ensure_future(_listen(children[-1], steps))
+    while not listening.done():
+        await asyncio.wait({listening}, timeout=LOOK_S)
+        for child in children:
+            if child.status:
+                listening.cancel()
+                raise child.failure()
+    return listening.result()
+
+
+async def _listen(child: Child, steps: int) -> Trained:
+    """Until it has done `steps` steps and told the loss of the last one, if it tells any."""
+    found, since, before = Trained(), 0.0, 0
+    while steps not in found.train or (found.heldout and steps not in found.heldout):
         said = json.loads(await child.next_line(WITHIN_S))
         if "begun" in said:
             since = said["at"]
         elif "train" in said:
-            found.step_s.append(said["at"] - since)
+            # hivemind skips some versions: what they took is divided among them
+            found.step_s.append((said["at"] - since) / (said["step"] - before))
             found.train[said["step"]] = said["train"]
-            since = said["at"]
+            since, before = said["at"], said["step"]
         elif "loss" in said:
             found.heldout[said["step"]] = said["loss"]
         elif "over" in said:
@@ -98,7 +111,7 @@ async def told(child: Child, steps: int) -> Trained:
 async def one_machine(run: RunDirectory, folder: Path, steps: int, every: int) -> Trained:
     child = await script("one_machine", folder, (str(run.path), str(steps), str(every)))
     try:
-        return await told(child, steps)
+        return await told([child], steps)
     finally:
         await end_all([child])
 
@@ -110,7 +123,7 @@ async def torch_pipeline(run: RunDirectory, folder: Path, lab: Lab, steps: int) 
             arguments = (str(run.path), str(steps), str(rank), str(PEERS), lab.address(1), INTERFACE)
             at = ("ip", "netns", "exec", lab.namespace(rank + 1))
             children.append(await script("torch_pipeline", folder, arguments, at, rank))
-        return await told(children[-1], steps)
+        return await told(children, steps)
     finally:
         await end_all(children)
 
@@ -126,7 +139,7 @@ async def hivemind_optimizer(run: RunDirectory, folder: Path, lab: Lab, steps: i
             children.append(await script("hivemind_optimizer", folder, arguments, at, peer))
             if not peer:
                 first = (await children[0].next_line(WITHIN_S),)
-        return await told(children[0], steps)
+        return await told(children[::-1], steps)
     finally:
         family = psutil.Process().children(recursive=True)  # its DHT and p2pd outlive it
         await end_all(children)

@@ -15,12 +15,13 @@ from torch import nn
 
 from benchmarks.baselines.task import Task, tell
 
-MATCHMAKING_S = 3.0
+MATCHMAKING_S, REQUEST_S = 3.0, 1.0
 TIMEOUT_S = 120.0
 
 
 def main() -> None:
     import hivemind
+    from hivemind.utils.timed_storage import get_dht_time
 
     run, steps, every = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     peer, peers, address = int(sys.argv[4]), int(sys.argv[5]), sys.argv[6]
@@ -43,8 +44,10 @@ def main() -> None:
         matchmaking_time=MATCHMAKING_S,
         averaging_timeout=TIMEOUT_S,
         delay_state_averaging=False,
+        averager_opts={"request_timeout": REQUEST_S},
     )
-    while optimizer.tracker.global_progress.num_peers < peers:  # all of them, or the first would train alone
+    dht.store("ready", subkey=str(peer), value=True, expiration_time=get_dht_time() + TIMEOUT_S)
+    while len(getattr(dht.get("ready", latest=True), "value", ())) < peers:  # or the first would train alone
         time.sleep(0.2)
     tell(begun=True)
     snapshots = {}

@@ -82,7 +82,7 @@ def main() -> None:
         clip(parameters, task.clip)
         optimizer.step()
         if part.ends:
-            tell(step=step + 1, train=float(torch.stack(losses).mean()))
+            tell(step=step + 1, train=torch.stack(losses).detach().mean().item())
     dist.barrier()
     dist.destroy_process_group()
 
