@@ -1,7 +1,8 @@
 """Whether `hetpeer plan` is right: predicted and measured time of a step, in the laboratory's networks.
 
-Four stages. When the windows are settled and the lines measured, the command is asked a few times while the swarm trains on;
-the middle answer stands beside the middle one of the steps that it was asked in.
+Four stages. When the windows are settled and the lines measured, the command is asked a few times, and after each answer the
+swarm trains on undisturbed (asking takes a part of the cores that the swarm runs on): the middle answer stands beside the middle
+one of those steps.
 
     python -m benchmarks.prediction
 """
@@ -44,11 +45,12 @@ async def measure(where: str, way: str, options: Any, folder: Path) -> dict[str,
     with Lab(network(where)) as lab:
         async with running(run, folder, VOLUNTEERS, site=Site(lab=lab)) as swarm:
             await swarm.until(options.settle, WITHIN_S)
-            predictions = []
-            for number in range(options.steps):
+            predictions, steps = [], []
+            for _ in range(options.questions):
                 predictions.append(await swarm.asked("plan", "--json"))
-                await swarm.until(options.settle + number + 1, WITHIN_S)
-            steps = step_seconds(swarm)[options.settle :]
+                begin = len(step_seconds(swarm)) + 1  # after the one that is under way
+                await swarm.until(begin + options.steps, WITHIN_S)
+                steps += step_seconds(swarm)[begin : begin + options.steps]
     predicted = statistics.median(found["predicted_s"] for found in predictions)
     measured = statistics.median(steps)
     return {
@@ -76,7 +78,8 @@ def main() -> int:
         ("microbatch-size", 8, "samples"),
         ("microbatches", 16, "of a step"),
         ("settle", 6, "steps before the first question"),
-        ("steps", 5, "steps, and questions"),
+        ("questions", 5, "to be asked"),
+        ("steps", 3, "after each question"),
     ):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
     parser.add_argument("--only", default="", help="networks with this in their name")

@@ -78,6 +78,9 @@ class Advert(BaseModel):
     forward_s: Amount = 0.0
     """Of one microbatch over its blocks; 0: not known."""
     backward_s: Amount = 0.0
+    encode_s: Amount = 0.0
+    """Of one bundle, as it was last written; 0: nothing is."""
+    decode_s: Amount = 0.0
     between_s: Amount = 0.0
     """Between its last work of a step and the beginning of the next; 0: not known."""
     uplink: Amount = 0.0

@@ -49,6 +49,8 @@ def volunteer_advert(volunteer: Volunteer, node: Node, device_name: str) -> Adve
         tokens_per_second=volunteer.figures.tokens_per_second,
         forward_s=volunteer.links.typical("forward"),
         backward_s=volunteer.links.typical("backward"),
+        encode_s=volunteer.links.typical("encode"),
+        decode_s=volunteer.links.typical("decode"),
         between_s=volunteer.figures.between_s,
         uplink=round(volunteer.links.outflow.rate),
         memory_bytes=volunteer.offer.memory_bytes,

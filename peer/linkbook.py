@@ -12,7 +12,7 @@ from hetpeer.bootstrap.settings import LinkSettings
 from hetpeer.peer.outflow import Outflow
 from hetpeer.stages.links.adaptive import Coding, coding_for, gentler
 from hetpeer.stages.links.codec import Codec
-from hetpeer.stages.links.pace import ratio_of
+from hetpeer.stages.links.pace import SLACK, ratio_of
 
 RECENT = 33
 """Microbatches of which the middle one says how long one takes: a busy moment is no slow machine."""
@@ -84,11 +84,11 @@ class LinkBook:
         link.rate, link.trip_s = rate, trip_s
 
     def computed(self, what: str, seconds: float) -> None:
-        """A microbatch's forward or backward took so long here."""
+        """A microbatch's `forward` or `backward` took so long here, or a bundle to be written (`encode`) or read (`decode`)."""
         self._computing.setdefault(what, deque(maxlen=RECENT)).append(seconds)
 
     def typical(self, what: str) -> float:
-        """Seconds of a microbatch's `forward` or `backward` here; 0: not known."""
+        """Seconds of what `computed` is told of; 0: not known."""
         return median(self._computing.get(what, (0.0,)))
 
     @property
@@ -105,7 +105,7 @@ class LinkBook:
             return coding_for(limit, self._settings.ratio, width)
         seconds = nbytes / link.rate if link.rate else 0.0
         return coding_for(
-            limit, ratio_of(seconds, self.target or self.computing, self._settings.ratio), width
+            limit, ratio_of(seconds, self.target or SLACK * self.computing, self._settings.ratio), width
         )
 
     def squeezes(self, peer: str) -> bool:

@@ -137,7 +137,7 @@ def _lines(routes: Mapping[int, Route], working: Mapping[str, Advert]) -> dict[t
             raise _too_early(f"the link from {' to '.join(names)} is not measured yet")
         lines[sender, to] = Line(
             rate=note.rate,
-            delay_s=note.trip_s / 2,
+            delay_s=working[sender].encode_s + note.trip_s / 2 + working[to].decode_s,
             activation_bytes=note.activation_bytes,
             gradient_bytes=note.gradient_bytes,
         )

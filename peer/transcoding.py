@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 from hetpeer.averaging import effects as e
@@ -62,6 +63,7 @@ class Transcoding:
         )  # of the model as it is exported: without cuts
         if evaluated or coding.codec.values is None or not layout.width:
             self._book.sent(peer, layout.nbytes, layout.nbytes, gradient=gradient)
+            self._book.computed("encode", 0.0)
             self._send(peer, head, tensor)
             return None
         into = self._store.new(step, layout.room(coding.codec, coding.share))
@@ -78,7 +80,7 @@ class Transcoding:
             tensors=layout.tensors(tensor.extent),
             into=into.extent,
         )
-        posted = self._posts.post(command, [tensor, into])
+        posted, began = self._posts.post(command, [tensor, into]), time.monotonic()
 
         async def answer() -> None:
             try:
@@ -92,6 +94,7 @@ class Transcoding:
             if into.released:  # the step is over
                 return
             into.length = done.nbytes
+            self._book.computed("encode", time.monotonic() - began)
             self._book.sent(peer, layout.nbytes, done.nbytes, gradient=gradient)
             coded = Coded(codec=str(coding.codec), written=done.written)
             self._send(peer, head.model_copy(update={"coded": coded}), into)
@@ -114,7 +117,7 @@ class Transcoding:
             data=tensor.extent,
             tensors=layout.tensors(bundle.extent),
         )
-        posted = self._posts.post(command, [tensor, bundle])
+        posted, began = self._posts.post(command, [tensor, bundle]), time.monotonic()
 
         async def answer() -> None:
             try:
@@ -127,6 +130,7 @@ class Transcoding:
                 return
             finally:
                 self._store.release(tensor)
+            self._book.computed("decode", time.monotonic() - began)
             if not bundle.released:
                 then(bundle)
 

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+SLACK = 0.5
+"""What a link may take of the slowest stage's time. As slow as the work it would be hidden only if nothing ever varied: with a
+fifth of a second of work and 100 ms of way, four stages take 1.28 of the work of 64 microbatches then, and 1.18 at half.
+"""
+
 
 def target_seconds(links: Iterable[float], computing: Iterable[float], most: float) -> float:
     """The time that every link is to take for a microbatch; 0 where nothing is known.
@@ -12,7 +17,7 @@ def target_seconds(links: Iterable[float], computing: Iterable[float], most: flo
     for a microbatch, `most` the author's ratio: the slowest link is not shrunk further, and none further than it is.
     """
     slowest = max(links, default=0.0)
-    return max(slowest / most, max(computing, default=0.0)) if slowest else 0.0
+    return max(slowest / most, SLACK * max(computing, default=0.0)) if slowest else 0.0
 
 
 def ratio_of(seconds: float, target: float, most: float) -> float:

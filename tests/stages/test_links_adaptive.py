@@ -11,7 +11,7 @@ from hetpeer.bootstrap.settings import LinkSettings
 from hetpeer.peer.linkbook import LinkBook
 from hetpeer.stages.links.adaptive import coding_for, share_for
 from hetpeer.stages.links.codec import Codec
-from hetpeer.stages.links.pace import ratio_of, target_seconds
+from hetpeer.stages.links.pace import SLACK, ratio_of, target_seconds
 
 SPARSE = Codec.of("topk-int8")
 MIB = 1 << 20
@@ -57,9 +57,9 @@ def test_eq_7_where_computing_costs_nothing(links, most):
 
 def test_precision_that_buys_no_time_is_not_given_up():
     target = target_seconds([2.0, 0.5, 0.1], [0.25, 0.4], 100.0)
-    assert target == 0.4
+    assert target == 0.4 * SLACK
     assert [ratio_of(seconds, target, 100.0) for seconds in (2.0, 0.5, 0.1)] == pytest.approx(
-        [5.0, 1.25, 1.0]
+        [5.0 / SLACK, 1.25 / SLACK, 1.0]
     )
 
 
@@ -91,8 +91,9 @@ def test_before_the_coordinator_says_anything_the_own_pace_is_the_aim():
     links.measured("far", MIB, 0.1)
     assert str(links.coding("far", MIB, 4.0, gradient=False).codec) == "none"
     for what in ("forward", "backward"):
-        links.computed(what, 0.25)
-    assert links.computing == 0.5
+        links.computed(what, 0.25 / SLACK)
+    links.computed("encode", 1.0)  # another lane's
+    assert links.computing == 0.5 / SLACK
     assert str(links.coding("far", MIB, 4.0, gradient=False).codec) == "bf16"
 
 
