@@ -230,8 +230,10 @@ def show(result: dict[str, Any]) -> None:
     )
 
 
-async def main_async(options: Any) -> list[dict[str, Any]]:
-    results = []
+async def all_networks(options: Any) -> dict[str, Any]:
+    """One after the other; what one has shown is not lost with the next."""
+    results: list[dict[str, Any]] = []
+    document: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="hetpeer-benchmark-") as path:
         folder = Path(path)
         run = made(folder / "alone", options, options.steps, LinkSettings())
@@ -239,9 +241,11 @@ async def main_async(options: Any) -> list[dict[str, Any]]:
         for where in options.networks.split(","):
             found = await measure(where, alone, options, folder)
             results.append(judge(where, found, options))
+            met = all(result["met"] for result in results)
+            document = report.keep("endtoend", {"met": met, "networks": results}, seed=options.seed)
             if not options.json:
                 show(results[-1])
-    return results
+    return document
 
 
 def main() -> int:
@@ -258,12 +262,10 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
     parser.add_argument("--networks", default="homes,city,regions")
     options = parser.parse_args()
-    results = asyncio.run(main_async(options))
-    met = all(result["met"] for result in results)
-    document = report.keep("endtoend", {"met": met, "networks": results}, seed=options.seed)
+    document = asyncio.run(all_networks(options))
     if options.json:
         print(json.dumps(document))
-    return 0 if met else 1
+    return 0 if document["met"] else 1
 
 
 if __name__ == "__main__":

@@ -84,7 +84,9 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
     parser.add_argument("--only", default="", help="networks with this in their name")
     options = parser.parse_args()
-    rows = []
+    rows: list[dict[str, Any]] = []
+    document: dict[str, Any] = {}
+    met = False
     for where in ("homes", "city", "regions"):
         for way in WAYS:
             if options.only not in where:
@@ -98,10 +100,9 @@ def main() -> int:
                     f"  off by {row['off']:+.0%}",
                     flush=True,
                 )
-    met = all(abs(row["off"]) <= GOAL for row in rows if row["where"] in JUDGED)
-    document = report.keep(
-        "prediction", {"goal": GOAL, "judged": JUDGED, "met": met, "rows": rows}, seed=options.seed
-    )
+            met = all(abs(row["off"]) <= GOAL for row in rows if row["where"] in JUDGED)
+            figures = {"goal": GOAL, "judged": JUDGED, "met": met, "rows": rows}
+            document = report.keep("prediction", figures, seed=options.seed)
     print(json.dumps(document) if options.json else f"  goal {GOAL:.0%}: {'met' if met else 'MISSED'}")
     return 0 if met else 1
 

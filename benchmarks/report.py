@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 FOLDER = Path(__file__).with_name("results")
+_BEGAN = psutil.cpu_times()
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -36,12 +37,17 @@ def keep(name: str, figures: dict[str, Any], *, seed: int) -> dict[str, Any]:
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "seed": seed,
-        "machine": machine(),
+        "machine": machine() | {"stolen": round(stolen(_BEGAN, psutil.cpu_times()), 4)},
         **figures,
     }
     FOLDER.mkdir(exist_ok=True)
     (FOLDER / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
     return document
+
+
+def stolen(before: Any, now: Any) -> float:
+    """The part of the processors' time in between that other virtual machines had, by `psutil.cpu_times`."""
+    return float((now.steal - before.steal) / max(sum(now) - sum(before), 1e-9))
 
 
 def machine() -> dict[str, Any]:
@@ -55,14 +61,15 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit that is checked out; `+` where files differ from it, empty outside a checkout."""
+    """The commit that is checked out; `+` where files other than results differ from it, empty outside a checkout."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(FOLDER.parent), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
     head = git("rev-parse", "--short=12", "HEAD")
-    return head + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ":(top)", f":(exclude){FOLDER}")
+    return head + ("+" if changed else "")
 
 
 def _processor() -> str:
