@@ -1,8 +1,7 @@
 """Whether `hetpeer plan` is right: predicted and measured time of a step, in the laboratory's networks.
 
-Four stages. When the windows are settled and the lines measured, the command is asked a few times, and after each answer the
-swarm trains on undisturbed (asking takes a part of the cores that the swarm runs on): the middle answer stands beside the middle
-one of those steps.
+Four stages. When the windows are settled and the lines measured, the command looks at the swarm for some steps: the middle one of
+its answers stands beside the middle one of the steps.
 
     python -m benchmarks.prediction
 """
@@ -45,12 +44,12 @@ async def measure(where: str, way: str, options: Any, folder: Path) -> dict[str,
     with Lab(network(where)) as lab:
         async with running(run, folder, VOLUNTEERS, site=Site(lab=lab)) as swarm:
             await swarm.until(options.settle, WITHIN_S)
-            predictions, steps = [], []
-            for _ in range(options.questions):
-                predictions.append(await swarm.asked("plan", "--json"))
+            async with swarm.asking("plan", "--watch", "--json") as child:
+                predictions = [json.loads(await child.next_line(WITHIN_S))]
                 begin = len(step_seconds(swarm)) + 1  # after the one that is under way
-                await swarm.until(begin + options.steps, WITHIN_S)
-                steps += step_seconds(swarm)[begin : begin + options.steps]
+                while len(step_seconds(swarm)) < begin + options.steps:
+                    predictions.append(json.loads(await child.next_line(WITHIN_S)))
+            steps = step_seconds(swarm)[begin:]
     predicted = statistics.median(found["predicted_s"] for found in predictions)
     measured = statistics.median(steps)
     return {
@@ -78,8 +77,7 @@ def main() -> int:
         ("microbatch-size", 8, "samples"),
         ("microbatches", 16, "of a step"),
         ("settle", 6, "steps before the first question"),
-        ("questions", 5, "to be asked"),
-        ("steps", 3, "after each question"),
+        ("steps", 10, "that count"),
     ):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
     parser.add_argument("--only", default="", help="networks with this in their name")

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -26,7 +25,6 @@ from hetpeer.peer.demo.feed import LedgerFeed
 from tests.wanlab.lab import Lab
 
 START_S = 120.0
-ASK_S = 60.0
 POLL_S = 0.005
 ENDLESS, NEVER = 100_000, 1_000_000
 """Steps of a run that is stopped, and between evaluations or checkpoints that are not to be measured."""
@@ -117,8 +115,9 @@ class Swarm:
             command=self._site.at(number),
         )
 
-    async def asked(self, *arguments: str) -> dict[str, Any]:
-        """What a command with --json says, run beside the bootstrap node."""
+    @asynccontextmanager
+    async def asking(self, *arguments: str) -> AsyncIterator[Child]:
+        """A command that looks at the swarm, run beside the bootstrap node; it is ended with this."""
         child = await Child.start(
             arguments[0],
             (*arguments, "--bootstrap", self._address),
@@ -127,10 +126,9 @@ class Swarm:
             command=self._site.at(0),
         )
         try:
-            found: dict[str, Any] = json.loads(await child.next_line(ASK_S))
+            yield child
         finally:
             await end_all([child])
-        return found
 
     def home(self, number: int) -> Path:
         return self._folder / f"home-{number}"

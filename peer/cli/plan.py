@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +14,8 @@ from hetpeer.peer.cli.options import BootstrapOption, HomeOption, JsonOption, ru
 if TYPE_CHECKING:
     from hetpeer.dht.addresses import Address
     from hetpeer.peer.predicting import Prediction
+
+WATCH_S = 5.0
 
 
 def register(app: typer.Typer) -> None:
@@ -23,6 +26,7 @@ def register(app: typer.Typer) -> None:
 def plan(
     *,
     bootstrap: BootstrapOption = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Go on predicting until Ctrl-C.")] = False,
     as_json: JsonOption = False,
     home: HomeOption = None,
 ) -> None:
@@ -32,16 +36,28 @@ def plan(
     from hetpeer.peer.status import known_addresses
 
     texts = bootstrap or known_addresses(home or default_home())
-    found = run_loop(_predicted([parse_address(text) for text in texts]))
-    print(json.dumps(found.document()) if as_json else "\n".join(_lines(found)))
+    run_loop(_look([parse_address(text) for text in texts], watch=watch, as_json=as_json))
 
 
-async def _predicted(addresses: list[Address]) -> Prediction:
+async def _look(addresses: list[Address], *, watch: bool, as_json: bool) -> None:
+    import asyncio
+
+    from hetpeer.dht.errors import LocalError
     from hetpeer.peer.predicting import predict
     from hetpeer.peer.status import observing
 
     async with observing(addresses) as onlooker:
-        return predict(onlooker.signed.manifest, await onlooker.adverts())
+        while True:
+            try:
+                found = predict(onlooker.signed.manifest, await onlooker.adverts())
+                print(json.dumps(found.document()) if as_json else "\n".join(_lines(found)), flush=True)
+            except LocalError as error:
+                if not watch:
+                    raise
+                print(error.line(), file=sys.stderr)
+            if not watch:
+                return
+            await asyncio.sleep(WATCH_S)
 
 
 def _lines(found: Prediction) -> Iterator[str]:
