@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hetpeer.stages.execution.block import Block, run_range
+from hetpeer.stages.execution.seeded import backpropagate
 from hetpeer.stages.execution.slots import LIVE
 from hetpeer.stages.graph.cost import ANY_DRAW, empty
 from hetpeer.stages.graph.passes import Pass
@@ -113,7 +114,7 @@ def _backward(leaves: Sequence[Tensor], outputs: Mapping[str, Tensor], live: Liv
     seeds = [torch.empty_like(tensor) for tensor in roots]
     live.add(seeds)
     if leaves and roots:
-        torch.autograd.grad(roots, leaves, seeds, allow_unused=True)
+        backpropagate(roots, leaves, seeds)
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types there

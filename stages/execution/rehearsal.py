@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hetpeer.stages.execution.block import Block
+from hetpeer.stages.execution.seeded import backpropagate
 from hetpeer.stages.graph.calls import SYMBOLS
 from hetpeer.stages.graph.cost import ANY_DRAW
 from hetpeer.stages.graph.passes import Pass
@@ -46,7 +47,7 @@ def rehearse(spec: BlockSpec, buffers: Mapping[str, Tensor], device: torch.devic
         roots = [outputs[name] for name, one in full.outputs.items() if one.grad]
         seeds = [torch.ones_like(root) for root in roots]
         if roots and leaves:
-            torch.autograd.grad(roots, leaves, seeds, allow_unused=True)
+            backpropagate(roots, leaves, seeds)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return time.perf_counter() - began

@@ -12,6 +12,7 @@ from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import results as r
 from hetpeer.stages.execution.block import run_range
 from hetpeer.stages.execution.held import HeldBlock
+from hetpeer.stages.execution.seeded import backpropagate
 from hetpeer.stages.execution.staging import CommandError, Staging, refuse_not_finite
 from hetpeer.stages.graph.passes import Pass
 from hetpeer.stages.graph.spec import BlockSpec, TensorSpec
@@ -102,7 +103,7 @@ class Tasks:
         specs = _with_gradient(task.first.inputs)
         leaves = [task.inputs[name] for name in specs]
         leaves += [leaf for held in folded for leaf in held.parameters.values()]
-        found = iter(torch.autograd.grad(roots, leaves, seeds, allow_unused=True) if leaves else ())
+        found = iter(backpropagate(roots, leaves, seeds) if leaves else ())
         inputs = {name: next(found) for name in specs}
         gradients = [{name: next(found) for name in held.parameters} for held in folded]
         for held, parts in zip(folded, gradients, strict=True):
