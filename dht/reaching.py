@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import itertools
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -20,6 +21,8 @@ from hetpeer.dht.session import Session
 
 MEET_S = 2.5
 """To connect to a peer that one who is asked knows, so that it can be asked too: both fit into a round."""
+MAX_ADDRESSES = 2
+"""Of one peer, in a hint."""
 HINT_S = 1.0
 """For whoever is asked to look up where its peers are."""
 
@@ -82,15 +85,17 @@ class Reaching:
         if self._config.reachability == "public":
             relays = _far_first(session.addresses)[:2] + relays
         near = [peer for peer, text in await _connections(session) if peer != asker and not relay_in(text)]
-        asking = [asyncio.ensure_future(_address_of(session, peer)) for peer in list(dict.fromkeys(near))]
+        asking = [asyncio.ensure_future(_addresses_of(session, peer)) for peer in list(dict.fromkeys(near))]
         if asking:
             await asyncio.wait(
                 asking, timeout=HINT_S
             )  # p2pd looks far and wide for a peer that has just left
             for task in asking:
                 task.cancel()
-        others = [task.result() for task in asking if task.done() and not task.cancelled()]
-        return [str(relay) for relay in relays], [str(other) for other in others if other is not None]
+        found = [task.result() for task in asking if task.done() and not task.cancelled()]
+        # The best address of each, then the second: one may be where a connection came from, and nobody listens there.
+        others = [other for turn in itertools.zip_longest(*found) for other in turn if other is not None]
+        return [str(relay) for relay in relays], [str(other) for other in others]
 
     # ── a round ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -141,12 +146,12 @@ class Reaching:
         return list(dict.fromkeys([self._port, *found]))[:MAX_PORTS]
 
 
-async def _address_of(session: Session, peer: str) -> Address | None:
-    """Where others may find a peer that we are connected to."""
+async def _addresses_of(session: Session, peer: str) -> list[Address]:
+    """Where others may find a peer that we are connected to, the likeliest first."""
     try:
-        return next(iter(_far_first(await session.control.addresses_of(peer))), None)
+        return _far_first(await session.control.addresses_of(peer))[:MAX_ADDRESSES]
     except P2pdError:
-        return None
+        return []
 
 
 async def _connections(session: Session) -> list[tuple[str, str]]:

@@ -30,6 +30,7 @@ class VolunteerProgress:
         self._tokens = manifest.training.microbatch_size * manifest.data.tokens_per_sample
         self._unit = manifest.data.unit
         self._contributed = False
+        self._place: tuple[int, int] | None = None
         self._told = ""
         self._told_at = 0.0
         self._step = -1
@@ -49,6 +50,9 @@ class VolunteerProgress:
             if now - since >= EVERY_S:
                 figures.tokens_per_second = (figures.microbatches - counted) * self._tokens / (now - since)
                 counted, since = figures.microbatches, now
+            if volunteer.member.place not in (None, self._place):
+                self._place = volunteer.member.place  # it may be ready before we look
+                self._tell(f"getting {_blocks(volunteer.member)} ready", now)
             if volunteer.session.is_up and volunteer.member.phase in WORKING:
                 resting_since = now
                 if now - self._told_at >= EVERY_S and self._contributed:
