@@ -16,6 +16,8 @@ from hetpeer.stages.links.pace import SLACK, ratio_of
 
 RECENT = 33
 """Microbatches of which the middle one says how long one takes: a busy moment is no slow machine."""
+WORTH_S = 0.01
+"""A bundle that takes less on its link is left as it is: such times are those of processes that take turns, not of lines."""
 SQUEEZE_BELOW = 500e6 / 8
 """Bytes/s; on a faster line zstd takes longer than it saves."""
 
@@ -104,9 +106,9 @@ class LinkBook:
         if not self._settings.adaptive:
             return coding_for(limit, self._settings.ratio, width)
         seconds = nbytes / link.rate if link.rate else 0.0
-        return coding_for(
-            limit, ratio_of(seconds, self.target or SLACK * self.computing, self._settings.ratio), width
-        )
+        aim = self.target or SLACK * self.computing
+        ratio = ratio_of(seconds, max(aim, WORTH_S), self._settings.ratio) if aim else 1.0
+        return coding_for(limit, ratio, width)
 
     def squeezes(self, peer: str) -> bool:
         """Whether the line to `peer` is slow enough for time to be spent on shorter positions."""

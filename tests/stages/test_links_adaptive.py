@@ -97,6 +97,13 @@ def test_before_the_coordinator_says_anything_the_own_pace_is_the_aim():
     assert str(links.coding("far", MIB, 4.0, gradient=False).codec) == "bf16"
 
 
+def test_what_takes_a_few_milliseconds_is_left_alone():
+    links = book()
+    links.target = 1e-6
+    links.measured("next door", 200 * MIB, 0.001)
+    assert str(links.coding("next door", MIB, 4.0, gradient=False).codec) == "none"
+
+
 def test_the_author_bounds_the_ratio_and_may_ask_for_it_everywhere():
     links = book(ratio=8.0)
     links.target = 1e-6
