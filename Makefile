@@ -47,6 +47,7 @@ proof-4: setup
 	$(PY) -m benchmarks.overlap
 	$(PY) -m benchmarks.adaptive
 	$(PY) -m benchmarks.prediction
+	$(PY) -m benchmarks.endtoend
 
 gpu: setup
 	$(PY) -m benchmarks.gpu

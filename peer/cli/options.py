@@ -13,11 +13,14 @@ import sys
 import time
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 
 import typer
 
 from hetpeer.dht.errors import ExitCode
+
+if TYPE_CHECKING:
+    from hetpeer.dht.addresses import Address
 
 T = TypeVar("T")
 
@@ -62,6 +65,15 @@ def plain(stream: TextIO) -> bool:
 def is_quiet() -> bool:
     """Whether -q was given."""
     return logging.getLogger("hetpeer").level >= logging.ERROR
+
+
+def asked(bootstrap: list[str] | None, home: Path | None) -> list[Address]:
+    """The peers to ask: those of `--bootstrap`, or those last joined by. Raises `LocalError` HP-ADDR-001, HP-ADDR-002."""
+    from hetpeer.dht.addresses import parse_address
+    from hetpeer.peer.home import default_home
+    from hetpeer.peer.status import known_addresses
+
+    return [parse_address(text) for text in bootstrap or known_addresses(home or default_home())]
 
 
 def run_loop(work: Coroutine[Any, Any, T]) -> T:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetpeer.peer.cli.options import BootstrapOption, HomeOption, JsonOption, run_loop
+from hetpeer.peer.cli.options import BootstrapOption, HomeOption, JsonOption, asked, run_loop
 
 if TYPE_CHECKING:
     from hetpeer.dht.addresses import Address
@@ -31,12 +31,7 @@ def plan(
     home: HomeOption = None,
 ) -> None:
     """Predict a running swarm's step from its measured links and blocks, and say what it waits for."""
-    from hetpeer.dht.addresses import parse_address
-    from hetpeer.peer.home import default_home
-    from hetpeer.peer.status import known_addresses
-
-    texts = bootstrap or known_addresses(home or default_home())
-    run_loop(_look([parse_address(text) for text in texts], watch=watch, as_json=as_json))
+    run_loop(_look(asked(bootstrap, home), watch=watch, as_json=as_json))
 
 
 async def _look(addresses: list[Address], *, watch: bool, as_json: bool) -> None:

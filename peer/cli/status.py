@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetpeer.peer.cli.options import BootstrapOption, HomeOption, JsonOption, plain, run_loop
+from hetpeer.peer.cli.options import BootstrapOption, HomeOption, JsonOption, asked, plain, run_loop
 from hetpeer.peer.units import bytes_text
 
 if TYPE_CHECKING:
@@ -34,12 +34,7 @@ def status(
     home: HomeOption = None,
 ) -> None:
     """Show a run's swarm, asked through any peer of it (default: the one last joined by)."""
-    from hetpeer.dht.addresses import parse_address
-    from hetpeer.peer.home import default_home
-    from hetpeer.peer.status import known_addresses
-
-    texts = bootstrap or known_addresses(home or default_home())
-    run_loop(_look([parse_address(text) for text in texts], watch=watch, as_json=as_json))
+    run_loop(_look(asked(bootstrap, home), watch=watch, as_json=as_json))
 
 
 async def _look(addresses: list[Address], *, watch: bool, as_json: bool) -> None:
