@@ -6,7 +6,7 @@
 
 A helper dials the IP address that it sees the asker at, never one that is named to it and never through a relay, and
 says only whether the asker itself proved to be there (knock.py). `relays` are reliable peers to reserve a slot at, `others`
-two more peers that could be asked; both are claims.
+addresses of more peers that could be asked, two of each at most; both are claims.
 """
 
 from __future__ import annotations
