@@ -23,9 +23,11 @@ def main(arguments: list[str]) -> int:
     from hetpeer.stages.execution import device
     from hetpeer.stages.execution.arena import SharedMemory
     from hetpeer.stages.execution.command import Lane
+    from hetpeer.stages.execution.copying import Copier
     from hetpeer.stages.execution.engine import Engine
+    from hetpeer.stages.execution.executor import Executor
     from hetpeer.stages.execution.staging import Staging
-    from hetpeer.stages.execution.transcoding import Transcoder
+    from hetpeer.stages.execution.transcoding import Decoder, Encoder
 
     torch.set_num_threads(options.threads)
     # TF32 rounds products to 10 bits: peers' results would differ by 1e-3. Convolutions have it by default.
@@ -35,14 +37,15 @@ def main(arguments: list[str]) -> int:
     except HetpeerError as error:
         print(error.line(), file=sys.stderr)
         return error.exit_code
-    staging = Staging(SharedMemory(options.arena), chosen)
-    engine = Engine(chosen, staging, lambda settings: AdamW(AdamWSettings.from_mapping(settings)))
-    transcoder = Transcoder(staging)
-    lanes = {
-        Lane.COMPUTE: engine.execute,
-        Lane.SEND: transcoder.execute,
-        Lane.RECEIVE: transcoder.execute,
+    memory = SharedMemory(options.arena)
+    copiers = {lane: Copier.of(chosen) for lane in Lane}
+    compute, send, receive = (Staging(memory, copiers[lane]) for lane in Lane)
+    executors: dict[Lane, Executor] = {
+        Lane.COMPUTE: Engine(chosen, compute, lambda settings: AdamW(AdamWSettings.from_mapping(settings))),
+        Lane.SEND: Encoder(send),
+        Lane.RECEIVE: Decoder(receive),
     }
+    lanes = {lane: copiers[lane].lane(executor.execute) for lane, executor in executors.items()}
     with socket.socket(fileno=options.socket) as connection:
         serve(connection, lanes)
     return 0

@@ -1,4 +1,4 @@
-"""What holds on a CPU must hold on a GPU: the model table, bf16, the optimizer's bits, masks, a worker killed at work.
+"""What holds on a CPU must hold on a GPU: the model table, bf16, the optimizer's bits, masks, bundles, a worker killed at work.
 
 Forward and backward of every model of tests/stages/zoo.py, cut into three stages, on the CPU and on the device, TF32 off.
 Without a GPU it says so and measures nothing; `--device cpu` runs the same steps on a CPU, to test this file.
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import report
+from benchmarks import gpulanes, report
 from hetpeer.averaging.updates import AdamW, AdamWSettings
 from hetpeer.stages.data import draws
 from hetpeer.stages.execution import device as devices
@@ -118,12 +118,14 @@ def main() -> int:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     device = devices.pick(options.device)
     models = {name: compare_model(name, device) for name in ZOO}
-    bits, killed = equal_bits(device), asyncio.run(kill_at_work(options.device))
-    met = all(row["met"] for row in models.values()) and all(bits.values()) and killed["noticed"]
+    bits, lanes = equal_bits(device), gpulanes.measure(device)
+    killed = asyncio.run(kill_at_work(options.device))
+    met = all(row["met"] for row in (*models.values(), lanes)) and all(bits.values()) and killed["noticed"]
     figures = {
         "device": devices.name_of(device),
         "models": models,
         "bits": bits,
+        "lanes": lanes,
         "killed": killed,
         "met": met,
     }
@@ -144,6 +146,14 @@ def show(figures: dict[str, Any]) -> None:
     print(
         "  equal bits: "
         + ", ".join(f"{what} {'yes' if ok else 'NO'}" for what, ok in figures["bits"].items())
+    )
+    lanes = figures["lanes"]
+    same = ", ".join(name for name, equal in lanes["equal bytes"].items() if equal)
+    print(
+        f"  bundles: same bytes as on the CPU by {same};"
+        f" selection {lanes['selection against topk']:.1f}x as fast as topk; copies {lanes['copy_gbytes_s']:.1f} GB/s,"
+        f" {lanes['copies against pageable']:.2f}x those from pageable memory; encoding beside products takes"
+        f" {lanes['together_over_in_turns']:.2f} of one after the other"
     )
     print(f"  a worker killed at work: {figures['killed']}")
 

@@ -120,7 +120,7 @@ class Engine(Executor):
         refuse_not_finite(f"block {command.block}", {"gradient": gradient})
         self._tasks.forget(command.block)
         try:
-            held.update(gradient.to(self._device), command.coefficient, command.microbatches)
+            held.update(self._staging.up(gradient), command.coefficient, command.microbatches)
         except BaseException:
             self._forget(command.block)  # half updated: of no version
             raise
@@ -154,7 +154,7 @@ class Engine(Executor):
                 f"a slot of {len(vector)} elements has no part [{command.begin}, {command.end})"
             )
         part = vector[command.begin : command.end]
-        self._staging.floats(command.extent, len(part)).copy_(part)
+        self._staging.down(part, self._staging.floats(command.extent, len(part)))
         return r.Done()
 
     def _clear_step(self, _: c.ClearStep) -> r.Done:

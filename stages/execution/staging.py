@@ -1,7 +1,6 @@
 """Tensors between the arena and the device: names, shapes and dtypes from the graph, bytes from an extent.
 
-On a CPU a tensor that is read *is* the arena's memory. On a GPU it is a copy, which the driver makes through its own
-pinned buffer; the arena itself is not pinned, as that would fill all of it with real memory.
+On a CPU a tensor that is read *is* the arena's memory; on a GPU it is a copy (copying.py).
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import torch
 
 from hetpeer.dht.errors import LocalError
 from hetpeer.stages.execution.arena import Extent, SharedMemory
+from hetpeer.stages.execution.copying import Copier
 from hetpeer.stages.execution.numerics import is_finite
 from hetpeer.stages.graph.calls import SYMBOLS
 from hetpeer.stages.graph.spec import TensorSpec
@@ -38,17 +38,17 @@ class NotFiniteError(LocalError):
 
 
 class Staging:
-    """Reads and writes tensors in the shared memory on behalf of one device. `where` names them in errors."""
+    """Reads and writes tensors in the shared memory on behalf of one lane. `where` names them in errors."""
 
-    def __init__(self, memory: SharedMemory, device: torch.device) -> None:
+    def __init__(self, memory: SharedMemory, copier: Copier) -> None:
         self._memory = memory
-        self._device = device
+        self._copier = copier
 
     def read(
         self, where: str, specs: Mapping[str, TensorSpec], extents: Mapping[str, Extent]
     ) -> dict[str, torch.Tensor]:
         """The tensors of `specs`, on the device. Raises CommandError when names or sizes differ."""
-        return {name: place.to(self._device) for name, place in self._places(where, specs, extents).items()}
+        return {name: self._copier.up(place) for name, place in self._places(where, specs, extents).items()}
 
     def write(
         self,
@@ -61,13 +61,28 @@ class Staging:
         places = self._places(where, specs, extents)
         refuse_not_finite(where, tensors)
         for name, place in places.items():
-            place.copy_(tensors[name].detach())
+            self._copier.down(tensors[name].detach(), place)
 
     def floats(self, extent: Extent, elements: int) -> torch.Tensor:
         """The first `elements` float32 of an extent, in the arena itself. Raises CommandError when it is shorter."""
         if elements * FLOAT32_BYTES > extent.nbytes:
             raise CommandError(f"an extent of {extent.nbytes} bytes does not hold {elements} float32 values")
         return _tensor(self._memory.view(extent)[: elements * FLOAT32_BYTES], torch.float32)
+
+    def flat(self, dtype: str, extent: Extent) -> torch.Tensor:
+        """All of an extent as a tensor of one dimension, in the arena itself. Raises CommandError where that cannot be."""
+        view, kind = self._memory.view(extent), SYMBOLS["dtype"].get(dtype)
+        if not isinstance(kind, torch.dtype) or len(view) % kind.itemsize:
+            raise CommandError(f"an extent of {len(view)} bytes is no tensor of {dtype}")
+        return _tensor(view, kind)
+
+    def up(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor in the arena, on the device."""
+        return self._copier.up(tensor)
+
+    def down(self, tensor: torch.Tensor, place: torch.Tensor) -> None:
+        """A tensor on the device, copied to a place in the arena."""
+        self._copier.down(tensor, place)
 
     def raw(self, extent: Extent) -> memoryview:
         """The extent's bytes in the arena."""

@@ -12,7 +12,6 @@ from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.executor import Executor
 from hetpeer.stages.execution.staging import CommandError, Staging
 from hetpeer.stages.execution.transfers import Decode, Encode, ForgetResiduals
-from hetpeer.stages.graph.calls import SYMBOLS
 from hetpeer.stages.links.codec import Codec, Written, kept_of, length
 from hetpeer.stages.links.codecs import decode, encode
 
@@ -20,18 +19,13 @@ Places = Sequence[tuple[str, Extent]]
 """Dtype and extent of each tensor of a bundle, in its order."""
 
 
-class Transcoder(Executor):
-    """Encodes and decodes bundles that lie in the arena, on behalf of one worker.
-
-    One thread may encode while another decodes: what has a memory, the residuals, is of encoding alone.
-    """
+class Encoder(Executor):
+    """Writes bundles that lie in the arena, on behalf of one worker. Elements are chosen and rounded on its device."""
 
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
         self._residuals: dict[str, list[Tensor]] = {}
-        super().__init__(
-            {Encode: self._encode, Decode: self._decode, ForgetResiduals: self._forget_residuals}
-        )
+        super().__init__({Encode: self._encode, ForgetResiduals: self._forget_residuals})
 
     def _forget_residuals(self, _: ForgetResiduals) -> r.Done:
         self._residuals.clear()
@@ -48,10 +42,6 @@ class Transcoder(Executor):
         )
         return r.Encoded(nbytes=nbytes, written=written)
 
-    def _decode(self, command: Decode) -> r.Done:
-        self.decode(Codec.of(command.codec), command.written, command.data, command.tensors)
-        return r.Done()
-
     def encode(
         self, codec: Codec, share: float, places: Places, into: Extent, *, squeeze: bool, feedback: str
     ) -> tuple[tuple[Written, ...], int]:
@@ -67,7 +57,9 @@ class Transcoder(Executor):
         written: list[Written] = []
         used = 0
         for number, (dtype, extent) in enumerate(places):
-            flat = self._tensor(dtype, extent)
+            flat = self._staging.flat(dtype, extent)
+            if feedback or codec.changes(dtype):
+                flat = self._staging.up(flat)
             if feedback and flat.is_floating_point():
                 old = residuals[number] if number < len(residuals) else None
                 flat = flat.float() if old is None or len(old) != len(flat) else flat.float() + old
@@ -86,29 +78,34 @@ class Transcoder(Executor):
             self._residuals[feedback] = kept_back
         return tuple(written), used
 
+    def _left_out(self, codec: Codec, written: Written, data: memoryview, flat: Tensor) -> Tensor:
+        if not flat.is_floating_point():
+            return torch.empty(0)
+        sent = torch.empty_like(flat, device="cpu")
+        decode(codec, written, data, sent)
+        return flat - self._staging.up(sent)
+
+
+class Decoder(Executor):
+    """Reads bundles into the arena, on behalf of one worker."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+        super().__init__({Decode: self._decode})
+
+    def _decode(self, command: Decode) -> r.Done:
+        self.decode(Codec.of(command.codec), command.written, command.data, command.tensors)
+        return r.Done()
+
     def decode(self, codec: Codec, written: Sequence[Written], data: Extent, places: Places) -> None:
         """Fill the bundle's tensors from what `encode` wrote. Raises ProtocolError for anything else."""
         if len(written) != len(places):
             raise CommandError(f"{len(written)} encoded tensors for a bundle of {len(places)}")
         view, used = self._staging.raw(data), 0
         for one, (dtype, extent) in zip(written, places, strict=True):
-            target = self._tensor(dtype, extent)
+            target = self._staging.flat(dtype, extent)
             size = length(codec, dtype, len(target), one)
             decode(codec, one, view[used : used + size], target)
             used += size
         if used != len(view):
             raise CommandError(f"{len(view)} bytes of an encoded bundle, {used} of which mean something")
-
-    def _left_out(self, codec: Codec, written: Written, data: memoryview, flat: Tensor) -> Tensor:
-        if not flat.is_floating_point():
-            return torch.empty(0)
-        sent = torch.empty_like(flat)
-        decode(codec, written, data, sent)
-        return flat - sent
-
-    def _tensor(self, dtype: str, extent: Extent) -> Tensor:
-        view = self._staging.raw(extent)
-        kind = SYMBOLS["dtype"].get(dtype)
-        if not isinstance(kind, torch.dtype) or len(view) % kind.itemsize:
-            raise CommandError(f"an extent of {len(view)} bytes is no tensor of {dtype}")
-        return torch.frombuffer(view, dtype=kind) if len(view) else torch.empty(0, dtype=kind)

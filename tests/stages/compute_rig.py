@@ -24,6 +24,7 @@ from hetpeer.stages.execution.commands import (
     Prepare,
     Sum,
 )
+from hetpeer.stages.execution.copying import Copier
 from hetpeer.stages.execution.engine import Engine
 from hetpeer.stages.execution.results import CommandFailedError, Failed
 from hetpeer.stages.execution.staging import Staging
@@ -71,7 +72,7 @@ def layout(spec):
 def cpu_engine(arena: Arena, make_rule=lambda values: AdamW(AdamWSettings.from_mapping(values))) -> Engine:
     """An engine without a process."""
     torch.set_num_threads(1)
-    return Engine(CPU, Staging(arena.memory, CPU), make_rule)
+    return Engine(CPU, Staging(arena.memory, Copier.of(CPU)), make_rule)
 
 
 def submitter(engine: Engine):

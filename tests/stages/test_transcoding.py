@@ -1,5 +1,7 @@
 """The worker writes bundles and reads them again; a gradient comes back only to what was sent."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,9 @@ from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import results as r
 from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.bundles import BundleLayout
+from hetpeer.stages.execution.copying import Copier
 from hetpeer.stages.execution.staging import Staging
-from hetpeer.stages.execution.transcoding import Transcoder
+from hetpeer.stages.execution.transcoding import Decoder, Encoder
 from hetpeer.stages.execution.transfers import Decode, Encode
 from hetpeer.stages.graph.spec import TensorSpec
 from hetpeer.stages.links.codec import Codec, Written
@@ -25,10 +28,16 @@ SPECS = {
 LAYOUT = BundleLayout.of(SPECS)
 
 
+class Coders(NamedTuple):
+    encoder: Encoder
+    decoder: Decoder
+
+
 @pytest.fixture
-def transcoder(arena):
+def coders(arena):
     torch.set_num_threads(1)
-    return Transcoder(Staging(arena.memory, torch.device("cpu")))
+    staging = Staging(arena.memory, Copier.of(torch.device("cpu")))
+    return Coders(Encoder(staging), Decoder(staging))
 
 
 def view(arena, extent, dtype=torch.float32):
@@ -47,10 +56,10 @@ def bundle(arena, seed=0):
     return extent, hidden
 
 
-def encode(transcoder, arena, extent, name, share=1.0, **more):
+def encode(coders, arena, extent, name, share=1.0, **more):
     codec = Codec.of(name)
     into = arena.allocate(LAYOUT.room(codec, share))
-    done = transcoder.execute(
+    done = coders.encoder.execute(
         Encode(codec=name, share=share, tensors=LAYOUT.tensors(extent), into=into, **more)
     )
     assert isinstance(done, r.Encoded), done
@@ -58,18 +67,20 @@ def encode(transcoder, arena, extent, name, share=1.0, **more):
     return Extent(offset=into.offset, nbytes=done.nbytes), done.written
 
 
-def decode(transcoder, arena, name, written, data):
+def decode(coders, arena, name, written, data):
     extent = arena.allocate(LAYOUT.nbytes)
     arena.view(extent)[:] = bytes([7]) * LAYOUT.nbytes
-    done = transcoder.execute(Decode(codec=name, written=written, data=data, tensors=LAYOUT.tensors(extent)))
+    done = coders.decoder.execute(
+        Decode(codec=name, written=written, data=data, tensors=LAYOUT.tensors(extent))
+    )
     return done, extent
 
 
 @pytest.mark.parametrize("name", ["none", "bf16", "int8", "topk-bf16", "topk-int8"])
-def test_a_bundle_of_several_tensors_comes_back(transcoder, arena, name):
+def test_a_bundle_of_several_tensors_comes_back(coders, arena, name):
     extent, hidden = bundle(arena)
-    data, written = encode(transcoder, arena, extent, name, share=0.2)
-    done, back = decode(transcoder, arena, name, written, data)
+    data, written = encode(coders, arena, extent, name, share=0.2)
+    done, back = decode(coders, arena, name, written, data)
     assert done == r.Done()
     places, found = LAYOUT.within(extent), LAYOUT.within(back)
     assert view(arena, places["mask"], torch.bool).equal(view(arena, found["mask"], torch.bool))
@@ -80,21 +91,21 @@ def test_a_bundle_of_several_tensors_comes_back(transcoder, arena, name):
     assert data.nbytes <= LAYOUT.nbytes
 
 
-def test_zeros_are_not_kept(transcoder, arena):
+def test_zeros_are_not_kept(coders, arena):
     extent, hidden = bundle(arena)
     hidden[100:] = 0
-    _, written = encode(transcoder, arena, extent, "topk-bf16", share=0.5)
+    _, written = encode(coders, arena, extent, "topk-bf16", share=0.5)
     assert written[0].kept == 100
 
 
-def test_feedback_adds_what_was_left_out(transcoder, arena):
+def test_feedback_adds_what_was_left_out(coders, arena):
     """Over many gradients nothing is lost but what is left out of the last."""
     sent, given = torch.zeros(COUNT), torch.zeros(COUNT)
     for seed in range(30):
         extent, gradient = bundle(arena, seed)
         gradient.add_(0.02)
-        data, written = encode(transcoder, arena, extent, "topk-bf16", share=0.1, feedback="border 3")
-        _, back = decode(transcoder, arena, "topk-bf16", written, data)
+        data, written = encode(coders, arena, extent, "topk-bf16", share=0.1, feedback="border 3")
+        _, back = decode(coders, arena, "topk-bf16", written, data)
         sent += view(arena, LAYOUT.within(back)["hidden"])
         given += gradient
         for used in (extent, back):
@@ -102,30 +113,30 @@ def test_feedback_adds_what_was_left_out(transcoder, arena):
     assert (given - sent).abs().max() < 10
     assert abs(float((given - sent).mean())) < 0.2
     plain, _ = bundle(arena, 99)
-    _, written = encode(transcoder, arena, plain, "topk-bf16", share=0.1)
+    _, written = encode(coders, arena, plain, "topk-bf16", share=0.1)
     assert written[0].kept == COUNT // 10
 
 
-def test_room_that_is_too_small_is_refused_and_the_worker_lives_on(transcoder, arena):
+def test_room_that_is_too_small_is_refused_and_the_worker_lives_on(coders, arena):
     extent, _ = bundle(arena)
     into = arena.allocate(100)
-    done = transcoder.execute(Encode(codec="int8", tensors=LAYOUT.tensors(extent), into=into))
+    done = coders.encoder.execute(Encode(codec="int8", tensors=LAYOUT.tensors(extent), into=into))
     assert isinstance(done, r.Failed)
-    assert encode(transcoder, arena, extent, "int8")
+    assert encode(coders, arena, extent, "int8")
 
 
-def test_damage_is_a_failure(transcoder, arena):
+def test_damage_is_a_failure(coders, arena):
     extent, _ = bundle(arena)
-    data, written = encode(transcoder, arena, extent, "topk-int8", share=0.1)
+    data, written = encode(coders, arena, extent, "topk-int8", share=0.1)
     arena.view(data)[1:2] = b"\x7f"  # the first scale becomes infinite
     arena.view(data)[0:1] = b"\x80"
-    done, _ = decode(transcoder, arena, "topk-int8", written, data)
+    done, _ = decode(coders, arena, "topk-int8", written, data)
     assert isinstance(done, r.Failed)
     assert done.code == "HP-WIRE-001"
     for wrong in (written[:2], (Written(0), *written[1:]), (Written(COUNT + 1), *written[1:])):
         with pytest.raises(ProtocolError):
             LAYOUT.written(Codec.of("topk-int8"), wrong)
-        assert isinstance(decode(transcoder, arena, "topk-int8", wrong, data)[0], r.Failed)
+        assert isinstance(decode(coders, arena, "topk-int8", wrong, data)[0], r.Failed)
 
 
 async def test_no_gradient_goes_back_to_what_was_left_out(engine, arena):

@@ -79,8 +79,9 @@ class Child:
             found["worker" if "worker_main" in line else "p2pd" if "p2pd" in line else line] = process
         return found
 
-    def blocks(self) -> tuple[int, int]:
-        """First and last block of the place that it says it has."""
+    async def blocks(self) -> tuple[int, int]:
+        """First and last block of the place that it says it has; it says so at its next look."""
+        await self.says("blocks ")
         first, last = re.findall(r"blocks (\d)-(\d)", self.said)[0]
         return int(first), int(last)
 

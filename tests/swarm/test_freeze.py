@@ -17,14 +17,13 @@ async def test_frozen_beyond_the_lease(swarm: Swarm, reference: ReferenceRun) ->
     await swarm.committed(1)
     worker = next(v for v in volunteers if swarm.incarnations(v)).helpers()["worker"]
     worker.suspend()  # the run is not over before the third one is in
-    for volunteer in volunteers:
-        await volunteer.says("getting blocks")
+    places = [await volunteer.blocks() for volunteer in volunteers]
     worker.resume()
     for volunteer in volunteers:
         await volunteer.says("you are contributing")
-    places = [volunteer.blocks() for volunteer in volunteers]
-    frozen = next(v for v in volunteers if places.count(v.blocks()) == 2)
-    sole = next(v for v in volunteers if places.count(v.blocks()) == 1).helpers()["worker"]
+    frozen = next(v for v, place in zip(volunteers, places, strict=True) if places.count(place) == 2)
+    alone = next(v for v, place in zip(volunteers, places, strict=True) if places.count(place) == 1)
+    sole = alone.helpers()["worker"]
     await until(lambda: swarm.incarnations(frozen), "it has applied a step")
     frozen.signal(signal.SIGSTOP)
     version = swarm.version

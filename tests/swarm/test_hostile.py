@@ -122,7 +122,7 @@ async def disturb_volunteer(node: Node, volunteer: Child) -> None:
 
     Each is counted by its name; after that the stranger is not listened to, and all of it costs next to no memory.
     """
-    peer, block = volunteer.peer_id, volunteer.blocks()[1]
+    peer, block = volunteer.peer_id, (await volunteer.blocks())[1]
     before = psutil.Process(volunteer.pid).memory_info().rss
     dripping = asyncio.create_task(drips(node, peer))
     short = tensor(peer, block=block, payload=b"\x7f" * 60)
