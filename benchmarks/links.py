@@ -101,22 +101,25 @@ class Ends:
         return total
 
 
-def measure(ends: Ends, rounds: int, mbps: int, latency_ms: int, nbytes: int) -> dict[str, Any]:
-    """Goodput as a share of the line, and CPU seconds a gigabyte, of each way."""
-    ends.line(mbps, latency_ms)
+def rated(ends: Ends, way: dict[str, Any], mbps: float, nbytes: int) -> tuple[float, float]:
+    """Goodput as a share of the line as it is set, and CPU seconds a gigabyte."""
     line = mbps * 125_000
     short = max(4, int(1.0 * line / nbytes))
     long = short + max(8, int(LONG_S * line / nbytes))
+    first = ends.transfer(way, nbytes, short)
+    second = ends.transfer(way, nbytes, long)
+    payload = (long - short) * nbytes
+    return payload / (second[0] - first[0]) / line, (second[1] - first[1]) / payload * 1e9
+
+
+def measure(ends: Ends, rounds: int, mbps: int, latency_ms: int, nbytes: int) -> dict[str, Any]:
+    """Goodput as a share of the line, and CPU seconds a gigabyte, of each way."""
+    ends.line(mbps, latency_ms)
     ways = {n: w for n, w in WAYS.items() if w["way"] != "whole" or nbytes <= MOST_UNARY}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
-            first = ends.transfer(way, nbytes, short)
-            second = ends.transfer(way, nbytes, long)
-            payload = (long - short) * nbytes
-            found[name].append(
-                (payload / (second[0] - first[0]) / line, (second[1] - first[1]) / payload * 1e9)
-            )
+            found[name].append(rated(ends, way, mbps, nbytes))
     row: dict[str, Any] = {"mbps": mbps, "latency_ms": latency_ms, "bytes": nbytes}
     for name, values in found.items():
         goodput, cpu = (statistics.median(column) for column in zip(*values, strict=True))

@@ -3,7 +3,7 @@
 In the laboratory (root). A swarm trains on a fast line first, which says how long a microbatch computes; then the line is made
 so slow that a bundle takes as long on it, each way. A step that receives, computes and sends at once takes little more
 than the larger of both sums (DT-FM, arXiv 2206.01288, 3.5); one that does not takes both. Computing is summed from the
-volunteers' traces, the line's time is the payload over its rate.
+volunteers' traces; the line's time is what plain TCP takes for the payload on such a line of the laboratory.
 
     python -m benchmarks.overlap
 """
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
+from benchmarks.links import WAYS, Ends, rated
 from benchmarks.swarm import ENDLESS, NEVER, Model, Site, Swarm, make_run, running
 from hetpeer.bootstrap.settings import TrainingSettings
 from hetpeer.peer.perfetto import perfetto
@@ -29,7 +30,8 @@ WITHIN_S = 300.0
 GOAL = 1.15
 AT_LEAST_S = 0.2
 """Of computing and of the line, for one microbatch."""
-LATENCY_MS = 10
+LATENCY_MS, QUEUE_MS = 10, 300
+ROUNDS = 5
 WORK = ("Forward", "Backward")
 
 Spans = dict[int, list[tuple[float, float]]]
@@ -57,8 +59,17 @@ def busiest(spans: Spans, steps: int, first: int, microbatches: int) -> list[flo
     ]
 
 
+def of_tcp(mbps: float, nbytes: int, folder: Path) -> float:
+    """The share of a line that plain TCP fills with payload, frames and headers being the rest."""
+    folder.mkdir()
+    with Lab({"nodes": 2, "queue_ms": QUEUE_MS}) as lab:
+        ends = Ends(lab, folder)
+        ends.line(mbps, LATENCY_MS)
+        return statistics.median(rated(ends, WAYS["tcp"], mbps, nbytes)[0] for _ in range(ROUNDS))
+
+
 async def measure(options: Any, lab: Lab, folder: Path) -> dict[str, Any]:
-    model = Model(width=options.width, layers=4, sequence_length=options.sequence_length)
+    model = Model(width=options.width, layers=options.layers, sequence_length=options.sequence_length)
     training = TrainingSettings(
         steps=ENDLESS,
         batch_size=options.microbatches * options.microbatch_size,
@@ -73,10 +84,12 @@ async def measure(options: Any, lab: Lab, folder: Path) -> dict[str, Any]:
         await swarm.until(options.warm_up, WITHIN_S)
         fast = busiest(computing(swarm, folder), 1, options.warm_up - 1, options.microbatches)[0]
         work = fast / options.microbatches
-        rate = bundle / work
+        share = of_tcp(bundle / work * 8e-6, bundle, folder / "tcp")
+        rate = bundle / work / share
         for node in (1, 2):
             lab.order(f"uplink {node} {rate * 8 / 1e6}")
-        begin = options.warm_up + options.settle
+        swarm.feed.poll()
+        begin = swarm.feed.history.version + options.settle
         await swarm.until(begin, WITHIN_S)
         await swarm.until(begin + options.steps, WITHIN_S)
         spans = computing(swarm, folder)
@@ -85,10 +98,11 @@ async def measure(options: Any, lab: Lab, folder: Path) -> dict[str, Any]:
     steps = [after - before for before, after in zip(ends[begin - 1 :], ends[begin:], strict=False)][
         : options.steps
     ]
-    line = options.microbatches * bundle / rate
+    line = options.microbatches * bundle / (rate * share)
     return judge(options, steps, sums, line) | {
         "computing_fast_line_s": fast / options.microbatches,
         "line_mbps": rate * 8 / 1e6,
+        "of_which_tcp_fills": share,
         "bundle_bytes": bundle,
         "latency_ms": LATENCY_MS,
         "router_late_us": lab.stats()["late_us"],
@@ -115,7 +129,8 @@ def judge(options: Any, steps: Sequence[float], sums: Sequence[float], line: flo
 def main() -> int:
     parser = report.parser(__doc__ or "")
     for name, value, text in (
-        ("width", 256, "of the model, of 4 layers"),
+        ("width", 256, "of the model"),
+        ("layers", 4, "of the model"),
         ("sequence-length", 128, "tokens"),
         ("microbatch-size", 12, "samples"),
         ("microbatches", 32, "of a step"),
@@ -125,7 +140,7 @@ def main() -> int:
     ):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
     options = parser.parse_args()
-    matrix = {"nodes": 3, "latency_ms": LATENCY_MS, "queue_ms": 300}
+    matrix = {"nodes": 3, "latency_ms": LATENCY_MS, "queue_ms": QUEUE_MS}
     with tempfile.TemporaryDirectory(prefix="hetpeer-benchmark-") as folder, Lab(matrix) as lab:
         figures = asyncio.run(measure(options, lab, Path(folder)))
     document = report.keep("overlap", figures, seed=options.seed)

@@ -34,9 +34,10 @@ class World:
         heapq.heappush(self._heap, (time, next(self._order), action))
 
     def run(self, until: float, stop: Callable[[], bool]) -> None:
-        """Carry out events until `stop()` holds, virtual time `until` is reached or nothing is left."""
-        while self._heap and not stop():
-            if self._heap[0][0] > until:
+        """Carry out events until `stop()` holds or it is `until`."""
+        while not stop():
+            if not self._heap or self._heap[0][0] > until:
+                self.now = max(self.now, until)
                 return
             self.now, _, action = heapq.heappop(self._heap)
             self.events += 1

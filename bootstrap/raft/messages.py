@@ -1,0 +1,94 @@
+"""What reliable peers say to each other about the log, and what an entry of it is.
+
+Lengths count entries from the beginning of the log: "the entries before `length`" are those with places 0 to length - 1.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+import msgpack
+from pydantic import Field, TypeAdapter, ValidationError
+
+from hetpeer.averaging.messages import Count, Schema
+from hetpeer.dht.errors import ProtocolError
+
+MAX_MESSAGE_BYTES: Final = 65 << 20
+"""A message carries at least one entry, and a record may have 64 MiB."""
+BATCH_BYTES: Final = 1 << 20
+"""No more entries are put into a message that has so much."""
+
+
+class Entry(Schema):
+    """One record of the replicated log. `record` is None where a leader only begins its term."""
+
+    term: Count
+    record: dict[str, Any] | None
+
+
+class RequestVote(Schema):
+    """A candidate's log, for whoever compares it with theirs. `pre`: it only asks whether it would be elected in `term`."""
+
+    kind: Literal["request_vote"] = "request_vote"
+    term: Count
+    length: Count
+    last_term: Count
+    pre: bool = False
+    transfer: bool = False
+    """The leader itself wants us to take over: its being alive is no reason to refuse."""
+
+
+class Vote(Schema):
+    """The answer to RequestVote; `term` is the candidate's where it is granted."""
+
+    kind: Literal["vote"] = "vote"
+    term: Count
+    granted: bool
+    pre: bool = False
+
+
+class Append(Schema):
+    """The leader's entries behind its first `begin`, the last of which is of `last_term`; none of them is a heartbeat."""
+
+    kind: Literal["append"] = "append"
+    term: Count
+    begin: Count
+    last_term: Count
+    entries: tuple[Entry, ...] = ()
+    committed: Count
+    """So many entries are decided."""
+
+
+class Appended(Schema):
+    """The answer: so many entries are durable here as the leader has them (`fits`), or where to try again."""
+
+    kind: Literal["appended"] = "appended"
+    term: Count
+    fits: bool
+    length: Count
+
+
+class TakeOver(Schema):
+    """The leader leaves, and we have all that it has: be a candidate at once."""
+
+    kind: Literal["take_over"] = "take_over"
+    term: Count
+
+
+Message = RequestVote | Vote | Append | Appended | TakeOver
+
+_MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
+
+
+def encode(message: Message) -> bytes:
+    """As bytes of msgpack."""
+    data: bytes = msgpack.packb(message.model_dump())
+    return data
+
+
+def decode(data: bytes) -> Message:
+    """A message from bytes. Raises ProtocolError for anything that is none."""
+    try:
+        return _MESSAGE.validate_python(msgpack.unpackb(data, strict_map_key=False))
+    except (ValidationError, ValueError, msgpack.UnpackException) as error:
+        raise ProtocolError("not a message about the log", why=str(error).splitlines()[0]) from error
