@@ -62,6 +62,11 @@ class CheckpointStore:
             raise ValueError(f"checkpoint {version} lacks blocks {sorted(missing)}")
         return _record(version, [self._digests[block] for block in range(len(self._layouts))])
 
+    def has(self, record: Record, block: int | None = None) -> bool:
+        """Whether the files of a sealed checkpoint are here, or that of one block; `load` says whether they are sound."""
+        blocks = range(len(record["blocks"])) if block is None else (block,)
+        return all(self._path(record["version"], b, record["blocks"][b]).is_file() for b in blocks)
+
     def load(self, record: Record, block: int) -> bytes:
         """The state file of one block. Raises `LocalError` HP-CKPT-001 unless it is the state that was sealed."""
         return self._load(record, block)[0]

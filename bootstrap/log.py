@@ -1,4 +1,4 @@
-"""The coordinator's memory: an append-only file of msgpack records, durable when `append` returns.
+"""An append-only file of msgpack records, durable when `append` returns: what a run's decisions are kept in.
 
 A frame is a head of 16 bytes (payload length u32, check of the head, 8 bytes of the payload's blake3) and the payload.
 A crash while appending leaves a frame cut short, or a file grown by zeros; that tail was never acknowledged and is cut
@@ -62,20 +62,20 @@ class Log:
             raise
         return cls(path, descriptor, end, notes)
 
-    def append(self, record: Record) -> None:
-        """Add a record; it is on the disk when this returns.
+    def append(self, *records: Record) -> None:
+        """Add records; they are on the disk when this returns.
 
         Raises `LocalError` HP-DISK-002 (or 001) and leaves the log as it was before.
         """
-        frame = _frame(record)
+        frames = b"".join(map(_frame, records))
         try:
             with disk_errors(self.path):
-                self._write(frame)
+                self._write(frames)
                 os.fsync(self._descriptor)
         except LocalError:
             os.ftruncate(self._descriptor, self._end)
             raise
-        self._end += len(frame)
+        self._end += len(frames)
 
     def records(self) -> Iterator[Record]:
         """All records, oldest first, read from the disk."""

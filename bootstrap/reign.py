@@ -41,8 +41,7 @@ class Reign:
     @property
     def evaluated(self) -> bool:
         """Whether all steps are committed, and the last evaluation is counted."""
-        due = self.config.evaluation_microbatches
-        return self.version == self.config.steps and (not due or self.version in self.history.evaluations)
+        return _is_evaluated(self.config, self.history)
 
     @property
     def resting(self) -> bool:
@@ -59,3 +58,13 @@ class Reign:
         """Fold `record` into the history; the effect makes it durable."""
         self.history.add(record)
         return Record(record)
+
+
+def is_complete(config: CoordinatorConfig, history: History) -> bool:
+    """Whether nothing is left to do of the run: trained, evaluated, and its last state stored."""
+    return _is_evaluated(config, history) and history.checkpoint_version == history.version
+
+
+def _is_evaluated(config: CoordinatorConfig, history: History) -> bool:
+    due = config.evaluation_microbatches
+    return history.version == config.steps and (not due or history.version in history.evaluations)

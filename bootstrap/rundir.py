@@ -56,6 +56,10 @@ class RunDirectory:
         return self.path / "log" / "ledger.log"
 
     @property
+    def journal_path(self) -> Path:
+        return self.path / "log" / "raft.log"
+
+    @property
     def data(self) -> Path:
         return self.path / "data"
 

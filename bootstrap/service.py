@@ -1,7 +1,7 @@
 """The coordinator at work: its core driven by real channels, the real clock and the disk.
 
-Control channels come in, messages go to the core, effects are carried out in order. A `Record` is on the disk before
-the next effect is touched: one queue and one consumer keep that order.
+Control channels come in, messages go to the core, effects are carried out in order. A `Record` is decided, on the disks of most
+reliable peers, before the next effect is touched: one queue and one consumer keep that order.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from typing import Any, Final
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.ties import Ties
 from hetpeer.bootstrap import coordinator as core
-from hetpeer.bootstrap.checkpoints import CheckpointStore, Record, initial_record
 from hetpeer.bootstrap.coordinator import Coordinator, CoordinatorConfig
 from hetpeer.bootstrap.eventlog import keep_event, read_event
 from hetpeer.bootstrap.history import History
-from hetpeer.bootstrap.log import Log
+from hetpeer.bootstrap.keeping import Checkpoints
 from hetpeer.bootstrap.membership import BlockCost
+from hetpeer.bootstrap.replica import DeposedError, Replica
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.serving import Served, fetch
 from hetpeer.dht.channel import Channel, ChannelServer
 from hetpeer.dht.clock import Clock
 from hetpeer.dht.errors import LocalError, ProtocolError, RemoteError
@@ -30,14 +29,11 @@ from hetpeer.dht.node import Node
 from hetpeer.dht.outbox import Parcel
 from hetpeer.dht.streams import Stream
 from hetpeer.stages.execution.slots import LIVE
-from hetpeer.stages.execution.state import element_count
 
 CONTROL: Final = "hetpeer/1/control"
 TICK_S = 0.2
 SAVE_RETRY_S = 2.0
 """A checkpoint that failed (a full disk) is not tried again at once."""
-STATE_OVERHEAD = 1 << 20
-"""Bytes a state file may have beyond its three float32 vectors."""
 
 _log = logging.getLogger(__name__)
 
@@ -69,20 +65,18 @@ def coordinator_config(run: RunDirectory) -> CoordinatorConfig:
 
 
 class CoordinatorService:
-    """Runs one reign over `run`. `run_until_finished` returns the Halt that ended it."""
+    """Runs one reign over `run`, of a peer that leads the log. `run` returns the Halt that ended it, or None."""
 
-    def __init__(self, node: Node, run: RunDirectory, log: Log, clock: Clock) -> None:
+    def __init__(
+        self, node: Node, run: RunDirectory, replica: Replica, checkpoints: Checkpoints, clock: Clock
+    ) -> None:
         self._node = node
         self._run = run
-        self._log = log
+        self._replica = replica
+        self._checkpoints = checkpoints
         self._clock = clock
-        history = History.of(log.records())
+        history = History.of(replica.records)
         self.core = Coordinator(coordinator_config(run), history, clock.monotonic())
-        layouts = run.layouts()
-        self._sizes = [element_count(layout) for layout in layouts]
-        self._store = CheckpointStore(run, layouts)
-        self._sealed: list[Record] = [initial_record(run.manifest)]
-        self._sealed += [r for r in log.records() if r["kind"] == "checkpoint"]
         self._channels = ChannelServer(self._accept, m.MAX_MESSAGE_BYTES)
         self._effects: asyncio.Queue[core.Effect] = asyncio.Queue()
         self._collecting: asyncio.Task[None] | None = None
@@ -92,24 +86,34 @@ class CoordinatorService:
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def run(self) -> core.Halt:
-        """Serve until the run is over; cancelled, it stops between two effects, which is as safe as a crash."""
+    async def run(self) -> core.Halt | None:
+        """Serve until the run is over, or we do not lead any more (None).
+
+        Cancelled, it stops between two effects, which is as safe as a crash.
+        """
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                consumer = tasks.create_task(self._consume())
+                works = [tasks.create_task(self._consume()), tasks.create_task(self._until_deposed())]
                 self._queue(self.core.start())
                 await self._node.serve(CONTROL, self._channels.handle, CONTROL_BUDGET)
                 self.serving.set()
-                ticker = tasks.create_task(self._tick())
+                works.append(tasks.create_task(self._tick()))
                 halt = await self.halted
                 await asyncio.gather(*(_briefly(channel.drained()) for channel in self._channels))
-                for task in (consumer, ticker, self._collecting):
+                for task in (*works, self._collecting):
                     if task is not None:
                         task.cancel()
                 return halt
+        except* DeposedError:
+            _log.warning("another reliable peer leads the run now")
         finally:
             self._channels.close()
+        return None
+
+    async def _until_deposed(self) -> None:
+        await self._replica.deposed()
+        raise DeposedError
 
     async def _tick(self) -> None:
         while True:
@@ -125,7 +129,7 @@ class CoordinatorService:
             effect = await self._effects.get()
             match effect:
                 case core.Record(record):
-                    await asyncio.to_thread(self._append, record)
+                    await self._record(record)
                 case core.Send(to, message):
                     if isinstance(message, m.Begin):
                         self._node.members(message.roster)
@@ -141,11 +145,10 @@ class CoordinatorService:
                 case core.Halt():
                     self.halted.set_result(effect)
 
-    def _append(self, record: Mapping[str, Any]) -> None:
-        self._log.append(dict(record))
+    async def _record(self, record: Mapping[str, Any]) -> None:
+        await self._replica.record(record)
         if record["kind"] == "checkpoint":
-            self._sealed.append(record)
-            self._store.prune(self._sealed)
+            await asyncio.to_thread(self._checkpoints.sealed, record)
         if record["kind"] in ("rollback", "gone"):
             _log.warning("%s", {k: v for k, v in record.items() if k != "kind"})
 
@@ -190,20 +193,17 @@ class CoordinatorService:
     # ── checkpoints and states ───────────────────────────────────────────────────────────────────────────────────
 
     async def _collect(self, version: int, savers: Mapping[int, str]) -> None:
-        """Fetch the state of every block, check it, write it; the core seals the checkpoint when all are here."""
-        self._store.begin(version)
-        for block, saver in savers.items():
-            try:
-                limit = 12 * self._sizes[block] + STATE_OVERHEAD
-                data, facts = await fetch(self._node, saver, f"state/{version}/{block}", limit)
-                digest = str(facts.get("digest", ""))
-                await asyncio.to_thread(self._store.put, version, block, bytes(data), digest)
-            except (RemoteError, LocalError) as error:
-                _log.warning("checkpoint %d: block %d not saved: %s", version, block, error)
-                await asyncio.sleep(SAVE_RETRY_S)
-                self._queue(self.core.not_saved(version, self._clock.monotonic()))
-                return
+        """The core seals the checkpoint when the last block is here."""
+
+        def saved(block: int, digest: str) -> None:
             self._queue(self.core.saved(version, block, digest, self._clock.monotonic()))
+
+        try:
+            await self._checkpoints.collect(version, savers, saved)
+        except (RemoteError, LocalError) as error:
+            _log.warning("checkpoint %d is not saved: %s", version, error)
+            await asyncio.sleep(SAVE_RETRY_S)
+            self._queue(self.core.not_saved(version, self._clock.monotonic()))
 
     def tokens_per_second(self) -> float:
         """Of the last committed step; 0 before the first."""
@@ -213,14 +213,6 @@ class CoordinatorService:
         manifest = self._run.manifest
         tokens = manifest.training.batch_size * manifest.data.tokens_per_sample
         return float(tokens / last["seconds"])
-
-    async def state(self, version: int, block: int) -> Served | None:
-        """The state of a checkpoint, for whoever joins."""
-        record = next((r for r in reversed(self._sealed) if r["version"] == version), None)
-        if record is None or not 0 <= block < len(self._sizes):
-            return None
-        data = await asyncio.to_thread(self._store.load, record, block)
-        return Served(data, {"digest": record["blocks"][block]})
 
 
 class _Control:

@@ -234,14 +234,15 @@ def _ignored(_error: ProtocolError) -> None:
     """Nobody counts."""
 
 
-async def dial(node: Node, protocol: str, channel: Channel) -> None:
+async def dial(node: Node, protocol: str, channel: Channel, patience_s: float = math.inf) -> None:
     """Keep `channel` connected until it is closed; returns then.
 
     Raises `PeerLostError` when the peer does not know the channel any more (its process was restarted): what was under
-    way is lost and its owner begins again. A peer that cannot be reached is dialled again and again.
+    way is lost and its owner begins again. A peer that cannot be reached is dialled again and again, for `patience_s`.
     """
     attempt = 0
     begun = False
+    lost_at = asyncio.get_running_loop().time()
     while not channel.closed:
         try:
             stream = await node.open(channel.peer_id, protocol, timeout_s=5.0)
@@ -252,6 +253,8 @@ async def dial(node: Node, protocol: str, channel: Channel) -> None:
             channel.trip_s = min(channel.trip_s, asyncio.get_running_loop().time() - began)
         except RemoteError as error:
             _log.debug("dialling %r: %s", channel, error)
+            if asyncio.get_running_loop().time() - lost_at > patience_s:
+                raise PeerLostError(channel.peer_id, f"it was not reached for {patience_s:.0f} s") from error
             await asyncio.sleep(REDIAL_S[min(attempt, len(REDIAL_S) - 1)])
             attempt += 1
             continue
@@ -262,6 +265,7 @@ async def dial(node: Node, protocol: str, channel: Channel) -> None:
         peer_has = answer.get("has")
         before = channel.inbox.last, channel.outbox.acknowledged
         await channel.carry(stream, peer_has if isinstance(peer_has, int) else 0)
+        lost_at = asyncio.get_running_loop().time()
         # A stream that carried nothing is no progress: a peer that cannot read us is not dialled in a hot loop.
         attempt = 0 if (channel.inbox.last, channel.outbox.acknowledged) > before else attempt + 1
         await asyncio.sleep(0.0 if channel.closed else REDIAL_S[min(attempt, len(REDIAL_S) - 1)])
@@ -283,6 +287,7 @@ class ChannelServer:
         self._meters = meters
         self._payload_limit = payload_limit
         self._channels: dict[tuple[str, int], Channel] = {}
+        self._closed = False
 
     def channel(self, peer_id: str) -> Channel | None:
         """The newest channel of `peer_id` in the first lane."""
@@ -308,7 +313,7 @@ class ChannelServer:
             raise ProtocolError(f"a channel in lane {lane!r}", peer=stream.peer_id)
         channel = self._channels.get((stream.peer_id, lane))
         if channel is None or channel.key != key or channel.closed:
-            receiver = None if begun else self._accept(stream.peer_id, key)
+            receiver = None if begun or self._closed else self._accept(stream.peer_id, key)
             if receiver is None:
                 await stream.send({"lost": True}, timeout_s=5.0)
                 return
@@ -325,6 +330,7 @@ class ChannelServer:
             raise error
 
     def close(self) -> None:
-        """Close every channel."""
+        """Close every channel; no more are accepted."""
+        self._closed = True
         for channel in self._channels.values():
             channel.close()

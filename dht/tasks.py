@@ -1,15 +1,27 @@
-"""A set of background tasks with an owner: none outlives `close`, and none fails unheard."""
+"""A set of background tasks with an owner: none outlives `close`, and none fails unheard. And work that is not left half done."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from hetpeer.dht.errors import RemoteError
 
+R = TypeVar("R")
+
 _log = logging.getLogger(__name__)
+
+
+async def to_its_end(function: Callable[..., R], *arguments: Any) -> R:
+    """`function` in a thread. Cancelled, it is cancelled when the function has returned: nobody closes a file under it."""
+    work = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        raise
 
 
 class TaskSet:

@@ -88,8 +88,12 @@ def link_notes(links: Mapping[str, LinkFigures], path: Callable[[str], Path | No
     ]
 
 
-def coordinator_advert(service: CoordinatorService, node: Node) -> Advert:
-    """Where the run stands, as its coordinator knows it."""
+def reliable_advert(service: CoordinatorService | None, node: Node) -> Advert:
+    """Where the run stands, of the peer that coordinates it; that it is there, of another reliable peer."""
+    if service is None:
+        return Advert(
+            addresses=tuple(node.addresses()[:8]), role="reliable", state="following", **_reach(node)
+        )
     history = service.core.history
     last = history.commits.get(history.version - 1)
     return Advert(

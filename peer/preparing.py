@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from hetpeer.bootstrap.keeping import STATE_OVERHEAD
 from hetpeer.bootstrap.manifest import FileRef
 from hetpeer.bootstrap.rundir import RunDirectory, check_file
-from hetpeer.bootstrap.service import STATE_OVERHEAD
 from hetpeer.bootstrap.serving import fetch, fetch_file
 from hetpeer.dht.errors import LocalError, RemoteError
 from hetpeer.dht.node import Node
@@ -87,10 +87,10 @@ class RunFiles:
 class StateFetcher:
     """Loads the agreed state of blocks into the worker."""
 
-    def __init__(self, node: Node, compute: Compute, coordinator: str) -> None:
+    def __init__(self, node: Node, compute: Compute, reliable: Sequence[str]) -> None:
         self._node = node
         self._compute = compute
-        self._coordinator = coordinator
+        self._reliable = reliable
 
     async def load(
         self,
@@ -101,7 +101,7 @@ class StateFetcher:
     ) -> dict[int, str]:
         """Load `version` of every block of `specs`; returns the digests of what was loaded.
 
-        Tries the holders, then the coordinator's checkpoints, again and again: cancel it when the version is no longer
+        Tries the holders, then the reliable peers' checkpoints, again and again: cancel it when the version is no longer
         wanted. Raises `WorkerDiedError`.
         """
         return {
@@ -116,7 +116,7 @@ class StateFetcher:
     ) -> str:
         limit = 3 * spec.parameter_bytes + STATE_OVERHEAD
         while True:
-            for peer in (*(p for p in sources if p != self._node.peer_id), self._coordinator):
+            for peer in (*(p for p in sources if p != self._node.peer_id), *self._reliable):
                 try:
                     data, _ = await fetch(self._node, peer, f"state/{version}/{spec.index}", limit)
                     loaded = await self._load_into_worker(spec.index, data)

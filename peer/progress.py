@@ -6,9 +6,11 @@ import asyncio
 import logging
 import sys
 import time
+from collections.abc import Callable
 
 from hetpeer.averaging.member import Member, Phase
 from hetpeer.bootstrap.manifest import Manifest
+from hetpeer.bootstrap.replica import Replica
 from hetpeer.bootstrap.service import CoordinatorService
 from hetpeer.peer.volunteer import Volunteer
 
@@ -102,22 +104,34 @@ def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-class CoordinatorProgress:
-    """Lines of `hetpeer bootstrap`: each change of state and a step line every few seconds."""
+class ReliableProgress:
+    """Lines of `hetpeer bootstrap`: who coordinates, each change of state and a step line every few seconds."""
 
-    def __init__(self, service: CoordinatorService) -> None:
+    def __init__(self, replica: Replica, service: Callable[[], CoordinatorService | None]) -> None:
+        self._replica = replica
         self._service = service
         self._told: tuple[str, int] = ("", -1)
         self._told_at = 0.0
 
     async def show_forever(self) -> None:
-        """Look at the coordinator twice a second and print what is new."""
+        """Look twice a second and print what is new."""
         while True:
             await asyncio.sleep(LOOK_S)
-            self._look(time.monotonic())
+            service, now = self._service(), time.monotonic()
+            if service is None:
+                self._following()
+            else:
+                self._look(service, now)
 
-    def _look(self, now: float) -> None:
-        core = self._service.core
+    def _following(self) -> None:
+        leader = self._replica.leader
+        key = (leader or "", -1)
+        if key != self._told and len(self._replica.members) > 1:
+            self._told = key
+            say(f"following {leader[-8:]}, who coordinates" if leader else "waiting for most reliable peers")
+
+    def _look(self, service: CoordinatorService, now: float) -> None:
+        core = service.core
         key = (core.state.value if core.missing_blocks else "running", len(core.members.volunteers))
         if key == self._told and (core.missing_blocks or now - self._told_at < EVERY_S):
             return

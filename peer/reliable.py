@@ -11,24 +11,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetpeer.bootstrap.coordinator import Halt
-from hetpeer.bootstrap.log import Log
+from hetpeer.bootstrap.history import History
+from hetpeer.bootstrap.keeping import Checkpoints
+from hetpeer.bootstrap.reign import is_complete
+from hetpeer.bootstrap.replica import Replica, run_logs
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.service import CoordinatorService
+from hetpeer.bootstrap.service import CONTROL, CoordinatorService, coordinator_config
 from hetpeer.bootstrap.serving import PROTOCOL as FILES
 from hetpeer.bootstrap.serving import FileService
 from hetpeer.bootstrap.shelf import RunShelf
 from hetpeer.dht.addresses import Address
+from hetpeer.dht.channel import ChannelServer
 from hetpeer.dht.clock import SystemClock
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.errors import ExitCode, LocalError, RemoteError
 from hetpeer.dht.identity import Identity
+from hetpeer.dht.listener import CONTROL as CONTROL_BUDGET
 from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.dht.roster import Roster
-from hetpeer.peer.adverts import coordinator_advert, publish_forever
-from hetpeer.peer.progress import CoordinatorProgress
+from hetpeer.peer.adverts import publish_forever, reliable_advert
+from hetpeer.peer.progress import ReliableProgress
 from hetpeer.peer.reach import tell_forever
 
 LINGER_S = 3.0
 """After the run's end the node still answers for a moment, so that volunteers hear the last word."""
+FOLLOW_S = 0.5
+"""Between two looks at what was decided, of a peer that does not lead."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,49 +50,138 @@ class BootstrapOptions:
     peers: tuple[Address, ...] = ()
 
 
+class ReliablePeer:
+    """Has its part in the run's log, and coordinates while it leads."""
+
+    def __init__(self, node: Node, run: RunDirectory, replica: Replica) -> None:
+        self._node = node
+        self._run = run
+        self.replica = replica
+        self._checkpoints = Checkpoints(node, run, replica.records)
+        self._shelf = RunShelf(run, self._checkpoints.state)
+        self._begun_with = len(replica.records)
+        self.service: CoordinatorService | None = None
+        """While it leads."""
+        self.ready = asyncio.Event()
+        """Set once others may come: volunteers to the only reliable peer, or the other reliable peers to one of several."""
+
+    async def run(self) -> Halt:
+        """Until the run is over. Raises `LocalError` for a disk that does not keep what must be kept."""
+        refusing = ChannelServer(lambda _peer, _key: None, 0)
+        await self._node.serve(CONTROL, refusing.handle, CONTROL_BUDGET)
+        await self._node.serve(FILES, FileService(self._shelf).handle)
+        if len(self.replica.members) > 1:
+            self.ready.set()
+        work = asyncio.ensure_future(self.replica.run())
+        reigns = asyncio.ensure_future(self._reign_or_follow())
+        try:
+            await asyncio.wait({work, reigns}, return_when=asyncio.FIRST_COMPLETED)
+            if not reigns.done():
+                work.result()
+            return reigns.result()
+        finally:
+            for task in (work, reigns):
+                task.cancel()
+            await asyncio.gather(work, reigns, return_exceptions=True)
+
+    async def _reign_or_follow(self) -> Halt:
+        while True:
+            following = asyncio.ensure_future(self._follow())
+            leading = asyncio.ensure_future(self.replica.leading())
+            try:
+                await asyncio.wait({following, leading}, return_when=asyncio.FIRST_COMPLETED)
+                if following.done():
+                    return following.result()
+            finally:
+                for task in (following, leading):
+                    task.cancel()
+                await asyncio.gather(following, leading, return_exceptions=True)
+            halt = await self._reign()
+            if halt is not None:
+                return halt
+
+    async def _reign(self) -> Halt | None:
+        self.service = CoordinatorService(
+            self._node, self._run, self.replica, self._checkpoints, SystemClock()
+        )
+        serving = asyncio.ensure_future(self.service.serving.wait())
+        serving.add_done_callback(lambda _: self.ready.set())
+        try:
+            return await self.service.run()
+        finally:
+            serving.cancel()
+            self.service = None
+
+    async def _follow(self) -> Halt:
+        """Keep what the leader's checkpoints consist of; return when the run is over."""
+        while True:
+            if (over := self._outcome()) is not None:
+                return over
+            await self._keep_up()
+            await asyncio.sleep(FOLLOW_S)
+
+    def _outcome(self) -> Halt | None:
+        """How the run has ended, if the log says so; a halt of an earlier life is none."""
+        records, config = self.replica.records, coordinator_config(self._run)
+        if is_complete(config, History.of(records)):
+            return Halt(f"all {config.steps} steps are committed", completed=True)
+        halts = [r for r in records[self._begun_with :] if r["kind"] == "halt"]
+        return Halt(halts[-1]["why"], completed=False) if halts else None
+
+    async def _keep_up(self) -> None:
+        last = History.of(self.replica.records).checkpoint
+        if last is None or self._checkpoints.has(last):
+            return
+        try:
+            others = [peer for peer in self.replica.members if peer != self._node.peer_id]
+            await self._checkpoints.copy(last, others)
+            self._checkpoints.sealed(last)
+        except RemoteError as error:
+            _log.warning("checkpoint %s is not copied yet: %s", last["version"], error)
+
+
 async def serve_run(
     options: BootstrapOptions, leaving: asyncio.Event, announce: Callable[[str], None]
 ) -> Halt | None:
-    """Coordinate the run until it is over (its Halt) or `leaving` is set (None).
+    """Take part in the run's log, and coordinate, until the run is over (its Halt) or `leaving` is set (None).
 
-    `announce` gets the address to join at, once everything answers. Raises `LocalError`.
+    `announce` gets the address to join at, once somebody answers there. Raises `LocalError`.
     """
     run = RunDirectory.open(options.directory)
     await asyncio.to_thread(run.verify)
-    log = Log.open(run.log_path)
-    with contextlib.closing(log):
+    with run_logs(run) as logs:
         node = await Node.start(_config(options), Identity.load(run.identity_path))
         try:
-            service = CoordinatorService(node, run, log, SystemClock())
-            await node.serve(FILES, FileService(RunShelf(run, service.state)).handle)
-            return await _coordinate(service, node, run, leaving, announce)
+            peer = ReliablePeer(node, run, Replica(node, run, logs, SystemClock()))
+            return await _take_part(peer, node, run, leaving, announce)
         finally:
             await node.close()
 
 
-async def _coordinate(
-    service: CoordinatorService,
+async def _take_part(
+    peer: ReliablePeer,
     node: Node,
     run: RunDirectory,
     leaving: asyncio.Event,
     announce: Callable[[str], None],
 ) -> Halt | None:
     roster = Roster(node, run.run_id)
-    work = asyncio.ensure_future(service.run())
+    work = asyncio.ensure_future(peer.run())
     left = asyncio.ensure_future(leaving.wait())
     beside = [
-        asyncio.ensure_future(publish_forever(roster, lambda: coordinator_advert(service, node))),
-        asyncio.ensure_future(CoordinatorProgress(service).show_forever()),
+        asyncio.ensure_future(publish_forever(roster, lambda: reliable_advert(peer.service, node))),
+        asyncio.ensure_future(ReliableProgress(peer.replica, lambda: peer.service).show_forever()),
         asyncio.ensure_future(tell_forever(node, reliable=True)),
     ]
     try:
-        ready = asyncio.ensure_future(service.serving.wait())
+        ready = asyncio.ensure_future(peer.ready.wait())
         await asyncio.wait({work, left, ready}, return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
         if ready.done():
             announce(_join_address(node))
             await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
+            await peer.replica.leave()
             return None
         halt = work.result()
         if not halt.completed:

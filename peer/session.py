@@ -1,14 +1,16 @@
 """The volunteer's word with the coordinator: one control session after another, for as long as it takes part.
 
-A session outlives broken streams (dht/channel.py). When the coordinator has lost its memory a new one begins with a
-new Hello, and what is evidence is sent again: the audit counts volunteers' lines, so none may be lost with a session.
+A session outlives broken streams (dht/channel.py). When the coordinator has lost its memory, or another reliable peer is the
+coordinator now, a new one begins with a new Hello, and what is evidence is sent again: the audit counts volunteers' lines, so
+none may be lost with a session.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from hetpeer.averaging import messages as m
@@ -22,12 +24,14 @@ from hetpeer.dht.streams import Stream
 EVIDENCE: Final = "evidence"
 RENEWAL_S = 0.2
 """Between two sessions: a coordinator that forgets us again and again is not asked in a hot loop."""
+PATIENCE_S = 3.0
+"""A reliable peer that cannot be reached for so long is not the coordinator, where there are others."""
 
 _log = logging.getLogger(__name__)
 
 
 class ControlSession:
-    """The control stream to `coordinator`.
+    """The control stream to the one of the `reliable` peers that is the coordinator: the others refuse it.
 
     `opened` is called at the start of each session and says Hello through `tell`; `received` gets each message.
     `unsent` are lines of evidence that an earlier life could not deliver; the list is kept up to date for the next one.
@@ -36,13 +40,15 @@ class ControlSession:
     def __init__(
         self,
         node: Node,
-        coordinator: str,
+        reliable: Sequence[str],
         opened: Callable[[], None],
         received: Callable[[m.Message], None],
         unsent: list[str],
     ) -> None:
         self._node = node
-        self._coordinator = coordinator
+        self._reliable = reliable
+        self._patience_s = PATIENCE_S if len(reliable) > 1 else math.inf
+        self._turn = 0
         self._opened = opened
         self._received = received
         self._unsent = unsent
@@ -54,22 +60,28 @@ class ControlSession:
         """Whether a stream to the coordinator is open."""
         return self._channel is not None and self._channel.is_up
 
+    @property
+    def coordinator(self) -> str:
+        """Whom we take for the coordinator."""
+        return self._reliable[self._turn % len(self._reliable)]
+
     async def run(self, incarnation: Callable[[], int]) -> None:
         """Keep a session open until we leave."""
         number = 0
         while not self._leaving:
             number += 1
             self._channel = channel = Channel(
-                self._coordinator, f"{incarnation()}.{number}", self, payload_limit=m.MAX_MESSAGE_BYTES
+                self.coordinator, f"{incarnation()}.{number}", self, payload_limit=m.MAX_MESSAGE_BYTES
             )
             self._opened()
             for line in self._unsent:
                 self.give_evidence(line)
             self._unsent.clear()
             try:
-                await dial(self._node, CONTROL, channel)
+                await dial(self._node, CONTROL, channel, self._patience_s)
             except PeerLostError as error:
                 _log.info("new session with the coordinator: %s", error.why)
+                self._turn += 1
             finally:
                 self._channel = None  # what is given from now on waits for the next session
                 self._unsent += _undelivered(channel)

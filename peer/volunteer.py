@@ -79,7 +79,6 @@ class Volunteer:
         self._begun: dict[int, float] = {}
         """Step → when it began here, for the trace; a step may begin while the one before is applied."""
         self._manifest = files.run.manifest
-        self._coordinator = self._manifest.coordinators[0]
         self.offer = offer
         self.figures = Figures()
         hello = m.Hello(
@@ -93,7 +92,7 @@ class Volunteer:
         self.member = Member(node.peer_id, hello, _shape(self._manifest), self._window.depth)
         self.session = ControlSession(
             node,
-            self._coordinator,
+            self._manifest.coordinators,
             lambda: self.perform(self.member.connected()),
             self._received,
             evidence.unsent,
@@ -285,7 +284,7 @@ class Volunteer:
         return await prepare_block(self._compute, self._files, block)
 
     async def _fetch_state(self, order: e.FetchState) -> None:
-        fetcher = StateFetcher(self._node, self._compute, self._coordinator)
+        fetcher = StateFetcher(self._node, self._compute, self._manifest.coordinators)
         loading = fetcher.load(order.version, self._specs, order.sources, order.digests)
         warming = () if self._source is None else (self._source.warm_up(order.version),)
         digests, *_ = await asyncio.gather(loading, *warming)

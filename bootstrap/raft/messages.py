@@ -15,8 +15,6 @@ from hetpeer.dht.errors import ProtocolError
 
 MAX_MESSAGE_BYTES: Final = 65 << 20
 """A message carries at least one entry, and a record may have 64 MiB."""
-BATCH_BYTES: Final = 1 << 20
-"""No more entries are put into a message that has so much."""
 
 
 class Entry(Schema):
@@ -86,7 +84,7 @@ def encode(message: Message) -> bytes:
     return data
 
 
-def decode(data: bytes) -> Message:
+def decode(data: bytes | bytearray) -> Message:
     """A message from bytes. Raises ProtocolError for anything that is none."""
     try:
         return _MESSAGE.validate_python(msgpack.unpackb(data, strict_map_key=False))

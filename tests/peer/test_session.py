@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.eventlog import read_event, read_events, sign_event
-from hetpeer.bootstrap.log import Log
+from hetpeer.bootstrap.keeping import Checkpoints
+from hetpeer.bootstrap.replica import Replica, run_logs
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.service import CoordinatorService
+from hetpeer.bootstrap.service import CONTROL, CoordinatorService
 from hetpeer.dht import channel
 from hetpeer.dht.clock import SystemClock
 from hetpeer.dht.errors import LocalError
@@ -29,14 +31,17 @@ class Network(Loopback):
 
     def __init__(self, volunteer: str) -> None:
         super().__init__(self._nobody, volunteer)
+        self.peer_id = ""
+        """Of the coordinator."""
 
     async def _nobody(self, stream: Stream) -> None:
         stream.abort()
 
     async def serve(
-        self, _protocol: str, handler: Callable[[Stream], Awaitable[None]], _budget: Budget
+        self, protocol: str, handler: Callable[[Stream], Awaitable[None]], _budget: Budget
     ) -> None:
-        self.handle = handler
+        if protocol == CONTROL:
+            self.handle = handler
 
     def gone(self) -> None:
         self.handle = self._nobody
@@ -63,8 +68,8 @@ class Rig:
 
     def __init__(self, run: RunDirectory, volunteer: Identity, network: Network) -> None:
         self.path = run.volunteers / f"{volunteer.peer_id}.jsonl"
-        self.session = ControlSession(network, "them", self._hello, lambda _: None, [])  # type: ignore[arg-type]
-        self.log = Log.open(run.log_path)
+        self.session = ControlSession(network, ["them"], self._hello, lambda _: None, [])  # type: ignore[arg-type]
+        network.peer_id = run.manifest.coordinators[0]
         self._run, self._volunteer, self._network = run, volunteer, network
 
     def _hello(self) -> None:
@@ -73,8 +78,19 @@ class Rig:
     def line(self, number: int) -> str:
         return sign_event({"number": number}, self._volunteer)
 
-    def reign(self) -> CoordinatorService:
-        return CoordinatorService(self._network, self._run, self.log, SystemClock())  # type: ignore[arg-type]
+    async def reign(self) -> None:
+        """One reign of the only reliable peer."""
+        network: Any = self._network
+        with run_logs(self._run) as logs:
+            replica = Replica(network, self._run, logs, SystemClock())
+            running = asyncio.create_task(replica.run())
+            try:
+                await replica.leading()
+                checkpoints = Checkpoints(network, self._run, replica.records)
+                await CoordinatorService(network, self._run, replica, checkpoints, SystemClock()).run()
+            finally:
+                running.cancel()
+                await asyncio.wait([running])
 
     async def arrived(self, *numbers: int) -> None:
         async with asyncio.timeout(10):
@@ -94,12 +110,12 @@ async def test_line_for_which_there_was_no_room_goes_to_the_next_reign(
     speaking = asyncio.create_task(rig.session.run(lambda: 1))
     rig.session.give_evidence(rig.line(1))
     with pytest.raises(ExceptionGroup) as caught:
-        await rig.reign().run()
+        await rig.reign()
     assert caught.group_contains(LocalError)
     network.gone()
 
     rig.path.rmdir()
-    again = asyncio.create_task(rig.reign().run())
+    again = asyncio.create_task(rig.reign())
     await rig.arrived(1)
     for task in (again, speaking):
         task.cancel()
@@ -110,7 +126,7 @@ async def test_line_given_between_two_sessions_goes_to_the_next(
     run: RunDirectory, volunteer: Identity, network: Network
 ) -> None:
     rig = Rig(run, volunteer, network)
-    reign = asyncio.create_task(rig.reign().run())
+    reign = asyncio.create_task(rig.reign())
     speaking = asyncio.create_task(rig.session.run(lambda: 1))
     rig.session.give_evidence(rig.line(1))
     await rig.arrived(1)

@@ -1,12 +1,11 @@
 """Several reliable peers keep one log: nothing decided is lost or decided twice, and somebody leads again soon."""
 
-import dataclasses
 from collections import Counter
 
 import pytest
 
 from hetpeer.bootstrap.raft.core import Raft
-from hetpeer.bootstrap.raft.effects import Decided, Role, SaveEntries, Send
+from hetpeer.bootstrap.raft.effects import Decided, Role, SaveBallot, SaveEntries, Send
 from hetpeer.bootstrap.raft.messages import Appended, Vote
 from hetpeer.peer.simulate.checks import ViolationError
 from hetpeer.peer.simulate.council import Council, CouncilConfig, Trouble
@@ -160,12 +159,14 @@ class KeepsItsOwn(Raft):
         )
 
 
-class ForgetsItsVote(Raft):
-    """Its vote is not durable."""
+class ForgetsItsBallot(Raft):
+    """Term and vote are not durable."""
 
-    def _requested(self, peer, request, now):
-        effects = super()._requested(peer, request, now)
-        return [dataclasses.replace(e, voted_for=None) if hasattr(e, "voted_for") else e for e in effects]
+    def receive(self, peer, message, now):
+        return [e for e in super().receive(peer, message, now) if not isinstance(e, SaveBallot)]
+
+    def tick(self, now):
+        return [e for e in super().tick(now) if not isinstance(e, SaveBallot)]
 
 
 class CommandsAnybody(Raft):
@@ -192,7 +193,7 @@ MUTANTS = [
     SpeaksBeforeItSaves,
     OldTermsCount,
     KeepsItsOwn,
-    ForgetsItsVote,
+    ForgetsItsBallot,
     CommandsAnybody,
     Half,
 ]

@@ -1,0 +1,231 @@
+"""One reliable peer's part in the log at work: the Raft core driven by channels, the real clock and the disk.
+
+What is decided goes, in order, into the ledger, the file that everybody reads (audit, export, status). The journal beside it is what
+this peer has promised to the others; with one reliable peer it promises itself. Effects are carried out one after the other by
+one consumer, so nothing is said before what it rests on is on the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hetpeer.bootstrap.history import Record
+from hetpeer.bootstrap.log import Log
+from hetpeer.bootstrap.raft import effects as e
+from hetpeer.bootstrap.raft import messages as m
+from hetpeer.bootstrap.raft.core import Raft
+from hetpeer.bootstrap.raft.journal import Journal
+from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.dht.channel import Channel, ChannelServer, dial
+from hetpeer.dht.clock import Clock
+from hetpeer.dht.errors import ExitCode, LocalError, PeerLostError
+from hetpeer.dht.listener import CONTROL as CONTROL_BUDGET
+from hetpeer.dht.node import Node
+from hetpeer.dht.outbox import Parcel
+from hetpeer.dht.streams import Stream
+from hetpeer.dht.tasks import to_its_end
+
+LOG: Final = "hetpeer/1/log"
+TICK_S = 0.1
+BACKLOG = 64
+"""Messages that may wait for a member that is away: it is told anew anyway."""
+RENEWAL_S = 0.2
+LEAVE_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class DeposedError(Exception):
+    """We do not lead any more: what was to be recorded may be decided yet, by somebody else, or not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunLogs:
+    """The two files: what is decided, and what this peer has promised."""
+
+    ledger: Log
+    journal: Journal
+
+
+@contextmanager
+def run_logs(run: RunDirectory) -> Iterator[RunLogs]:
+    """Those of `run`, open for this process alone. Raises `LocalError` as `Log.open`."""
+    with (
+        contextlib.closing(Log.open(run.log_path)) as ledger,
+        contextlib.closing(Journal.open(run.journal_path)) as journal,
+    ):
+        yield RunLogs(ledger, journal)
+
+
+class Replica:
+    """Of the run in `run`, at the peer whose `node` it is; `run()` it for as long as the files are open."""
+
+    def __init__(self, node: Node, run: RunDirectory, logs: RunLogs, clock: Clock) -> None:
+        self._node = node
+        self._journal, self._ledger = journal, ledger = logs.journal, logs.ledger
+        self._clock = clock
+        self.records: list[Record] = list(ledger.records())
+        """What is decided, as far as it was told here."""
+        self._known = len(self.records)
+        self._told = 0
+        config = e.RaftConfig(me=node.peer_id, members=run.manifest.coordinators)
+        self._raft = Raft(config, journal.durable, clock.monotonic())
+        self._effects: asyncio.Queue[e.Effect] = asyncio.Queue()
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._leading = asyncio.Event()
+        self._deposed = asyncio.Event()
+        self._channels: dict[str, Channel] = {}
+        self._served = ChannelServer(self._accept, m.MAX_MESSAGE_BYTES)
+
+    # ── what the coordinator uses ────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def leader(self) -> str | None:
+        """Who leads, as far as we know."""
+        return self._raft.leader
+
+    @property
+    def members(self) -> Sequence[str]:
+        """The reliable peers, this one among them."""
+        return self._raft.log.members
+
+    async def leading(self) -> None:
+        """Return when we lead, and `records` has everything that is decided."""
+        await self._leading.wait()
+
+    async def deposed(self) -> None:
+        """Return when we lead no longer."""
+        await self._deposed.wait()
+
+    async def record(self, record: Mapping[str, Any]) -> None:
+        """Have `record` decided: it is on the disks of most members when this returns. Raises `DeposedError`."""
+        if not self._raft.leading:
+            raise DeposedError
+        place = len(self._raft.log)
+        decided = self._waiting[place] = asyncio.get_running_loop().create_future()
+        self._queue(self._raft.propose(record, self._clock.monotonic()))
+        await decided
+
+    async def leave(self) -> None:
+        """Have somebody else lead before we go; returns soon, whether there is anybody or not."""
+        if self._leading.is_set() and len(self.members) > 1:
+            self._queue(self._raft.leave())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LEAVE_S):
+                    await self.deposed()
+
+    # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def run(self) -> None:
+        """Take part until cancelled. Raises `LocalError` when the disk does not keep what must be kept."""
+        others = [peer for peer in self.members if peer != self._node.peer_id]
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._consume())
+                await self._node.serve(LOG, self._served.handle, CONTROL_BUDGET)
+                tasks.create_task(self._tick())
+                for peer in others:
+                    tasks.create_task(self._keep_in_touch(peer))
+        finally:
+            self._served.close()
+
+    async def _tick(self) -> None:
+        while True:
+            self._queue(self._raft.tick(self._clock.monotonic()))
+            await asyncio.sleep(TICK_S)
+
+    def _queue(self, effects: Sequence[e.Effect]) -> None:
+        for effect in effects:
+            self._effects.put_nowait(effect)
+
+    async def _consume(self) -> None:
+        while True:
+            effect = await self._effects.get()
+            match effect:
+                case e.SaveBallot() | e.SaveEntries():
+                    await to_its_end(self._journal.save, effect)
+                case e.Send(to, message):
+                    self._say(to, message)
+                case e.Decided(place, entry):
+                    await self._decided(place, entry)
+                case e.Leading(term):
+                    _log.info("leading in term %d, with %d records", term, len(self.records))
+                    self._deposed.clear()
+                    self._leading.set()
+                case e.Deposed():
+                    self._leading.clear()
+                    self._deposed.set()
+                    for waiting in self._waiting.values():
+                        waiting.set_exception(DeposedError())
+                    self._waiting.clear()
+
+    async def _decided(self, place: int, entry: m.Entry) -> None:
+        if entry.record is not None:
+            if self._told >= self._known:
+                await to_its_end(self._ledger.append, entry.record)
+                self.records.append(entry.record)
+            elif self.records[self._told] != entry.record:
+                raise LocalError(
+                    "HP-LOG-003",
+                    f"{self._ledger.path} does not tell what was decided: record {self._told} is another",
+                    why="one of the run's logs was replaced by another run's, or by an older copy",
+                    fix="put the folder log/ back as a whole",
+                    exit_code=ExitCode.VERSION,
+                )
+            self._told += 1
+        if (waiting := self._waiting.pop(place, None)) is not None and not waiting.done():
+            waiting.set_result(None)
+
+    # ── the other members ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _say(self, to: str, message: m.Message) -> None:
+        channel = self._channels.get(to)
+        if channel is not None and len(channel.outbox) < BACKLOG:
+            channel.send(Parcel({}, (m.encode(message),)))
+
+    async def _keep_in_touch(self, peer: str) -> None:
+        """A channel for what we say to `peer`; it says what it has to in one of its own."""
+        number = 0
+        while True:
+            number += 1
+            key = f"{self._clock.monotonic()}.{number}"
+            channel = self._channels[peer] = Channel(peer, key, _Member(self, peer), m.MAX_MESSAGE_BYTES)
+            try:
+                await dial(self._node, LOG, channel)
+            except PeerLostError as error:
+                _log.debug("a new channel to %s: %s", peer, error.why)
+            finally:
+                channel.close()
+            await asyncio.sleep(RENEWAL_S)
+
+    def _accept(self, peer: str, _key: str) -> _Member | None:
+        return _Member(self, peer) if peer in self.members and peer != self._node.peer_id else None
+
+    def received(self, peer: str, message: m.Message) -> None:
+        """A message of another member has arrived."""
+        self._queue(self._raft.receive(peer, message, self._clock.monotonic()))
+
+
+class _Member:
+    """The receiver of another member's channel."""
+
+    def __init__(self, replica: Replica, peer: str) -> None:
+        self._replica = replica
+        self._peer = peer
+
+    async def frame(
+        self, _channel: Channel, _header: Mapping[str, Any], payload: Stream, _length: int
+    ) -> None:
+        self._replica.received(self._peer, m.decode(await payload.receive_bytes(m.MAX_MESSAGE_BYTES)))
+
+    def beat(self, _channel: Channel) -> None: ...
+
+    def up(self, _channel: Channel) -> None: ...
+
+    def down(self, _channel: Channel) -> None: ...
