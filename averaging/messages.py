@@ -231,6 +231,13 @@ class EventLine(Schema):
 # ── coordinator → volunteer ──────────────────────────────────────────────────────────────────────────────────────
 
 
+class Kept(Schema):
+    """Said once in a session, after Hello: so many lines of the volunteer's event log are here, and it sends the rest."""
+
+    kind: Literal["kept"] = "kept"
+    lines: Count
+
+
 class Welcome(Schema):
     """Answer to Hello: the line of history, the version to be at, and the places to choose from.
 
@@ -403,7 +410,8 @@ FromVolunteer = (
     | EventLine
 )
 FromCoordinator = (
-    Welcome
+    Kept
+    | Welcome
     | Granted
     | Refused
     | Fetch

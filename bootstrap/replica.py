@@ -86,6 +86,10 @@ class Replica:
     # ── what the coordinator uses ────────────────────────────────────────────────────────────────────────────────
 
     @property
+    def me(self) -> str:
+        return self._node.peer_id
+
+    @property
     def leader(self) -> str | None:
         """Who leads, as far as we know."""
         return self._raft.leader

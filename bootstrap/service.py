@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.ties import Ties
 from hetpeer.bootstrap import coordinator as core
 from hetpeer.bootstrap.coordinator import Coordinator, CoordinatorConfig
-from hetpeer.bootstrap.eventlog import keep_event, read_event
+from hetpeer.bootstrap.eventlog import keep_event, read_event, read_events
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.keeping import Checkpoints
 from hetpeer.bootstrap.membership import BlockCost
@@ -167,8 +168,10 @@ class CoordinatorService:
         """A message of `peer` has arrived."""
         if isinstance(message, m.EventLine):
             self._keep_event(peer, message.line)
-        else:
-            self._queue(self.core.receive(peer, message, self._clock.monotonic()))
+            return
+        if isinstance(message, m.Hello):
+            self._ask_for_events(peer)
+        self._queue(self.core.receive(peer, message, self._clock.monotonic()))
 
     def broken(self, peer: str) -> None:
         self._queue(self.core.broken(peer, self._clock.monotonic()))
@@ -176,13 +179,23 @@ class CoordinatorService:
     def resumed(self, peer: str) -> None:
         self._queue(self.core.resumed(peer, self._clock.monotonic()))
 
+    def _ask_for_events(self, peer: str) -> None:
+        """Another reliable peer may have coordinated until now: the volunteer sends what is not here."""
+        path, channel = self._events_of(peer), self._channels.channel(peer)
+        lines = sum(1 for _ in read_events(path)) if path.is_file() else 0
+        if channel is not None:
+            channel.send(Parcel({}, (m.encode(m.Kept(lines=lines)),)))
+
+    def _events_of(self, peer: str) -> Path:
+        return self._run.volunteers / f"{peer}.jsonl"
+
     def _keep_event(self, peer: str, line: str) -> None:
         """A volunteer's signed line goes into its file, unread but for its signature."""
         signer, _record = read_event(line)
         if signer != peer:
             raise ProtocolError("an event signed by somebody else", peer=peer)
         try:
-            keep_event(self._run.volunteers / f"{peer}.jsonl", line)
+            keep_event(self._events_of(peer), line)
         except LocalError as error:
             # Evidence that is not kept would make the audit fail: better to stop, and go on when there is room.
             # A closed channel acknowledges nothing: the next reign hears the line again.

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from hetpeer.averaging import effects as e
-from hetpeer.bootstrap.eventlog import EventLog
+from hetpeer.bootstrap.eventlog import EventLog, read_events
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.identity import Identity
 from hetpeer.peer.home import Home
 
 
 class Evidence:
-    """One peer's event log of one run. `unsent` are lines that the coordinator has not acknowledged."""
+    """One peer's event log of one run."""
 
     def __init__(self, home: Home, run: RunDirectory, identity: Identity) -> None:
         self._run_id = run.run_id
         self._peer = identity.peer_id
         self._log = EventLog(home.events_path(run), identity)
-        self.unsent: list[str] = []
 
     def applied(self, applied: e.RecordApplied, incarnation: int) -> list[str]:
         """Write down the update of one step, a line for each block; returns the lines. Raises `LocalError` HP-DISK-002."""
@@ -40,6 +39,11 @@ class Evidence:
             )
             for cover in applied.covers
         ]
+
+    def lines(self, begin: int) -> list[str]:
+        """All lines but the first `begin`. Were there fewer, somebody has taken our log away: all are new."""
+        lines = [line.rstrip("\n") for _, line in read_events(self._log.path)]
+        return lines[begin:] if begin <= len(lines) else lines
 
     def close(self) -> None:
         self._log.close()

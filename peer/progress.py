@@ -126,7 +126,7 @@ class ReliableProgress:
     def _following(self) -> None:
         leader = self._replica.leader
         key = (leader or "", -1)
-        if key != self._told and len(self._replica.members) > 1:
+        if key != self._told and len(self._replica.members) > 1 and leader != self._replica.me:
             self._told = key
             say(f"following {leader[-8:]}, who coordinates" if leader else "waiting for most reliable peers")
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.service import CONTROL
@@ -21,7 +21,6 @@ from hetpeer.dht.node import Node
 from hetpeer.dht.outbox import Parcel
 from hetpeer.dht.streams import Stream
 
-EVIDENCE: Final = "evidence"
 RENEWAL_S = 0.2
 """Between two sessions: a coordinator that forgets us again and again is not asked in a hot loop."""
 PATIENCE_S = 3.0
@@ -34,7 +33,7 @@ class ControlSession:
     """The control stream to the one of the `reliable` peers that is the coordinator: the others refuse it.
 
     `opened` is called at the start of each session and says Hello through `tell`; `received` gets each message.
-    `unsent` are lines of evidence that an earlier life could not deliver; the list is kept up to date for the next one.
+    `evidence` gives the lines of our event log from one on: the coordinator says how many it has.
     """
 
     def __init__(
@@ -43,7 +42,7 @@ class ControlSession:
         reliable: Sequence[str],
         opened: Callable[[], None],
         received: Callable[[m.Message], None],
-        unsent: list[str],
+        evidence: Callable[[int], Sequence[str]],
     ) -> None:
         self._node = node
         self._reliable = reliable
@@ -51,7 +50,9 @@ class ControlSession:
         self._turn = 0
         self._opened = opened
         self._received = received
-        self._unsent = unsent
+        self._evidence = evidence
+        self._asked = False
+        """Whether the coordinator has said in this session which lines it has."""
         self._channel: Channel | None = None
         self._leaving = False
 
@@ -73,18 +74,15 @@ class ControlSession:
             self._channel = channel = Channel(
                 self.coordinator, f"{incarnation()}.{number}", self, payload_limit=m.MAX_MESSAGE_BYTES
             )
+            self._asked = False
             self._opened()
-            for line in self._unsent:
-                self.give_evidence(line)
-            self._unsent.clear()
             try:
                 await dial(self._node, CONTROL, channel, self._patience_s)
             except PeerLostError as error:
                 _log.info("new session with the coordinator: %s", error.why)
                 self._turn += 1
             finally:
-                self._channel = None  # what is given from now on waits for the next session
-                self._unsent += _undelivered(channel)
+                self._channel = None
             await asyncio.sleep(RENEWAL_S)
 
     def tell(self, message: m.Message) -> None:
@@ -93,11 +91,9 @@ class ControlSession:
             self._channel.send(Parcel({}, (m.encode(message),)))
 
     def give_evidence(self, line: str) -> None:
-        """Send a signed line of our event log; it is sent again in the next session if it does not arrive in this one."""
-        if self._channel is None:
-            self._unsent.append(line)
-        else:
-            self._channel.send(Parcel({}, (m.encode(m.EventLine(line=line)),), tag=(EVIDENCE, line)))
+        """Send the line that our event log has just got. If it does not arrive, the next session sends it again."""
+        if self._asked:
+            self.tell(m.EventLine(line=line))
 
     def renew(self) -> None:
         """End this session; a new one begins."""
@@ -122,7 +118,13 @@ class ControlSession:
         self, channel: Channel, _header: Mapping[str, Any], payload: Stream, _length: int
     ) -> None:
         message = m.decode(await payload.receive_bytes(m.MAX_MESSAGE_BYTES))
-        if channel is self._channel and not channel.closed:
+        if channel is not self._channel or channel.closed:
+            return
+        if isinstance(message, m.Kept):
+            self._asked = True
+            for line in self._evidence(message.lines):
+                self.give_evidence(line)
+        else:
             self._received(message)
 
     def beat(self, channel: Channel) -> None:
@@ -133,9 +135,3 @@ class ControlSession:
 
     def down(self, channel: Channel) -> None:
         _log.debug("control stream is down: %r", channel)
-
-
-def _undelivered(channel: Channel) -> list[str]:
-    """The evidence that the coordinator has not acknowledged."""
-    tags = [parcel.tag for _, parcel in channel.outbox]
-    return [tag[1] for tag in tags if isinstance(tag, tuple) and tag[0] == EVIDENCE]

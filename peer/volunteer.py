@@ -95,7 +95,7 @@ class Volunteer:
             self._manifest.coordinators,
             lambda: self.perform(self.member.connected()),
             self._received,
-            evidence.unsent,
+            evidence.lines,
         )
         self._tasks = TaskSet(self._fail)
         self._store = TensorStore(compute.arena)

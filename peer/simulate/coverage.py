@@ -28,8 +28,8 @@ COORDINATOR_EVENTS = [
     "tick",
 ]
 """`event` lines are for the driver: they never reach the core."""
-MEMBER_MESSAGES = [kind for kind in _kinds(m.FromCoordinator) if kind != "heartbeat"]
-"""Heartbeats from the coordinator never reach the core either: the driver's channel watches for silence."""
+MEMBER_MESSAGES = [kind for kind in _kinds(m.FromCoordinator) if kind not in ("heartbeat", "kept")]
+"""Heartbeats from the coordinator never reach the core either: the driver's channel watches for silence. `kept` is of events."""
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.eventlog import read_event, read_events, sign_event
+from hetpeer.bootstrap.eventlog import keep_event, read_event, read_events, sign_event
 from hetpeer.bootstrap.keeping import Checkpoints
 from hetpeer.bootstrap.replica import Replica, run_logs
 from hetpeer.bootstrap.rundir import RunDirectory
@@ -68,15 +68,24 @@ class Rig:
 
     def __init__(self, run: RunDirectory, volunteer: Identity, network: Network) -> None:
         self.path = run.volunteers / f"{volunteer.peer_id}.jsonl"
-        self.session = ControlSession(network, ["them"], self._hello, lambda _: None, [])  # type: ignore[arg-type]
+        self.lines: list[str] = []
+        self.session = ControlSession(
+            network,
+            ["them"],
+            self._hello,
+            lambda _: None,
+            lambda begin: self.lines[begin:],  # type: ignore[arg-type]
+        )
         network.peer_id = run.manifest.coordinators[0]
         self._run, self._volunteer, self._network = run, volunteer, network
 
     def _hello(self) -> None:
         self.session.tell(m.Hello(run=self._run.run_id, incarnation=1))
 
-    def line(self, number: int) -> str:
-        return sign_event({"number": number}, self._volunteer)
+    def happens(self, number: int) -> None:
+        """The volunteer writes a line, and gives it to the session."""
+        self.lines.append(sign_event({"number": number}, self._volunteer))
+        self.session.give_evidence(self.lines[-1])
 
     async def reign(self) -> None:
         """One reign of the only reliable peer."""
@@ -108,7 +117,7 @@ async def test_line_for_which_there_was_no_room_goes_to_the_next_reign(
     rig = Rig(run, volunteer, network)
     rig.path.mkdir(parents=True)  # in the way of the file
     speaking = asyncio.create_task(rig.session.run(lambda: 1))
-    rig.session.give_evidence(rig.line(1))
+    rig.happens(1)
     with pytest.raises(ExceptionGroup) as caught:
         await rig.reign()
     assert caught.group_contains(LocalError)
@@ -128,14 +137,34 @@ async def test_line_given_between_two_sessions_goes_to_the_next(
     rig = Rig(run, volunteer, network)
     reign = asyncio.create_task(rig.reign())
     speaking = asyncio.create_task(rig.session.run(lambda: 1))
-    rig.session.give_evidence(rig.line(1))
+    rig.happens(1)
     await rig.arrived(1)
     rig.session.renew()
     while rig.session.is_up:
         await asyncio.sleep(0)
     await asyncio.sleep(RENEWAL_S / 4)
-    rig.session.give_evidence(rig.line(2))
+    rig.happens(2)
     await rig.arrived(1, 2)
     for task in (reign, speaking):
         task.cancel()
     await asyncio.wait([reign, speaking])
+
+
+async def test_another_coordinator_gets_what_it_lacks_and_nothing_twice(
+    run: RunDirectory, volunteer: Identity, network: Network
+) -> None:
+    rig = Rig(run, volunteer, network)
+    speaking = asyncio.create_task(rig.session.run(lambda: 1))
+    for lines in ([], [1], []):  # what each of the three has from earlier reigns
+        rig.path.unlink(missing_ok=True)
+        for number in lines:
+            keep_event(rig.path, rig.lines[number - 1])
+        reign = asyncio.create_task(rig.reign())
+        rig.happens(len(rig.lines) + 1)
+        await rig.arrived(*range(1, len(rig.lines) + 1))
+        reign.cancel()
+        await asyncio.wait([reign])
+        network.gone()
+        assert len(list(read_events(rig.path))) == len(rig.lines)
+    speaking.cancel()
+    await asyncio.wait([speaking])
