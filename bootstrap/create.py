@@ -48,12 +48,13 @@ def create_run(
     stages: Sequence[int] = (),
     training: TrainingSettings | None = None,
     links: LinkSettings | None = None,
+    reliable: Sequence[str] = (),
 ) -> RunDirectory:
     """Make a run directory from the author's functions `model` and `loss` ("module.py:function"; bootstrap/objective.py).
 
     `data` is one such function, which yields the samples, or the paths of texts, of which samples of `sequence_length`
     tokens are made; without it, Python's standard library. `stages` has one number for each way in which clusters cut the
-    model: cluster c is a pipeline of `stages[c % len(stages)]` stages. Raises `LocalError`: HP-MODEL-*, HP-DATA-*,
+    model: cluster c is a pipeline of `stages[c % len(stages)]` stages. `reliable` are the ids of the other reliable peers. Raises `LocalError`: HP-MODEL-*, HP-DATA-*,
     HP-RUN-001 (a setting), HP-DISK-*; then nothing is left at `directory`.
     """
     training = training or TrainingSettings()
@@ -63,7 +64,7 @@ def create_run(
         loss=None if loss is None else absolute_reference(loss, LOSS),
         data=absolute_data(data),
     )
-    with _made_beside(directory) as folder:
+    with made_beside(directory) as folder:
         for part in FOLDERS:
             (folder / part).mkdir()
         decided: Fields = {
@@ -79,7 +80,7 @@ def create_run(
             **decided,
             "links": (links or LinkSettings()).model_dump(),
             "owner": public_bytes(owner_key),
-            "coordinators": [Identity.create(folder / "identity.key").peer_id],
+            "coordinators": [Identity.create(folder / "identity.key").peer_id, *reliable],
             **ship(folder, built, example, training, stages),
         }
         atomic_write(folder / "manifest.hetpeer", sign(validated(Manifest, fields), owner_key))
@@ -88,13 +89,13 @@ def create_run(
 
 
 @contextmanager
-def _made_beside(directory: Path) -> Iterator[Path]:
+def made_beside(directory: Path) -> Iterator[Path]:
     """A folder that becomes `directory` if the body succeeds and vanishes if it does not."""
     if directory.is_dir() and any(directory.iterdir()):
         raise LocalError(
             "HP-DISK-003",
             f"{directory} exists and is not empty",
-            why="hetpeer init never writes over a run",
+            why="nothing is written over what may be a run",
             fix="choose another directory, or remove this one",
             exit_code=ExitCode.CONFIG,
         )

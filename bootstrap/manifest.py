@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from blake3 import blake3
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from hetpeer.averaging.ties import Tie
 from hetpeer.bootstrap.canonical import pack, unpack
@@ -136,7 +136,7 @@ class Manifest(Entry):
     owner: Annotated[bytes, Field(min_length=32, max_length=32)]
     """The owner's Ed25519 public key."""
     coordinators: Annotated[tuple[PeerId, ...], Field(min_length=1, max_length=5)]
-    """Peer ids of the reliable peers."""
+    """Peer ids of the reliable peers: 1, 3 or 5, since of two or four none more may be away."""
     blocks: Annotated[tuple[BlockEntry, ...], Field(min_length=1, max_length=4096)]
     data: DataSettings
     training: TrainingSettings
@@ -165,6 +165,13 @@ class Manifest(Entry):
             if any(begin >= end for begin, end in layout):
                 raise ValueError(f"layouts[{number}] has an empty stage")
         return self
+
+    @field_validator("coordinators")
+    @classmethod
+    def _odd_and_different(cls, peers: tuple[str, ...]) -> tuple[str, ...]:
+        if len(peers) % 2 == 0 or len(set(peers)) < len(peers):
+            raise ValueError(f"1, 3 or 5 different reliable peers, not {len(peers)}")
+        return peers
 
     @property
     def data_plan(self) -> DataPlan:

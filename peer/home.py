@@ -36,6 +36,17 @@ class Home:
             self.path.mkdir(parents=True, exist_ok=True)
         return Identity.load_or_create(self.path / "identity.key")
 
+    @property
+    def reliable_key(self) -> Path:
+        """The key of this machine as a reliable peer: a volunteer may run beside it."""
+        return self.path / "reliable.key"
+
+    def reliable_identity(self) -> Identity:
+        """As `identity`, of `reliable_key`."""
+        with disk_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        return Identity.load_or_create(self.reliable_key)
+
     def next_incarnation(self) -> int:
         """A number higher than all that this peer ever used; durable before it is returned."""
         path = self.path / "incarnation"

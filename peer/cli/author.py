@@ -92,6 +92,13 @@ def init(
             metavar="K", help="Stages of a pipeline; repeated: one per cluster in turn (default: 2)."
         ),
     ] = None,
+    reliable: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID",
+            help="Another reliable peer, as `hetpeer id --reliable` prints it there; two or four of them.",
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="The run's name (default: the directory's).")] = None,
 ) -> None:
     """Make a run directory from a torch model and its data."""
@@ -133,6 +140,7 @@ def init(
         stages=stages or (),
         training=settings.model_copy(update={"slot_size": slot_size}),
         links=validated(LinkSettings, links),
+        reliable=reliable or (),
     )
     parameters = sum(block.parameter_count for block in run.manifest.blocks)
     samples = sum(shard.samples for shard in run.manifest.data.train)

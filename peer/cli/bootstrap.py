@@ -1,4 +1,4 @@
-"""`hetpeer bootstrap`: the first reliable peer of a run."""
+"""`hetpeer bootstrap`: a reliable peer of a run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from hetpeer.peer.cli.options import HomeOption, run_loop
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
@@ -14,23 +16,34 @@ def register(app: typer.Typer) -> None:
 
 
 def bootstrap(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run directory made by hetpeer init.")],
+    directory: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="A run directory made by hetpeer init, or where a copy is to be."),
+    ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",  # noqa: S104
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="TCP port to listen on; 0 takes a free one.")
     ] = 31330,
     peers: Annotated[
         list[str] | None,
-        typer.Option(metavar="ADDR", help="Peers of the run that are known already. Repeatable."),
+        typer.Option(
+            metavar="ADDR", help="Peers of the run; they give the copy if DIR is not there. Repeatable."
+        ),
     ] = None,
+    home: HomeOption = None,
 ) -> None:
-    """Serve a run: rendezvous, data and coordinator. Prints the line that volunteers type."""
+    """Serve a run: rendezvous, data, log and coordinator. Prints the line that volunteers type."""
     from hetpeer.dht.addresses import parse_address
 
     known = tuple(parse_address(text) for text in peers or ())
 
+    from hetpeer.peer.home import Home, default_home
     from hetpeer.peer.lifecycle import run_daemon
+    from hetpeer.peer.mirroring import mirror
     from hetpeer.peer.reliable import BootstrapOptions, serve_run
+
+    if known and not (directory / "manifest.hetpeer").exists():
+        run_loop(mirror(directory, known, Home(home or default_home())))
 
     options = BootstrapOptions(directory=directory, host=host, port=port, peers=known)
     halt = run_daemon(

@@ -158,6 +158,8 @@ def test_unknown_field_is_ignored_and_unknown_version_refused_by_name() -> None:
         ("name", "../evil", "name"),
         ("seed", -1, "seed"),
         ("coordinators", [], "coordinators"),
+        ("coordinators", [PEER, PEER[:-1] + "z"], "coordinators"),
+        ("coordinators", [PEER] * 3, "coordinators"),
         ("coordinators", ["no peer"], "coordinators.0"),
         ("layouts", [], "layouts"),
         ("layouts", [[[0, 1], [2, 3]]], r"layouts\[0\]"),

@@ -158,22 +158,16 @@ class Swarm:
     async def bootstrap(self, before: str = "") -> Child:
         """Serve the run, at the port where it was served before; returns when volunteers may join."""
         port = self.address.split("/")[4] if self.address else "0"
-        child = self.reliable(self.run, port=port, before=before)
-        await self.announced(child)
+        child = self.reliable(self.run.path, port=port, before=before, home=self.run.path)
+        await until(lambda: child.printed or child.status is not None, "the bootstrap node is ready")
+        assert child.status is None, child.said
         self.address = child.printed.split()[-1]
         return child
 
-    def reliable(self, run: RunDirectory, *options: str, port: str = "0", before: str = "") -> Child:
-        """A reliable peer with its own copy of the run."""
+    def reliable(self, run: Path, *options: str, port: str = "0", **how: Any) -> Child:
+        """A reliable peer with its own copy of the run; `how` as in `start`."""
         where = ("--host", self._host(0), "--port", port)
-        return self.start(
-            "bootstrap", "bootstrap", str(run.path), *where, *options, before=before, home=run.path
-        )
-
-    async def announced(self, child: Child) -> None:
-        """Return when a reliable peer has said where it is."""
-        await until(lambda: child.printed or child.status is not None, "a reliable peer is ready")
-        assert child.status is None, child.said
+        return self.start("bootstrap", "bootstrap", str(run), *where, *options, **how)
 
     def volunteer(self, name: str, *options: str, via: str = "", node: int = 0, **how: Any) -> Child:
         """A volunteer that joins through the bootstrap node or `via`; `how` as in `start`."""
