@@ -42,8 +42,8 @@ from tests.wanlab.lab import Lab
 RATIO = 100.0
 LINKS = {
     "none": LinkSettings(),
-    "AdaTopK": LinkSettings(codec="topk-int8", ratio=RATIO),
-    "uniform": LinkSettings(codec="topk-int8", ratio=RATIO, adaptive=False),
+    "AdaTopK": LinkSettings(codec="topk-int4", ratio=RATIO),
+    "uniform": LinkSettings(codec="topk-int4", ratio=RATIO, adaptive=False),
 }
 VOLUNTEERS, FOLDS, ZOOM = 4, 5, 4
 WITHIN_S = 1500.0

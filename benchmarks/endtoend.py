@@ -33,7 +33,7 @@ from tests.wanlab.lab import Lab
 
 PEERS = 4
 WITHIN_S, LOOK_S = 1800.0, 1.0
-LINKS = {"hetpeer": LinkSettings(), "hetpeer AdaTopK": LinkSettings(codec="topk-int8", ratio=100.0)}
+LINKS = {"hetpeer": LinkSettings(), "hetpeer AdaTopK": LinkSettings(codec="topk-int4", ratio=100.0)}
 SAME = 1e-3
 """Ways that compute the same have training losses that differ by less than this, relative."""
 FASTER = 3.0

@@ -22,7 +22,7 @@ from hetpeer.stages.links.selection import largest
 
 ELEMENTS, SHARE = 4 << 20, 0.01
 ROUNDS = 9
-CODECS = ("bf16", "int8", "topk-bf16", "topk-int8")
+CODECS = ("bf16", "int8", "int4", "topk-bf16", "topk-int8", "topk-int4")
 CPU = torch.device("cpu")
 
 

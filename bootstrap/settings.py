@@ -52,7 +52,7 @@ def parameter_group(text: str) -> dict[str, str | float]:
     return fields
 
 
-CodecName = Literal["none", "bf16", "fp16", "int8", "topk-bf16", "topk-int8"]
+CodecName = Literal["none", "bf16", "fp16", "int8", "int4", "topk-bf16", "topk-int8", "topk-int4"]
 
 
 class LinkSettings(Entry):

@@ -73,7 +73,7 @@ def init(
         str,
         typer.Option(
             help="How far slow links may shrink activations and their gradients: none (bit for bit), bf16, fp16, int8,"
-            " topk-bf16, topk-int8."
+            " int4, topk-bf16, topk-int8, topk-int4."
         ),
     ] = "none",
     backward_codec: Annotated[

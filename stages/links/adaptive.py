@@ -2,7 +2,7 @@
 
 FusionLLM (arXiv 2410.12707, Eq. 7) shrinks every link in proportion to its time, the slowest by the author's ratio. Here
 all links aim at one time, `target`, which is never below the slowest stage's computation: precision that buys no time is
-not given up. And what a ratio costs is not always elements: halves and bytes come first.
+not given up. And what a ratio costs is not always elements: halves, bytes and half bytes come first.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Coding:
 def coding_for(limit: Codec, ratio: float, width: float = 4.0) -> Coding:
     """The gentlest way to be `ratio` times smaller than in memory that `limit`, the codec of the run, allows.
 
-    `width`: bytes of an element in memory. Halves do for a ratio of 2 of float32, bytes for 3.97, fewer elements for
-    more. A ratio that `limit` cannot reach gets all that it can.
+    `width`: bytes of an element in memory. Halves do for a ratio of 2 of float32, bytes for 3.97, 4 bits for 7.5, fewer
+    elements for more. A ratio that `limit` cannot reach gets all that it can.
     """
     if ratio <= 1.0 or limit.values is None:
         return Coding(Codec())
@@ -41,8 +41,9 @@ def gentler(limit: Codec) -> tuple[Codec, ...]:
     """The dense codecs on the way to `limit`, it included if it is one; the gentlest first."""
     if limit.values is None:
         return ()
-    halves = Codec(Values.FP16 if limit.values is Values.FP16 else Values.BF16)
-    return (halves, Codec(limit.values))
+    halves = Values.FP16 if limit.values is Values.FP16 else Values.BF16
+    ways = (halves, Values.INT8, Values.INT4)
+    return tuple(Codec(values) for values in ways[: ways.index(limit.values) + 1])
 
 
 def share_for(codec: Codec, ratio: float, width: float = 4.0) -> float:

@@ -17,21 +17,27 @@ from hetpeer.dht.errors import ProtocolError
 from hetpeer.stages.graph.spec import ITEM_BYTES
 
 FLOATING = frozenset({"float16", "bfloat16", "float32", "float64"})
-GROUP = 256
-"""Values that share a scale."""
 
 
 class Values(enum.StrEnum):
-    """How floating-point values are written: halves, or bytes with a scale for each group of them."""
+    """How floating-point values are written: halves, or steps of 8 or 4 bits with a scale for each group of them."""
 
     BF16 = "bf16"
     FP16 = "fp16"
     INT8 = "int8"
+    INT4 = "int4"
+
+
+GROUPS = {Values.INT8: 256, Values.INT4: 64}
+"""How many values share a scale; the fewer bits, the fewer."""
 
 
 def value_bytes(values: Values, count: int) -> int:
     """Bytes of so many values, scales included."""
-    return 2 * -(-count // GROUP) + count if values is Values.INT8 else 2 * count
+    if values not in GROUPS:
+        return 2 * count
+    scales = 2 * -(-count // GROUPS[values])
+    return scales + (count if values is Values.INT8 else -(-count // 2))
 
 
 def bitmap_bytes(count: int) -> int:
@@ -51,7 +57,7 @@ class Codec:
 
     @classmethod
     def of(cls, name: str) -> Self:
-        """By the name that the manifest has: `none`, `bf16`, `fp16`, `int8`, `topk-bf16`, `topk-int8`. Raises ValueError."""
+        """By the name that the manifest has: `none`, `bf16`, `fp16`, `int8`, `int4`, or `topk-` and one of them but fp16. Raises ValueError."""
         kind, _, values = name.rpartition("-")
         if name == "none":
             return cls()

@@ -1,4 +1,4 @@
-"""Floating-point values in fewer bytes: halves, or bytes with a scale for each 256 of them."""
+"""Floating-point values in fewer bytes: halves, or steps of 8 or 4 bits with a scale for each group of them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from hetpeer.dht.errors import LocalError, ProtocolError
-from hetpeer.stages.links.codec import GROUP, Values
+from hetpeer.stages.links.codec import GROUPS, Values
 
-STEPS = 127
-
+STEPS = {Values.INT8: 127, Values.INT4: 7}
+"""Those of the largest value of a group."""
 
 _HALVES = {Values.BF16: torch.bfloat16, Values.FP16: torch.float16}
 
@@ -30,16 +30,18 @@ def encode_values(values: Values, flat: Tensor, target: memoryview) -> None:
             )
         _bytes_at(target, halves.dtype).copy_(halves)
         return
-    groups = -(-len(flat) // GROUP)
+    group, most = GROUPS[values], STEPS[values]
+    groups = -(-len(flat) // group)
     padded = (
-        flat if len(flat) == groups * GROUP else torch.cat([flat, flat.new_zeros(groups * GROUP - len(flat))])
+        flat if len(flat) == groups * group else torch.cat([flat, flat.new_zeros(groups * group - len(flat))])
     )
-    table = padded.view(groups, GROUP)
-    scales = _rounded_up(table.abs().amax(1) / STEPS)
+    table = padded.view(groups, group)
+    scales = _rounded_up(table.abs().amax(1) / most)
     inverse = torch.where(scales > 0, 1 / scales, 0.0).nan_to_num(posinf=0.0)
-    steps = (table * inverse[:, None]).round_().clamp_(-STEPS, STEPS).to(torch.int8)
+    steps = (table * inverse[:, None]).round_().clamp_(-most, most).to(torch.int8).view(-1)
     _bytes_at(target[: 2 * groups], torch.bfloat16).copy_(scales)
-    _bytes_at(target[2 * groups :], torch.int8).copy_(steps.view(-1)[: len(flat)])
+    place = _bytes_at(target[2 * groups :], torch.int8)
+    place.copy_(steps[: len(flat)] if values is Values.INT8 else _packed(steps)[: len(place)])
 
 
 def decode_values(values: Values, data: memoryview, count: int) -> Tensor:
@@ -47,13 +49,15 @@ def decode_values(values: Values, data: memoryview, count: int) -> Tensor:
     if values in _HALVES:
         found = _bytes_at(data, _HALVES[values]).float()
     else:
-        groups = -(-count // GROUP)
+        group = GROUPS[values]
+        groups = -(-count // group)
         scales = _bytes_at(data[: 2 * groups], torch.bfloat16).float()
         steps = _bytes_at(data[2 * groups :], torch.int8)
-        full = count // GROUP * GROUP
+        steps = steps if values is Values.INT8 else _unpacked(steps)[:count]
+        full = count // group * group
         found = torch.empty(count)
         torch.mul(
-            steps[:full].view(-1, GROUP), scales[: full // GROUP, None], out=found[:full].view(-1, GROUP)
+            steps[:full].view(-1, group), scales[: full // group, None], out=found[:full].view(-1, group)
         )
         if full < count:
             torch.mul(steps[full:], scales[-1], out=found[full:])
@@ -61,6 +65,15 @@ def decode_values(values: Values, data: memoryview, count: int) -> Tensor:
     if not torch.isfinite(found.sum()) and not torch.isfinite(found).all():
         raise ProtocolError("a value that is not finite")
     return found
+
+
+def _packed(steps: Tensor) -> Tensor:
+    """Two in a byte, the first in its lower half; of an even number."""
+    return (steps[0::2] & 0x0F) | (steps[1::2] << 4)
+
+
+def _unpacked(pairs: Tensor) -> Tensor:
+    return torch.stack([(pairs << 4) >> 4, pairs >> 4], dim=1).view(-1)
 
 
 def _rounded_up(scales: Tensor) -> Tensor:

@@ -10,13 +10,14 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from hetpeer.dht.errors import LocalError, ProtocolError
-from hetpeer.stages.links.codec import GROUP, Codec, Values, Written, kept_of, length, room
+from hetpeer.stages.links.codec import GROUPS, Codec, Values, Written, kept_of, length, room
 from hetpeer.stages.links.codecs import decode, encode
 from hetpeer.stages.links.positions import Form, decode_positions, encode_positions
 from hetpeer.stages.links.selection import SMALL, largest
+from hetpeer.stages.links.values import STEPS
 
-NAMES = ["none", "bf16", "fp16", "int8", "topk-bf16", "topk-int8"]
-RELATIVE = {Values.BF16: 2**-8, Values.FP16: 2**-11, Values.INT8: 0.0}
+NAMES = ["none", "bf16", "fp16", "int8", "int4", "topk-bf16", "topk-int8", "topk-int4"]
+RELATIVE = {Values.BF16: 2**-8, Values.FP16: 2**-11, Values.INT8: 0.0, Values.INT4: 0.0}
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -97,10 +98,12 @@ def test_decoding_gives_what_was_kept(flat, name, dtype, share, squeeze):
     here, there = flat.float()[chosen], out.float()[chosen]
     allowed = RELATIVE[codec.values] * here.abs() + (2**-24 if codec.values is Values.FP16 else 1e-38)
     if (
-        codec.values is Values.INT8
+        codec.values in GROUPS
     ):  # half a step, of a scale that was rounded up by at most 1/128; then bf16's own
-        top = torch.stack([group.abs().max() for group in here.split(GROUP)])
-        allowed = (top * (0.5 / 127) * (1 + 2**-6) + 1e-38).repeat_interleave(GROUP)[: len(here)]
+        group = GROUPS[codec.values]
+        top = torch.stack([part.abs().max() for part in here.split(group)])
+        half = 0.5 / STEPS[codec.values]
+        allowed = (top * half * (1 + 2**-6) + 1e-38).repeat_interleave(group)[: len(here)]
     allowed = allowed + (here.abs() * 2**-8 if dtype == torch.bfloat16 else 0)
     assert ((here - there).abs() <= allowed).all()
 
@@ -117,7 +120,14 @@ def test_positions_come_back_and_are_never_longer_than_a_bitmap(count, share, se
 
 @pytest.mark.parametrize(
     ("name", "share", "most"),
-    [("topk-int8", 0.1, 1.7), ("topk-int8", 0.01, 2.1), ("topk-bf16", 0.1, 2.7), ("topk-bf16", 0.01, 3.1)],
+    [
+        ("topk-int8", 0.1, 1.7),
+        ("topk-int8", 0.01, 2.1),
+        ("topk-bf16", 0.1, 2.7),
+        ("topk-bf16", 0.01, 3.1),
+        ("topk-int4", 0.1, 1.2),
+        ("topk-int4", 0.01, 1.6),
+    ],
 )
 def test_bytes_for_each_element_kept(name, share, most):
     flat = torch.randn(1 << 20, generator=torch.Generator().manual_seed(1))
