@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 PY := $(BIN)/python
 
-.PHONY: setup lint format test demo proof proof-3 proof-4 gpu clean
+.PHONY: setup lint format test grid demo proof proof-3 proof-4 gpu clean
 
 setup: .venv/.stamp
 
@@ -28,6 +28,11 @@ format: setup
 test: export PYTHONDONTWRITEBYTECODE =
 test: setup
 	$(PY) -m pytest -q -n 2 --dist loadgroup
+
+# Every place of the protocol at which a process may die, one after the other.
+grid: export PYTHONDONTWRITEBYTECODE =
+grid: setup
+	$(PY) -m pytest -q -n 2 -m grid tests/swarm/test_grid.py
 
 demo: setup
 	$(BIN)/hetpeer demo --peers 4 --steps 60 --kill 1 --out demo-run

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 
+from hetpeer.dht import failpoints
 from hetpeer.dht.errors import HetpeerError
 from hetpeer.stages.execution.worker import WorkerOptions, serve, settle_in
 
@@ -16,6 +18,7 @@ def main(arguments: list[str]) -> int:
     """Serve one daemon until it goes; returns the exit status."""
     options = WorkerOptions.parse(arguments)
     settle_in(options)
+    failpoints.arm(os.environ.get(failpoints.VARIABLE, ""))
 
     import torch
 

@@ -25,7 +25,7 @@ Record = Mapping[str, Any]
 
 def initial_record(manifest: Manifest) -> Record:
     """The record of version 0."""
-    return _record(0, [block.state_digest for block in manifest.blocks])
+    return record_of(0, [block.state_digest for block in manifest.blocks])
 
 
 class CheckpointStore:
@@ -60,7 +60,7 @@ class CheckpointStore:
         missing = set(range(len(self._layouts))).difference(self._digests)
         if version != self._version or missing:
             raise ValueError(f"checkpoint {version} lacks blocks {sorted(missing)}")
-        return _record(version, [self._digests[block] for block in range(len(self._layouts))])
+        return record_of(version, [self._digests[block] for block in range(len(self._layouts))])
 
     def has(self, record: Record, block: int | None = None) -> bool:
         """Whether the files of a sealed checkpoint are here, or that of one block; `load` says whether they are sound."""
@@ -119,5 +119,6 @@ class CheckpointStore:
         return parsed
 
 
-def _record(version: int, digests: Sequence[str]) -> Record:
+def record_of(version: int, digests: Sequence[str]) -> Record:
+    """The record of a complete checkpoint: the blocks' digests in order."""
     return {"kind": "checkpoint", "version": version, "blocks": list(digests)}

@@ -1,19 +1,44 @@
-"""The checkpoints that a reliable peer keeps: it collects them from volunteers while it leads, and has those that others sealed."""
+"""The checkpoints that a reliable peer keeps: it collects them from volunteers while it leads, and has those that others sealed.
+
+A checkpoint that is collected is copied by the other reliable peers before it is sealed: most have its files then, so that it is
+not gone with the disk of the one that collected it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Final
 
-from hetpeer.bootstrap.checkpoints import CheckpointStore, Record, initial_record
+from pydantic import Field
+
+from hetpeer.averaging.messages import Count, Digest, Schema
+from hetpeer.bootstrap.checkpoints import CheckpointStore, Record, initial_record, record_of
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.serving import Served, fetch
-from hetpeer.dht.errors import RemoteError
+from hetpeer.dht.errors import ProtocolError, RemoteError
+from hetpeer.dht.listener import CONTROL as CONTROL_BUDGET
 from hetpeer.dht.node import Node
+from hetpeer.dht.streams import Stream
+from hetpeer.dht.tasks import to_its_end
 from hetpeer.stages.execution.state import element_count
 
+KEEP: Final = "hetpeer/1/keep"
+ASK_S = 8.0
+COPY_S = 600.0
+"""A member that takes longer to copy a checkpoint does not count."""
 STATE_OVERHEAD = 1 << 20
 """Bytes a state file may have beyond its three float32 vectors."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Keep(Schema):
+    """What one reliable peer asks of another: to have the files of this checkpoint too."""
+
+    version: Count
+    blocks: Annotated[tuple[Digest, ...], Field(min_length=1, max_length=1 << 12)]
 
 
 class Checkpoints:
@@ -24,31 +49,95 @@ class Checkpoints:
         layouts = run.layouts()
         self._limits = [12 * element_count(layout) + STATE_OVERHEAD for layout in layouts]
         self._store = CheckpointStore(run, layouts)
+        self._reliable = run.manifest.coordinators
         self._sealed: list[Record] = [initial_record(run.manifest)]
         self._sealed += [record for record in records if record["kind"] == "checkpoint"]
+        self._collected: Record | None = None
+        """Complete, and not sealed yet."""
+        self._making = asyncio.Lock()
 
-    async def collect(
-        self, version: int, savers: Mapping[int, str], saved: Callable[[int, str], None]
-    ) -> None:
-        """Fetch the state of every block from its saver, check it and write it; `saved` is told block and digest.
+    async def serve(self) -> None:
+        """Copy what the other reliable peers ask us to."""
+        await self._node.serve(KEEP, self._asked, CONTROL_BUDGET)
 
-        Raises `RemoteError` or `LocalError` HP-DISK-* at the first that cannot be had; what is there is of use to nobody.
+    @property
+    def newest(self) -> int:
+        """The version of the newest sealed checkpoint."""
+        return int(self._sealed[-1]["version"])
+
+    # ── making one ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def collect(self, version: int, savers: Mapping[int, str], members: Sequence[str]) -> Sequence[str]:
+        """Fetch the state of every block from its saver, check it, write it, and have most `members` copy it.
+
+        Returns the blocks' digests. Raises `RemoteError` or `LocalError` HP-DISK-* if it cannot be had or kept.
         """
-        self._store.begin(version)
-        for block, saver in savers.items():
-            name = f"state/{version}/{block}"
-            data, facts = await fetch(self._node, saver, name, self._limits[block])
-            digest = str(facts.get("digest", ""))
-            await asyncio.to_thread(self._store.put, version, block, bytes(data), digest)
-            saved(block, digest)
+        async with self._making:
+            self._store.begin(version)
+            digests = []
+            for block, saver in sorted(savers.items()):
+                name = f"state/{version}/{block}"
+                data, facts = await fetch(self._node, saver, name, self._limits[block])
+                digests.append(str(facts.get("digest", "")))
+                await to_its_end(self._store.put, version, block, bytes(data), digests[-1])
+            self._collected = record_of(version, digests)
+        others = [peer for peer in members if peer != self._node.peer_id]
+        await self._kept_by(
+            len(others) - (len(members) - 1) // 2, others, _Keep(version=version, blocks=tuple(digests))
+        )
+        return digests
+
+    async def _kept_by(self, enough: int, others: Sequence[str], keep: _Keep) -> None:
+        """Return when `enough` of `others` have it. Raises `RemoteError` HP-SYNC-004 when they cannot be had."""
+        asked = [asyncio.ensure_future(self._ask(peer, keep)) for peer in others]
+        try:
+            kept = 0
+            for answer in asyncio.as_completed(asked):
+                if kept >= enough:
+                    return
+                kept += await answer
+            if kept < enough:
+                raise RemoteError(
+                    "HP-SYNC-004",
+                    f"checkpoint {keep.version} is on {kept + 1} of {len(others) + 1} reliable peers",
+                    why="the others cannot be reached, or have no room",
+                    fix="nothing: it is tried again; see what they say",
+                )
+        finally:
+            for one in asked:
+                one.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+
+    async def _ask(self, peer: str, keep: _Keep) -> bool:
+        try:
+            async with await self._node.open(peer, KEEP) as stream:
+                await stream.send(keep.model_dump(mode="json"), timeout_s=ASK_S)
+                answer = await stream.receive(timeout_s=COPY_S)
+                return bool(answer.header.get("kept"))
+        except RemoteError as error:
+            _log.info("%s does not copy checkpoint %d: %s", peer[-8:], keep.version, error)
+            return False
+
+    async def _asked(self, stream: Stream) -> None:
+        if stream.peer_id not in self._reliable:
+            raise ProtocolError("a stranger asks us to keep a checkpoint", peer=stream.peer_id)
+        try:
+            keep = _Keep.model_validate((await stream.receive(timeout_s=ASK_S)).header)
+        except ValueError as error:
+            raise ProtocolError("not a request to keep a checkpoint", peer=stream.peer_id) from error
+        await self.copy(record_of(keep.version, keep.blocks), [stream.peer_id])
+        await stream.send({"kept": True}, timeout_s=ASK_S)
 
     async def copy(self, record: Record, sources: Iterable[str]) -> None:
-        """Fetch a checkpoint that another reliable peer has sealed. Raises `RemoteError`, `LocalError` HP-DISK-*."""
+        """Fetch the files of a checkpoint that others have, if they are not here. Raises `RemoteError`, `LocalError` HP-DISK-*."""
         version = int(record["version"])
-        self._store.begin(version)
-        for block, digest in enumerate(record["blocks"]):
-            data = await self._first(sources, f"state/{version}/{block}", self._limits[block])
-            await asyncio.to_thread(self._store.put, version, block, data, digest)
+        async with self._making:
+            if self._store.has(record):
+                return
+            self._store.begin(version)
+            for block, digest in enumerate(record["blocks"]):
+                data = await self._first(sources, f"state/{version}/{block}", self._limits[block])
+                await to_its_end(self._store.put, version, block, data, digest)
 
     async def _first(self, sources: Iterable[str], name: str, limit: int) -> bytes:
         last = RemoteError("HP-SYNC-001", f"nobody has {name}")
@@ -60,18 +149,17 @@ class Checkpoints:
                 last = error
         raise last
 
-    def has(self, record: Record) -> bool:
-        """Whether all files of a checkpoint are here."""
-        return self._store.has(record)
+    # ── those that count ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def sealed(self, record: Record) -> None:
+    async def sealed(self, record: Record) -> None:
         """A checkpoint is decided: older ones but one may go."""
         self._sealed.append(record)
-        self._store.prune(self._sealed)
+        await to_its_end(self._store.prune, self._sealed)
 
     async def state(self, version: int, block: int) -> Served | None:
-        """The state of a checkpoint, for whoever joins."""
-        record = next((r for r in reversed(self._sealed) if r["version"] == version), None)
+        """The state of a checkpoint, for whoever joins or copies it."""
+        known = [*self._sealed, *filter(None, [self._collected])]
+        record = next((r for r in reversed(known) if r["version"] == version), None)
         if record is None or not 0 <= block < len(self._limits) or not self._store.has(record, block):
             return None
         data = await asyncio.to_thread(self._store.load, record, block)

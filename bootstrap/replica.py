@@ -15,13 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hetpeer.bootstrap.history import Record
+from hetpeer.bootstrap.history import History, Record
 from hetpeer.bootstrap.log import Log
 from hetpeer.bootstrap.raft import effects as e
 from hetpeer.bootstrap.raft import messages as m
 from hetpeer.bootstrap.raft.core import Raft
 from hetpeer.bootstrap.raft.journal import Journal
 from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.dht import failpoints
 from hetpeer.dht.channel import Channel, ChannelServer, dial
 from hetpeer.dht.clock import Clock
 from hetpeer.dht.errors import ExitCode, LocalError, PeerLostError
@@ -72,6 +73,8 @@ class Replica:
         self._clock = clock
         self.records: list[Record] = list(ledger.records())
         """What is decided, as far as it was told here."""
+        self.history = History.of(self.records)
+        """The same, folded."""
         self._known = len(self.records)
         self._told = 0
         config = e.RaftConfig(me=node.peer_id, members=run.manifest.coordinators)
@@ -151,6 +154,7 @@ class Replica:
     async def _consume(self) -> None:
         while True:
             effect = await self._effects.get()
+            failpoints.before(effect)
             match effect:
                 case e.SaveBallot() | e.SaveEntries():
                     await to_its_end(self._journal.save, effect)
@@ -174,6 +178,7 @@ class Replica:
             if self._told >= self._known:
                 await to_its_end(self._ledger.append, entry.record)
                 self.records.append(entry.record)
+                self.history.add(entry.record)
             elif self.records[self._told] != entry.record:
                 raise LocalError(
                     "HP-LOG-003",

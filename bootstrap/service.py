@@ -7,6 +7,7 @@ reliable peers, before the next effect is touched: one queue and one consumer ke
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from hetpeer.bootstrap.keeping import Checkpoints
 from hetpeer.bootstrap.membership import BlockCost
 from hetpeer.bootstrap.replica import DeposedError, Replica
 from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.dht import failpoints
 from hetpeer.dht.channel import Channel, ChannelServer
 from hetpeer.dht.clock import Clock
 from hetpeer.dht.errors import LocalError, ProtocolError, RemoteError
@@ -33,6 +35,7 @@ from hetpeer.stages.execution.slots import LIVE
 
 CONTROL: Final = "hetpeer/1/control"
 TICK_S = 0.2
+LINGER_S = 3.0
 SAVE_RETRY_S = 2.0
 """A checkpoint that failed (a full disk) is not tried again at once."""
 
@@ -87,10 +90,11 @@ class CoordinatorService:
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def run(self) -> core.Halt | None:
+    async def run(self, leaving: asyncio.Event) -> core.Halt | None:
         """Serve until the run is over, or we do not lead any more (None).
 
-        Cancelled, it stops between two effects, which is as safe as a crash.
+        After the run's end it still answers for LINGER_S or until `leaving`, so that volunteers hear the last word. Cancelled, it
+        stops between two effects, which is as safe as a crash.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -102,6 +106,9 @@ class CoordinatorService:
                 works.append(tasks.create_task(self._tick()))
                 halt = await self.halted
                 await asyncio.gather(*(_briefly(channel.drained()) for channel in self._channels))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LINGER_S):
+                        await leaving.wait()
                 for task in (*works, self._collecting):
                     if task is not None:
                         task.cancel()
@@ -130,8 +137,11 @@ class CoordinatorService:
             effect = await self._effects.get()
             match effect:
                 case core.Record(record):
+                    failpoints.reached(f"record_{record['kind']}")
                     await self._record(record)
+                    failpoints.reached(f"recorded_{record['kind']}")
                 case core.Send(to, message):
+                    failpoints.reached(f"send_{message.kind}")
                     if isinstance(message, m.Begin):
                         self._node.members(message.roster)
                     channel = self._channels.channel(to)
@@ -140,6 +150,7 @@ class CoordinatorService:
                 case core.Disconnect(peer):
                     self._tasks.create_task(self._disconnect(peer))
                 case core.CollectCheckpoint(version, savers):
+                    failpoints.reached("collect_checkpoint")
                     if self._collecting is not None:
                         self._collecting.cancel()
                     self._collecting = self._tasks.create_task(self._collect(version, savers))
@@ -149,7 +160,7 @@ class CoordinatorService:
     async def _record(self, record: Mapping[str, Any]) -> None:
         await self._replica.record(record)
         if record["kind"] == "checkpoint":
-            await asyncio.to_thread(self._checkpoints.sealed, record)
+            await self._checkpoints.sealed(record)
         if record["kind"] in ("rollback", "gone"):
             _log.warning("%s", {k: v for k, v in record.items() if k != "kind"})
 
@@ -206,17 +217,16 @@ class CoordinatorService:
     # ── checkpoints and states ───────────────────────────────────────────────────────────────────────────────────
 
     async def _collect(self, version: int, savers: Mapping[int, str]) -> None:
-        """The core seals the checkpoint when the last block is here."""
-
-        def saved(block: int, digest: str) -> None:
-            self._queue(self.core.saved(version, block, digest, self._clock.monotonic()))
-
+        """The core seals the checkpoint when the last block is here, and at most reliable peers."""
         try:
-            await self._checkpoints.collect(version, savers, saved)
+            digests = await self._checkpoints.collect(version, savers, self._replica.members)
         except (RemoteError, LocalError) as error:
             _log.warning("checkpoint %d is not saved: %s", version, error)
             await asyncio.sleep(SAVE_RETRY_S)
             self._queue(self.core.not_saved(version, self._clock.monotonic()))
+            return
+        for block, digest in zip(sorted(savers), digests, strict=True):
+            self._queue(self.core.saved(version, block, digest, self._clock.monotonic()))
 
     def tokens_per_second(self) -> float:
         """Of the last committed step; 0 before the first."""

@@ -12,14 +12,17 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from hetpeer.dht import failpoints
 from hetpeer.dht.errors import ExitCode
 
 T = TypeVar("T")
 
 
 def run_daemon(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
-    """Run `main(leaving)` on a loop of its own; `leaving` is set by the first signal."""
+    """Run `main(leaving)` on a loop of its own; `leaving` is set by the first signal. Raises `LocalError` HP-CONF-002."""
     import uvloop
+
+    failpoints.arm(os.environ.get(failpoints.VARIABLE, ""))
 
     async def with_signals() -> T:
         leaving = asyncio.Event()

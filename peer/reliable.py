@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import logging
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetpeer.bootstrap.coordinator import Halt
-from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.keeping import Checkpoints
 from hetpeer.bootstrap.reign import is_complete
 from hetpeer.bootstrap.replica import Replica, run_logs
@@ -32,8 +30,6 @@ from hetpeer.peer.adverts import publish_forever, reliable_advert
 from hetpeer.peer.progress import ReliableProgress
 from hetpeer.peer.reach import tell_forever
 
-LINGER_S = 3.0
-"""After the run's end the node still answers for a moment, so that volunteers hear the last word."""
 FOLLOW_S = 0.5
 """Between two looks at what was decided, of a peer that does not lead."""
 
@@ -65,15 +61,21 @@ class ReliablePeer:
         self.ready = asyncio.Event()
         """Set once others may come: volunteers to the only reliable peer, or the other reliable peers to one of several."""
 
-    async def run(self) -> Halt:
-        """Until the run is over. Raises `LocalError` for a disk that does not keep what must be kept."""
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended, and only its end is told any more."""
+        return self.service is not None and self.service.halted.done()
+
+    async def run(self, leaving: asyncio.Event) -> Halt:
+        """Until the run is over, or when it was over until `leaving`. Raises `LocalError` for a disk that does not keep what must be kept."""
+        await self._checkpoints.serve()
         refusing = ChannelServer(lambda _peer, _key: None, 0)
         await self._node.serve(CONTROL, refusing.handle, CONTROL_BUDGET)
         await self._node.serve(FILES, FileService(self._shelf).handle)
         if len(self.replica.members) > 1:
             self.ready.set()
         work = asyncio.ensure_future(self.replica.run())
-        reigns = asyncio.ensure_future(self._reign_or_follow())
+        reigns = asyncio.ensure_future(self._reign_or_follow(leaving))
         try:
             await asyncio.wait({work, reigns}, return_when=asyncio.FIRST_COMPLETED)
             if not reigns.done():
@@ -84,7 +86,7 @@ class ReliablePeer:
                 task.cancel()
             await asyncio.gather(work, reigns, return_exceptions=True)
 
-    async def _reign_or_follow(self) -> Halt:
+    async def _reign_or_follow(self, leaving: asyncio.Event) -> Halt:
         while True:
             following = asyncio.ensure_future(self._follow())
             leading = asyncio.ensure_future(self.replica.leading())
@@ -96,18 +98,18 @@ class ReliablePeer:
                 for task in (following, leading):
                     task.cancel()
                 await asyncio.gather(following, leading, return_exceptions=True)
-            halt = await self._reign()
+            halt = await self._reign(leaving)
             if halt is not None:
                 return halt
 
-    async def _reign(self) -> Halt | None:
+    async def _reign(self, leaving: asyncio.Event) -> Halt | None:
         self.service = CoordinatorService(
             self._node, self._run, self.replica, self._checkpoints, SystemClock()
         )
         serving = asyncio.ensure_future(self.service.serving.wait())
         serving.add_done_callback(lambda _: self.ready.set())
         try:
-            return await self.service.run()
+            return await self.service.run(leaving)
         finally:
             serving.cancel()
             self.service = None
@@ -123,19 +125,19 @@ class ReliablePeer:
     def _outcome(self) -> Halt | None:
         """How the run has ended, if the log says so; a halt of an earlier life is none."""
         records, config = self.replica.records, coordinator_config(self._run)
-        if is_complete(config, History.of(records)):
+        if is_complete(config, self.replica.history):
             return Halt(f"all {config.steps} steps are committed", completed=True)
         halts = [r for r in records[self._begun_with :] if r["kind"] == "halt"]
         return Halt(halts[-1]["why"], completed=False) if halts else None
 
     async def _keep_up(self) -> None:
-        last = History.of(self.replica.records).checkpoint
-        if last is None or self._checkpoints.has(last):
+        last = self.replica.history.checkpoint
+        if last is None or last["version"] == self._checkpoints.newest:
             return
         try:
             others = [peer for peer in self.replica.members if peer != self._node.peer_id]
             await self._checkpoints.copy(last, others)
-            self._checkpoints.sealed(last)
+            await self._checkpoints.sealed(last)
         except RemoteError as error:
             _log.warning("checkpoint %s is not copied yet: %s", last["version"], error)
 
@@ -166,7 +168,7 @@ async def _take_part(
     announce: Callable[[str], None],
 ) -> Halt | None:
     roster = Roster(node, run.run_id)
-    work = asyncio.ensure_future(peer.run())
+    work = asyncio.ensure_future(peer.run(leaving))
     left = asyncio.ensure_future(leaving.wait())
     beside = [
         asyncio.ensure_future(publish_forever(roster, lambda: reliable_advert(peer.service, node))),
@@ -180,15 +182,12 @@ async def _take_part(
         if ready.done():
             announce(_join_address(node))
             await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
+        if not work.done() and not peer.is_over:
             await peer.replica.leave()
             return None
-        halt = work.result()
+        halt = await work
         if not halt.completed:
             raise LocalError("HP-RUN-011", "the run was halted", why=halt.why, exit_code=ExitCode.RUN_CLOSED)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LINGER_S):
-                await left
         return halt
     finally:
         tasks = [work, left, *beside]

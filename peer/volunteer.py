@@ -24,6 +24,7 @@ from hetpeer.averaging.places import choose_place
 from hetpeer.averaging.ties import Ties
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.bootstrap.serving import Served
+from hetpeer.dht import failpoints
 from hetpeer.dht.node import Node
 from hetpeer.dht.tasks import TaskSet
 from hetpeer.peer.dataplane import DataPlane
@@ -212,9 +213,15 @@ class Volunteer:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case InStep(step, inner):
+                failpoints.before(inner)
                 self._steps.run(step, inner)
+                return
             case e.Tell(message):
+                failpoints.reached(f"tell_{message.kind}")
                 self.session.tell(message)
+                return
+        failpoints.before(effect)
+        match effect:
             case e.Choose(places):
                 self.perform(self.member.chosen(choose_place(places, self.offer.memory_bytes)))
             case e.Prepare(begin, end):

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self
 
+from hetpeer.dht import failpoints
 from hetpeer.dht.errors import ProtocolError
 from hetpeer.stages.execution.command import Command, Lane
 from hetpeer.stages.execution.commands import Shutdown
@@ -126,6 +127,7 @@ class _Lanes:
 
     def _run(self, number: int, command: Command[Any]) -> None:
         try:
+            failpoints.before(command, "worker_")
             self.answer(number, self._lanes[command.lane](command))
         except BaseException as error:  # noqa: BLE001 - raised again by the thread that reads, which this wakes
             self._broken = self._broken or error

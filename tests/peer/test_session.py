@@ -96,7 +96,9 @@ class Rig:
             try:
                 await replica.leading()
                 checkpoints = Checkpoints(network, self._run, replica.records)
-                await CoordinatorService(network, self._run, replica, checkpoints, SystemClock()).run()
+                await CoordinatorService(network, self._run, replica, checkpoints, SystemClock()).run(
+                    asyncio.Event()
+                )
             finally:
                 running.cancel()
                 await asyncio.wait([running])

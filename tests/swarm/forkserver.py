@@ -83,11 +83,18 @@ def serve(folder: Path) -> None:
 
 
 def run_child(
-    *, arguments: list[str], home: str, out: str, err: str, before: str = "", network: str = ""
+    *,
+    arguments: list[str],
+    home: str,
+    out: str,
+    err: str,
+    before: str = "",
+    fail: str = "",
+    network: str = "",
 ) -> None:
     """Become `hetpeer *arguments`; `before` names a function of tampering.py that is called first. Never returns.
 
-    `network`: the namespace to be in (wanlab).
+    `fail`: HETPEER_FAIL. `network`: the namespace to be in (wanlab).
     """
     from hetpeer.dht.processes import _PR_SET_PDEATHSIG, _libc
     from hetpeer.peer.cli.main import run
@@ -104,7 +111,7 @@ def run_child(
         opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(opened, descriptor)
         os.close(opened)
-    os.environ["HETPEER_HOME"] = home
+    os.environ |= {"HETPEER_HOME": home, "HETPEER_FAIL": fail}
     sys.argv = ["hetpeer", *arguments]
     status: int | str | None = 1
     try:

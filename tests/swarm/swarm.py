@@ -136,6 +136,7 @@ class Swarm:
         name: str,
         *arguments: str,
         before: str = "",
+        fail: str = "",
         home: Path | None = None,
         verbose: str = "-v",
         node: int = 0,
@@ -149,17 +150,20 @@ class Swarm:
             out=str(out),
             err=str(err),
             before=before,
+            fail=fail,
             network=self.lab.namespace(node) if self.lab else "",
         )
         child = Child(name, pid, home, out, err, self._server)
         self.children.append(child)
         return child
 
-    async def bootstrap(self, before: str = "") -> Child:
-        """Serve the run, at the port where it was served before; returns when volunteers may join."""
+    async def bootstrap(self, fail: str = "", **how: Any) -> Child:
+        """Serve the run, at the port where it was served before; returns when volunteers may join. `how` as in `start`."""
         port = self.address.split("/")[4] if self.address else "0"
-        child = self.reliable(self.run.path, port=port, before=before, home=self.run.path)
+        child = self.reliable(self.run.path, port=port, home=self.run.path, fail=fail, **how)
         await until(lambda: child.printed or child.status is not None, "the bootstrap node is ready")
+        if fail and child.status == -signal.SIGKILL:
+            return await self.bootstrap(**how)
         assert child.status is None, child.said
         self.address = child.printed.split()[-1]
         return child
@@ -176,6 +180,11 @@ class Swarm:
 
     def _host(self, node: int) -> str:
         return self.lab.address(node) if self.lab else "127.0.0.1"
+
+    @property
+    def deaths(self) -> int:
+        """Processes of ours that were killed, or killed themselves."""
+        return sum(child.status == -signal.SIGKILL for child in self.children)
 
     def end(self) -> None:
         """Kill what is left, then check what everybody said."""

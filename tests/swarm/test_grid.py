@@ -1,0 +1,133 @@
+"""A process dies at every place of the protocol where it can (docs/faults.md): the run goes on, and counts exactly once.
+
+Each cell alone is for `make grid`; here several are met in one run.
+"""
+
+import asyncio
+import signal
+
+import pytest
+
+from hetpeer.bootstrap.replay import ReferenceRun
+from tests.swarm.swarm import Child, Swarm, until
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+
+VOLUNTEER = (
+    "choose:1",
+    "tell_claim:1",
+    "prepare:1",
+    "tell_prepared:1",
+    "fetch_state:1",
+    "tell_ready:1",
+    "run_forward:9",
+    "send_activation:5",
+    "run_backward:7",
+    "send_gradient:5",
+    "tell_sealed:4",
+    "tell_evaluated:1",
+    "merge:2",
+    "send_part:3",
+    "sum_parts:3",
+    "send_result:3",
+    "inspect:4",
+    "tell_vote:4",
+    "apply_update:5",
+    "record_applied:3",
+    "tell_applied:3",
+    "save_state:1",
+    "end_step:4",
+)
+WORKER = (
+    "worker_forward:40",
+    "worker_backward:40",
+    "worker_merge_slot:25",
+    "worker_export_slot:30",
+    "worker_sum:30",
+    "worker_inspect:30",
+    "worker_apply:30",
+    "worker_dump_state:4",
+)
+COORDINATOR = (
+    "save_ballot:1",
+    "save_entries:6",
+    "decided:6",
+    "record_reign:1",
+    "recorded_reign:1",
+    "send_welcome:2",
+    "send_granted:2",
+    "send_fetch:1",
+    "send_begin:5",
+    "send_settled:9",
+    "send_plan:5",
+    "record_commit:4",
+    "recorded_commit:4",
+    "send_commit:5",
+    "record_evaluation:1",
+    "send_save:1",
+    "collect_checkpoint:1",
+    "record_checkpoint:1",
+    "recorded_checkpoint:1",
+)
+
+
+async def mended(swarm: Swarm, bootstrap: Child, volunteers: list[Child], reference: ReferenceRun) -> None:
+    """Start again whoever dies, until the run is over and proves right; somebody must have died."""
+    while bootstrap.status != 0:
+        if bootstrap.status is not None:
+            assert bootstrap.status == -signal.SIGKILL, bootstrap.said
+            bootstrap = await swarm.bootstrap()
+        for place, child in enumerate(volunteers):
+            if child.status == -signal.SIGKILL:
+                volunteers[place] = swarm.volunteer(f"{child.name}+", home=child.home)
+        await asyncio.sleep(0.05)
+    for child in volunteers:
+        if "contributing" in child.said:
+            assert await child.ended(20.0) == 0, child.said
+        elif child.status is None:  # one that came at the end finds nobody any more, and waits
+            child.signal(signal.SIGINT)
+            await child.ended(20.0)
+    swarm.exact(reference)
+    assert swarm.deaths, "nobody died"
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("cell", VOLUNTEER)
+async def test_a_volunteer(swarm: Swarm, reference: ReferenceRun, cell: str) -> None:
+    """Two are to die at the same place: the first and the last stage reach different ones."""
+    bootstrap = await swarm.bootstrap()
+    volunteers = [swarm.volunteer(name, fail=cell) for name in "ab"]
+    volunteers += [swarm.volunteer(name) for name in "cd"]
+    await mended(swarm, bootstrap, volunteers, reference)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("cell", WORKER)
+async def test_a_worker(swarm: Swarm, reference: ReferenceRun, cell: str) -> None:
+    bootstrap = await swarm.bootstrap()
+    volunteers = [swarm.volunteer("a", fail=cell), *(swarm.volunteer(name) for name in "bcd")]
+    await until(lambda: "a new one is started" in volunteers[0].said, "its worker died", 60.0)
+    await swarm.finished(bootstrap, *volunteers)
+    swarm.exact(reference)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("cell", COORDINATOR)
+async def test_the_coordinator(swarm: Swarm, reference: ReferenceRun, cell: str) -> None:
+    bootstrap = await swarm.bootstrap(fail=cell)
+    volunteers = [swarm.volunteer(name) for name in "abc"]
+    await mended(swarm, bootstrap, volunteers, reference)
+
+
+async def test_deaths_in_the_reduce_and_at_the_commit(swarm: Swarm, reference: ReferenceRun) -> None:
+    bootstrap = await swarm.bootstrap(fail="recorded_commit:9")
+    cells = ("tell_sealed:9", "send_part:4", "tell_vote:7", "apply_update:20")
+    volunteers = [swarm.volunteer(name, fail=cell) for name, cell in zip("abcd", cells, strict=True)]
+    await mended(swarm, bootstrap, volunteers, reference)
+
+
+async def test_deaths_at_work_and_while_joining(swarm: Swarm, reference: ReferenceRun) -> None:
+    bootstrap = await swarm.bootstrap(fail="record_checkpoint:2")
+    cells = ("tell_ready:1", "run_backward:30", "record_applied:9", "worker_forward:60")
+    volunteers = [swarm.volunteer(name, fail=cell) for name, cell in zip("abcd", cells, strict=True)]
+    await mended(swarm, bootstrap, volunteers, reference)
