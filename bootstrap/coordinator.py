@@ -26,8 +26,9 @@ from hetpeer.bootstrap.decisions import (
 )
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import Standing, Volunteer
+from hetpeer.bootstrap.patience import Pace
 from hetpeer.bootstrap.reigning import Reigning
-from hetpeer.bootstrap.training import CoordinatedStep, Pace
+from hetpeer.bootstrap.training import CoordinatedStep
 
 __all__ = [
     "CollectCheckpoint",

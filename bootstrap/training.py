@@ -12,6 +12,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.decisions import CoordinatorConfig, Effect, Send
 from hetpeer.bootstrap.ledger import StepLedger
 from hetpeer.bootstrap.membership import Membership, Range
+from hetpeer.bootstrap.patience import Lull, Pace, few
 from hetpeer.bootstrap.routing import assign_routes
 from hetpeer.stages.execution.routes import Route, cheapest_path, splice
 
@@ -21,29 +22,6 @@ MAX_PLANS = 3
 """So many plans in a row may run out of time before those who do not vote are fenced, or end in differing votes."""
 DETOUR = 3.0
 """How much dearer a peer is where an id has got stuck before."""
-
-
-MAX_FACTOR = 64.0
-DECAY = 0.8
-
-
-class Pace:
-    """How patient to be: a time-out that proves too short for this swarm doubles, and shrinks slowly with each commit."""
-
-    def __init__(self) -> None:
-        self._factor = 1.0
-
-    def patience(self, seconds: float) -> float:
-        """`seconds`, as often as it takes here."""
-        return seconds * self._factor
-
-    def ran_out(self) -> None:
-        """Something took longer than our patience."""
-        self._factor = min(2 * self._factor, MAX_FACTOR)
-
-    def committed(self) -> None:
-        """A step was committed."""
-        self._factor = max(1.0, DECAY * self._factor)
 
 
 class CoordinatedStep:
@@ -84,7 +62,8 @@ class CoordinatedStep:
         self._attempts: dict[int, int] = {}
         self._failures: dict[int, list[str]] = {}
         self._stalled: set[int] = set()
-        self._progress_at = now
+        self._hedged: set[int] = set()
+        self._lull = Lull(now)
         self.plan_at = now
         self._late_plans = 0
         self._split_votes = 0
@@ -123,14 +102,14 @@ class CoordinatedStep:
             evict = m.Evict(line=self.line, step=self.number, blocks=tuple(blocks))
             effects.append(Send(rival, evict))
         if verdict.progress:
-            self._progress_at = now
+            self._lull.over(now)
         return [*effects, *self._hand_out(verdict.reopened), *self._advance(now)]
 
     def evaluated(self, message: m.Evaluated, now: float) -> list[Effect]:
         """Losses of evaluation microbatches."""
         if not self.ledger.evaluated(message.losses):
             return []
-        self._progress_at = now
+        self._lull.over(now)
         return self._advance(now)
 
     def failed(self, peer: str, message: m.Failed, now: float) -> list[Effect]:
@@ -139,7 +118,7 @@ class CoordinatedStep:
             return []
         failed = self._failures.setdefault(message.id, [])
         failed.append(peer)
-        self._progress_at = now
+        self._lull.over(now)
         others = {p: r for p, r in self.roster.items() if p not in failed}
         others_can = cheapest_path(others, 0, self._blocks, {}) is not None
         if len(failed if not others_can else set(failed)) >= MAX_FAILURES:
@@ -155,7 +134,7 @@ class CoordinatedStep:
     def without(self, peers: Sequence[str], now: float) -> list[Effect]:
         """`peers` have left the roster; the caller has checked that every block keeps a holder."""
         lost = [peer for peer in peers if self.ledger.lose(peer)]
-        self._progress_at = now
+        self._lull.over(now)
         self._late_plans = 0
         gone = m.Gone(line=self.line, peers=tuple(peers))
         effects: list[Effect] = [Send(other, gone) for other in sorted(self.roster)]
@@ -170,15 +149,25 @@ class CoordinatedStep:
         """Hand out again what is not counted for too long, make a plan anew that is not voted on for too long."""
         if self.reducing:
             return self._plan_late(now) if self._overdue(now) else []
-        if now - self._progress_at < self._pace.patience(self._config.stall_s):
-            return []
-        self._pace.ran_out()
-        self._progress_at = now
         undone = self.ledger.undone()
+        if now - self._lull.since < self._pace.patience(self._config.stall_s):
+            return self._hedge(undone - self._hedged, now) if len(undone) <= few(len(self.ledger.ids)) else []
+        self._pace.ran_out()
+        self._lull.over(now)
         again, self._stalled = undone & self._stalled, undone
         for microbatch in again:
             self._routes[microbatch] = self._detour(self._routes[microbatch])
         return self._hand_out(undone)
+
+    def _hedge(self, last: set[int], now: float) -> list[Effect]:
+        """The last ids of a step go another way as well, once, when they take unusually long: who is first counts."""
+        if not last or not self._lull.is_unusual(now):
+            return []
+        self._hedged |= last
+        detours = {microbatch: self._detour(self._routes[microbatch]) for microbatch in last}
+        other = {microbatch: way for microbatch, way in detours.items() if way != self._routes[microbatch]}
+        self._routes |= other
+        return self._hand_out(set(other))
 
     def _detour(self, route: Route) -> Route:
         """Another way for an id that got stuck on `route` twice, if there is one."""

@@ -20,8 +20,9 @@ from hetpeer.averaging.reduction import Reduction
 from hetpeer.averaging.ties import Ties
 from hetpeer.bootstrap.coordinator import Coordinator
 from hetpeer.bootstrap.ledger import StepLedger, Verdict
+from hetpeer.bootstrap.patience import Pace
 from hetpeer.bootstrap.saving import Saving
-from hetpeer.bootstrap.training import CoordinatedStep, Pace
+from hetpeer.bootstrap.training import CoordinatedStep
 from hetpeer.peer.simulate.swarm import Swarm
 from hetpeer.stages.execution.effects import Handle, TaskKey
 from hetpeer.stages.execution.pipeline import Pipeline

@@ -270,6 +270,38 @@ def test_ids_are_handed_out_again_and_then_on_another_way():
     assert all(t.route[0].peer != first[t.id] and t.attempt == 2 for t in detour)
 
 
+def test_the_last_ids_are_hedged_once_when_they_take_unusually_long():
+    court = Court(sizes=(1,) * 40).begin("a", "b")
+    first = {t.id: t.route[0].peer for p in "ab" for t in court.sent[p, "begin"].tasks}
+    court.tick(3.0)
+    court.sealed("a", range(20))
+    court.tick(0.4)
+    court.sealed("b", range(20, 38), slot=1)
+    court.sent.clear()
+    court.tick(5.0)  # the longest lull was 3 s
+    assert not court.sent
+    court.tick(1.4)
+    tasks = [t for (_, kind), x in court.sent.items() if kind == "reroute" for t in x.tasks]
+    assert {t.id for t in tasks} == {38, 39}
+    assert all(t.route[0].peer != first[t.id] and t.attempt == 1 for t in tasks)
+    court.sent.clear()
+    court.tick(3.0)
+    assert not court.sent
+    court.sealed(tasks[0].route[0].peer, (38, 39), slot=2)
+    assert court.core.state is State.REDUCING
+
+
+def test_nothing_is_hedged_before_anything_was_counted_nor_many_at_once():
+    court = Court(sizes=(1,) * 40).begin("a", "b")
+    court.sent.clear()
+    court.tick(5.0)
+    court.sealed("a", range(20))
+    court.tell("b", m.Heartbeat())
+    court.sent.clear()
+    court.tick(9.0)
+    assert not court.sent
+
+
 def failed(court, peer, microbatch=0):
     return court.tell(peer, m.Failed(line=court.line, step=0, id=microbatch, why="non-finite"))
 
