@@ -1,11 +1,17 @@
 """A checkpoint is complete, verified and whole on the disk, or it does not exist."""
 
+import multiprocessing
+import os
 import resource
+import signal
+import sys
+from contextlib import closing
 
 import numpy as np
 import pytest
 
 from hetpeer.bootstrap.checkpoints import CheckpointStore, initial_record
+from hetpeer.bootstrap.log import Log
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.errors import LocalError, ProtocolError
 from hetpeer.stages.execution import state
@@ -82,7 +88,7 @@ def test_damaged_checkpoint_is_refused(store: CheckpointStore, fresh: RunDirecto
     record = make_checkpoint(store, 10)
     path = next(path for path in fresh.checkpoints.iterdir() if "block-000" in path.name)
     data = path.read_bytes()
-    flips = [*range(400), *range(400, len(data), 997)]
+    flips = [*range(400), *np.linspace(400, len(data) - 1, 600, dtype=int).tolist()]
     for position in flips:
         damaged = bytearray(data)
         damaged[position] ^= 1 << position % 8
@@ -97,6 +103,55 @@ def test_damaged_checkpoint_is_refused(store: CheckpointStore, fresh: RunDirecto
     path.unlink()
     with pytest.raises(LocalError, match="HP-CKPT-001"):
         store.load(record, 0)
+
+
+def test_the_writer_may_be_killed_anywhere(store: CheckpointStore, fresh: RunDirectory) -> None:
+    """SIGKILL at 200 calls into C, from the first byte of a checkpoint to its record in the log: the old or the new one loads."""
+    older = make_checkpoint(store, 10)
+    with closing(Log.open(fresh.log_path)) as log:
+        log.append(older)
+    before = fresh.log_path.read_bytes()
+    calls = write_and_die(store, fresh, at=0)
+    found = []
+    for at in np.linspace(1, calls, 200, dtype=int).tolist():
+        fresh.log_path.write_bytes(before)
+        write_and_die(store, fresh, at)
+        with closing(Log.open(fresh.log_path)) as log:
+            records = list(log.records())
+        found.append(records[-1]["version"])
+        again = CheckpointStore(fresh, store._layouts)
+        for block in range(len(store._layouts)):
+            assert again.load_state(records[-1], block).version == found[-1]
+        again.prune(records)
+        assert len(list(fresh.checkpoints.iterdir())) == len(store._layouts) * len(records)
+        for path in fresh.checkpoints.glob("v00000020*"):
+            path.unlink()
+    assert found == sorted(found)
+    assert set(found) == {10, 20}
+
+
+def write_and_die(store: CheckpointStore, run: RunDirectory, at: int) -> int:
+    """Checkpoint 20 and its record, in a child that is killed at call `at` into C; how many there were if it is 0."""
+    counted = multiprocessing.RawValue("i", 0)
+    if child := os.fork():
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == (-signal.SIGKILL if at else 0)
+        return counted.value
+
+    def count(_frame, event: str, _function) -> None:
+        if event == "c_call":
+            counted.value += 1
+            if counted.value == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    try:
+        sys.setprofile(count)
+        record = make_checkpoint(store, 20)
+        with closing(Log.open(run.log_path)) as log:
+            log.append(record)
+        sys.setprofile(None)
+    finally:
+        os._exit(0)
 
 
 def test_full_disk_leaves_older_checkpoints_alone(store: CheckpointStore, fresh: RunDirectory) -> None:
