@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import errno
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -37,9 +38,23 @@ class EventLog:
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            data = path.read_bytes()
-            self._end = data.rfind(b"\n") + 1
+            lines = path.read_bytes().splitlines(keepends=True)
+            self._ends = list(itertools.accumulate(len(one) for one in lines if one.endswith(b"\n")))
+            """Where each line ends, in bytes."""
             os.ftruncate(self._descriptor, self._end)
+
+    @property
+    def _end(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __len__(self) -> int:
+        """Lines."""
+        return len(self._ends)
+
+    def lines(self, begin: int) -> list[str]:
+        """All from line `begin` on; the first is line 0."""
+        start = self._ends[begin - 1] if begin else 0
+        return os.pread(self._descriptor, self._end - start, start).decode().splitlines()
 
     def append(self, record: Record) -> str:
         """Sign and write a record; returns its line. Raises `LocalError` HP-DISK-002 with the file as it was."""
@@ -53,7 +68,7 @@ class EventLog:
             except OSError:
                 os.ftruncate(self._descriptor, self._end)
                 raise
-        self._end += len(data)
+        self._ends.append(self._end + len(data))
         return line
 
     def close(self) -> None:

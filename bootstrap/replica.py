@@ -170,7 +170,8 @@ class Replica:
                     self._leading.clear()
                     self._deposed.set()
                     for waiting in self._waiting.values():
-                        waiting.set_exception(DeposedError())
+                        if not waiting.done():
+                            waiting.set_exception(DeposedError())
                     self._waiting.clear()
 
     async def _decided(self, place: int, entry: m.Entry) -> None:

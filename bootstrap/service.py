@@ -181,7 +181,7 @@ class CoordinatorService:
             self._keep_event(peer, message.line)
             return
         if isinstance(message, m.Hello):
-            self._ask_for_events(peer)
+            self._tasks.create_task(self._ask_for_events(peer))
         self._queue(self.core.receive(peer, message, self._clock.monotonic()))
 
     def broken(self, peer: str) -> None:
@@ -190,10 +190,10 @@ class CoordinatorService:
     def resumed(self, peer: str) -> None:
         self._queue(self.core.resumed(peer, self._clock.monotonic()))
 
-    def _ask_for_events(self, peer: str) -> None:
+    async def _ask_for_events(self, peer: str) -> None:
         """Another reliable peer may have coordinated until now: the volunteer sends what is not here."""
         path, channel = self._events_of(peer), self._channels.channel(peer)
-        lines = sum(1 for _ in read_events(path)) if path.is_file() else 0
+        lines = await asyncio.to_thread(_count_lines, path)  # it gives none until it is asked
         if channel is not None:
             channel.send(Parcel({}, (m.encode(m.Kept(lines=lines)),)))
 
@@ -260,6 +260,10 @@ class _Control:
     def down(self, channel: Channel) -> None:
         if not channel.closed:
             self._service.broken(self._peer)
+
+
+def _count_lines(path: Path) -> int:
+    return sum(1 for _ in read_events(path)) if path.is_file() else 0
 
 
 async def _briefly(awaitable: Any) -> None:

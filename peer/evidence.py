@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hetpeer.averaging import effects as e
-from hetpeer.bootstrap.eventlog import EventLog, read_events
+from hetpeer.bootstrap.eventlog import EventLog
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.identity import Identity
 from hetpeer.peer.home import Home
@@ -42,8 +42,7 @@ class Evidence:
 
     def lines(self, begin: int) -> list[str]:
         """All lines but the first `begin`. Were there fewer, somebody has taken our log away: all are new."""
-        lines = [line.rstrip("\n") for _, line in read_events(self._log.path)]
-        return lines[begin:] if begin <= len(lines) else lines
+        return self._log.lines(begin if begin <= len(self._log) else 0)
 
     def close(self) -> None:
         self._log.close()
