@@ -113,3 +113,18 @@ def test_a_full_disk_leaves_the_other_peers_lines_whole(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert error.value.code == "HP-DISK-002"
     assert path.read_text() == "first\n"
+
+
+def test_lines_from_any_place_also_after_a_death(tmp_path: Path, volunteers: list[Identity]) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path, volunteers[0])
+    lines = [log.append({"number": number}) for number in range(5)]
+    assert [log.lines(begin) for begin in range(6)] == [lines[begin:] for begin in range(6)]
+    log.close()
+    with path.open("a") as file:
+        file.write(lines[0][:20])
+    again = EventLog(path, volunteers[0])
+    assert len(again) == 5
+    lines.append(again.append({"number": 5}))
+    assert again.lines(0) == lines
+    again.close()
