@@ -106,9 +106,11 @@ class LinkBook:
         if not self._settings.adaptive:
             return coding_for(limit, self._settings.ratio, width)
         seconds = nbytes / link.rate if link.rate else 0.0
-        aim = self.target or SLACK * self.computing
-        ratio = ratio_of(seconds, max(aim, WORTH_S), self._settings.ratio) if aim else 1.0
-        return coding_for(limit, ratio, width)
+        aim, most = self.target or self.computing, self._settings.ratio
+        if not aim:
+            return Coding(Codec())
+        needed = ratio_of(seconds, max(aim, WORTH_S), most)
+        return coding_for(limit, needed, width, ratio_of(seconds, max(SLACK * aim, WORTH_S), most))
 
     def squeezes(self, peer: str) -> bool:
         """Whether the line to `peer` is slow enough for time to be spent on shorter positions."""

@@ -1,7 +1,7 @@
 """How far a link shrinks what it sends: as little as keeps the pipeline fed. Pure (docs/links.md).
 
 FusionLLM (arXiv 2410.12707, Eq. 7) shrinks every link in proportion to its time, the slowest by the author's ratio. Here
-all links aim at one time, `target`, which is never below the slowest stage's computation: precision that buys no time is
+all links aim at one time, `target` (pace.py), which is never below the slowest stage's computation: precision that buys no time is
 not given up. And what a ratio costs is not always elements: halves, bytes and half bytes come first.
 """
 
@@ -23,18 +23,23 @@ class Coding:
     share: float = 1.0
 
 
-def coding_for(limit: Codec, ratio: float, width: float = 4.0) -> Coding:
+def coding_for(limit: Codec, ratio: float, width: float = 4.0, rounded: float = 0.0) -> Coding:
     """The gentlest way to be `ratio` times smaller than in memory that `limit`, the codec of the run, allows.
 
+    `rounded` times, if that is more, where rounding alone does it, or as far as that goes: elements are left out for `ratio` only.
     `width`: bytes of an element in memory. Halves do for a ratio of 2 of float32, bytes for 3.97, 4 bits for 7.5, fewer
     elements for more. A ratio that `limit` cannot reach gets all that it can.
     """
-    if ratio <= 1.0 or limit.values is None:
+    wanted = max(ratio, rounded)
+    dense = gentler(limit)
+    if wanted <= 1.0 or not dense:
         return Coding(Codec())
-    for codec in gentler(limit):
-        if width / codec.cost(1.0) >= ratio:
+    for codec in dense:
+        if width / codec.cost(1.0) >= wanted:
             return Coding(codec)
-    return Coding(limit, share_for(limit, ratio, width)) if limit.sparse else Coding(limit)
+    if not limit.sparse or width / dense[-1].cost(1.0) >= ratio:
+        return Coding(dense[-1])
+    return Coding(limit, share_for(limit, ratio, width))
 
 
 def gentler(limit: Codec) -> tuple[Codec, ...]:

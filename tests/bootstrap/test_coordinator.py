@@ -116,10 +116,10 @@ def test_links_aim_at_what_was_last_said_in_whatever_state():
     pace("b", 0.25, a=1.0)
     court.commit("a", "b")
     assert court.sent["a", "begin"].target == court.sent["b", "begin"].target == 2.0
-    pace("a", 6.0, b=20.0)  # half of what the slowest computes
+    pace("a", 6.0, b=20.0)  # as long as the slowest computes
     while court.core.state is State.TRAINING and court.core.step < 3:
         court.commit("a", "b")
-    assert court.sent["a", "begin"].target == 3.0
+    assert court.sent["a", "begin"].target == 6.0
     assert {State.TRAINING, State.REDUCING} <= seen
 
 
