@@ -143,7 +143,9 @@ class Session:
 
     async def _start_hivemind(self, peer_ids: list[str], previous: Any) -> None:
         from hivemind.dht.node import DHTNode
+        from hivemind.dht.protocol import DHTProtocol
         from hivemind.p2p import P2P
+        from hivemind.proto.dht_pb2 import NodeInfo
         from hivemind.utils.logging import use_hivemind_log_handler
 
         from hetpeer.dht.validators import OwnerValidator
@@ -156,6 +158,8 @@ class Session:
         client = self._p2p._client.control  # noqa: SLF001 - hivemind never looks at how its two tasks end
         for task in (client._read_task, client._write_task):  # noqa: SLF001
             task.add_done_callback(_retrieve)
+        # It answers pings a moment before it knows what to say of itself, and who comes back is pinged at once.
+        DHTProtocol.node_info = NodeInfo()
         self.dht = await DHTNode.create(
             p2p=self._p2p,
             node_id=previous.node_id if previous is not None else None,
