@@ -103,6 +103,8 @@ class ReliablePeer:
                 return halt
 
     async def _reign(self, leaving: asyncio.Event) -> Halt | None:
+        # A checkpoint may have been decided since we last looked, and a roll-back would ask us for it.
+        await self._keep_up()
         self.service = CoordinatorService(
             self._node, self._run, self.replica, self._checkpoints, SystemClock()
         )
