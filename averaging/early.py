@@ -38,9 +38,16 @@ class Due(enum.Enum):
     NEVER = "never"
 
 
-def due_in_step(origin: Origin, incarnations: Mapping[str, int], plan: int | None) -> Due:
-    """For a tensor of the step in progress; `plan` is the newest plan that we know."""
-    if incarnations.get(origin.sender) != origin.incarnation:
+def due_in_step(
+    origin: Origin, incarnations: Mapping[str, int], gone: Mapping[str, int], plan: int | None
+) -> Due:
+    """For a tensor of the step in progress; `plan` is the newest plan that we know, `gone` the last incarnations of those
+    who left. Who is not in the roster may be about to introduce itself.
+    """
+    known = incarnations.get(origin.sender)
+    if known is None:
+        return Due.LATER if origin.incarnation >= gone.get(origin.sender, 0) else Due.NEVER
+    if known != origin.incarnation:
         return Due.NEVER
     if origin.plan is None or origin.plan == plan:
         return Due.NOW
@@ -49,7 +56,7 @@ def due_in_step(origin: Origin, incarnations: Mapping[str, int], plan: int | Non
 
 def due_outside(origin: Origin, line: Line, version: int | None) -> Due:
     """For a tensor of another step than the one in progress: it may still begin here."""
-    theirs, number = origin.step
+    theirs, number, _ = origin.step
     if (theirs.term, theirs.view) > (line.term, line.view):
         return Due.LATER
     return Due.LATER if theirs == line and (version is None or number >= version) else Due.NEVER

@@ -14,10 +14,20 @@ from hetpeer.stages.execution.effects import Handle
 
 
 class StepId(NamedTuple):
-    """One attempt at one step: the same number on another line of history is another step."""
+    """One attempt at one step: the same number on another line of history is another step.
+
+    Who leaves a step and enters it again has an `entry` of its own there, so that what its worker still did for the
+    earlier one is not taken for work of this one. On the wire it is nobody else's business: always 0.
+    """
 
     line: Line
     number: int
+    entry: int = 0
+
+    @property
+    def on_wire(self) -> StepId:
+        """As others name it, and what is kept under their tensors."""
+        return self._replace(entry=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from hetpeer.averaging.effects import StepId
-from hetpeer.averaging.messages import Block, Count, Id, Line, Schema
+from hetpeer.averaging.messages import Block, Count, Id, Line, Schema, Ticket
 from hetpeer.dht.errors import ProtocolError
 from hetpeer.stages.execution.routes import Hop
 from hetpeer.stages.links.codec import Written
@@ -67,17 +67,31 @@ class ShardHead(_Head):
     end: Count
 
 
+class Introduction(_Head):
+    """A head alone: we hold the blocks [begin, end) in this step, and you may not have heard of it. Who keeps a leftover for
+    these blocks sends it. `ticket` proves it to those who do not know us (bootstrap/tickets.py).
+    """
+
+    kind: Literal["introduction"] = "introduction"
+    begin: Block
+    end: Block
+    ticket: Ticket = b""
+
+
 Head = ActivationHead | GradientHead | ShardHead
+"""Of tensors."""
 
-_ADAPTER: TypeAdapter[Head] = TypeAdapter(Annotated[Head, Field(discriminator="kind")])
+_ADAPTER: TypeAdapter[Head | Introduction] = TypeAdapter(
+    Annotated[Head | Introduction, Field(discriminator="kind")]
+)
 
 
-def encode_head(head: Head) -> dict[str, Any]:
+def encode_head(head: Head | Introduction) -> dict[str, Any]:
     """The head as plain data for a frame."""
     return head.model_dump(mode="python")
 
 
-def decode_head(data: object, peer: str) -> Head:
+def decode_head(data: object, peer: str) -> Head | Introduction:
     """A head from plain data; ProtocolError names the field that is wrong."""
     try:
         return _ADAPTER.validate_python(data)

@@ -84,7 +84,7 @@ class HeldStep:
     """
 
     def __init__(self, me: str, place: m.Range, begin: m.Begin, shape: Shape, depth: Depth) -> None:
-        self.id = StepId(begin.line, begin.step)
+        self.id = StepId(begin.line, begin.step, begin.entry)
         self.pipeline = Pipeline(me, begin.roster, begin.microbatches, shape.slot_capacity, depth)
         self.reduction: Reduction | None = None
         self.commit: m.Commit | None = None
@@ -92,12 +92,18 @@ class HeldStep:
         self._place = place
         self._shape = shape
         self._incarnations = dict(begin.incarnations)
+        self._gone: dict[str, int] = {}
+        """Who left the step → its incarnation then."""
         self._applied: dict[int, str] = {}
 
     def due(self, origin: Origin) -> Due:
         """When a tensor of this step is to be taken."""
         plan = None if self.reduction is None else self.reduction.number
-        return due_in_step(origin, self._incarnations, plan)
+        return due_in_step(origin, self._incarnations, self._gone, plan)
+
+    def is_at(self, step: StepId) -> bool:
+        """Whether `step`, as others name it, is this one."""
+        return self.id.on_wire == step
 
     # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -109,9 +115,17 @@ class HeldStep:
         """These left the roster: their tensors are ignored from now on."""
         effects: list[Effect] = []
         for peer in peers:
-            self._incarnations.pop(peer, None)
+            if (incarnation := self._incarnations.pop(peer, None)) is not None:
+                self._gone[peer] = incarnation
             effects += self.absorb(self.pipeline.gone(peer))
         return effects
+
+    def joined(self, peer: str, incarnation: int, place: m.Range) -> list[Effect]:
+        """`peer` came into the step while it ran. An incarnation that has left it before is another's late word."""
+        if incarnation < self._gone.get(peer, 0):
+            return []
+        self._incarnations[peer] = incarnation
+        return self.absorb(self.pipeline.joined(peer, place))
 
     def activation(
         self, sender: str, microbatch: int, route: Route, attempt: int, handle: Handle
@@ -133,7 +147,7 @@ class HeldStep:
         return [self._report(effect) for effect in effects]
 
     def _report(self, effect: pipeline.Effect) -> Effect:
-        line, number = self.id
+        line, number, _ = self.id
         match effect:
             case ReportSealed(slot, ids, losses):
                 contents = tuple(_ranges(ids))
@@ -201,7 +215,7 @@ class HeldStep:
     def matches(self, commit: m.Commit) -> bool:
         """Whether `commit` decides this very step, and the gradients that we hold are those that it names."""
         return (
-            StepId(commit.line, commit.step) == self.id
+            self.is_at(StepId(commit.line, commit.step))
             and self._is_current(commit.plan)
             and self.reduction is not None
             and self.reduction.matches(commit.digests, self._blocks)

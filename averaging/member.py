@@ -64,8 +64,8 @@ class Member(Working):
         self._preparing: m.Range | None = None
         self._fetching: int | None = None
         """The version that is being loaded."""
-        self._begun = (0, 0, -1)
-        """(term, view, number) of the last step that was begun."""
+        self._begun = (0, 0, -1, 0)
+        """(term, view, number, entry) of the last step that was begun."""
         self._deferred: list[m.Message] = []
 
     @property
@@ -184,9 +184,9 @@ class Member(Working):
     # ── one step ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _begin(self, message: m.Begin) -> list[Effect]:
-        number = (message.line.term, message.line.view, message.step)
+        number = (message.line.term, message.line.view, message.step, message.entry)
         if number <= self._begun:
-            return []  # a step is begun once
+            return []  # a step is begun once, unless we were admitted to it again
         self._begun = number
         if self.place is None or self.phase in (Phase.JOINING, Phase.PREPARING):
             return []
@@ -203,6 +203,16 @@ class Member(Working):
     def _reroute(self, message: m.Reroute) -> list[Effect]:
         step = self._at(message.step)
         return [] if step is None else step.assign(message.tasks)
+
+    def _joined(self, message: m.Joined) -> list[Effect]:
+        step = self._at(message.step)
+        if step is None:
+            return []
+        effects: list[Effect] = []
+        for entrant in message.entrants:
+            if entrant.peer != self.me:
+                effects += step.joined(entrant.peer, entrant.incarnation, (entrant.begin, entrant.end))
+        return effects + self._replay_early()
 
     def _gone(self, message: m.Gone) -> list[Effect]:
         return [] if self._step is None else self._step.gone(message.peers)
@@ -299,6 +309,7 @@ class Member(Working):
         m.Granted: _granted,
         m.Fetch: _fetch,
         m.Begin: _begin,
+        m.Joined: _joined,
         m.Reroute: _reroute,
         m.Gone: _gone,
         m.Settled: _settled,

@@ -27,6 +27,7 @@ Digest = Annotated[str, Field(max_length=64)]
 Text = Annotated[str, Field(max_length=500)]
 Ids = Annotated[tuple[Id, ...], Field(max_length=1 << 16)]
 Range = tuple[Block, Block]
+Ticket = Annotated[bytes, Field(max_length=2048)]
 Speed = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -41,6 +42,15 @@ class Line(Schema):
 
     term: Count
     view: Count
+
+
+class Entrant(Schema):
+    """A volunteer of a running step: the blocks [begin, end) that it holds there."""
+
+    peer: Peer
+    incarnation: Count
+    begin: Block
+    end: Block
 
 
 class Task(Schema):
@@ -293,6 +303,19 @@ class Begin(Schema):
     tasks: tuple[Task, ...]
     target: Speed = 0.0
     """Seconds that a link is to take for a microbatch; 0: not known."""
+    entry: Count = 0
+    """0 at the step's beginning; the n-th who comes in while it runs has n."""
+    ticket: Ticket = b""
+    """For who comes in later: the coordinator's word that it takes part (admission ticket, bootstrap/tickets.py)."""
+
+
+class Joined(Schema):
+    """These came into the step while it ran, and did not find everybody by themselves."""
+
+    kind: Literal["joined"] = "joined"
+    line: Line
+    step: Count
+    entrants: Annotated[tuple[Entrant, ...], Field(max_length=1 << 12)]
 
 
 class Reroute(Schema):
@@ -416,6 +439,7 @@ FromCoordinator = (
     | Refused
     | Fetch
     | Begin
+    | Joined
     | Reroute
     | Gone
     | Settled

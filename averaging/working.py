@@ -6,7 +6,7 @@ released and changes nothing. The side that faces the coordinator is member.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.early import Due, EarlyTensors, Origin, Waiting, due_outside
@@ -46,6 +46,10 @@ class Working:
     def _in(self, step: StepId) -> HeldStep | None:
         """The step in progress, if it is this one."""
         return self._step if self._step is not None and self._step.id == step else None
+
+    def _at_origin(self, origin: Origin) -> HeldStep | None:
+        """The step in progress, if `origin` is of it."""
+        return self._step if self._step is not None and self._step.is_at(origin.step) else None
 
     def _drop_step(self) -> list[Effect]:
         step, self._step = self._step, None
@@ -114,6 +118,29 @@ class Working:
         self._congested[peer] = hops
         return [] if step is None else step.absorb(step.pipeline.congested(peer, hops))
 
+    def introduced(self, origin: Origin, place: m.Range) -> list[Effect]:
+        """`origin.sender` takes part in the step, as the coordinator's ticket says or we know: it gets what is left over for
+        the blocks `place`.
+        """
+        step = self._at_origin(origin)
+        if step is None:
+            return []
+        return [*step.joined(origin.sender, origin.incarnation, place), *self._replay_early()]
+
+    def knows(self, origin: Origin) -> bool:
+        """Whether `origin.sender` is known to take part in the step that it speaks of."""
+        step = self._at_origin(origin)
+        return step is not None and step.due(origin) is Due.NOW
+
+    def leftovers(self) -> Mapping[int, tuple[int, ...]]:
+        """Border → ids of the step in progress whose bundles we keep for a holder that we do not know."""
+        return {} if self._step is None else self._step.pipeline.leftovers()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a step is in progress, and nothing for us to do in it: we can take leftovers."""
+        return self._step is not None and self._step.reduction is None and self._step.pipeline.idle
+
     def activation(
         self, origin: Origin, microbatch: int, route: Route, attempt: int, handle: Handle
     ) -> list[Effect]:
@@ -126,7 +153,7 @@ class Working:
 
     def nudge(self, origin: Origin, microbatch: int, route: Route, attempt: int) -> list[Effect]:
         """An activation that comes again waits for credit; a task of ours that knows it need not wait."""
-        step = self._in(origin.step)
+        step = self._at_origin(origin)
         if step is None or step.due(origin) is not Due.NOW:
             return []
         return step.nudge(origin.sender, microbatch, route, attempt)
@@ -150,7 +177,7 @@ class Working:
     def _take(
         self, origin: Origin, handle: Handle, accept: Callable[[HeldStep], list[Effect]]
     ) -> list[Effect]:
-        step = self._in(origin.step)
+        step = self._at_origin(origin)
         due = due_outside(origin, self.line, self.version) if step is None else step.due(origin)
         if due is Due.NOW and step is not None:
             return accept(step)

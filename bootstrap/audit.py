@@ -12,9 +12,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from hetpeer.bootstrap.eventlog import read_event, read_events
 from hetpeer.bootstrap.history import History, Record
@@ -60,6 +60,26 @@ class Applied(BaseModel):
         return Counter(microbatch for _, ids in self.cover for microbatch in ids)
 
 
+class Found(BaseModel):
+    """A volunteer's word that the task board led it to microbatches that `sender` kept, for blocks from `border` on."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    kind: Literal["leftover"]
+    run: str
+    peer: PeerId
+    view: Count
+    step: Count
+    border: Count
+    sender: PeerId
+    ids: list[Count]
+
+
+Event = Applied | Found
+_EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
+KINDS = frozenset({"applied", "leftover"})
+
+
 @dataclass(slots=True)
 class Verdict:
     """What the audit found. `ok` is the answer; the rest says why."""
@@ -76,6 +96,8 @@ class Verdict:
     """Microbatches missing at one block at least."""
     duplicated: int = 0
     """Microbatches counted twice or more at one block at least."""
+    leftovers: int = 0
+    """Microbatches that reached a holder through the task board and are counted there."""
     volunteers: int = 0
     events: int = 0
     problems: list[str] = field(default_factory=list)
@@ -102,37 +124,41 @@ def audit(directory: Path) -> Verdict:
     records = list(read_log(run.log_path))
     history = History.of(records)
     verdict = Verdict(run=run.run_id, steps_planned=run.manifest.training.steps, rollbacks=history.rollbacks)
-    applied = _read_volunteers(run, verdict)
+    applied, found = _read_volunteers(run, verdict)
     _check_decisions(records, verdict)
     _check_every_update_was_decided(records, applied, verdict)
     _check_steps(run.manifest, history, applied, verdict)
     _check_checkpoints(records, applied, verdict)
+    verdict.leftovers = len(_counted_leftovers(history, applied, found))
     return verdict
 
 
-def _read_volunteers(run: RunDirectory, verdict: Verdict) -> dict[Key, list[Applied]]:
+def _read_volunteers(run: RunDirectory, verdict: Verdict) -> tuple[dict[Key, list[Applied]], list[Found]]:
     applied: dict[Key, list[Applied]] = defaultdict(list)
+    found: list[Found] = []
     for path in sorted(run.volunteers.glob("*.jsonl")):
         verdict.volunteers += 1
         for number, line in read_events(path):
             try:
-                event = _read_applied(line, path.stem, run.run_id)
+                event = _read_event(line, path.stem, run.run_id)
             except (ProtocolError, ValidationError) as error:
                 why = error.what if isinstance(error, ProtocolError) else "not a valid event"
                 verdict.complain(f"{path.name} line {number}: {why}")
                 continue
-            if event is not None:
+            if isinstance(event, Applied):
                 verdict.events += 1
                 applied[event.key].append(event)
-    return applied
+            elif event is not None:
+                found.append(event)
+    return applied, found
 
 
-def _read_applied(line: str, peer: str, run_id: str) -> Applied | None:
-    """The event of a line, if it is of the kind that counts."""
+def _read_event(line: str, peer: str, run_id: str) -> Event | None:
+    """The event of a line, if it is of a kind that is looked at."""
     signer, record = read_event(line)
-    if record.get("kind") != "applied":
+    if record.get("kind") not in KINDS:
         return None
-    event = Applied.model_validate(record)
+    event = _EVENT.validate_python(record)
     if not signer == event.peer == peer:
         raise ProtocolError(f"signed by {signer}, in the log of {peer}")
     if event.run != run_id:
@@ -212,6 +238,21 @@ def _disagreements(history: History, events: Sequence[Applied]) -> Iterator[str]
         yield "the holders' gradients differ"
     if len({event.state for event in events}) > 1:
         yield "the holders' states differ"
+
+
+def _counted_leftovers(
+    history: History, applied: Mapping[Key, list[Applied]], found: Iterable[Found]
+) -> set[tuple[int, int]]:
+    """(step, id) of microbatches that the board showed to a volunteer, and whose gradient is that volunteer's there."""
+    return {
+        (one.step, microbatch)
+        for one in found
+        for event in _committed_events(history, applied, one.step, one.border)[:1]
+        if event.view == one.view
+        for holder, ids in event.cover
+        if holder == one.peer
+        for microbatch in set(ids).intersection(one.ids)
+    }
 
 
 def _check_checkpoints(

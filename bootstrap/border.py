@@ -28,9 +28,7 @@ class Border:
         joiners = [v for v in joiners if self._available(v.place)]
         if joiners and reign.state is not State.SYNCING:
             reign.state, self._sync_by = State.SYNCING, now + reign.config.sync_s
-        for volunteer in joiners:
-            volunteer.standing = Standing.SYNCING
-        return [Send(volunteer.peer, self._fetch(volunteer)) for volunteer in joiners]
+        return [self.fetch(volunteer) for volunteer in joiners]
 
     def must_wait(self, now: float) -> bool:
         """Whether the step is held up for somebody who fetches."""
@@ -44,20 +42,23 @@ class Border:
             return False
         return self._reign.stored or all(self._reign.members.holders(block) for block in range(*place))
 
-    def _fetch(self, volunteer: Volunteer) -> m.Fetch:
+    def fetch(self, volunteer: Volunteer) -> Effect:
+        """Tell `volunteer` where to fetch the current version of its blocks."""
         assert volunteer.place is not None
+        volunteer.standing = Standing.SYNCING
         members, blocks = self._reign.members, range(*volunteer.place)
         digests: dict[int, str] = {}
         for holder in members.volunteers.values():
             if holder.standing is Standing.READY:
                 digests |= {b: d for b, d in holder.digests.items() if b in blocks}
         digests |= {b: d for b, d in self._reign.sealed.items() if b in blocks}
-        return m.Fetch(
+        order = m.Fetch(
             line=self._reign.line,
             version=self._reign.version,
             sources={b: tuple(members.holders(b)) for b in blocks},
             digests=digests,
         )
+        return Send(volunteer.peer, order)
 
     def wait(self, now: float) -> None:
         """A block has no holder: WAITING, from now on unless we wait already."""

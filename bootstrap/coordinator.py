@@ -26,6 +26,7 @@ from hetpeer.bootstrap.decisions import (
 )
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import Standing, Volunteer
+from hetpeer.bootstrap.orphans import Orphans
 from hetpeer.bootstrap.patience import Pace
 from hetpeer.bootstrap.reigning import Reigning
 from hetpeer.bootstrap.training import CoordinatedStep
@@ -50,6 +51,7 @@ class Coordinator(Reigning):
         super().__init__(config, history, now)
         self._admission = Admission(self._reign)
         self._border = Border(self._reign, now)
+        self._orphans = Orphans(self._reign, self._border)
         self._pace = Pace()
 
     def start(self) -> list[Effect]:
@@ -121,19 +123,28 @@ class Coordinator(Reigning):
         if self.line != line:
             return effects  # the run went back, and asks everybody to prepare
         volunteer.standing = Standing.PREPARED
-        return effects + (self._cross(now) if self._reign.resting else [])
+        return effects + self._make_room(now)
 
     def _ready(self, volunteer: Volunteer, message: m.Ready, now: float) -> list[Effect]:
         complete = self._admission.holds(volunteer, message.held, message.version)
         if not complete or volunteer.standing is Standing.READY:
             return []
-        effects: list[Effect] = []
-        if self._reign.resting and message.version == self.history.version:
-            volunteer.standing = Standing.READY
-            effects += self._compare(volunteer, message.held, now)
-        else:
+        current, step = message.version == self.history.version, self._step
+        if not current or not (self._reign.resting or self._orphans.takes(step, volunteer)):
             volunteer.standing = Standing.PREPARED
-        return effects + (self._cross(now) if self._reign.resting else [])
+            return self._make_room(now)
+        volunteer.standing = Standing.READY
+        effects = self._compare(volunteer, message.held, now)
+        if step is not None and not effects:
+            assert volunteer.place is not None
+            return step.enter(volunteer.peer, volunteer.incarnation, volunteer.place, now)
+        return effects + self._make_room(now)
+
+    def _make_room(self, now: float) -> list[Effect]:
+        """Somebody can take a state: at a border it gets it, in a step only if nobody else holds its blocks."""
+        if self._reign.resting:
+            return self._cross(now)
+        return [] if self._step is None else self._orphans.fetch(self._step)
 
     def _compare(self, volunteer: Volunteer, held: Sequence[m.Held], now: float) -> list[Effect]:
         if not self._admission.differs(volunteer, held):
@@ -226,6 +237,8 @@ class Coordinator(Reigning):
         mute = dict.fromkeys(step.mute(now), "it did not vote on three plans")
         if mute:
             return self._fence(mute, now)
+        if self._orphans.hopeless(step, now):
+            return self._roll_back(f"nobody comes for block {step.orphaned[0]}", now)
         return [*step.tick(now), *self._follow(step, now)]
 
     def _commit(self, step: CoordinatedStep, decision: Mapping[int, m.BlockVote], now: float) -> list[Effect]:
@@ -273,10 +286,10 @@ class Coordinator(Reigning):
         step = self._step
         gone = [] if step is None else step.leave(volunteer.peer for volunteer in volunteers)
         if step is not None and gone:
-            missing = self.members.uncovered(step.roster)
-            if missing:
-                return self._roll_back(f"no holder is left of block {missing[0]}", now)
-            return [*step.without(gone, now), *self._follow(step, now)]
+            orphaned = step.orphaned
+            if orphaned and not self._orphans.can_wait(step):
+                return self._roll_back(f"no holder is left of block {orphaned[0]}", now)
+            return [*step.without(gone, now), *self._follow(step, now), *self._orphans.fetch(step)]
         if lost and not self._reign.stored:
             return self._roll_back(f"no holder is left of block {lost[0]}", now)
         return self._cross(now) if volunteers and self.state is State.SYNCING else []

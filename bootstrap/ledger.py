@@ -92,6 +92,12 @@ class StepLedger:
             for microbatch in theirs:
                 del counted[microbatch]
             lost = lost or bool(theirs)
+        for reports in (
+            self._settled,
+            self._losses,
+        ):  # it may come back, and number its slots from the beginning
+            for key in [key for key in reports if key[0] == holder]:
+                del reports[key]
         self._votes.clear()
         return lost
 

@@ -118,15 +118,22 @@ class Membership:
 
         Returns the volunteer with its new place, or None if nobody can be spared or nothing is missing.
         """
+        spare = self.spare()
+        if spare is None:
+            return None
+        volunteer, place = spare
+        volunteer.cluster, volunteer.place = place.cluster, (place.begin, place.end)
+        return volunteer
+
+    def spare(self) -> tuple[Volunteer, Place] | None:
+        """A volunteer whose own blocks others hold too, and an open place that nobody has and that fits it."""
         for place in self.places():
             if not place.open or place.holders:
                 continue
             for volunteer in sorted(self.volunteers.values(), key=lambda v: (-v.cluster, v.peer)):
                 small = 0 < volunteer.memory_bytes < place.memory_bytes
-                if volunteer.place is None or small or not self._redundant(volunteer):
-                    continue
-                volunteer.cluster, volunteer.place = place.cluster, (place.begin, place.end)
-                return volunteer
+                if volunteer.place is not None and not small and self._redundant(volunteer):
+                    return volunteer, place
         return None
 
     def _redundant(self, volunteer: Volunteer) -> bool:

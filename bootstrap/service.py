@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.heads import Introduction
 from hetpeer.averaging.ties import Ties
 from hetpeer.bootstrap import coordinator as core
 from hetpeer.bootstrap.coordinator import Coordinator, CoordinatorConfig
@@ -23,6 +24,7 @@ from hetpeer.bootstrap.keeping import Checkpoints
 from hetpeer.bootstrap.membership import BlockCost
 from hetpeer.bootstrap.replica import DeposedError, Replica
 from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.tickets import ticket
 from hetpeer.dht import failpoints
 from hetpeer.dht.channel import Channel, ChannelServer
 from hetpeer.dht.clock import Clock
@@ -144,6 +146,7 @@ class CoordinatorService:
                     failpoints.reached(f"send_{message.kind}")
                     if isinstance(message, m.Begin):
                         self._node.members(message.roster)
+                        message = self._with_ticket(to, message)
                     channel = self._channels.channel(to)
                     if channel is not None:
                         channel.send(Parcel({}, (m.encode(message),)))
@@ -156,6 +159,20 @@ class CoordinatorService:
                     self._collecting = self._tasks.create_task(self._collect(version, savers))
                 case core.Halt():
                     self.halted.set_result(effect)
+
+    def _with_ticket(self, to: str, begin: m.Begin) -> m.Begin:
+        """Who comes into a step while it runs can show that it does."""
+        if not begin.entry:
+            return begin
+        place = begin.roster[to]
+        word = Introduction(
+            line=begin.line,
+            step=begin.step,
+            incarnation=begin.incarnations[to],
+            begin=place[0],
+            end=place[1],
+        )
+        return begin.model_copy(update={"ticket": ticket(self._run.run_id, to, word, self._node.identity)})
 
     async def _record(self, record: Mapping[str, Any]) -> None:
         await self._replica.record(record)

@@ -13,15 +13,13 @@ from hetpeer.bootstrap.decisions import CoordinatorConfig, Effect, Send
 from hetpeer.bootstrap.ledger import StepLedger
 from hetpeer.bootstrap.membership import Membership, Range
 from hetpeer.bootstrap.patience import Lull, Pace, few
-from hetpeer.bootstrap.routing import assign_routes
-from hetpeer.stages.execution.routes import Route, cheapest_path, splice
+from hetpeer.bootstrap.routing import Assignments
+from hetpeer.stages.execution.routes import cheapest_path
 
 MAX_FAILURES = 3
 """A microbatch that failed at so many volunteers (or so often, where there are not as many) halts the run."""
 MAX_PLANS = 3
 """So many plans in a row may run out of time before those who do not vote are fenced, or end in differing votes."""
-DETOUR = 3.0
-"""How much dearer a peer is where an id has got stuck before."""
 
 
 class CoordinatedStep:
@@ -57,12 +55,12 @@ class CoordinatedStep:
         self.line = line
         self._blocks = members.blocks
         self._incarnations = {peer: members.volunteers[peer].incarnation for peer in self.roster}
-        self._routes = assign_routes((*train, *evaluation), self.roster, members.blocks, members.speeds())
+        self._entries = 0
+        self._entrants: dict[str, m.Entrant] = {}
+        """Who came in later and was not made known to everybody."""
+        self._ways = Assignments((*train, *evaluation), self.roster, members.blocks, members.speeds())
         self._target = members.target(config.link_ratio)
-        self._attempts: dict[int, int] = {}
         self._failures: dict[int, list[str]] = {}
-        self._stalled: set[int] = set()
-        self._hedged: set[int] = set()
         self._lull = Lull(now)
         self.plan_at = now
         self._late_plans = 0
@@ -70,21 +68,19 @@ class CoordinatedStep:
 
     def begin(self) -> list[Effect]:
         """Tell everybody who takes part, and hand out the first routes."""
-        return [
-            Send(
-                peer,
-                m.Begin(
-                    line=self.line,
-                    step=self.number,
-                    microbatches=self._config.microbatches,
-                    roster=dict(self.roster),
-                    incarnations=self._incarnations,
-                    tasks=self._tasks(self._routes, peer),
-                    target=self._target,
-                ),
-            )
-            for peer in self.roster
-        ]
+        return [Send(peer, self._begin(self._ways.tasks(peer))) for peer in self.roster]
+
+    def _begin(self, tasks: tuple[m.Task, ...], entry: int = 0) -> m.Begin:
+        return m.Begin(
+            line=self.line,
+            step=self.number,
+            microbatches=self._config.microbatches,
+            roster=dict(self.roster),
+            incarnations=dict(self._incarnations),
+            tasks=tasks,
+            target=self._target,
+            entry=entry,
+        )
 
     @property
     def evaluated_only(self) -> bool:
@@ -114,7 +110,7 @@ class CoordinatedStep:
 
     def failed(self, peer: str, message: m.Failed, now: float) -> list[Effect]:
         """`peer` could not compute a microbatch: others are to, and if they cannot either, the run is in trouble."""
-        if message.id not in self._routes:
+        if message.id not in self._ways:
             return []
         failed = self._failures.setdefault(message.id, [])
         failed.append(peer)
@@ -127,72 +123,76 @@ class CoordinatedStep:
             return []
         return self._hand_out({message.id}, others if others_can else self.roster)
 
+    # ── who comes and goes ───────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def orphaned(self) -> list[int]:
+        """Blocks that nobody in the step holds."""
+        return [b for b in range(self._blocks) if not any(i <= b < j for i, j in self.roster.values())]
+
+    def enter(self, peer: str, incarnation: int, place: Range, now: float) -> list[Effect]:
+        """`peer` holds the state with which the step began, and takes part from now on.
+
+        It introduces itself to those whom it works with: all need not be told of each who comes.
+        """
+        self._entries += 1
+        self.roster[peer], self._incarnations[peer] = place, incarnation
+        self._entrants[peer] = m.Entrant(peer=peer, incarnation=incarnation, begin=place[0], end=place[1])
+        self._lull.over(now)
+        begin = Send(peer, self._begin((), self._entries))
+        return [begin, *self._hand_out(self._ways.without_beginning() & self.ledger.undone())]
+
     def leave(self, peers: Iterable[str]) -> list[str]:
         """Strike `peers` off the roster; returns those that were on it."""
-        return [peer for peer in peers if self.roster.pop(peer, None) is not None]
+        left = [peer for peer in peers if self.roster.pop(peer, None) is not None]
+        for peer in left:
+            del self._incarnations[peer]
+            self._entrants.pop(peer, None)
+        return left
 
     def without(self, peers: Sequence[str], now: float) -> list[Effect]:
-        """`peers` have left the roster; the caller has checked that every block keeps a holder."""
+        """`peers` have left the roster; the caller has checked that every block keeps a holder, or may wait for one."""
         lost = [peer for peer in peers if self.ledger.lose(peer)]
         self._lull.over(now)
         self._late_plans = 0
         gone = m.Gone(line=self.line, peers=tuple(peers))
         effects: list[Effect] = [Send(other, gone) for other in sorted(self.roster)]
-        orphans = {i for i, route in self._routes.items() if route[0].peer in peers}
-        effects += self._hand_out(orphans & self.ledger.undone())
+        effects += self._hand_out(self._ways.beginning_at(peers) & self.ledger.undone())
         if self.reducing and not lost and self.ledger.complete():
             return effects + self._make_plan(now)
         self.reducing = False
         return effects + self._advance(now)
 
+    # ── patience ─────────────────────────────────────────────────────────────────────────────────────────────────
+
     def tick(self, now: float) -> list[Effect]:
         """Hand out again what is not counted for too long, make a plan anew that is not voted on for too long."""
         if self.reducing:
             return self._plan_late(now) if self._overdue(now) else []
+        if self.orphaned:
+            self._lull.over(now)
         undone = self.ledger.undone()
         if now - self._lull.since < self._pace.patience(self._config.stall_s):
-            return self._hedge(undone - self._hedged, now) if len(undone) <= few(len(self.ledger.ids)) else []
+            last = len(undone) <= few(len(self.ledger.ids)) and self._lull.is_unusual(now)
+            return self._hand_out(self._ways.hedge(undone)) if last else []  # who is first counts
         self._pace.ran_out()
         self._lull.over(now)
-        again, self._stalled = undone & self._stalled, undone
-        for microbatch in again:
-            self._routes[microbatch] = self._detour(self._routes[microbatch])
-        return self._hand_out(undone)
+        known = self._make_known()
+        self._ways.stuck(undone)
+        return [*known, *self._hand_out(undone)]
 
-    def _hedge(self, last: set[int], now: float) -> list[Effect]:
-        """The last ids of a step go another way as well, once, when they take unusually long: who is first counts."""
-        if not last or not self._lull.is_unusual(now):
-            return []
-        self._hedged |= last
-        detours = {microbatch: self._detour(self._routes[microbatch]) for microbatch in last}
-        other = {microbatch: way for microbatch, way in detours.items() if way != self._routes[microbatch]}
-        self._routes |= other
-        return self._hand_out(set(other))
-
-    def _detour(self, route: Route) -> Route:
-        """Another way for an id that got stuck on `route` twice, if there is one."""
-        cost = {hop.peer: DETOUR for hop in route}
-        return cheapest_path(self.roster, 0, self._blocks, cost) or route
+    def _make_known(self) -> list[Effect]:
+        """Tell everybody of those who came in while the step ran: they may not have found all who wait for them."""
+        entrants, self._entrants = tuple(self._entrants.values()), {}
+        joined = m.Joined(line=self.line, step=self.number, entrants=entrants)
+        return [Send(peer, joined) for peer in sorted(self.roster)] if entrants else []
 
     def _hand_out(self, ids: set[int], roster: Mapping[str, Range] | None = None) -> list[Effect]:
         """Route `ids` again from the start; peers on the way pass on what they have kept."""
-        routes: dict[int, Route] = {}
-        for microbatch in sorted(ids & self._routes.keys()):
-            bridged = splice(self._routes[microbatch], roster or self.roster, {})
-            if bridged is not None:
-                self._routes[microbatch] = routes[microbatch] = bridged
-                self._attempts[microbatch] = self._attempts.get(microbatch, 0) + 1
         return [
-            Send(peer, m.Reroute(line=self.line, step=self.number, tasks=self._tasks(routes, peer)))
-            for peer in sorted({route[0].peer for route in routes.values()})
+            Send(first, m.Reroute(line=self.line, step=self.number, tasks=self._ways.tasks(first, mine)))
+            for first, mine in sorted(self._ways.again(ids, roster).items())
         ]
-
-    def _tasks(self, routes: Mapping[int, Route], first: str) -> tuple[m.Task, ...]:
-        return tuple(
-            m.Task(id=i, route=route, attempt=self._attempts.get(i, 0))
-            for i, route in sorted(routes.items())
-            if route[0].peer == first
-        )
 
     # ── reduce and vote ──────────────────────────────────────────────────────────────────────────────────────────
 

@@ -92,6 +92,11 @@ class Node:
         return self._identity.peer_id
 
     @property
+    def identity(self) -> Identity:
+        """Our key pair, for what we sign."""
+        return self._identity
+
+    @property
     def is_up(self) -> bool:
         return self._up.is_set() and not self._closed
 

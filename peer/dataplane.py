@@ -13,7 +13,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from hetpeer.averaging.effects import StepId
-from hetpeer.averaging.heads import ActivationHead, GradientHead, Head, ShardHead, decode_head, encode_head
+from hetpeer.averaging.heads import (
+    ActivationHead,
+    GradientHead,
+    Head,
+    Introduction,
+    ShardHead,
+    decode_head,
+    encode_head,
+)
 from hetpeer.dht.channel import Channel, ChannelServer
 from hetpeer.dht.errors import ProtocolError, RemoteError
 from hetpeer.dht.grants import Lane
@@ -47,6 +55,9 @@ class PlaneOwner(Protocol):
     def nudged(self, peer: str, head: ActivationHead) -> None:
         """An activation that `peer` sends again waits for credit there."""
 
+    def introduced(self, peer: str, head: Introduction) -> None:
+        """`peer` says which blocks it holds in a step. Raises `ProtocolError` if its ticket is none."""
+
     def link_changed(self, peer: str, is_up: bool) -> None:
         """Our link to `peer` is down, or up again."""
 
@@ -73,6 +84,9 @@ class DataPlane:
         self._trace = trace
         self._outgoing: dict[str, Link] = {}
         self._generation = 0
+        self._members: frozenset[str] = frozenset()
+        self._word: Introduction | None = None
+        self._introduced: set[str] = set()
         self._server = ChannelServer(self._accept, MAX_PAYLOAD, self._meter_of)
         self._schema: Schema | None = None
         self._store: TensorStore | None = None
@@ -98,6 +112,8 @@ class DataPlane:
             )  # what was sent is not changed any more
             return
         link = self._outgoing.get(peer) or self._open(peer)
+        if self._word is not None and self._word.ticket and peer not in self._introduced:
+            self.introduce(peer)
         view = self._store.view(tensor)
         self.bytes_sent += len(view)
         cost = cost_of(head, len(view), self._schema, sending=True)
@@ -109,6 +125,18 @@ class DataPlane:
             word = head.model_copy(update={"nudge": True, "coded": None})
             link.nudge(Parcel(encode_head(word), tag=head.step_id, pool=pool_of(head)), 2 * nbytes)
 
+    def introduction(self, word: Introduction | None) -> None:
+        """How we introduce ourselves in this step. With a ticket (we came in later) before the first tensor for each peer."""
+        self._word = word
+        self._introduced.clear()
+
+    def introduce(self, peer: str) -> None:
+        """Say it to `peer` now, and ask for what it keeps for us."""
+        assert self._word is not None
+        self._introduced.add(peer)
+        link = self._outgoing.get(peer) or self._open(peer)
+        link.tell(Parcel(encode_head(self._word), tag=self._word.step_id))
+
     def end_step(self, step: StepId) -> None:
         """Tensors of `step` need not be delivered any more; their memory is about to be reused."""
         for link in self._outgoing.values():
@@ -116,7 +144,7 @@ class DataPlane:
 
     def keep_only(self, peers: Iterable[str]) -> None:
         """The volunteers of the step that begins: close the links to others, and forget how fast they were."""
-        peers = frozenset(peers)
+        peers = self._members = frozenset(peers)
         self._book.keep_only(peers)
         self._server.keep_only(peers)
         self._intake.members(peers, {channel.peer_id for channel in self._server})
@@ -126,6 +154,11 @@ class DataPlane:
         for peer in self._outgoing.keys() - peers:
             self._outgoing.pop(peer).close()
             self._owner.link_pressed(peer, None)
+
+    def admit(self, peer: str) -> None:
+        """One more volunteer of the step in progress."""
+        if peer not in self._members:
+            self.keep_only(self._members | {peer})
 
     def close(self) -> None:
         self.keep_only(())
@@ -189,6 +222,11 @@ class DataPlane:
         assert lane is not None
         schema, store = self._schema, self._store
         head = decode_head(header, peer)
+        if isinstance(head, Introduction):
+            if length:
+                raise OffenceError(Kind.LENGTH, f"an introduction of {length} bytes", peer=peer)
+            self._owner.introduced(peer, head)
+            return
         if schema is None or store is None or not _due(head, schema):
             await payload.skip()
             return

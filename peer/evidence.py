@@ -5,6 +5,7 @@ from __future__ import annotations
 from hetpeer.averaging import effects as e
 from hetpeer.bootstrap.eventlog import EventLog
 from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.dht.board import Leftover
 from hetpeer.dht.identity import Identity
 from hetpeer.peer.home import Home
 
@@ -16,10 +17,13 @@ class Evidence:
         self._run_id = run.run_id
         self._peer = identity.peer_id
         self._log = EventLog(home.events_path(run), identity)
+        self._found_in: e.StepId | None = None
+        self._found: set[tuple[str, int, int]] = set()
+        """(sender, border, id) of leftovers that are written down for that step."""
 
     def applied(self, applied: e.RecordApplied, incarnation: int) -> list[str]:
         """Write down the update of one step, a line for each block; returns the lines. Raises `LocalError` HP-DISK-002."""
-        line, number = applied.step
+        line, number, _ = applied.step
         return [
             self._log.append(
                 {
@@ -38,6 +42,31 @@ class Evidence:
                 }
             )
             for cover in applied.covers
+        ]
+
+    def found(self, step: e.StepId, incarnation: int, sender: str, found: Leftover) -> list[str]:
+        """Write down which microbatches the task board showed us; returns the line, unless all are there already."""
+        if step != self._found_in:
+            self._found_in, self._found = step, set()
+        fresh = [number for number in found.ids if (sender, found.border, number) not in self._found]
+        self._found.update((sender, found.border, number) for number in fresh)
+        if not fresh:
+            return []
+        return [
+            self._log.append(
+                {
+                    "kind": "leftover",
+                    "run": self._run_id,
+                    "peer": self._peer,
+                    "incarnation": incarnation,
+                    "term": step.line.term,
+                    "view": step.line.view,
+                    "step": step.number,
+                    "border": found.border,
+                    "sender": sender,
+                    "ids": fresh,
+                }
+            )
         ]
 
     def lines(self, begin: int) -> list[str]:

@@ -101,7 +101,11 @@ class Link:
     def nudge(self, parcel: Parcel, cost: int) -> None:
         """Send a frame that needs no credit, if one of its pool that took `cost` would have to wait for some."""
         if self._queue.is_short(parcel.pool, cost):
-            min(self._lanes, key=_under_way).send(parcel)
+            self.tell(parcel)
+
+    def tell(self, parcel: Parcel) -> None:
+        """Send a frame without payload, ahead of what waits for credit."""
+        min(self._lanes, key=_under_way).send(parcel)
 
     def forget(self, tag: object) -> None:
         """Frames tagged so need not arrive any more."""

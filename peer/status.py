@@ -7,12 +7,14 @@ nothing: `hetpeer audit` proves.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hetpeer.dht.errors import ExitCode, LocalError
@@ -21,6 +23,7 @@ from hetpeer.dht.reachability import Reach
 if TYPE_CHECKING:
     from hetpeer.bootstrap.manifest import Manifest, SignedManifest
     from hetpeer.dht.addresses import Address
+    from hetpeer.dht.board import Board, Note
     from hetpeer.dht.records import Advert
     from hetpeer.dht.roster import Roster
 
@@ -77,6 +80,17 @@ class BlockRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeftoverRow:
+    """Work on the task board: microbatches that wait for a holder of a block."""
+
+    block: int
+    sender: str
+    """The peer that keeps them."""
+    step: int
+    microbatches: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunName:
     name: str
     id: str
@@ -119,6 +133,7 @@ class SwarmStatus:
     run: RunName
     peers: tuple[PeerRow, ...]
     blocks: tuple[BlockRow, ...]
+    leftovers: tuple[LeftoverRow, ...]
     progress: Progress
     swarm: Swarm
 
@@ -127,8 +142,15 @@ class SwarmStatus:
         return {"schema": SCHEMA, **asdict(self)}
 
 
-def summarise(signed: SignedManifest, adverts: Mapping[str, Advert], now: float) -> SwarmStatus:
-    """The status that the adverts (by peer id) give of a run, at `now` seconds since 1970. Pure."""
+def summarise(
+    signed: SignedManifest,
+    adverts: Mapping[str, Advert],
+    now: float,
+    board: Mapping[str, Sequence[Note]] = MappingProxyType({}),
+) -> SwarmStatus:
+    """The status that the adverts and the notes on the task board (by peer id) give of a run, at `now` seconds since 1970.
+    Pure.
+    """
     manifest = signed.manifest
     closed = {peer[-8:] for peer, advert in adverts.items() if advert.reach == Reach.PRIVATE}
     rows = tuple(_peer_row(peer, advert, closed) for peer, advert in sorted(adverts.items()))
@@ -156,6 +178,7 @@ def summarise(signed: SignedManifest, adverts: Mapping[str, Advert], now: float)
         run=RunName(name=manifest.name, id=signed.run_id, unit=manifest.data.unit),
         peers=rows,
         blocks=blocks,
+        leftovers=tuple(_leftovers(board)),
         progress=progress,
         swarm=swarm,
     )
@@ -184,6 +207,7 @@ class Onlooker:
 
     signed: SignedManifest
     _roster: Roster
+    _board: Board
 
     async def adverts(self) -> Mapping[str, Advert]:
         """What the peers say of themselves now, by peer id. Raises `RemoteError` HP-NET-012 when the DHT does not answer."""
@@ -193,12 +217,14 @@ class Onlooker:
         """The same, put together. Raises as `adverts`."""
         from hetpeer.dht.clock import SystemClock
 
-        return summarise(self.signed, await self.adverts(), SystemClock().wall())
+        adverts, board = await asyncio.gather(self.adverts(), self._board.read())
+        return summarise(self.signed, adverts, SystemClock().wall(), board)
 
 
 @asynccontextmanager
 async def observing(addresses: Sequence[Address]) -> AsyncIterator[Onlooker]:
     """Join the swarm as an onlooker. Raises `LocalError` HP-NET-002 (nobody answers), HP-NET-006 (nobody serves a run)."""
+    from hetpeer.dht.board import Board
     from hetpeer.dht.identity import Identity
     from hetpeer.dht.node import Node, NodeConfig
     from hetpeer.dht.roster import Roster
@@ -209,7 +235,7 @@ async def observing(addresses: Sequence[Address]) -> AsyncIterator[Onlooker]:
         node = await Node.start(NodeConfig(peers=tuple(addresses)), identity)
         try:
             signed = await fetch_manifest(node, addresses)
-            yield Onlooker(signed, Roster(node, signed.run_id))
+            yield Onlooker(signed, Roster(node, signed.run_id), Board(node, signed.run_id))
         finally:
             await node.close()
 
@@ -241,6 +267,15 @@ def _peer_row(peer: str, advert: Advert, closed: set[str]) -> PeerRow:
             for n in advert.links
         ),
     )
+
+
+def _leftovers(board: Mapping[str, Sequence[Note]]) -> Iterator[LeftoverRow]:
+    for sender, notes in sorted(board.items()):
+        for note in notes:
+            for left in note.leftovers:
+                yield LeftoverRow(
+                    block=left.border, sender=sender, step=note.step, microbatches=len(left.ids)
+                )
 
 
 def _has(row: PeerRow, block: int) -> bool:

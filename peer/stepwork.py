@@ -108,12 +108,14 @@ class StepWork:
     def end(self, step: e.StepId) -> None:
         """Nothing of `step` is needed any more."""
         self._sent.clear()
-        self._plane.end_step(step)
-        self._store.end_step(step)
+        for name in {step, step.on_wire}:
+            self._plane.end_step(name)
+            self._store.end_step(name)
+            if self._place is not None:
+                self._place.gate.end_step(name)
+                self._place.tasks.end_step(name)
+                self._place.transcoding.end_step(name)
         if self._place is not None:
-            self._place.gate.end_step(step)
-            self._place.tasks.end_step(step)
-            self._place.transcoding.end_step(step)
             self._start(self._place.posts.command(c.ClearStep()))
 
     def release(self, handle: p.Handle) -> None:

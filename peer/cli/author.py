@@ -217,6 +217,8 @@ def _verdict_text(verdict: Verdict, comparison: Comparison | None, ok: bool) -> 
         f"evidence      {verdict.events} updates in the signed logs of {verdict.volunteers} volunteers",
         f"microbatches  {counts}, {verdict.lost} lost, {verdict.duplicated} duplicated",
     ]
+    if verdict.leftovers:
+        lines.append(f"leftovers     {verdict.leftovers} of them reached their holder through the task board")
     problems = list(verdict.problems)
     if comparison is not None:
         judged = ", as the run's lossy codec lets them" if comparison.lossy else ""

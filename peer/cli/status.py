@@ -103,8 +103,19 @@ def _lines(found: SwarmStatus) -> Iterator[str]:
         yield f"{'blocks':<10}{blocks}  {who}"
     for row in found.peers:
         yield f"{'peer':<10}{_short(row.peer)}  " + "  ".join(filter(None, _peer_cells(row, found)))
+    for text in _left_over(found):
+        yield f"{'leftover':<10}{text}"
     for who, facts in _links(found):
         yield f"{'link':<10}{who}  {facts}"
+
+
+def _left_over(found: SwarmStatus) -> Iterator[str]:
+    """What waits on the task board."""
+    names = {row.peer: _name(row) for row in found.peers}
+    for row in found.leftovers:
+        kept = names.get(row.sender, _short(row.sender))
+        count = _count(row.microbatches, "microbatch", "microbatches")
+        yield f"{count} of step {row.step} for block {row.block}, kept by {kept}"
 
 
 def _links(found: SwarmStatus) -> Iterator[tuple[str, str]]:
@@ -140,7 +151,11 @@ def _tables(found: SwarmStatus) -> RenderableType:
     links = Table("link", "line", box=None, header_style="dim", padding=(0, 2, 0, 0))
     for who, facts in _links(found):
         links.add_row(Text(who), Text(facts))
-    return Group(summary, "", stages, "", peers, *(("", links) if links.row_count else ()))
+    left = Text("\n".join(_left_over(found)), style="yellow")
+    more: list[RenderableType] = [
+        part for part, is_there in ((left, left), (links, links.row_count)) if is_there
+    ]
+    return Group(summary, "", stages, "", peers, *(each for part in more for each in ("", part)))
 
 
 def _peer_cells(row: PeerRow, found: SwarmStatus) -> list[str]:
@@ -172,8 +187,8 @@ def _short(peer: str) -> str:
     return f"…{peer[-6:]}"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def _count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def _duration(seconds: float) -> str:

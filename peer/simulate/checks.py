@@ -66,7 +66,7 @@ class Checks:
 
     def applied(self, volunteer: str, record: RecordApplied, before: Digests) -> None:
         """`volunteer` has applied a committed update to the states `before`."""
-        line, step = record.step
+        line, step, _ = record.step
         _require(
             (line.term, line.view, step) in self._parents, f"{volunteer} applied step {step} uncommitted"
         )

@@ -103,6 +103,19 @@ def dead_still_count() -> AbstractContextManager[None]:
     return _patched(StepLedger, "lose", lambda _self, _holder: False)
 
 
+def slots_remembered() -> AbstractContextManager[None]:
+    """Who enters a step again, and numbers its slots from the beginning, gets the answers that the old ones got."""
+    original = StepLedger.lose
+
+    def lose(self: StepLedger, holder: str) -> bool:
+        settled = dict(self._settled)
+        lost = original(self, holder)
+        self._settled = settled
+        return lost
+
+    return _patched(StepLedger, "lose", lose)
+
+
 def evict_ignored() -> AbstractContextManager[None]:
     """A holder keeps counting what the coordinator has taken from it."""
     return _patched(Pipeline, "evict", lambda _self, _blocks: [])
@@ -159,12 +172,29 @@ def steps_by_number() -> AbstractContextManager[None]:
         current = None if self.reduction is None else self.reduction.number
         return Due.NOW if origin.plan in (None, current) else Due.LATER
 
+    def at_origin(self: Any, origin: Origin) -> HeldStep | None:
+        return in_step(self, origin.step)
+
     @contextmanager
-    def both() -> Iterator[None]:
-        with _patched(working.Working, "_in", in_step), _patched(HeldStep, "due", due):
+    def all_three() -> Iterator[None]:
+        own, others = (
+            _patched(working.Working, "_in", in_step),
+            _patched(working.Working, "_at_origin", at_origin),
+        )
+        with own, others, _patched(HeldStep, "due", due):
             yield
 
-    return both()
+    return all_three()
+
+
+def one_entry() -> AbstractContextManager[None]:
+    """Who enters a step again takes what its worker did for the first entry for work of the second."""
+    original = vars(HeldStep)["__init__"]
+
+    def init(self: HeldStep, me: str, place: m.Range, begin: m.Begin, *rest: Any) -> None:
+        original(self, me, place, begin.model_copy(update={"entry": 0}), *rest)
+
+    return _patched(HeldStep, "__init__", init)
 
 
 def old_messages_heard() -> AbstractContextManager[None]:
@@ -269,11 +299,13 @@ MUTANTS: Mapping[str, Mutant] = {
         tied_apart,
         overlaps_count,
         dead_still_count,
+        slots_remembered,
         evict_ignored,
         part_forgotten,
         seal_early,
         spoiled_is_done,
         steps_by_number,
+        one_entry,
         old_messages_heard,
         old_votes,
         announce_first,

@@ -21,6 +21,7 @@ from hetpeer.averaging.ties import Tie, Ties
 from hetpeer.bootstrap import coordinator as c
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import BlockCost
+from hetpeer.peer.simulate.board import Board
 from hetpeer.peer.simulate.checks import Checks, ViolationError
 from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.numerics import Numerics
@@ -70,6 +71,7 @@ class Swarm:
         self.shape = Shape(numerics.sizes, config.slot_capacity, Ties(config.ties))
         self.world = World(seed)
         self.network = Network(self.world, config.latency_s)
+        self.board = Board(self.world, seed)
         self.checks = Checks(numerics, config.steps, config.microbatches)
         self.coordinator: c.Coordinator | None = None
         self.log: list[Mapping[str, Any]] = []
@@ -205,7 +207,7 @@ class Swarm:
             self.checks.planned(self.coordinator.members.roster(), message)
         if isinstance(message, m.Commit):
             volunteer = self.volunteers[to]
-            if volunteer.alive and volunteer.member.step == StepId(message.line, message.step):
+            if volunteer.alive and _works_on(volunteer.member, message):
                 self.checks.committed(to, volunteer.member.holds(message))
 
     def write(self, record: dict[str, Any]) -> None:
@@ -227,7 +229,7 @@ class Swarm:
                 return ()
             self._said[to, message.kind] = message
             self._coverage.member[core.phase.value, message.kind] += 1
-            if isinstance(message, m.Plan) and core.step == StepId(message.line, message.step):
+            if isinstance(message, m.Plan) and _works_on(core, message):
                 assert core.slots is not None
                 self.checks.plan_arrived(to, core.slots, message)
             return core.receive(message)
@@ -371,6 +373,11 @@ class Swarm:
         """Something fault hooks may want to strike at."""
         for hook in list(self.hooks):
             hook(what)
+
+
+def _works_on(core: Member, message: m.Plan | m.Commit) -> bool:
+    """Whether `message` is of the step that `core` has in progress."""
+    return core.step is not None and core.step.on_wire == StepId(message.line, message.step)
 
 
 def _is_past(message: m.Message, line: m.Line, version: int) -> bool:

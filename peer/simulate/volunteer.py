@@ -15,6 +15,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.member import Effect, InStep, Member, Origin, Phase, StepEffect
 from hetpeer.dht.credit import Pool
 from hetpeer.peer.pressure import ACTIVATIONS, GRADIENTS, SHARDS
+from hetpeer.peer.simulate.board import LOOK_S
 from hetpeer.peer.simulate.boxes import Boxes
 from hetpeer.peer.simulate.lines import Frame, Line
 from hetpeer.peer.simulate.worker import Worker
@@ -64,6 +65,8 @@ class Volunteer:
         self.boxes = Boxes()
         window = Window()
         self._lines: dict[str, Line] = {}
+        self._introduced: set[str] = set()
+        """Whom we have told that we came into the step in progress while it ran."""
         self._sent: set[tuple[int, Hop]] = set()
         self.worker = Worker(
             swarm.world,
@@ -83,6 +86,7 @@ class Volunteer:
         )
         self.member = Member(self.name, hello, swarm.shape, window.depth)
         self.connect()
+        self._look_at_board(self.process)
 
     def kill(self) -> None:
         """SIGKILL: memory and everything under way are gone."""
@@ -166,9 +170,11 @@ class Volunteer:
                 swarm.checks.applied(self.name, effect, self.worker.before)
             case e.EndStep(step):
                 self._sent.clear()
+                self._introduced.clear()
                 for line in self._lines.values():
-                    line.end_step(step)
+                    line.end_step(step.on_wire)
                 self.boxes.end_step(step)
+                self.boxes.end_step(step.on_wire)
                 self.worker.clear_step()
             case e.Leave():
                 process = self.process
@@ -203,7 +209,7 @@ class Volunteer:
                 self._send(step, effect)
 
     def _send(self, step: e.StepId, effect: StepEffect) -> None:
-        origin = Origin(self.name, self.member.incarnation, step)
+        origin = Origin(self.name, self.member.incarnation, step.on_wire)
         match effect:
             case p.SendActivation(number, route, attempt, handle):
                 pool = ACTIVATIONS + len(route) - 1
@@ -222,7 +228,7 @@ class Volunteer:
                     to, handle, origin, lambda core, at, h: core.gradient(at, number, border, h), GRADIENTS
                 )
             case e.SendPart(shard, _slot):
-                part = Origin(self.name, self.member.incarnation, step, shard.plan)
+                part = Origin(self.name, self.member.incarnation, step.on_wire, shard.plan)
                 self.worker.export(
                     step,
                     effect,
@@ -236,7 +242,7 @@ class Volunteer:
                     ),
                 )
             case e.SendResult(shard, to, handle):
-                result = Origin(self.name, self.member.incarnation, step, shard.plan)
+                result = Origin(self.name, self.member.incarnation, step.on_wire, shard.plan)
                 self._carry(
                     to,
                     handle,
@@ -252,6 +258,8 @@ class Volunteer:
         self, to: str, handle: p.Handle, origin: Origin, deliver: Deliver, pool: Pool, cost: int = 1
     ) -> None:
         """Send a tensor: the receiver makes a handle of its own, and learns from us what it belongs to."""
+        if self.member.step is not None and self.member.step.entry and to not in self._introduced:
+            self._introduce(to)
         receiver, value = self.swarm.volunteers[to], self.boxes.value(handle)
         if (line := self._line(to)) is not None:
             line.send(Frame(pool, cost, origin.step, value, lambda core, h: deliver(core, origin, h)))
@@ -259,6 +267,43 @@ class Volunteer:
         self.swarm.carry(
             self, receiver, lambda core: deliver(core, origin, receiver.boxes.new(origin.step, value))
         )
+
+    # ── leftovers ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _look_at_board(self, process: int) -> None:
+        """Show what we keep for holders that we do not know; when idle, ask for what others keep for us."""
+        swarm = self.swarm
+
+        def look(core: Member) -> Iterable[Effect]:
+            step, place = core.step, core.place
+            if step is not None and place is not None:
+                for border in core.leftovers():
+                    swarm.board.post(border, self.name, step.on_wire)
+                if core.is_idle:
+                    for sender, theirs in swarm.board.read(range(*place)):
+                        if theirs == step.on_wire and sender != self.name:
+                            self._introduce(sender)
+            return ()
+
+        if self.alive and process == self.process:
+            self.later(process, look)
+            swarm.world.after(LOOK_S, lambda: self._look_at_board(process))
+
+    def _introduce(self, to: str) -> None:
+        """Say to `to` which blocks we hold in this step. What we send may overtake it."""
+        step, place, swarm = self.member.step, self.member.place, self.swarm
+        assert step is not None
+        assert place is not None
+        self._introduced.add(to)
+        origin, receiver = Origin(self.name, self.member.incarnation, step.on_wire), swarm.volunteers[to]
+        process = receiver.process
+
+        def say() -> None:
+            swarm.network.send(
+                self.name, to, lambda: receiver.later(process, lambda core: core.introduced(origin, place))
+            )
+
+        swarm.world.after(swarm.board.random.choice((0.0, 0.0, 0.1)), say)
 
     def _line(self, to: str) -> Line | None:
         """The link with credit to another volunteer, if this history has such."""

@@ -24,7 +24,8 @@ from hetpeer.stages.execution.effects import (
     SendGradient,
     TaskKey,
 )
-from hetpeer.stages.execution.routes import Hop, Roster, Route, rest_of, splice
+from hetpeer.stages.execution.onward import Onward
+from hetpeer.stages.execution.routes import Hop, Roster, Route, rest_of
 from hetpeer.stages.execution.schedule import Schedule
 from hetpeer.stages.execution.slots import Drop, Merge, SlotBook
 from hetpeer.stages.execution.window import Depth, shortest
@@ -88,16 +89,12 @@ class Pipeline:
     ) -> None:
         self.slots = SlotBook(slot_capacity)
         self._me = me
-        self._roster = dict(roster)
+        self._onward = Onward(roster)
         self._microbatches = microbatches
         self._tasks: dict[TaskKey, _Task] = {}
         self._schedule: Schedule[TaskKey] = Schedule(depth)
         self._running = 0
         self._folding = 0
-        self._resent: dict[str, float] = {}
-        self._avoid: set[str] = set()
-        self._congested: dict[str, int] = {}
-        """Peer → number of hops behind it from which on its link takes no more."""
         self._urged = False
         self._decided = False
 
@@ -160,6 +157,7 @@ class Pipeline:
             if task.key.id == microbatch and task.end == border and task.status is Status.SENT and task.train:
                 task.status = Status.GRADIENT
                 task.gradient = handle
+                self._onward.done(task.key)
                 self._schedule.ready_backward(task.key)
                 return self._dispatch()
         return [Release(handle)]
@@ -240,37 +238,48 @@ class Pipeline:
 
     def gone(self, peer: str) -> list[Effect]:
         """`peer` left the roster: all it was sent in this step goes to another holder, its slots died with it."""
-        self._roster.pop(peer, None)
+        self._onward.gone(peer)
         return self._send_elsewhere(peer)
 
     def unreachable(self, peer: str) -> list[Effect]:
         """Our link to `peer` is down: send its tasks to another holder if there is one, without asking anybody."""
-        self._avoid.add(peer)
+        self._onward.unreachable(peer)
         return self._send_elsewhere(peer)
 
     def reachable(self, peer: str) -> None:
         """The link to `peer` is up again."""
-        self._avoid.discard(peer)
+        self._onward.reachable(peer)
+
+    def joined(self, peer: str, place: tuple[int, int]) -> list[Effect]:
+        """`peer` holds the blocks `place` from now on, and can be reached: it gets what is left over for it."""
+        self._onward.joined(peer, place)
+        effects: list[Effect] = []
+        for key in self._onward.left_over(self._tasks.keys()):
+            effects += self._forward_on(self._tasks[key])
+        return effects
+
+    def leftovers(self) -> Mapping[int, tuple[int, ...]]:
+        """Border → ids whose bundles over it are kept here for a holder that we do not know."""
+        left: dict[int, list[int]] = {}
+        for key in self._onward.left_over(self._tasks.keys()):
+            left.setdefault(self._tasks[key].end, []).append(key.id)
+        return {border: tuple(ids) for border, ids in left.items()}
 
     def congested(self, peer: str, hops: int) -> list[Effect]:
         """The link to `peer` keeps no pace: begin no forward that goes there and has `hops` or more hops behind it.
 
         Backwards, other routes and nearer forwards go on: what holds a link up may itself wait for them.
         """
-        self._congested[peer] = hops
+        self._onward.congested(peer, hops)
         return self._dispatch()  # it may be fewer that are held than before
 
     def relieved(self, peer: str) -> list[Effect]:
         """The link to `peer` takes everything again."""
-        self._congested.pop(peer, None)
+        self._onward.relieved(peer)
         return self._dispatch()
 
     def _may_leave(self, key: TaskKey) -> bool:
-        after = self._tasks[key].route[1:]
-        if not after or after[0].peer in self._avoid or after[0].peer not in self._roster:
-            return True  # it ends here, or goes another way
-        held = self._congested.get(after[0].peer)
-        return held is None or len(after) - 1 < held
+        return self._onward.may_leave(self._tasks[key].route[1:])
 
     def _send_elsewhere(self, peer: str) -> list[Effect]:
         effects: list[Effect] = []
@@ -278,27 +287,20 @@ class Pipeline:
             after = task.route[1:]
             if task.output is not None and after and after[0].peer == peer:
                 effects += self._forward_on(task)
-        if peer in self._congested:  # what its link held up goes another way now
+        if self._onward.is_congested(peer):  # what its link held up goes another way now
             effects += self._dispatch()
         return effects
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _forward_on(self, task: _Task) -> list[Effect]:
-        """Send the kept output to the next hop, around peers that are gone. Nothing if no holder is left."""
+        """Send the kept output to the next hop, around peers that are gone. Nothing if it is left over."""
         assert task.output is not None
-        after = task.route[1:]
-        standing = {p: r for p, r in self._roster.items() if p not in self._avoid}
-        if any(hop.peer not in standing for hop in after):
-            cost = {p: 1.0 + n for p, n in self._resent.items()}
-            bridged = splice(after, standing, cost) or splice(after, self._roster, cost)
-            if bridged is None:
-                return []
-            for hop in set(bridged) - set(after):
-                self._resent[hop.peer] = self._resent.get(hop.peer, 0.0) + 1.0
-            after = bridged
-            task.route = (task.route[0], *after)
-        return [SendActivation(task.key.id, after, task.attempt, task.output)]
+        way = self._onward.way(task.key, task.route[1:])
+        if way is None:
+            return []
+        task.route = (task.route[0], *way)
+        return [SendActivation(task.key.id, way, task.attempt, task.output)]
 
     def _forget(self, ids: set[int], blocks: tuple[int, ...] | range) -> None:
         """Finished tasks whose gradient was dropped at one of `blocks` count as never done."""

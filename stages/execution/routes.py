@@ -8,7 +8,7 @@ that peers further down can answer with what they have kept.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -49,28 +49,32 @@ def cheapest_path(roster: Roster, begin: int, end: int, cost: Mapping[str, float
     return None
 
 
-def splice(route: Route, roster: Roster, cost: Mapping[str, float]) -> Route | None:
-    """`route` with every hop whose peer is not in `roster` (or no longer holds its blocks) replaced.
+def splice(route: Route, roster: Roster, cost: Mapping[str, float]) -> Route:
+    """`route` with every hop that does not stand replaced, as far as `roster` has others.
 
-    Adjacent gaps are bridged as one, hops that still stand are kept, and neighbouring hops of one peer become one.
-    None if a gap cannot be bridged.
+    Adjacent gaps are bridged as one where that is possible, hops that stand are kept, and neighbouring hops of one peer
+    become one. A hop that nobody can replace stays: whoever comes to it waits for a new holder of its blocks.
     """
     result: list[Hop] = []
-    gap: int | None = None
+    gap: list[Hop] = []
     for hop in (*route, None):
-        if hop is not None and not _stands(hop, roster):
-            gap = hop.begin if gap is None else gap
+        if hop is not None and not stands(hop, roster):
+            gap.append(hop)
             continue
-        if gap is not None:
-            bridge = cheapest_path(roster, gap, route[-1].end if hop is None else hop.begin, cost)
-            if bridge is None:
-                return None
-            for new in bridge:
-                _append(result, new)
-            gap = None
+        for new in _bridge(gap, roster, cost) if gap else ():
+            _append(result, new)
+        gap.clear()
         if hop is not None:
             _append(result, hop)
     return tuple(result)
+
+
+def _bridge(gap: Sequence[Hop], roster: Roster, cost: Mapping[str, float]) -> Route:
+    """Hops instead of `gap`: all of it over one path, or else each of its hops that can be replaced."""
+    whole = cheapest_path(roster, gap[0].begin, gap[-1].end, cost)
+    if whole is not None:
+        return whole
+    return tuple(new for hop in gap for new in cheapest_path(roster, hop.begin, hop.end, cost) or (hop,))
 
 
 def rest_of(route: Route, border: int) -> Route:
@@ -85,6 +89,7 @@ def _append(hops: list[Hop], hop: Hop) -> None:
         hops.append(hop)
 
 
-def _stands(hop: Hop, roster: Roster) -> bool:
+def stands(hop: Hop, roster: Roster) -> bool:
+    """Whether its peer is there and holds these blocks."""
     held = roster.get(hop.peer)
     return held is not None and held[0] <= hop.begin and hop.end <= held[1]

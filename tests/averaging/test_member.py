@@ -201,15 +201,54 @@ def test_tensors_before_begin_and_before_plan_are_held_back():
     [
         Origin("other", 1, OLD_STEP),
         Origin("other", 1, e.StepId(LINE, 2)),
-        Origin("other", 1, STEP),
+        Origin("gone", 1, STEP),
         Origin(ME, 6, STEP),
     ],
-    ids=["older line", "older step", "not in the roster", "older incarnation"],
+    ids=["older line", "older step", "older than who left", "older incarnation"],
 )
 def test_fenced_tensors_are_released(origin):
-    member = member_in(Phase.TRAINING)
+    member = member_in(Phase.READY)
+    with_one_more = {"roster": {ME: (0, 2), "gone": (0, 2)}, "incarnations": {ME: 7, "gone": 2}}
+    member.receive(begin().model_copy(update=with_one_more))
+    member.receive(m.Gone(line=LINE, peers=("gone",)))
     assert member.activation(origin, 0, ROUTE, 0, "x") == [p.Release("x")]
     assert member.gradient(origin, 0, 1, "x") == [p.Release("x")]
+
+
+def test_who_is_not_in_the_roster_is_heard_once_it_has_introduced_itself():
+    member = member_in(Phase.TRAINING)
+    late = Origin("late", 1, STEP)
+    assert not member.knows(late)
+    assert member.activation(late, 5, ROUTE, 0, "x") == []
+    (run,) = member.introduced(late, (1, 2))
+    assert member.knows(late)
+    assert run.effect.key == p.TaskKey(5, 0)
+    assert member.introduced(Origin("later", 1, e.StepId(LINE, 4)), (1, 2)) == []
+
+
+def test_the_coordinator_makes_known_who_came_in_and_an_older_life_is_not_believed():
+    member = member_in(Phase.TRAINING)
+    entrant = m.Entrant(peer="late", incarnation=3, begin=1, end=2)
+    told = m.Joined(line=LINE, step=STEP.number, entrants=(entrant,))
+    member.receive(told)
+    assert member.knows(Origin("late", 3, STEP))
+    member.receive(m.Gone(line=LINE, peers=("late",)))
+    member.introduced(Origin("late", 2, STEP), (1, 2))
+    assert not member.knows(Origin("late", 2, STEP))
+    member.introduced(Origin("late", 3, STEP), (1, 2))
+    assert member.knows(Origin("late", 3, STEP))
+
+
+def test_a_step_is_entered_again_under_a_name_of_its_own():
+    """What the worker still did for the first entry is not taken for work of the second."""
+    member = member_in(Phase.TRAINING)
+    member.receive(welcome(member=True))
+    assert member.receive(begin()) == []
+    member.receive(begin().model_copy(update={"entry": 2}))
+    again = STEP._replace(entry=2)
+    assert (member.step, again.on_wire) == (again, STEP)
+    assert member.forward_done(STEP, p.TaskKey(0, 0), "x", None) == [p.Release("x")]
+    assert member.knows(Origin(ME, 7, STEP))
 
 
 def test_a_part_of_an_older_plan_is_released():

@@ -51,6 +51,8 @@ def values(annotation, metadata=()):
             return st.dictionaries(values(inner[0]), values(inner[1]), max_size=3)
         case builtins.int:
             return st.integers(limits["Ge"].ge, limits["Lt"].lt - 1)
+        case builtins.bytes:
+            return st.binary(max_size=10)
         case builtins.str:
             return st.text(min_size="MinLen" in limits, max_size=10)
         case builtins.float:

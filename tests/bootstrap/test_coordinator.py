@@ -382,6 +382,83 @@ def test_without_a_holder_the_run_goes_back_to_the_checkpoint():
     assert sorted(court.core.history.commits) == [0, 1]
 
 
+def one_each():
+    """Two volunteers with a block each, in a step whose state lies in the store."""
+    commits = [{"kind": "commit", "step": step, "loss": 1.0} for step in range(2)]
+    sealed = {"kind": "checkpoint", "version": 2, "blocks": ["state 0", "state 1"]}
+    return Court([*commits, sealed], layouts=(((0, 1), (1, 2)),)).begin("a", "b")
+
+
+def test_a_step_waits_for_a_new_holder_while_its_state_can_be_had():
+    court = one_each()
+    court.sealed("a", (0, 1), blocks=(0, 1))
+    effects = court.tell("b", m.Farewell())
+    assert (kinds(effects), court.core.state) == (["gone"], State.TRAINING)
+    assert court.told("c", court.prepare("c")) == ["fetch"]
+    effects = court.ready("c")
+    begin = court.sent["c", "begin"]
+    assert (begin.entry, set(begin.roster), begin.incarnations) == (1, {"a", "c"}, {"a": 1, "c": 1})
+    assert court.told("a", effects) == []  # nobody is told: who needs it will hear it from the newcomer
+    court.sealed("c", (0, 1), blocks=(1, 2))
+    assert court.core.state is State.REDUCING
+    assert kinds([*court.vote("a"), *court.vote("c")]) == ["commit"]
+
+
+def test_a_holder_that_comes_back_with_its_state_goes_on_with_the_step():
+    court = one_each()
+    court.sealed("b", (0, 1), blocks=(1, 2))
+    court.do(court.core.broken("b", court.now))
+    assert kinds(court.tick(2.5)) == ["gone"]
+    held = (m.Held(block=1, version=2, digest="state 1"),)
+    court.hello("b", place=(1, 2), held=held)
+    court.ready("b")
+    assert court.sent["b", "begin"].entry == 1
+    court.sealed("a", (0, 1), blocks=(0, 1))
+    assert court.core.state is State.TRAINING  # what it had counted died with its place in the step
+    effects = court.sealed("b", (0, 1), blocks=(1, 2))
+    assert court.sent["b", "settled"].refused == ()
+    assert "plan" in court.told("b", effects)
+
+
+def test_microbatches_that_begin_at_an_orphaned_block_are_handed_to_the_newcomer():
+    court = one_each()
+    effects = court.tell("a", m.Farewell())
+    assert court.told("b", effects) == ["gone"]
+    court.prepare("c")
+    effects = court.ready("c")
+    assert court.told("c", effects) == ["begin", "reroute"]
+    assert [task.id for task in court.sent["c", "reroute"].tasks] == [0, 1]
+
+
+def test_who_came_in_is_made_known_when_the_step_makes_no_progress():
+    court = one_each()
+    court.tell("b", m.Farewell())
+    court.prepare("c")
+    court.ready("c")
+    for _ in range(4):
+        for peer in ("a", "c"):
+            court.tell(peer, m.Heartbeat())
+        effects = court.tick(4.0)
+    assert court.told("a", effects) == ["joined", "reroute"]
+    assert court.sent["a", "joined"].entrants == (m.Entrant(peer="c", incarnation=1, begin=1, end=2),)
+
+
+def test_an_orphaned_step_is_given_up_for_somebody_who_can_be_spared():
+    court = Court(layouts=(((0, 1), (1, 2)),)).begin("a", "b", "c")
+    assert court.core.members.volunteers["c"].place == (0, 1)
+    court.tell("b", m.Farewell())
+    court.tick(4.0)
+    assert court.core.state is State.TRAINING
+    assert kinds(court.tick(2.0)) == ["rollback"]
+
+
+def test_a_state_that_differs_does_not_enter_a_step():
+    court = one_each()
+    court.tell("b", m.Farewell())
+    court.prepare("c")
+    assert court.told("c", court.ready("c", digest="wrong")) == ["fenced"]
+
+
 def test_bits_that_differ_from_the_others_or_from_the_checkpoint_are_fenced():
     court = training()
     court.count("a")

@@ -116,6 +116,40 @@ def test_an_unreachable_peer_is_avoided_while_there_is_another():
     assert send.route[0].peer == "me"
 
 
+def test_what_nobody_takes_is_left_over_until_somebody_joins():
+    core = pipeline("first", roster={"first": (0, 2), "me": (2, 4), "last": (4, 6)})
+    route = (Hop("first", 0, 2), Hop("me", 2, 4), Hop("last", 4, 6))
+    for microbatch in (0, 1):
+        core.assign(microbatch, route, 0)
+        core.forward_done(p.TaskKey(microbatch, 0), f"out {microbatch}", None)
+    backward(core, 0, begin=0, end=2)
+    assert core.leftovers() == {}
+    assert core.gone("me") == []
+    assert core.leftovers() == {2: (0, 1)}  # the gradients of what was done died with it, too
+    sends = core.joined("new", (2, 5))
+    assert [(s.id, s.route) for s in sends] == [(n, (Hop("new", 2, 4), Hop("last", 4, 6))) for n in (0, 1)]
+    assert core.leftovers() == {}
+
+
+def test_what_is_missing_further_on_is_left_over_there():
+    core = pipeline("first", roster={"first": (0, 2), "me": (2, 4), "last": (4, 6)})
+    core.assign(0, (Hop("first", 0, 2), Hop("me", 2, 4), Hop("last", 4, 6)), 0)
+    core.gone("last")
+    (send,) = core.forward_done(p.TaskKey(0, 0), "out", None)
+    assert send.route == (Hop("me", 2, 4), Hop("last", 4, 6))
+    assert core.leftovers() == {}
+
+
+def test_what_only_an_unreachable_holder_could_take_waits_for_both():
+    core = pipeline("first", roster={"first": (0, 2), "me": (2, 4), "last": (4, 6)})
+    core.assign(0, (Hop("first", 0, 2), Hop("me", 2, 4), Hop("last", 4, 6)), 0)
+    core.forward_done(p.TaskKey(0, 0), "out", None)
+    (send,) = core.unreachable("me")
+    assert (send.route[0].peer, core.leftovers()) == ("me", {2: (0,)})
+    core.gradient(0, 2, "grad")  # it came through after all
+    assert core.leftovers() == {}
+
+
 def test_no_backward_starts_while_the_open_slot_is_full_and_another_waits_for_the_coordinator():
     core = pipeline(capacity=1)
     for microbatch in range(3):

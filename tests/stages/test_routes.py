@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.stages.execution.routes import Hop, cheapest_path, rest_of, splice
+from hetpeer.stages.execution.routes import Hop, cheapest_path, rest_of, splice, stands
 
 BLOCKS = 5
 ranges = st.integers(0, BLOCKS - 1).flatmap(
@@ -49,17 +49,15 @@ def test_a_spliced_route_covers_the_same_and_keeps_what_stands(roster, left):
     if route is None:
         return
     spliced = splice(route, left, {})
-    if spliced is None:
-        uncovered = [n for n in range(BLOCKS) if not any(b <= n < e for b, e in left.values())]
-        assert uncovered
-        return
     assert covers(spliced, 0, BLOCKS)
+    uncovered = {n for n in range(BLOCKS) if not any(b <= n < e for b, e in left.values())}
     for hop in spliced:
-        assert left[hop.peer][0] <= hop.begin < hop.end <= left[hop.peer][1]
+        if not stands(hop, left):
+            assert hop in route
+            assert uncovered.intersection(range(hop.begin, hop.end))
     assert all(one.peer != other.peer for one, other in pairwise(spliced))
     for hop in route:
-        stands = hop.peer in left and left[hop.peer][0] <= hop.begin and hop.end <= left[hop.peer][1]
-        if stands:
+        if stands(hop, left):
             assert any(
                 new.peer == hop.peer and new.begin <= hop.begin and hop.end <= new.end for new in spliced
             )
@@ -85,3 +83,10 @@ def test_adjacent_gaps_are_bridged_as_one():
         Hop("d", 3, 4),
     )
     assert splice(route, {"a": (0, 3), "d": (3, 4)}, {}) == (Hop("a", 0, 3), Hop("d", 3, 4))
+
+
+def test_what_nobody_holds_stays_and_the_rest_is_bridged():
+    route = (Hop("a", 0, 1), Hop("b", 1, 2), Hop("c", 2, 3), Hop("d", 3, 4))
+    roster = {"a": (0, 1), "y": (1, 2), "d": (3, 4)}
+    assert splice(route, roster, {}) == (Hop("a", 0, 1), Hop("y", 1, 2), Hop("c", 2, 3), Hop("d", 3, 4))
+    assert splice(route, {}, {}) == route

@@ -1,0 +1,118 @@
+"""Leftovers through the DHT: shows what we keep for holders that we do not know, and asks for what others keep for us.
+
+The board says whom to ask; to ask is to introduce ourselves to the sender, who then sends what it keeps (docs/protocol.md,
+leftovers). A holder looks while it has nothing to do in a step, one that came into the step while it ran at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Protocol
+
+from hetpeer.averaging.effects import StepId
+from hetpeer.dht.board import MAX_IDS, TTL_S, Board, Leftover, Note, shard_of
+from hetpeer.dht.errors import RemoteError
+
+LOOK_S = 0.5
+IDLE_S = 2.0
+"""Who was told of the step with everybody else looks after so long without work, and again as often."""
+
+_log = logging.getLogger(__name__)
+
+
+class Keeper(Protocol):
+    """A volunteer, as far as leftovers are concerned."""
+
+    @property
+    def step(self) -> StepId | None:
+        """The step in progress."""
+
+    @property
+    def place(self) -> tuple[int, int] | None:
+        """The blocks that it holds."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it takes part in a step and has nothing to do there."""
+
+    def leftovers(self) -> Mapping[int, tuple[int, ...]]:
+        """Border → ids that it keeps for a holder that it does not know."""
+
+
+class Asker(Protocol):
+    """Who asks on behalf of the keeper."""
+
+    def ask(self, sender: str, found: Leftover) -> None:
+        """`sender` shows work for us: introduce us."""
+
+
+class LeftoverWatch:
+    """Posts and looks, for `keeper`, whose peer id is `me`."""
+
+    def __init__(self, me: str, board: Board, keeper: Keeper, asker: Asker) -> None:
+        self._me = me
+        self._board = board
+        self._keeper = keeper
+        self._asker = asker
+        self._shown: dict[int, Note] = {}
+        """Shard → our note there."""
+        self._shown_at = 0.0
+        self._idle_since: float | None = None
+
+    async def watch_forever(self) -> None:
+        """Until cancelled. A DHT that does not answer is asked again at the next turn."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await self._show(clock())
+                await self._look(clock())
+            except RemoteError as error:
+                _log.debug("the task board: %s", error)
+
+    async def _show(self, now: float) -> None:
+        """Post what is left over here, when it changes and before it expires."""
+        notes = self._notes()
+        for shard in self._shown.keys() - notes.keys():
+            await self._board.post(shard, self._shown[shard].model_copy(update={"leftovers": ()}))
+        if notes and (notes != self._shown or now - self._shown_at > TTL_S / 2):
+            self._shown_at = now
+            for shard, note in notes.items():
+                _log.info("leftovers of step %d on the board: %s", note.step, note.leftovers)
+                await self._board.post(shard, note)
+        self._shown = notes
+
+    def _notes(self) -> dict[int, Note]:
+        step = self._keeper.step
+        if step is None:
+            return {}
+        shards: dict[int, list[Leftover]] = {}
+        for border, ids in sorted(self._keeper.leftovers().items()):
+            shards.setdefault(shard_of(border), []).append(Leftover(border=border, ids=ids[:MAX_IDS]))
+        return {
+            shard: Note(term=step.line.term, view=step.line.view, step=step.number, leftovers=tuple(left))
+            for shard, left in shards.items()
+        }
+
+    async def _look(self, now: float) -> None:
+        """While we have nothing to do: ask those who keep work for our blocks."""
+        step, place = self._keeper.step, self._keeper.place
+        if step is None or place is None or not self._keeper.is_idle:
+            self._idle_since = None
+            return
+        self._idle_since = now if self._idle_since is None else self._idle_since
+        if not step.entry and now - self._idle_since < IDLE_S:
+            return
+        self._idle_since = now
+        for sender, notes in (await self._board.read(range(*place))).items():
+            for note in notes:
+                if sender != self._me and (note.term, note.view, note.step) == (*_line(step), step.number):
+                    for found in note.leftovers:
+                        if place[0] <= found.border < place[1]:
+                            self._asker.ask(sender, found)
+
+
+def _line(step: StepId) -> tuple[int, int]:
+    return step.line.term, step.line.view
