@@ -110,6 +110,8 @@ class Place(Schema):
     flops: float
     holders: Count
     """How many volunteers hold or prepare the least held of these blocks."""
+    departures: Count = 0
+    """How often those volunteers have gone before, all together; of several such blocks the worst."""
     open: bool
 
 

@@ -6,6 +6,7 @@ step >= v that came before it; what remains is the curve that the run's author s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,8 @@ class History:
     evaluations: dict[int, float] = field(default_factory=dict)
     checkpoint: Record | None = None
     rollbacks: int = 0
+    departures: Counter[str] = field(default_factory=Counter)
+    """Peer → how often it has gone, one way or another."""
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> History:
@@ -45,6 +48,8 @@ class History:
                 self.evaluations[int(record["step"])] = float(record["loss"])
             case "checkpoint":
                 self.checkpoint = record
+            case "gone":
+                self.departures[str(record["peer"])] += 1
             case "rollback":
                 self.view = int(record["view"])
                 self.version = int(record["to_version"])

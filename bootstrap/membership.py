@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from hetpeer.averaging.messages import Place
 from hetpeer.stages.links.pace import target_seconds
@@ -56,11 +57,19 @@ class BlockCost:
 
 
 class Membership:
-    """The table of volunteers. `layouts[c % len]` is cluster c's cut of the blocks into ranges."""
+    """The table of volunteers. `layouts[c % len]` is cluster c's cut of the blocks into ranges, `departures` says how often a
+    peer has gone.
+    """
 
-    def __init__(self, layouts: Sequence[Sequence[Range]], costs: Sequence[BlockCost]) -> None:
+    def __init__(
+        self,
+        layouts: Sequence[Sequence[Range]],
+        costs: Sequence[BlockCost],
+        departures: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         self._layouts = [tuple((b, e) for b, e in layout) for layout in layouts]
         self._costs = costs
+        self._departures = departures
         self.volunteers: dict[str, Volunteer] = {}
 
     @property
@@ -70,10 +79,10 @@ class Membership:
     def places(self) -> tuple[Place, ...]:
         """All places up to and including the first cluster that nobody has begun."""
         taken = {(v.cluster, v.place) for v in self.volunteers.values() if v.place is not None}
-        held = [0] * self.blocks
+        held: list[list[str]] = [[] for _ in range(self.blocks)]
         for volunteer in self.volunteers.values():
             for block in range(*(volunteer.place or (0, 0))):
-                held[block] += 1
+                held[block].append(volunteer.peer)
         last = max((v.cluster for v in self.volunteers.values()), default=-1) + 1
         return tuple(
             self._place(cluster, place, (cluster, place) not in taken, held)
@@ -81,15 +90,18 @@ class Membership:
             for place in self._layouts[cluster % len(self._layouts)]
         )
 
-    def _place(self, cluster: int, place: Range, is_open: bool, held: Sequence[int]) -> Place:
+    def _place(self, cluster: int, place: Range, is_open: bool, held: Sequence[Sequence[str]]) -> Place:
         costs = self._costs[place[0] : place[1]]
+        holders = min(map(len, held[place[0] : place[1]]))
+        least = [peers for peers in held[place[0] : place[1]] if len(peers) == holders]
         return Place(
             cluster=cluster,
             begin=place[0],
             end=place[1],
             memory_bytes=sum(cost.memory_bytes for cost in costs),
             flops=sum(cost.flops for cost in costs),
-            holders=min(held[place[0] : place[1]]),
+            holders=holders,
+            departures=max(sum(self._departures.get(peer, 0) for peer in peers) for peers in least),
             open=is_open,
         )
 

@@ -22,7 +22,9 @@ class Reigning:
 
     def __init__(self, config: CoordinatorConfig, history: History, now: float) -> None:
         line = m.Line(term=history.term + 1, view=history.view)
-        self._reign = Reign(config, history, line, Membership(config.layouts, config.costs))
+        self._reign = Reign(
+            config, history, line, Membership(config.layouts, config.costs, history.departures)
+        )
         self._leases = Leases(self._reign, now)
         self._saving = Saving(self._reign)
         self._step: CoordinatedStep | None = None

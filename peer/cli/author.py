@@ -210,6 +210,8 @@ def _verdict_json(verdict: Verdict, comparison: Comparison | None, ok: bool) -> 
 
 
 def _verdict_text(verdict: Verdict, comparison: Comparison | None, ok: bool) -> str:
+    from hetpeer.bootstrap.audit import RULES
+
     counts = f"{verdict.counted} of {verdict.microbatches_expected} counted exactly once"
     lines = [
         f"run           {verdict.run}",
@@ -231,5 +233,8 @@ def _verdict_text(verdict: Verdict, comparison: Comparison | None, ok: bool) -> 
             )
         problems += comparison.problems
     lines += [f"problem       {problem}" for problem in problems]
+    lines += [
+        f"broken        {rule}, {RULES[rule]} ({times})" for rule, times in sorted(verdict.broken.items())
+    ]
     lines.append(f"verdict       {'exactly once' if ok else 'BROKEN'}")
     return "\n".join(lines)

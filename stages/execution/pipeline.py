@@ -213,7 +213,7 @@ class Pipeline:
             self._folding -= 1
             drops, ids = self.slots.spoil()
             effects += drops
-            self._forget(ids, range(key.begin, task.end))
+            self._forget(ids, tuple(drop.block for drop in drops))
         return effects + self._dispatch()
 
     # ── the coordinator's word, and peers that are gone ──────────────────────────────────────────────────────────

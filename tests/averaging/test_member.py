@@ -36,6 +36,7 @@ MESSAGES = {
     "refused": m.Refused(why="taken", places=(place(),)),
     "fetch": fetch(version=4),
     "begin": begin(),
+    "joined": m.Joined(line=LINE, step=3, entrants=(m.Entrant(peer="late", incarnation=1, begin=0, end=1),)),
     "reroute": m.Reroute(line=LINE, step=3, tasks=()),
     "gone": m.Gone(line=LINE, peers=("other",)),
     "settled": m.Settled(line=LINE, step=3, slot=5),
@@ -53,7 +54,9 @@ IGNORED, DEFERRED = "ignored", "deferred"
 
 ANSWERS = {
     Phase.JOINING: {
-        **dict.fromkeys(("begin", "reroute", "gone", "settled", "evict", "plan", "commit", "save"), IGNORED),
+        **dict.fromkeys(
+            ("begin", "joined", "reroute", "gone", "settled", "evict", "plan", "commit", "save"), IGNORED
+        ),
         "rolled_back": IGNORED,
         "fetch": IGNORED,
         "welcome": "Choose",
@@ -63,7 +66,9 @@ ANSWERS = {
         "finished": "Stop",
     },
     Phase.PREPARING: {
-        **dict.fromkeys(("begin", "reroute", "gone", "settled", "evict", "plan", "commit", "save"), IGNORED),
+        **dict.fromkeys(
+            ("begin", "joined", "reroute", "gone", "settled", "evict", "plan", "commit", "save"), IGNORED
+        ),
         "rolled_back": IGNORED,
         "refused": IGNORED,
         "fetch": IGNORED,
@@ -74,7 +79,7 @@ ANSWERS = {
     },
     Phase.SYNCING: {
         **dict.fromkeys(
-            ("reroute", "gone", "settled", "evict", "plan", "commit", "save", "refused"), IGNORED
+            ("joined", "reroute", "gone", "settled", "evict", "plan", "commit", "save", "refused"), IGNORED
         ),
         "begin": "Tell prepared",
         "rolled_back": "Tell prepared",
@@ -86,7 +91,7 @@ ANSWERS = {
     },
     Phase.READY: {
         **dict.fromkeys(
-            ("reroute", "gone", "settled", "evict", "plan", "commit", "save", "refused"), IGNORED
+            ("joined", "reroute", "gone", "settled", "evict", "plan", "commit", "save", "refused"), IGNORED
         ),
         "begin": "RunForward",
         "rolled_back": "Tell prepared",
@@ -97,7 +102,9 @@ ANSWERS = {
         "finished": "Stop",
     },
     Phase.TRAINING: {
-        **dict.fromkeys(("begin", "reroute", "gone", "settled", "evict", "plan", "save", "refused"), IGNORED),
+        **dict.fromkeys(
+            ("begin", "joined", "reroute", "gone", "settled", "evict", "plan", "save", "refused"), IGNORED
+        ),
         "commit": "EndStep, Tell prepared",
         "rolled_back": "EndStep, Tell prepared",
         "fetch": "EndStep, FetchState",
@@ -107,7 +114,9 @@ ANSWERS = {
         "finished": "EndStep, Stop",
     },
     Phase.REDUCING: {
-        **dict.fromkeys(("begin", "reroute", "gone", "settled", "plan", "save", "refused"), IGNORED),
+        **dict.fromkeys(
+            ("begin", "joined", "reroute", "gone", "settled", "plan", "save", "refused"), IGNORED
+        ),
         "evict": "Drop",
         "commit": "ApplyUpdate, ApplyUpdate",
         "rolled_back": "EndStep, Tell prepared",
@@ -118,7 +127,9 @@ ANSWERS = {
         "finished": "EndStep, Stop",
     },
     Phase.APPLYING: {
-        **dict.fromkeys(("begin", "reroute", "gone", "settled", "evict", "plan", "save", "commit"), DEFERRED),
+        **dict.fromkeys(
+            ("begin", "joined", "reroute", "gone", "settled", "evict", "plan", "save", "commit"), DEFERRED
+        ),
         **dict.fromkeys(("welcome", "granted", "refused", "fetch"), DEFERRED),
         "rolled_back": "EndStep, Tell prepared",
         "fenced": "Leave",

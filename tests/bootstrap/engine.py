@@ -104,10 +104,13 @@ class Engine:
     def train(self) -> None:
         """Four steps; step 2 is done twice, with a rollback between."""
         log = Log.open(self.run.log_path)
+        log.append({"kind": "reign", "term": 1})
         logs = [EventLog(self.run.volunteers / f"{v.peer_id}.jsonl", v) for v in self.volunteers]
         for step, view in ((0, 0), (1, 0), (2, 0), (2, 1), (3, 1)):
             if (step, view) == (2, 1):
                 log.append({"kind": "rollback", "term": 1, "view": 1, "to_version": 2, "why": "test"})
+            if (step, view) == (2, 0):
+                log.append(self.checkpoint(2))
             if step % 2 == 0 and view == 0:
                 log.append({"kind": "evaluation", "step": step, "loss": self.evaluate()})
             loss = self.backward(step)

@@ -171,7 +171,7 @@ def test_torn_last_line_is_no_breach(trained: RunDirectory, volunteers: list[Ide
 
 
 def test_gap_in_the_history_is_found(trained: RunDirectory) -> None:
-    rewrite_log(trained, lambda records: records.pop(1))
+    rewrite_log(trained, lambda records: records.pop(2))
     verdict = audit(trained.path)
     assert not verdict.ok
     assert "step 1 was committed when step 0 was due" in verdict.problems
@@ -179,8 +179,82 @@ def test_gap_in_the_history_is_found(trained: RunDirectory) -> None:
 
 
 def test_step_committed_twice_is_found(trained: RunDirectory) -> None:
-    rewrite_log(trained, lambda records: records.insert(2, records[1]))
-    assert "step 0 was committed when step 1 was due" in audit(trained.path).problems
+    rewrite_log(trained, lambda records: records.insert(3, records[2]))
+    verdict = audit(trained.path)
+    assert "step 0 was committed when step 1 was due" in verdict.problems
+    assert "F6" in verdict.broken
+
+
+Records = list[dict[str, Any]]
+
+
+def position(records: Records, kind: str) -> int:
+    return next(n for n, record in enumerate(records) if record["kind"] == kind)
+
+
+@pytest.mark.parametrize(
+    ("change", "rule", "problem"),
+    [
+        (
+            lambda records: records.insert(3, {"kind": "reign", "term": 1}),
+            "F6",
+            "term 1 began after term 1",
+        ),
+        (
+            lambda records: records.insert(3, {"kind": "reign", "term": 2}),
+            "F6",
+            "step 1 was decided in term 1, view 0, while term 2, view 0 was in force",
+        ),
+        (
+            lambda records: records[position(records, "rollback")].update(view=0),
+            "F6",
+            "view 0 began after view 0",
+        ),
+        (
+            lambda records: records.pop(position(records, "checkpoint")),
+            "I5",
+            "the run went back to version 2, and the last complete checkpoint was 0",
+        ),
+    ],
+)
+def test_decisions_that_break_a_rule_are_named(
+    trained: RunDirectory, change: Callable[[Records], Any], rule: str, problem: str
+) -> None:
+    rewrite_log(trained, change)
+    verdict = audit(trained.path)
+    assert problem in verdict.problems
+    assert rule in verdict.broken
+    assert not verdict.ok
+
+
+def test_an_update_of_a_life_that_was_left_is_found(
+    trained: RunDirectory, volunteers: list[Identity]
+) -> None:
+    """A zombie: it applies under the incarnation that it had before it was fenced."""
+    resign(trained, volunteers[0], lambda record: record.update(incarnation=2))
+    verdict = audit(trained.path)
+    peer = volunteers[0].peer_id
+    assert f"{peer}: step 1 block 1 was applied under incarnation 1, which it had left" in verdict.problems
+    assert set(verdict.broken) == {"F5"}
+
+
+def test_an_update_that_is_told_twice_is_found(trained: RunDirectory, volunteers: list[Identity]) -> None:
+    path = log_of(trained, volunteers[0])
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines, lines[-1]]))
+    assert set(audit(trained.path).broken) == {"F5"}
+
+
+def test_leftovers_count_where_their_finder_is_the_holder(
+    trained: RunDirectory, volunteers: list[Identity]
+) -> None:
+    finder, keeper = volunteers
+    found = {"kind": "leftover", "run": trained.run_id, "peer": finder.peer_id, "view": 0, "step": 1}
+    found |= {"border": 2, "sender": keeper.peer_id, "ids": [0, 1, 2]}
+    with log_of(trained, finder).open("a") as file:
+        file.write(sign_event(found, finder) + "\n")
+    verdict = audit(trained.path)
+    assert (verdict.ok, verdict.leftovers) == (True, 2)  # id 2 is in the other one's slot
 
 
 def test_checkpoint_nobody_had_is_found(trained: RunDirectory) -> None:

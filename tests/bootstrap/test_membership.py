@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetpeer.averaging.places import choose_place
 from hetpeer.bootstrap.membership import BlockCost, Membership, Standing, Volunteer
 
 COSTS = [BlockCost(memory_bytes=10 * (n + 1), flops=float(n)) for n in range(4)]
@@ -30,6 +31,19 @@ def test_there_is_always_one_cluster_more_than_volunteers_fill():
     assert [p.open for p in places.values()] == [False, True, True, True]
     assert [p.holders for p in places.values()] == [1, 0, 1, 0]
     assert places[1, 1, 4].memory_bytes == 20 + 30 + 40
+
+
+def test_where_all_blocks_are_held_the_least_reliable_holder_gets_a_backup():
+    book = Membership((EVEN,), COSTS, {"flighty": 3, "c": 1})
+    join(book, "flighty", 0, (0, 2))
+    memory = 1000
+    assert choose_place(book.places(), memory).begin == 2  # nobody holds these
+    join(book, "c", 0, (2, 4))
+    assert {(p.cluster, p.begin): p.departures for p in book.places()} == {
+        (0, 0): 3, (0, 2): 1, (1, 0): 3, (1, 2): 1,
+    }  # fmt: skip
+    chosen = choose_place(book.places(), memory)
+    assert (chosen.cluster, chosen.begin) == (1, 0)
 
 
 def test_a_place_is_given_once():

@@ -41,12 +41,12 @@ STEERED_COORDINATOR = {
 """Possible, but too rare in random histories, or said by the daemon alone: tests/bootstrap/test_coordinator.py drives
 them by hand."""
 
-_PAST = ("reroute", "gone", "settled", "evict", "plan", "commit", "save")
+_PAST = ("joined", "reroute", "gone", "settled", "evict", "plan", "commit", "save")
 
 STEERED_MEMBER = {
     *(("joining", kind) for kind in (*_PAST, "begin", "fenced", "finished")),
     *(("preparing", kind) for kind in (*_PAST, "welcome", "granted", "rolled_back", "fenced", "finished")),
-    *(("syncing", kind) for kind in ("granted", "evict", "commit", "save")),
+    *(("syncing", kind) for kind in ("granted", "joined", "evict", "commit", "save")),
     *(("ready", kind) for kind in ("granted", "evict", "fenced", "finished")),
     *(("training", kind) for kind in ("begin", "evict", "save", "fenced")),
     *(("reducing", kind) for kind in ("begin", "evict", "save", "fenced", "finished")),

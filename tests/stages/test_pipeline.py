@@ -116,6 +116,22 @@ def test_an_unreachable_peer_is_avoided_while_there_is_another():
     assert send.route[0].peer == "me"
 
 
+def test_a_spoiled_slot_takes_back_whatever_was_in_it():
+    """Also what another task of the same microbatch had folded at other blocks of ours."""
+    core = pipeline()
+    route = (Hop("me", 2, 3), Hop("me", 3, 4), Hop("last", 4, 6))
+    forward(core, 0, route)
+    forward(core, 0, route[1:])
+    forward(core, 1, route)
+    backward(core, 0, begin=3, end=4)
+    backward(core, 0, begin=2, end=3)
+    core.gradient(1, 3, "grad 1")
+    core.work_failed(p.TaskKey(1, 2), "not finite")
+    for begin in (2, 3):
+        (run,) = core.activation(0, (Hop("me", begin, 4), Hop("last", 4, 6)), 1, "first", "again")
+        assert run.key == p.TaskKey(0, begin)
+
+
 def test_what_nobody_takes_is_left_over_until_somebody_joins():
     core = pipeline("first", roster={"first": (0, 2), "me": (2, 4), "last": (4, 6)})
     route = (Hop("first", 0, 2), Hop("me", 2, 4), Hop("last", 4, 6))
