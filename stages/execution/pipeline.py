@@ -144,7 +144,7 @@ class Pipeline:
         if attempt > task.attempt:
             task.attempt = attempt
             self._urged = True
-            task.route = (task.route[0], *rest_of(route, task.end))
+            self._go(task, rest_of(route, task.end))
             if task.output is not None:
                 effects += self._forward_on(task)
             elif task.loss is not None and not task.train:
@@ -299,8 +299,13 @@ class Pipeline:
         way = self._onward.way(task.key, task.route[1:])
         if way is None:
             return []
-        task.route = (task.route[0], *way)
+        self._go(task, way)
         return [SendActivation(task.key.id, way, task.attempt, task.output)]
+
+    def _go(self, task: _Task, after: Route) -> None:
+        if after != task.route[1:]:
+            task.route = (task.route[0], *after)
+            self._schedule.moved(task.key, len(after))
 
     def _forget(self, ids: set[int], blocks: tuple[int, ...] | range) -> None:
         """Finished tasks whose gradient was dropped at one of `blocks` count as never done."""

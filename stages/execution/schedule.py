@@ -38,6 +38,14 @@ class Schedule(Generic[Key]):
         """`key`'s input is here; `hops_after` hops follow this one on its route."""
         self._forwards.append((key, hops_after, train))
 
+    def moved(self, key: Key, hops_after: int) -> None:
+        """`key` goes another way, with so many hops after this one."""
+        if key in self._in_flight:
+            self._in_flight[key] = hops_after
+        self._forwards = deque(
+            (other, hops_after if other == key else hops, train) for other, hops, train in self._forwards
+        )
+
     def ready_backward(self, key: Key) -> None:
         """`key`'s output gradient is here (or it ended in the loss)."""
         self._backwards.append(key)

@@ -37,6 +37,21 @@ def test_what_waits_further_on_never_blocks_the_way_to_the_loss():
     assert schedule.next(may_fold=True).key == "near"
 
 
+def test_what_goes_a_longer_way_now_does_not_block_a_nearer_one():
+    """As when the next hop is gone, and its blocks are split between us and another."""
+    schedule = Schedule()
+    for number in range(3):
+        schedule.ready_forward(number, 1, train=True)
+        schedule.next(may_fold=True)
+    schedule.ready_forward("near", 1, train=True)
+    schedule.ready_forward("moved", 0, train=True)
+    schedule.moved("moved", 3)
+    for number in range(3):
+        schedule.moved(number, 2)
+    assert schedule.next(may_fold=True).key == "near"
+    assert schedule.next(may_fold=True).key == "moved"
+
+
 def test_evaluation_leaves_nothing_behind():
     schedule = Schedule()
     for number in range(4):
