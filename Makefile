@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 PY := $(BIN)/python
 
-.PHONY: setup lint format test grid demo proof proof-3 proof-4 gpu clean
+.PHONY: setup lint format test grid demo proof proof-3 proof-4 chaos gpu clean
 
 setup: .venv/.stamp
 
@@ -32,7 +32,7 @@ test: setup
 # Every place of the protocol at which a process may die, one after the other.
 grid: export PYTHONDONTWRITEBYTECODE =
 grid: setup
-	$(PY) -m pytest -q -n 2 -m grid tests/swarm/test_grid.py
+	$(PY) -m pytest -q -n 2 -m grid tests/swarm
 
 demo: setup
 	$(BIN)/hetpeer demo --peers 4 --steps 60 --kill 1 --out demo-run
@@ -53,6 +53,10 @@ proof-4: setup
 	$(PY) -m benchmarks.adaptive
 	$(PY) -m benchmarks.prediction
 	$(PY) -m benchmarks.endtoend
+
+# Twelve volunteers in the laboratory (root), a fault every half minute for twenty minutes.
+chaos: setup
+	$(PY) -m benchmarks.chaos
 
 gpu: setup
 	$(PY) -m benchmarks.gpu

@@ -130,6 +130,17 @@ class Swarm:
         finally:
             await end_all([child])
 
+    async def start_bootstrap(self) -> None:
+        """Start the bootstrap node again, where it was; volunteers come back to it."""
+        port = self._address.split("/")[4]
+        where = [*self._site.listening(0)[:-1], port]
+        self.bootstrap = await _bootstrap(self.run, self._folder, self._site, where)
+
+    def family(self, number: int) -> list[psutil.Process]:
+        """The processes of volunteer `number`: the daemon first."""
+        daemon = psutil.Process(self.volunteers[number].pid)
+        return [daemon, *daemon.children(recursive=True)]
+
     def home(self, number: int) -> Path:
         return self._folder / f"home-{number}"
 
@@ -188,9 +199,7 @@ async def running(
 ) -> AsyncIterator[Swarm]:
     """The swarm of `run`; its processes are gone when this ends, however it does. `options` are the volunteers'."""
     site = site or Site()
-    arguments = ("bootstrap", str(run.path), *site.listening(0))
-    log = folder / "bootstrap.log"
-    bootstrap = await Child.start("bootstrap", arguments, home=run.path, log=log, command=site.at(0))
+    bootstrap = await _bootstrap(run, folder, site, site.listening(0))
     swarm = None
     try:
         address = (await bootstrap.next_line(START_S)).split()[-1]
@@ -201,7 +210,16 @@ async def running(
     finally:
         if swarm is not None:
             swarm.thaw()
-        await end_all([bootstrap, *(swarm.volunteers.values() if swarm else ())])
+            await end_all([swarm.bootstrap, *swarm.volunteers.values()])
+        else:
+            await end_all([bootstrap])
+
+
+async def _bootstrap(run: RunDirectory, folder: Path, site: Site, where: Sequence[str]) -> Child:
+    arguments = ("bootstrap", str(run.path), *where)
+    return await Child.start(
+        "bootstrap", arguments, home=run.path, log=folder / "bootstrap.log", command=site.at(0)
+    )
 
 
 def cpu_seconds(processes: Sequence[psutil.Process]) -> list[float]:

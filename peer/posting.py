@@ -52,7 +52,8 @@ class Posts:
         finally:
             lane = command.lane
             began, self._idle_since[lane] = max(at, self._idle_since[lane]), self._trace.now()
-            self._trace.span(lane.value, _label(command), began)
+            more = _extent(command) if isinstance(command, c.Forward) else {}
+            self._trace.span(lane.value, _label(command), began, **more)
 
     def command(self, command: Command[Any]) -> Answer:
         """Post a command that touches no tensor of ours and has nothing to tell."""
@@ -81,6 +82,11 @@ class Posts:
 
 async def _shielded(future: asyncio.Future[R]) -> R:
     return await asyncio.shield(future)
+
+
+def _extent(command: c.Forward) -> dict[str, Any]:
+    """How much work it is: what was computed in vain can be told from what was counted."""
+    return {"blocks": command.end - command.begin, "train": command.train}
 
 
 def _label(command: Command[Any]) -> str:

@@ -57,6 +57,10 @@ class Child:
         """The exit status, minus the signal that killed it, or None while it runs."""
         return self._process.returncode
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     async def next_line(self, timeout_s: float) -> str:
         """The next line of its standard output. Raises `LocalError` HP-DEMO-003 when it ends or stays silent."""
         assert self._process.stdout is not None

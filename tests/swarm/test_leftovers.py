@@ -1,49 +1,79 @@
 """Work that nobody holds any more finds a new holder through the DHT, in the middle of its step."""
 
 import json
+import signal
+from typing import Any
 
 import pytest
 
 from hetpeer.bootstrap.audit import audit
 from hetpeer.bootstrap.eventlog import read_event, read_events
 from hetpeer.bootstrap.replay import ReferenceRun
-from tests.swarm.swarm import Swarm
+from tests.swarm.swarm import Child, Swarm
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+
+IDS = set(range(6))
+BORDER = 3
+NEWCOMER = (
+    "fetch_state:1",
+    "tell_ready:1",
+    "ask_leftovers:1",
+    "run_forward:2",
+    "run_backward:3",
+    "tell_sealed:1",
+    "send_part:1",
+    "tell_vote:1",
+)
+
+
+async def orphaned(swarm: Swarm) -> tuple[Child, Child]:
+    """The bootstrap node, and the first stage in its first step; the second stage has died, and its state can be had."""
+    bootstrap = await swarm.bootstrap()
+    holder = swarm.volunteer("holder", fail="send_gradient:3")
+    assert (await holder.blocks())[0] == BORDER
+    sender = swarm.volunteer("sender")
+    await swarm.gone(holder)
+    return bootstrap, sender
+
+
+def events(swarm: Swarm, child: Child, kind: str) -> list[dict[str, Any]]:
+    """What `child` says of the first step."""
+    path = swarm.run.volunteers / f"{child.peer_id}.jsonl"
+    said = [read_event(line)[1] for _, line in read_events(path)]
+    return [event for event in said if (event["kind"], event["step"]) == (kind, 0)]
 
 
 async def test_a_leftover_reaches_a_holder_that_its_sender_never_knew(
     swarm: Swarm, reference: ReferenceRun
 ) -> None:
-    """The second stage dies in the first step, whose state can be had; somebody comes who was not there when it began."""
-    bootstrap = await swarm.bootstrap()
-    holder = swarm.volunteer("holder", fail="send_gradient:3")
-    assert (await holder.blocks())[0] == 3
-    sender = swarm.volunteer("sender")
-    await swarm.gone(holder)
-
+    bootstrap, sender = await orphaned(swarm)
     look = swarm.start("look", "status", "--json", "--bootstrap", swarm.address)
     assert await look.ended() == 0, look.said
     (left,) = json.loads(look.printed)["leftovers"]
-    assert (left["sender"], left["block"], left["step"]) == (sender.peer_id, 3, 0)
+    assert (left["sender"], left["block"], left["step"]) == (sender.peer_id, BORDER, 0)
     assert left["microbatches"] > 0
 
     newcomer = swarm.volunteer("newcomer")
     await swarm.finished(bootstrap, sender, newcomer)
     assert f"{newcomer.peer_id[-6:]} came into step 0" in sender.said
     assert not swarm.records("rollback")
-    events = [
-        read_event(line)[1] for _, line in read_events(swarm.run.volunteers / f"{newcomer.peer_id}.jsonl")
+    found = {i for event in events(swarm, newcomer, "leftover") for i in event["ids"]} & IDS
+    covers = [
+        dict(event["cover"]) for event in events(swarm, newcomer, "applied") if event["block"] >= BORDER
     ]
-    found = {i for event in events if event["kind"] == "leftover" for i in event["ids"]} & set(range(6))
-    counted = {
-        i
-        for event in events
-        if event["kind"] == "applied" and (event["step"], event["block"]) == (0, 3)
-        for peer, ids in event["cover"]
-        if peer == newcomer.peer_id
-        for i in ids
-    }
-    assert counted == set(range(6))
+    assert [set(cover[newcomer.peer_id]) for cover in covers] == [IDS] * len(covers)
+    assert covers
     assert audit(swarm.run.path).leftovers == len(found) > 0
+    swarm.exact(reference)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("cell", NEWCOMER)
+async def test_a_newcomer_dies_as_well(swarm: Swarm, reference: ReferenceRun, cell: str) -> None:
+    bootstrap, sender = await orphaned(swarm)
+    newcomer = swarm.volunteer("newcomer", fail=cell)
+    assert await newcomer.ended() == -signal.SIGKILL, newcomer.said
+    last = swarm.volunteer("last")
+    await swarm.finished(bootstrap, sender, last)
     swarm.exact(reference)

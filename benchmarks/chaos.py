@@ -1,0 +1,283 @@
+"""A swarm in the laboratory that is hurt again and again: is every microbatch counted once, and how fast is it whole again?
+
+Homes with slow uplinks (root), four stages, each held by several volunteers. Every half minute something happens to one of them or to the
+coordinator, as the seed has it: killed and started again, its worker killed, frozen for two leases, cut off, its uplink slow. At the end all is healed,
+and the run must go on. Then the volunteers' signed logs are audited, and every loss is compared with one machine's.
+
+Recovery: from the fault to the commit of the first step that began after it, less a step's usual time (peer/demo/feed.py). Goodput: what
+was counted of all forwards that were computed, in microbatches times blocks.
+
+    make chaos
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report
+from benchmarks.swarm import ENDLESS, Model, Site, Swarm, make_run, running
+from hetpeer.bootstrap.audit import audit
+from hetpeer.bootstrap.replay import compare, run_reference
+from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.settings import TrainingSettings
+from hetpeer.dht.identity import Identity
+from hetpeer.peer.demo.feed import recovery_seconds
+from hetpeer.peer.perfetto import perfetto
+from tests.wanlab.lab import Lab
+
+STAGES = 4
+LEASE_S = 10.0
+UPLINK_MBPS, SLOW_MBPS = 20, 1
+WARM_UP_STEPS, HEALED_STEPS, HEALED_S = 3, 3, 90.0
+LOOK_S = 0.05
+MICROBATCHES = 12
+GOODPUT = 0.8
+KILLED_S, AWAY_S = 6.0, LEASE_S + 5.0
+"""Goals: the middle of those that died, the longest of those that were frozen or cut off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What happened to whom (0: the coordinator), and when by the monotonic clock."""
+
+    kind: str
+    node: int
+    at: float
+
+
+class Chaos:
+    """Hurts the volunteers 1 to `peers` of `swarm`, one after the other."""
+
+    KINDS = ("kill", "kill", "kill worker", "freeze", "cut", "slow", "kill coordinator")
+
+    def __init__(self, swarm: Swarm, lab: Lab, peers: int, seed: int) -> None:
+        self.faults: list[Fault] = []
+        self._swarm = swarm
+        self._lab = lab
+        self._peers = peers
+        self._random = random.Random(seed)
+        self._turn: list[str] = []
+        self._mending: set[asyncio.Task[None]] = set()
+        self._hurt: set[int] = set()
+
+    def strike(self) -> None:
+        """The next fault; all kinds come round before one comes again."""
+        if not self._turn:
+            self._turn = list(self.KINDS)
+            self._random.shuffle(self._turn)
+        kind = self._turn.pop()
+        well = [node for node in range(1, self._peers + 1) if node not in self._hurt]
+        node = 0 if kind == "kill coordinator" else self._random.choice(well)
+        self.faults.append(Fault(kind, node, time.monotonic()))
+        self._hurt.add(node)
+        task = asyncio.create_task(self._hurt_and_mend(kind, node))
+        self._mending.add(task)
+
+    async def healed(self) -> None:
+        """Return when everybody is there again."""
+        await asyncio.gather(*self._mending)
+
+    async def _hurt_and_mend(self, kind: str, node: int) -> None:
+        swarm, pause = self._swarm, self._random.uniform(1.0, 8.0)
+        match kind:
+            case "kill":
+                await swarm.volunteers[node].kill()
+                await asyncio.sleep(pause)
+                await swarm.add(node, "--trace")
+            case "kill worker":
+                for process in swarm.family(node):
+                    if "worker_main" in " ".join(process.cmdline()):
+                        process.kill()
+            case "freeze":
+                family = swarm.family(node)
+                for process in family:
+                    process.send_signal(signal.SIGSTOP)
+                await asyncio.sleep(2 * LEASE_S)
+                for process in reversed(family):
+                    process.send_signal(signal.SIGCONT)
+            case "cut":
+                self._lab.order(f"partition {node}")
+                await asyncio.sleep(1.5 * LEASE_S)
+                self._lab.order(f"heal {node}")
+            case "slow":
+                self._lab.order(f"uplink {node} {SLOW_MBPS}")
+                await asyncio.sleep(2 * LEASE_S)
+                self._lab.order(f"uplink {node} {UPLINK_MBPS}")
+            case "kill coordinator":
+                await swarm.bootstrap.kill()
+                await asyncio.sleep(pause / 4)
+                await swarm.start_bootstrap()
+        self._hurt.discard(node)
+
+
+def homes(peers: int) -> dict[str, Any]:
+    """The bootstrap in a data centre, everybody else at home."""
+    nodes = peers + 1
+    choose = random.Random(peers)
+    latency = [[0.0] * nodes for _ in range(nodes)]
+    for one in range(nodes):
+        for other in range(one):
+            latency[one][other] = latency[other][one] = choose.uniform(8, 30)
+    return {
+        "nodes": nodes,
+        "latency_ms": latency,
+        "uplink_mbps": [1000] + [UPLINK_MBPS] * peers,
+        "downlink_mbps": [1000] + [100] * peers,
+        "queue_ms": 150,
+    }
+
+
+async def train(options: Any, lab: Lab, folder: Path) -> dict[str, Any]:
+    training = TrainingSettings(
+        steps=ENDLESS,
+        batch_size=2 * MICROBATCHES,
+        microbatch_size=2,
+        slot_size=2,
+        eval_every=50,
+        eval_microbatches=2,
+        checkpoint_every=10,
+    )
+    run = make_run(folder, Model(width=32, heads=2, sequence_length=32), STAGES, training, options.seed)
+    async with running(run, folder, options.peers, "--trace", site=Site(lab=lab)) as swarm:
+        await swarm.until(WARM_UP_STEPS, 240.0)
+        chaos = Chaos(swarm, lab, options.peers, options.seed)
+        began, version = time.monotonic(), swarm.feed.history.version
+        due = began
+        while time.monotonic() - began < 60 * options.minutes:
+            if time.monotonic() >= due:
+                chaos.strike()
+                due += options.every
+            await look(swarm)
+        chaos_s, chaos_steps = time.monotonic() - began, swarm.feed.history.version - version
+        await chaos.healed()
+        alive_after = time.monotonic()
+        healed = swarm.feed.history.version + HEALED_STEPS
+        while swarm.feed.history.version < healed and time.monotonic() - alive_after < HEALED_S:
+            await look(swarm)
+        goes_on = swarm.feed.history.version >= healed
+    collect(run, swarm, options.peers)
+    executed = forwards(folder)
+    steps = swarm.feed.history.version
+    verdict = audit(run.path)
+    comparison = compare(run.path, run_reference(run.path, steps))
+    recovery = recoveries(chaos.faults, swarm)
+    goodput = verdict.counted * len(run.manifest.blocks) / max(executed, 1)
+    met = {
+        "exactly once": verdict.ok and comparison.ok,
+        "goes on after healing": goes_on,
+        "killed": _within(recovery, ("kill", "kill worker"), KILLED_S, statistics.median),
+        "frozen or cut off": _within(recovery, ("freeze", "cut"), AWAY_S, max),
+        "goodput": goodput >= GOODPUT,
+    }
+    return {
+        "peers": options.peers,
+        "minutes": options.minutes,
+        "faults": len(chaos.faults),
+        "faults_by_kind": {kind: len(seconds) for kind, seconds in recovery.items()},
+        "recovery_s": recovery,
+        "steps": steps,
+        "steps_a_minute": round(60 * chaos_steps / chaos_s, 1),
+        "usual_step_s": round(swarm.feed.step_seconds(), 2),
+        "rollbacks": verdict.rollbacks,
+        "executed_block_microbatches": executed,
+        "goodput": round(goodput, 3),
+        "audit": {"ok": verdict.ok, **asdict(verdict)},
+        "replay": {"ok": comparison.ok, **asdict(comparison)},
+        "goals": met,
+        "met": all(met.values()),
+    }
+
+
+async def look(swarm: Swarm) -> None:
+    await asyncio.sleep(LOOK_S)
+    swarm.feed.poll()
+
+
+def recoveries(faults: list[Fault], swarm: Swarm) -> dict[str, list[float | None]]:
+    """Kind → seconds of each of its faults; None: the run had not recovered by its end."""
+    found: dict[str, list[float | None]] = {}
+    for fault in faults:
+        seconds = recovery_seconds(swarm.feed.seen, fault.at)
+        found.setdefault(fault.kind, []).append(None if seconds is None else round(seconds, 1))
+    return found
+
+
+def _within(recovery: Mapping[str, list[float | None]], kinds: tuple[str, ...], goal: float, of: Any) -> bool:
+    seconds = [one for kind in kinds for one in recovery.get(kind, ())]
+    return not seconds or bool(None not in seconds and of(seconds) <= goal)
+
+
+def forwards(folder: Path) -> int:
+    """Blocks times training microbatches that were computed forward, by all traces."""
+    return sum(
+        event["args"]["blocks"]
+        for event in perfetto(folder)["traceEvents"]
+        if event["ph"] == "X" and event["name"].startswith("Forward") and event["args"]["train"]
+    )
+
+
+def collect(run: RunDirectory, swarm: Swarm, peers: int) -> None:
+    """The volunteers' own logs: they say at least as much as what the coordinator received of them."""
+    for number in range(1, peers + 1):
+        home = swarm.home(number)
+        events = home / "runs" / run.run_id / "events.jsonl"
+        if events.exists():
+            peer_id = Identity.load(home / "identity.key").peer_id
+            shutil.copyfile(events, run.volunteers / f"{peer_id}.jsonl")
+
+
+def show(figures: dict[str, Any]) -> None:
+    verdict, comparison = figures["audit"], figures["replay"]
+    print(
+        f"{figures['peers']} peers, {figures['minutes']} minutes, {figures['faults']} faults: {figures['steps']} steps"
+        f" ({figures['steps_a_minute']} a minute, {figures['usual_step_s']} s each as a rule), {figures['rollbacks']} rollbacks"
+    )
+    for kind, seconds in figures["recovery_s"].items():
+        known = [one for one in seconds if one is not None]
+        middle = f"middle {statistics.median(known):.1f} s, longest {max(known):.1f} s" if known else "never"
+        print(f"  {kind:17} {len(seconds):3} times: whole again after {middle}")
+    print(
+        f"  microbatches: {verdict['counted']} of {verdict['microbatches_expected']} counted exactly once,"
+        f" {verdict['lost']} lost, {verdict['duplicated']} doubled, {verdict['leftovers']} through the task board"
+    )
+    print(f"  one machine: losses differ by {comparison['max_relative_loss_difference']:.1e}")
+    print(f"  goodput: {figures['goodput']:.0%} of what was computed was counted")
+    for problem in (*verdict["problems"][:10], *comparison["problems"][:10]):
+        print(f"  problem: {problem}")
+    for goal, met in figures["goals"].items():
+        print(f"  {goal}: {'met' if met else 'MISSED'}")
+
+
+def main() -> int:
+    parser = report.parser(__doc__ or "")
+    parser.add_argument("--peers", type=int, default=12, help="volunteers (default: 12)")
+    parser.add_argument("--minutes", type=float, default=20.0, help="of chaos (default: 20)")
+    parser.add_argument("--every", type=float, default=30.0, help="seconds between two faults (default: 30)")
+    parser.add_argument("--keep", type=Path, help="leave logs and traces in this folder")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="hetpeer-chaos-") as scratch, Lab(homes(options.peers)) as lab:
+        folder = options.keep or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        figures = asyncio.run(train(options, lab, folder))
+    document = report.keep("chaos", figures, seed=options.seed)
+    if options.json:
+        print(json.dumps(document))
+    else:
+        show(figures)
+    return 0 if figures["met"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
