@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ class Parcel:
     pool: credit.Pool = 0
     cost: int = 0
     """Bytes of credit that it takes; 0 where the channel has none."""
+    arrived: Callable[[], None] | None = None
+    """Called once it is acknowledged: its buffers are free. Not if it is forgotten, or the channel ends."""
 
     @property
     def nbytes(self) -> int:
@@ -59,6 +61,8 @@ class Outbox:
             number_there, parcel = self._kept.popleft()
             self._totals.pop(number_there, None)
             self.arrived += parcel.nbytes
+            if parcel.arrived is not None:
+                parcel.arrived()
 
     def forget(self, tag: object) -> None:
         """Frames tagged so need not arrive any more; the numbers they had are left out."""

@@ -103,13 +103,14 @@ class DataPlane:
         self._intake.use(schema, 0 if store is None else store.capacity)
 
     def send(self, peer: str, head: Head, tensor: Tensor) -> None:
-        """Queue a tensor for `peer`. Its bytes are read when its turn comes: it must live until its step ends."""
+        """Queue a tensor for `peer`. Its bytes are read when its turn comes: it stays in place until they have arrived."""
         assert self._store is not None
         assert self._schema is not None
         if peer == self._node.peer_id:
-            self._owner.tensor_arrived(
-                peer, head, self._store.share(tensor)
-            )  # what was sent is not changed any more
+            shared = self._store.share(tensor)  # what was sent is not changed any more
+            if tensor.once:
+                self._store.release(tensor)
+            self._owner.tensor_arrived(peer, head, shared)
             return
         link = self._outgoing.get(peer) or self._open(peer)
         if self._word is not None and self._word.ticket and peer not in self._introduced:
@@ -117,7 +118,17 @@ class DataPlane:
         view = self._store.view(tensor)
         self.bytes_sent += len(view)
         cost = cost_of(head, len(view), self._schema, sending=True)
-        link.send(Parcel(encode_head(head), (view,), tag=head.step_id, pool=pool_of(head), cost=cost))
+        arrived = self._store.leaves(tensor)
+        link.send(
+            Parcel(
+                encode_head(head),
+                (view,),
+                tag=head.step_id,
+                pool=pool_of(head),
+                cost=cost,
+                arrived=arrived,
+            )
+        )
 
     def nudge(self, peer: str, head: ActivationHead, nbytes: int) -> None:
         """`head` is sent again: its word alone, if its bundle of `nbytes` may have to wait."""

@@ -69,7 +69,7 @@ class Execution:
         if sparse and work.train:
             self._sparse.add((step, key))
         layout = self._schema.output_layout(work.end, key.id)
-        output = None if last.loss is not None else self._store.new(step, layout.nbytes)
+        output = None if last.loss is not None else self._store.new(step, layout.nbytes, kept=True)
         command = c.Forward(
             task=_name(key),
             begin=key.begin,
@@ -112,7 +112,7 @@ class Execution:
         key = work.key
         gradient = work.gradient if isinstance(work.gradient, Tensor) else None
         layout = self._schema.input_layout(key.begin, key.id, gradients=True)
-        back = self._store.new(step, layout.nbytes) if key.begin > 0 else None
+        back = self._store.new(step, layout.nbytes, kept=True) if key.begin > 0 else None
         if back is not None:
             back.sparse = (step, key) in self._sparse
         leaving = self._schema.output_layout(work.end, key.id, gradients=True)

@@ -16,6 +16,8 @@ class Offer:
 
     memory_bytes: int
     flops_per_second: float
+    disk_bytes: int = 0
+    """For tensors that must be kept and do not fit into memory."""
     name: str = ""
 
 

@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -74,6 +75,8 @@ class JoinOptions:
     device: str = "auto"
     ram_limit: float = 0.5
     """Bytes if above 1, else the share of the free memory."""
+    disk_limit: float = 0.1
+    """For tensors that do not fit into memory: bytes if above 1, else the share of the free disk."""
     trace: bool = False
     """Write down what is done when (tracing.py)."""
 
@@ -146,7 +149,12 @@ async def _start_compute(
     info = await compute.submit(c.Info())
     return (
         compute,
-        Offer(memory_bytes=memory, flops_per_second=speed, name=options.name),
+        Offer(
+            memory_bytes=memory,
+            flops_per_second=speed,
+            disk_bytes=_disk_offered(options),
+            name=options.name,
+        ),
         info.device_name,
     )
 
@@ -241,6 +249,11 @@ def remember_addresses(home: Home, addresses: Sequence[Address]) -> None:
 def _memory_offered(limit: float) -> int:
     machine = device.survey()
     return int(limit) if limit > 1 else int(machine.ram_free_bytes * limit)
+
+
+def _disk_offered(options: JoinOptions) -> int:
+    limit = options.disk_limit
+    return int(limit) if limit > 1 else int(shutil.disk_usage(options.home).free * limit)
 
 
 @contextlib.asynccontextmanager

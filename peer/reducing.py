@@ -30,6 +30,7 @@ class Reducing:
     def export(self, step: e.StepId, shard: e.Shard, slot: int, then: Callable[[Tensor], None]) -> Answer:
         """`then` gets our slot's elements of `shard`."""
         piece = self._store.new(step, (shard.end - shard.begin) * FLOAT_BYTES)
+        piece.once = True
         command = c.ExportSlot(
             block=shard.block, slot=slot, begin=shard.begin, end=shard.end, extent=piece.extent
         )

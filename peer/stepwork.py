@@ -24,9 +24,10 @@ from hetpeer.peer.posting import Posts
 from hetpeer.peer.reducing import Reducing
 from hetpeer.peer.schema import Schema
 from hetpeer.peer.tensors import Tensor, TensorStore
-from hetpeer.peer.transcoding import Transcoding
+from hetpeer.peer.transcoding import BundleHead, Transcoding
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import effects as p
+from hetpeer.stages.execution.arena import ArenaFullError
 from hetpeer.stages.execution.results import CommandFailedError
 from hetpeer.stages.execution.routes import Hop
 from hetpeer.stages.execution.slots import Drop, Merge
@@ -175,10 +176,10 @@ class StepWork:
                 if (number, route[0]) in self._sent:
                     self._plane.nudge(route[0].peer, head, _tensor(handle).extent.nbytes)
                 self._sent.add((number, route[0]))
-                self._start(place.transcoding.out(step, route[0].peer, head, _tensor(handle)))
+                self._send_bundle(step, route[0].peer, head, _tensor(handle), place.transcoding)
             case p.SendGradient(number, to, border, handle):
                 back = GradientHead(**own, id=number, border=border)
-                self._start(place.transcoding.out(step, to, back, _tensor(handle)))
+                self._send_bundle(step, to, back, _tensor(handle), place.transcoding)
             case e.SendPart(shard, slot):
                 part = _shard_head("part", shard, own)
                 self._start(
@@ -190,6 +191,20 @@ class StepWork:
                 self._plane.send(to, _shard_head("result", shard, own), _tensor(handle))
             case _:
                 raise AssertionError(effect)
+
+    def _send_bundle(
+        self, step: e.StepId, peer: str, head: BundleHead, tensor: Tensor, transcoding: Transcoding
+    ) -> None:
+        try:
+            self._store.bring_back(tensor)
+        except ArenaFullError as error:  # the protocol asks for it again
+            _log.warning("a %s stays on the disk: %s", head.kind, error.why)
+            return
+        pinned = self._store.pin([tensor])
+        try:
+            self._start(transcoding.out(step, peer, head, tensor))
+        finally:
+            self._store.unpin(pinned)
 
     def _start(self, work: Work | None) -> None:
         if work is not None:

@@ -1,8 +1,9 @@
 """The tensors a volunteer keeps in the arena: what the protocol core calls handles.
 
 Every tensor belongs to one step and lives until the core releases it or the step ends. A tensor that the compute
-worker still reads or writes is pinned: its memory is given back only afterwards, or a stale command could write into
-somebody else's tensor.
+worker still reads or writes is pinned, one that is on its way to a peer is flying: its memory is given back only
+afterwards, or a stale command could write into somebody else's tensor. What has arrived and is only kept in case it is
+asked for again makes room for others when the arena is full, and waits on the disk.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hetpeer.averaging.effects import StepId
-from hetpeer.stages.execution.arena import Arena, Extent
+from hetpeer.peer.spill import SpillFile
+from hetpeer.stages.execution.arena import Arena, ArenaFullError, Extent
 
 TRIM_STEPS = 64
 """Every so many steps the arena's free pages go back to the system, so that a peak is not kept for ever."""
@@ -23,31 +25,44 @@ class Tensor:
     """A bundle of activations, its gradient, or a piece of a flat gradient, as bytes in the arena."""
 
     extent: Extent
+    """Where it lies; not to be looked at while it is parked."""
     step: StepId
     pins: int = 0
+    flights: int = 0
+    """Links on which its bytes are, or wait for their turn."""
+    parked: Extent | None = None
+    """Where it lies in the spill file, if it is not in the arena."""
     released: bool = False
     length: int | None = None
     """Bytes that mean something, where that is not all of the extent."""
     sparse: bool = False
     """Whether its zeros stand for what a codec left out."""
+    once: bool = False
+    """Nobody needs it when it has arrived."""
     sender: str = ""
     """The peer that it came from."""
 
 
 class TensorStore:
-    """Allocates tensors in `arena` and frees them step by step."""
+    """Allocates tensors in `arena` and frees them step by step; what is kept may go to `spill`."""
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: Arena, spill: SpillFile | None = None) -> None:
         self.capacity = arena.capacity
         self._arena = arena
+        self._spill = spill
         self._steps: dict[StepId, set[Tensor]] = {}
+        self._kept: dict[Tensor, None] = {}
+        """Those that may be parked when nobody uses them, the oldest first."""
         self._sharers: Counter[Extent] = Counter()
         self._lent: dict[Extent, Callable[[], None]] = {}
         self._ended = 0
 
-    def new(self, step: StepId, nbytes: int) -> Tensor:
-        """Room for a tensor of `step`. Raises ArenaFullError."""
-        return self._add(Tensor(self._arena.allocate(nbytes), step))
+    def new(self, step: StepId, nbytes: int, *, kept: bool = False) -> Tensor:
+        """Room for a tensor of `step`, `kept` in case it is asked for again. Raises ArenaFullError."""
+        tensor = self._add(Tensor(self._allocate(nbytes), step))
+        if kept:
+            self._kept[tensor] = None
+        return tensor
 
     def share(self, tensor: Tensor) -> Tensor:
         """The same memory with one more owner: released apart, freed with the last. Nobody may write to it any more."""
@@ -69,6 +84,7 @@ class TensorStore:
         return tensor
 
     def view(self, tensor: Tensor) -> memoryview:
+        assert tensor.parked is None
         return self._arena.view(tensor.extent)[: tensor.length]
 
     def release(self, tensor: Tensor) -> None:
@@ -76,11 +92,14 @@ class TensorStore:
         if tensor.released:
             return
         tensor.released = True
+        self._kept.pop(tensor, None)
         left = self._steps.get(tensor.step, set())
         left.discard(tensor)
         if not left:
             self._steps.pop(tensor.step, None)
-        if not tensor.pins:
+        if tensor.parked is not None:
+            self._unpark(tensor)
+        elif not tensor.pins:
             self._free(tensor.extent)
 
     def end_step(self, step: StepId) -> None:
@@ -91,10 +110,18 @@ class TensorStore:
         if self._ended % TRIM_STEPS == 0:
             self._arena.trim()
 
+    def close(self) -> None:
+        """What is parked is gone."""
+        if self._spill is not None:
+            self._spill.close()
+
+    # ── in use ───────────────────────────────────────────────────────────────────────────────────────────────────
+
     def pin(self, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
         """Keep the memory of `tensors` in place until `unpin`, even if they are released meanwhile."""
         held = tuple(tensors)
         for tensor in held:
+            assert tensor.parked is None
             tensor.pins += 1
         return held
 
@@ -103,6 +130,61 @@ class TensorStore:
             tensor.pins -= 1
             if tensor.released and not tensor.pins:
                 self._free(tensor.extent)
+
+    def leaves(self, tensor: Tensor) -> Callable[[], None]:
+        """Its bytes are to go to a peer. To be called when they have arrived; if they never do, it stays where it is."""
+        tensor.flights += 1
+
+        def arrived() -> None:
+            tensor.flights -= 1
+            if tensor.once and not tensor.flights:
+                self.release(tensor)
+
+        return arrived
+
+    # ── on the disk ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def bring_back(self, tensor: Tensor) -> None:
+        """It is needed again: in the arena, if it was parked. Raises ArenaFullError."""
+        if tensor.parked is None or tensor.released:
+            return
+        extent = self._allocate(tensor.parked.nbytes)
+        assert self._spill is not None
+        self._spill.get(tensor.parked, self._arena.view(extent))
+        self._unpark(tensor)
+        tensor.extent = extent
+        self._kept[tensor] = None  # the youngest now
+
+    def _allocate(self, nbytes: int) -> Extent:
+        try:
+            return self._arena.allocate(nbytes)
+        except ArenaFullError:
+            for tensor in list(self._kept):
+                if self._park(tensor):
+                    try:
+                        return self._arena.allocate(nbytes)
+                    except ArenaFullError:
+                        continue  # one more
+            raise
+
+    def _park(self, tensor: Tensor) -> bool:
+        """Move it to the disk, unless somebody uses it or there is no room."""
+        busy = tensor.pins or tensor.flights or self._sharers[tensor.extent]
+        if busy or self._spill is None:
+            return False
+        place = self._spill.put(self._arena.view(tensor.extent))
+        if place is None:
+            return False
+        tensor.parked = place
+        del self._kept[tensor]
+        self._free(tensor.extent)
+        return True
+
+    def _unpark(self, tensor: Tensor) -> None:
+        assert self._spill is not None
+        assert tensor.parked is not None
+        self._spill.drop(tensor.parked)
+        tensor.parked = None
 
     def _free(self, extent: Extent) -> None:
         if self._sharers[extent]:

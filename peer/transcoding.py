@@ -67,6 +67,7 @@ class Transcoding:
             self._send(peer, head, tensor)
             return None
         into = self._store.new(step, layout.room(coding.codec, coding.share))
+        into.once = True
         feedback = self._book.feedback and gradient and coding.codec.sparse and not tensor.sparse
         if feedback:
             key = (step, head.id, border)

@@ -44,6 +44,7 @@ from hetpeer.peer.reducing import Reducing
 from hetpeer.peer.rehearsing import speed_on
 from hetpeer.peer.schema import Schema, microbatches_in
 from hetpeer.peer.session import ControlSession
+from hetpeer.peer.spill import SpillFile
 from hetpeer.peer.states import HeldStates
 from hetpeer.peer.stepwork import Place, StepWork
 from hetpeer.peer.tensors import TensorStore
@@ -102,7 +103,7 @@ class Volunteer:
             evidence.lines,
         )
         self._tasks = TaskSet(self._fail)
-        self._store = TensorStore(compute.arena)
+        self._store = TensorStore(compute.arena, SpillFile(home.path, offer.disk_bytes))
         self._states = HeldStates(self.member)
         self.links = LinkBook(self._manifest.links)
         self._plane = DataPlane(node, str(hello.incarnation), self._tasks, self.links, trace, self)
@@ -147,6 +148,7 @@ class Volunteer:
             self.session.close()
             self._plane.close()
             await self._tasks.close()
+            self._store.close()
 
     @property
     def admitted(self) -> bool:

@@ -30,6 +30,9 @@ def join(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of the compute worker.")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     ram_limit: Annotated[str, typer.Option(help="Memory to offer: 50% of what is free, or 4GiB.")] = "50%",
+    disk_limit: Annotated[
+        str, typer.Option(help="Disk for what does not fit into memory: 10% of what is free, or 20GiB.")
+    ] = "10%",
     trace: Annotated[
         bool, typer.Option("--trace", help="Write down what is done when, for `hetpeer trace`.")
     ] = False,
@@ -38,7 +41,7 @@ def join(
     from hetpeer.dht.addresses import parse_address
 
     addresses = tuple(parse_address(text) for text in bootstrap)
-    limit = parse_limit(ram_limit)
+    memory, disk = parse_limit(ram_limit), parse_limit(disk_limit)
 
     from hetpeer.peer.home import default_home
     from hetpeer.peer.joining import JoinOptions
@@ -53,7 +56,8 @@ def join(
         name=name,
         threads=threads,
         device=device,
-        ram_limit=limit,
+        ram_limit=memory,
+        disk_limit=disk,
         trace=trace,
     )
     stop = run_daemon(lambda leaving: take_part(options, leaving))
