@@ -28,7 +28,7 @@ from benchmarks.networks import network
 from benchmarks.swarm import NEVER, Model, Site, make_run, running
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import LinkSettings, TrainingSettings
-from hetpeer.peer.demo.children import Child, end_all
+from hetpeer.peer.children import Child, end_all
 from tests.wanlab.lab import Lab
 
 PEERS = 4

@@ -23,7 +23,7 @@ from hetpeer.bootstrap.create import create_run
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import TrainingSettings
 from hetpeer.dht.clock import SystemClock
-from hetpeer.peer.demo.children import Child, end_all
+from hetpeer.peer.children import Child, end_all
 from hetpeer.peer.demo.feed import LedgerFeed
 from hetpeer.peer.home import Home
 

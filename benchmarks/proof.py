@@ -30,7 +30,7 @@ from benchmarks.swarm import Model, Site, Swarm, make_run, running
 from hetpeer.bootstrap.audit import audit
 from hetpeer.bootstrap.replay import replay
 from hetpeer.bootstrap.settings import TrainingSettings
-from hetpeer.peer.demo.children import COMMAND
+from hetpeer.peer.children import COMMAND
 
 SAMPLE_S = 2.0
 STALL_S = 120.0

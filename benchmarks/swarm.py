@@ -1,6 +1,6 @@
 """A real swarm on this machine for benchmarks to look at: one bootstrap node and volunteers, as child processes.
 
-Every process dies with the benchmark (peer/demo/children.py). A swarm can be frozen (SIGSTOP) and thawed, so that
+Every process dies with the benchmark (peer/children.py). A swarm can be frozen (SIGSTOP) and thawed, so that
 others can be measured beside it on the same cores; frozen for longer than a lease it would fall apart.
 """
 
@@ -20,7 +20,7 @@ from hetpeer.bootstrap.create import create_run
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import LinkSettings, TrainingSettings
 from hetpeer.dht.clock import SystemClock
-from hetpeer.peer.demo.children import COMMAND, Child, end_all
+from hetpeer.peer.children import COMMAND, Child, end_all
 from hetpeer.peer.demo.feed import LedgerFeed
 from tests.wanlab.lab import Lab
 

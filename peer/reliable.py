@@ -29,6 +29,7 @@ from hetpeer.dht.roster import Roster
 from hetpeer.peer.adverts import publish_forever, reliable_advert
 from hetpeer.peer.progress import ReliableProgress
 from hetpeer.peer.reach import tell_forever
+from hetpeer.peer.standin import StandIn
 
 FOLLOW_S = 0.5
 """Between two looks at what was decided, of a peer that does not lead."""
@@ -44,6 +45,8 @@ class BootstrapOptions:
     host: str
     port: int
     peers: tuple[Address, ...] = ()
+    stand_in: bool = False
+    """Whether to work on what nobody else can."""
 
 
 class ReliablePeer:
@@ -157,7 +160,7 @@ async def serve_run(
         node = await Node.start(_config(options), Identity.load(run.identity_path))
         try:
             peer = ReliablePeer(node, run, Replica(node, run, logs, SystemClock()))
-            return await _take_part(peer, node, run, leaving, announce)
+            return await _take_part(peer, node, run, options, leaving, announce)
         finally:
             await node.close()
 
@@ -166,6 +169,7 @@ async def _take_part(
     peer: ReliablePeer,
     node: Node,
     run: RunDirectory,
+    options: BootstrapOptions,
     leaving: asyncio.Event,
     announce: Callable[[str], None],
 ) -> Halt | None:
@@ -177,6 +181,9 @@ async def _take_part(
         asyncio.ensure_future(ReliableProgress(peer.replica, lambda: peer.service).show_forever()),
         asyncio.ensure_future(tell_forever(node, reliable=True)),
     ]
+    if options.stand_in:
+        helper = StandIn(run.path / "stand-in", lambda: peer.service, lambda: _join_address(node))
+        beside.append(asyncio.ensure_future(helper.watch_forever()))
     try:
         ready = asyncio.ensure_future(peer.ready.wait())
         await asyncio.wait({work, left, ready}, return_when=asyncio.FIRST_COMPLETED)

@@ -30,6 +30,10 @@ def bootstrap(
             metavar="ADDR", help="Peers of the run; they give the copy if DIR is not there. Repeatable."
         ),
     ] = None,
+    stand_in: Annotated[
+        bool,
+        typer.Option("--stand-in", help="Work on blocks that nobody else holds, until somebody does."),
+    ] = False,
     home: HomeOption = None,
 ) -> None:
     """Serve a run: rendezvous, data, log and coordinator. Prints the line that volunteers type."""
@@ -45,7 +49,7 @@ def bootstrap(
     if known and not (directory / "manifest.hetpeer").exists():
         run_loop(mirror(directory, known, Home(home or default_home())))
 
-    options = BootstrapOptions(directory=directory, host=host, port=port, peers=known)
+    options = BootstrapOptions(directory=directory, host=host, port=port, peers=known, stand_in=stand_in)
     halt = run_daemon(
         lambda leaving: serve_run(
             options, leaving, lambda address: typer.echo(f"hetpeer join --bootstrap {address}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.clock import Clock
 from hetpeer.dht.errors import LocalError
-from hetpeer.peer.demo.children import Child, end_all
+from hetpeer.peer.children import Child, end_all
 from hetpeer.peer.demo.feed import RECENT, LedgerFeed, recovery_seconds
 from hetpeer.peer.demo.settings import DemoSettings
 from hetpeer.peer.demo.view import Picture, View

@@ -19,7 +19,7 @@ from hetpeer.bootstrap.log import Log
 from hetpeer.dht.clock import SystemClock
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.identity import Identity
-from hetpeer.peer.demo.children import Child, end_all
+from hetpeer.peer.children import Child, end_all
 from hetpeer.peer.demo.feed import LedgerFeed, Seen, recovery_seconds
 from hetpeer.peer.demo.report import report
 from hetpeer.peer.demo.settings import MARKER, DemoSettings, claimed, example_model
@@ -213,7 +213,7 @@ def test_no_child_outlives_a_killed_demo(tmp_path: Path) -> None:
     code = f"""
 import asyncio, sys, uvloop
 from pathlib import Path
-from hetpeer.peer.demo.children import Child
+from hetpeer.peer.children import Child
 
 async def main():
     sleeper = (sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)")

@@ -157,13 +157,13 @@ class Swarm:
         self.children.append(child)
         return child
 
-    async def bootstrap(self, fail: str = "", **how: Any) -> Child:
+    async def bootstrap(self, *options: str, fail: str = "", **how: Any) -> Child:
         """Serve the run, at the port where it was served before; returns when volunteers may join. `how` as in `start`."""
         port = self.address.split("/")[4] if self.address else "0"
-        child = self.reliable(self.run.path, port=port, home=self.run.path, fail=fail, **how)
+        child = self.reliable(self.run.path, *options, port=port, home=self.run.path, fail=fail, **how)
         await until(lambda: child.printed or child.status is not None, "the bootstrap node is ready")
         if fail and child.status == -signal.SIGKILL:
-            return await self.bootstrap(**how)
+            return await self.bootstrap(*options, **how)
         assert child.status is None, child.said
         self.address = child.printed.split()[-1]
         return child

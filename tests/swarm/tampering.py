@@ -125,3 +125,10 @@ def little_memory() -> None:
 
     config = joining.ComputeConfig
     joining.ComputeConfig = lambda **known: config(**(known | {"arena_bytes": LITTLE}))
+
+
+def hasty_stand_in() -> None:
+    """A reliable peer that waits for others for a second only."""
+    from hetpeer.peer import standin
+
+    standin.PATIENCE_S = 1.0

@@ -9,6 +9,7 @@ import pytest
 from hetpeer.bootstrap.audit import audit
 from hetpeer.bootstrap.eventlog import read_event, read_events
 from hetpeer.bootstrap.replay import ReferenceRun
+from hetpeer.dht.identity import Identity
 from tests.swarm.swarm import Child, Swarm
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
@@ -27,9 +28,11 @@ NEWCOMER = (
 )
 
 
-async def orphaned(swarm: Swarm) -> tuple[Child, Child]:
-    """The bootstrap node, and the first stage in its first step; the second stage has died, and its state can be had."""
-    bootstrap = await swarm.bootstrap()
+async def orphaned(swarm: Swarm, *options: str, **how: Any) -> tuple[Child, Child]:
+    """The bootstrap node (with `options`), and the first stage in its first step; the second stage has died, and its state
+    can be had.
+    """
+    bootstrap = await swarm.bootstrap(*options, **how)
     holder = swarm.volunteer("holder", fail="send_gradient:3")
     assert (await holder.blocks())[0] == BORDER
     sender = swarm.volunteer("sender")
@@ -65,6 +68,18 @@ async def test_a_leftover_reaches_a_holder_that_its_sender_never_knew(
     assert [set(cover[newcomer.peer_id]) for cover in covers] == [IDS] * len(covers)
     assert covers
     assert audit(swarm.run.path).leftovers == len(found) > 0
+    swarm.exact(reference)
+
+
+async def test_the_reliable_peer_completes_what_nobody_else_does(
+    swarm: Swarm, reference: ReferenceRun
+) -> None:
+    bootstrap, sender = await orphaned(swarm, "--stand-in", before="hasty_stand_in")
+    await swarm.finished(bootstrap, sender)
+    helper = Identity.load(swarm.run.path / "stand-in" / "identity.key").peer_id
+    assert (swarm.run.volunteers / f"{helper}.jsonl").exists()
+    assert not swarm.records("rollback")
+    assert audit(swarm.run.path).leftovers > 0
     swarm.exact(reference)
 
 

@@ -1,7 +1,7 @@
-"""The demo's processes: real `hetpeer bootstrap` and `hetpeer join`, each with a log file of its own.
+"""hetpeer processes that we start: the demo's, a reliable peer's stand-in. Each has a log file of its own.
 
-They are tied to the demo: `end_all` stops them in order, and when the demo itself is killed the kernel ends them, and
-they theirs (p2pd, compute worker).
+They are tied to us: `end_all` stops them in order, and when we are killed the kernel ends them, and they theirs (p2pd, compute
+worker).
 """
 
 from __future__ import annotations
