@@ -33,6 +33,7 @@ from hetpeer.bootstrap.replay import compare, run_reference
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import TrainingSettings
 from hetpeer.dht.identity import Identity
+from hetpeer.peer.children import end_all
 from hetpeer.peer.demo.feed import recovery_seconds
 from hetpeer.peer.perfetto import perfetto
 from tests.wanlab.lab import Lab
@@ -167,6 +168,8 @@ async def train(options: Any, lab: Lab, folder: Path) -> dict[str, Any]:
         while swarm.feed.history.version < healed and time.monotonic() - alive_after < HEALED_S:
             await look(swarm)
         goes_on = swarm.feed.history.version >= healed
+        await end_all([swarm.bootstrap])  # before the volunteers: or their farewells would take the run back
+        swarm.feed.poll()
     collect(run, swarm, options.peers)
     executed = forwards(folder)
     steps = swarm.feed.history.version

@@ -24,13 +24,13 @@ from hetpeer.averaging.places import choose_place
 from hetpeer.averaging.ties import Ties
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.bootstrap.serving import Served
-from hetpeer.bootstrap.tickets import check
 from hetpeer.dht import failpoints
-from hetpeer.dht.board import Board, Leftover
+from hetpeer.dht.board import Board
 from hetpeer.dht.node import Node
 from hetpeer.dht.tasks import TaskSet
 from hetpeer.peer.dataplane import DataPlane
 from hetpeer.peer.datasource import DataSource
+from hetpeer.peer.entering import Entering
 from hetpeer.peer.evidence import Evidence
 from hetpeer.peer.execution import Execution
 from hetpeer.peer.figures import Figures, Offer
@@ -116,6 +116,9 @@ class Volunteer:
             self.perform,
             lambda: self._spawn(self._rejoin()),
         )
+        self._entering = Entering(
+            self.member, self._plane, files.run, evidence, self.perform, self.session.give_evidence
+        )
         self._prepared: dict[int, int] = {}
         """Blocks loaded into the worker, and the bytes that each one's state takes."""
         self._specs: list[BlockSpec] = []
@@ -134,7 +137,7 @@ class Volunteer:
             self._tasks.spawn(self.session.run(lambda: self.member.incarnation), name="control session")
             self._tasks.spawn(self._watch_worker(), name="compute worker")
             board = Board(self._node, self._files.run.run_id)
-            watch = LeftoverWatch(self._node.peer_id, board, self.member, self)
+            watch = LeftoverWatch(self._node.peer_id, board, self.member, self._entering)
             self._tasks.spawn(watch.watch_forever(), name="task board")
             return await self._over
         except WorkerDiedError:
@@ -180,51 +183,17 @@ class Volunteer:
 
     def _received(self, message: m.Message) -> None:
         if isinstance(message, m.Joined):
-            for entrant in message.entrants:
-                self._plane.admit(entrant.peer)
+            self._entering.joined(message)
         if isinstance(message, m.Begin):
-            self._plane.keep_only(message.roster)
-            self._plane.introduction(self._introduction(message))
+            self._entering.begun(message)
             self._files.volunteers = tuple(message.roster)
             self.links.target = message.target
             self._begun[message.step] = self._trace.now()
             self.figures.begun(time.monotonic())
         self._steps.received(message)
 
-    def _introduction(self, begin: m.Begin) -> Introduction | None:
-        """What shows others that we take part in a step that they were told of before us."""
-        place = self.member.place
-        if place is None:
-            return None
-        return Introduction(
-            line=begin.line,
-            step=begin.step,
-            incarnation=self.member.incarnation,
-            begin=place[0],
-            end=place[1],
-            ticket=begin.ticket,
-        )
-
-    def ask(self, sender: str, found: Leftover) -> None:
-        """The board says that `sender` keeps microbatches for us."""
-        step = self.member.step
-        assert step is not None
-        failpoints.reached("ask_leftovers")
-        for line in self._evidence.found(step, self.member.incarnation, sender, found):
-            self.session.give_evidence(line)
-        self._plane.introduce(sender)
-
     def introduced(self, peer: str, head: Introduction) -> None:
-        origin = Origin(peer, head.incarnation, head.step_id)
-        if not self.member.knows(origin):
-            if self.member.step is None or self.member.step.on_wire != head.step_id or not head.ticket:
-                return  # of another step, or somebody who has left it and does not know yet
-            check(self._files.run.run_id, self._manifest.coordinators, peer, head)
-            self._plane.admit(peer)
-            _log.info(
-                "%s came into step %d, for blocks %d-%d", peer[-6:], head.step, head.begin, head.end - 1
-            )
-        self.perform(self.member.introduced(origin, (head.begin, head.end)))
+        self._entering.introduced(peer, head)
 
     def tensor_arrived(self, *tensor: Any) -> None:
         if not self._ended:
