@@ -70,6 +70,11 @@ class Queue(Generic[Item]):
                 return item
         return None
 
+    def put_back(self, item: Item) -> None:
+        """`next` gave it, and it could not go: it is the next one again."""
+        self._spent[item.pool] -= item.cost
+        self._waiting.setdefault(item.pool, deque()).appendleft(item)
+
     def forget(self, tag: object) -> None:
         """Those tagged so need not go any more. What has gone already stays spent: the receiver gives it back."""
         left = {pool: deque(i for i in items if i.tag != tag) for pool, items in self._waiting.items()}

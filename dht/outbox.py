@@ -23,6 +23,8 @@ class Parcel:
     """Bytes of credit that it takes; 0 where the channel has none."""
     arrived: Callable[[], None] | None = None
     """Called once it is acknowledged: its buffers are free. Not if it is forgotten, or the channel ends."""
+    depart: Callable[[], Parcel | None] | None = None
+    """Gives the parcel that goes in place of this one, which has no payload yet, when its turn comes; None: not now."""
 
     @property
     def nbytes(self) -> int:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from hetpeer.averaging.effects import StepId
@@ -103,10 +105,14 @@ class DataPlane:
         self._intake.use(schema, 0 if store is None else store.capacity)
 
     def send(self, peer: str, head: Head, tensor: Tensor) -> None:
-        """Queue a tensor for `peer`. Its bytes are read when its turn comes: it stays in place until they have arrived."""
+        """Queue a tensor for `peer`. Its bytes are read when its turn comes: then it stays in place until they have arrived.
+
+        Raises ArenaFullError if it is for ourselves, on the disk, and there is no room for it.
+        """
         assert self._store is not None
         assert self._schema is not None
         if peer == self._node.peer_id:
+            self._store.bring_back(tensor)
             shared = self._store.share(tensor)  # what was sent is not changed any more
             if tensor.once:
                 self._store.release(tensor)
@@ -115,20 +121,10 @@ class DataPlane:
         link = self._outgoing.get(peer) or self._open(peer)
         if self._word is not None and self._word.ticket and peer not in self._introduced:
             self.introduce(peer)
-        view = self._store.view(tensor)
-        self.bytes_sent += len(view)
-        cost = cost_of(head, len(view), self._schema, sending=True)
-        arrived = self._store.leaves(tensor)
-        link.send(
-            Parcel(
-                encode_head(head),
-                (view,),
-                tag=head.step_id,
-                pool=pool_of(head),
-                cost=cost,
-                arrived=arrived,
-            )
-        )
+        self.bytes_sent += tensor.nbytes
+        cost = cost_of(head, tensor.nbytes, self._schema, sending=True)
+        parcel = Parcel(encode_head(head), tag=head.step_id, pool=pool_of(head), cost=cost)
+        link.send(replace(parcel, depart=partial(_departing, self._store, tensor, parcel)))
 
     def nudge(self, peer: str, head: ActivationHead, nbytes: int) -> None:
         """`head` is sent again: its word alone, if its bundle of `nbytes` may have to wait."""
@@ -285,6 +281,15 @@ class DataPlane:
         if not self._book.allows(codec, gradient=isinstance(head, GradientHead)):
             raise OffenceError(Kind.CODEC, f"a tensor in {codec}, which is not of this run", peer=peer)
         return bundle_layout(schema, head).written(codec, head.coded.written)
+
+
+def _departing(store: TensorStore, tensor: Tensor, parcel: Parcel) -> Parcel | None:
+    """`parcel` with its payload; None while there is no room to bring it back from the disk."""
+    try:
+        store.bring_back(tensor)
+    except ArenaFullError:
+        return None
+    return replace(parcel, payload=(store.view(tensor),), arrived=store.leaves(tensor))
 
 
 def _due(head: Head, schema: Schema) -> bool:

@@ -148,6 +148,12 @@ class Link:
         if self.closed:
             return
         while (parcel := self._queue.next()) is not None:
+            if parcel.depart is not None:
+                loaded = parcel.depart()
+                if loaded is None:  # no room for it in memory: once something else has arrived
+                    self._queue.put_back(parcel)
+                    break
+                parcel = loaded
             idle = min(self._lanes, key=_under_way)
             if len(idle.outbox) and len(self._lanes) < LANES:
                 idle = self._open()

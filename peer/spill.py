@@ -29,7 +29,7 @@ class SpillFile:
         self._folder = folder
         self._free = FreeList(_aligned(limit))
         self._descriptor: int | None = None
-        self._refused = False
+        self._said = self._refused = False
 
     def put(self, data: memoryview) -> Extent | None:
         """Keep a copy of `data`; None if there is no room for it, on the disk or within the limit."""
@@ -44,7 +44,8 @@ class SpillFile:
             self._free.give(offset, size)
             self._refuse(error.strerror or str(error))
             return None
-        if not self.used:
+        if not self._said:
+            self._said = True
             _log.info("memory is full: tensors that are kept for others go to the disk at %s", self._folder)
         self.used += size
         return Extent(offset, len(data))

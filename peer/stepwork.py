@@ -6,10 +6,13 @@ task of its own.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hetpeer.averaging import effects as e
@@ -24,7 +27,7 @@ from hetpeer.peer.posting import Posts
 from hetpeer.peer.reducing import Reducing
 from hetpeer.peer.schema import Schema
 from hetpeer.peer.tensors import Tensor, TensorStore
-from hetpeer.peer.transcoding import BundleHead, Transcoding
+from hetpeer.peer.transcoding import Transcoding
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.arena import ArenaFullError
@@ -33,6 +36,7 @@ from hetpeer.stages.execution.routes import Hop
 from hetpeer.stages.execution.slots import Drop, Merge
 
 Work = Coroutine[Any, Any, None]
+LATE_S = 0.05
 
 _log = logging.getLogger(__name__)
 
@@ -72,6 +76,8 @@ class StepWork:
         self._place: Place | None = None
         self._sent: set[tuple[int, Hop]] = set()
         """Microbatches and where they went on to, in the step in progress."""
+        self._late: deque[Callable[[], Work | None]] = deque()
+        """Bundles to be sent once there is room in memory to read or to write them."""
 
     def use(self, place: Place | None) -> None:
         """The worker's side of our place; None: we have none, and take no tensors."""
@@ -109,6 +115,7 @@ class StepWork:
     def end(self, step: e.StepId) -> None:
         """Nothing of `step` is needed any more."""
         self._sent.clear()
+        self._late.clear()
         for name in {step, step.on_wire}:
             self._plane.end_step(name)
             self._store.end_step(name)
@@ -174,12 +181,12 @@ class StepWork:
             case p.SendActivation(number, route, attempt, handle):
                 head = ActivationHead(**own, id=number, route=route, attempt=attempt)
                 if (number, route[0]) in self._sent:
-                    self._plane.nudge(route[0].peer, head, _tensor(handle).extent.nbytes)
+                    self._plane.nudge(route[0].peer, head, _tensor(handle).nbytes)
                 self._sent.add((number, route[0]))
-                self._send_bundle(step, route[0].peer, head, _tensor(handle), place.transcoding)
+                self._send_bundle(partial(place.transcoding.out, step, route[0].peer, head, _tensor(handle)))
             case p.SendGradient(number, to, border, handle):
                 back = GradientHead(**own, id=number, border=border)
-                self._send_bundle(step, to, back, _tensor(handle), place.transcoding)
+                self._send_bundle(partial(place.transcoding.out, step, to, back, _tensor(handle)))
             case e.SendPart(shard, slot):
                 part = _shard_head("part", shard, own)
                 self._start(
@@ -192,19 +199,25 @@ class StepWork:
             case _:
                 raise AssertionError(effect)
 
-    def _send_bundle(
-        self, step: e.StepId, peer: str, head: BundleHead, tensor: Tensor, transcoding: Transcoding
-    ) -> None:
+    def _send_bundle(self, out: Callable[[], Work | None]) -> None:
+        """`out` sends it, or raises ArenaFullError: then it is tried again once there may be room."""
+        if self._late or not self._goes(out):
+            self._late.append(out)
+            if len(self._late) == 1:
+                self._spawn(self._send_late())
+
+    async def _send_late(self) -> None:
+        while self._late:
+            await asyncio.sleep(LATE_S)
+            while self._late and self._goes(self._late[0]):
+                self._late.popleft()
+
+    def _goes(self, out: Callable[[], Work | None]) -> bool:
         try:
-            self._store.bring_back(tensor)
-        except ArenaFullError as error:  # the protocol asks for it again
-            _log.warning("a %s stays on the disk: %s", head.kind, error.why)
-            return
-        pinned = self._store.pin([tensor])
-        try:
-            self._start(transcoding.out(step, peer, head, tensor))
-        finally:
-            self._store.unpin(pinned)
+            self._start(out())
+        except ArenaFullError:
+            return False
+        return True
 
     def _start(self, work: Work | None) -> None:
         if work is not None:

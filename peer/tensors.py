@@ -42,6 +42,11 @@ class Tensor:
     sender: str = ""
     """The peer that it came from."""
 
+    @property
+    def nbytes(self) -> int:
+        """That mean something."""
+        return self.extent.nbytes if self.length is None else self.length
+
 
 class TensorStore:
     """Allocates tensors in `arena` and frees them step by step; what is kept may go to `spill`."""

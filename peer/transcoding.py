@@ -46,7 +46,7 @@ class Transcoding:
         """Gradients that a residual has been taken from: a repeated one is sent without."""
 
     def out(self, step: e.StepId, peer: str, head: BundleHead, tensor: Tensor) -> Answer | None:
-        """Send a bundle; None where it left at once, as it lies in memory."""
+        """Send a bundle; None where it left at once, as it lies in memory. Raises ArenaFullError with nothing done."""
         gradient = isinstance(head, GradientHead)
         border = head.border if isinstance(head, GradientHead) else head.route[0].begin
         layout = (
@@ -66,7 +66,12 @@ class Transcoding:
             self._book.computed("encode", 0.0)
             self._send(peer, head, tensor)
             return None
-        into = self._store.new(step, layout.room(coding.codec, coding.share))
+        self._store.bring_back(tensor)
+        held = self._store.pin([tensor])
+        try:
+            into = self._store.new(step, layout.room(coding.codec, coding.share))
+        finally:
+            self._store.unpin(held)
         into.once = True
         feedback = self._book.feedback and gradient and coding.codec.sparse and not tensor.sparse
         if feedback:

@@ -11,7 +11,7 @@ from pathlib import Path
 _libc = ctypes.CDLL(None, use_errno=True)
 _NEWNS, _NEWUSER = 0x00020000, 0x10000000
 _PRIVATE = 1 << 18 | 1 << 14
-LITTLE = 768 << 10
+LITTLE = 512 << 10
 
 
 def clock_behind() -> None:

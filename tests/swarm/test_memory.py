@@ -2,22 +2,27 @@
 
 import pytest
 
+from hetpeer.bootstrap.audit import audit
 from hetpeer.bootstrap.replay import run_reference
 from tests.swarm.swarm import Swarm, resign
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
 
-STEPS = 3
+STEPS, IDS = 1, 160
 
 
 async def test_what_a_step_keeps_goes_to_the_disk(swarm: Swarm) -> None:
-    """Also what is sent again from there, when the next stage dies."""
-    training = swarm.run.manifest.training.model_copy(update={"steps": STEPS, "batch_size": 240})
+    """And comes back from there: the next hop dies, and somebody else is sent all that it had been sent."""
+    training = swarm.run.manifest.training.model_copy(update={"steps": STEPS, "batch_size": 2 * IDS})
     swarm.run = resign(swarm.run, training=training)
     bootstrap = await swarm.bootstrap()
-    volunteers = [swarm.volunteer(name, before="little_memory") for name in ("one", "other")]
-    spare = swarm.volunteer("spare", before="little_memory", fail="send_gradient:150")
-    await swarm.finished(bootstrap, *volunteers, within_s=90.0)
-    assert [v for v in volunteers if "go to the disk" in v.said]
-    assert spare.status is None or spare.status < 0
+    holder = swarm.volunteer("holder", before="little_memory", fail=f"send_gradient:{IDS - 10}")
+    await holder.blocks()
+    sender = swarm.volunteer("sender", before="little_memory")
+    await swarm.gone(holder, within_s=60.0)
+    assert "go to the disk" in sender.said
+    newcomer = swarm.volunteer("newcomer", before="little_memory")
+    await swarm.finished(bootstrap, sender, newcomer)
+    assert not swarm.records("rollback")
+    assert audit(swarm.run.path).leftovers > IDS // 2
     swarm.exact(run_reference(swarm.run.path, STEPS))
