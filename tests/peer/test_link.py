@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from hetpeer.dht.channel import Channel, ChannelServer
@@ -120,6 +121,37 @@ async def test_what_waits_is_forgotten_with_its_step_and_the_link_is_free() -> N
             back()
         link.send(parcel(20, ACTIVATIONS))
         await until(lambda: taker.came[-1] == 20)
+
+
+async def test_what_is_not_in_memory_is_loaded_when_its_turn_has_come() -> None:
+    """And tried again, in its place, as long as there is no room for it; its credit is not spent twice."""
+    taker, room, loaded, arrived = Taker(), [False], list[int](), list[int]()
+
+    def late(i: int) -> Parcel:
+        blank = replace(parcel(i, ACTIVATIONS), payload=())
+
+        def depart() -> Parcel | None:
+            if not room[0]:
+                return None
+            loaded.append(i)
+            return replace(blank, payload=(bytes(SIZE),), arrived=lambda: arrived.append(i))
+
+        return replace(blank, depart=depart)
+
+    async with linked(taker) as (link, _):
+        for i in range(6):
+            link.send(late(i))
+        await until(lambda: link.is_up)
+        assert taker.came == []
+        room[0] = True
+        link.send(parcel(10, 0))  # whatever moves the link
+        await until(lambda: 10 in taker.came and len(taker.came) == 3)
+        assert loaded == [0, 1]  # there is credit for two
+        while len(taker.came) < 7:
+            await until(lambda: bool(taker.backs))
+            taker.backs.pop()()
+        await until(lambda: sorted(arrived) == list(range(6)))
+        assert sorted(taker.came) == [*range(6), 10]
 
 
 async def test_a_tensor_on_the_wrong_side_is_an_offence() -> None:
