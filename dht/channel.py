@@ -106,6 +106,7 @@ class Channel:
     def close(self) -> None:
         """End the channel; frames that were not sent are dropped."""
         self.closed = True
+        self.outbox.drop()
         self._wake.set()
         self._drained.set()
         if self._stream is not None:

@@ -21,8 +21,8 @@ class Parcel:
     pool: credit.Pool = 0
     cost: int = 0
     """Bytes of credit that it takes; 0 where the channel has none."""
-    arrived: Callable[[], None] | None = None
-    """Called once it is acknowledged: its buffers are free. Not if it is forgotten, or the channel ends."""
+    done: Callable[[], None] | None = None
+    """Called once its buffers are free: it is acknowledged, or its channel ends. Not for what is forgotten."""
     depart: Callable[[], Parcel | None] | None = None
     """Gives the parcel that goes in place of this one, which has no payload yet, when its turn comes; None: not now."""
 
@@ -63,14 +63,21 @@ class Outbox:
             number_there, parcel = self._kept.popleft()
             self._totals.pop(number_there, None)
             self.arrived += parcel.nbytes
-            if parcel.arrived is not None:
-                parcel.arrived()
+            if parcel.done is not None:
+                parcel.done()
 
     def forget(self, tag: object) -> None:
         """Frames tagged so need not arrive any more; the numbers they had are left out."""
         left = [item for item in self._kept if item[1].tag is None or item[1].tag != tag]
         self._totals = {number: self._totals[number] for number, _ in left if number in self._totals}
         self._kept = deque(left)
+
+    def drop(self) -> None:
+        """The channel ends: nothing of it will arrive any more."""
+        kept, self._kept = self._kept, deque()
+        for _, parcel in kept:
+            if parcel.done is not None:
+                parcel.done()
 
     def after(self, number: int) -> tuple[int, Parcel] | None:
         """The first frame with a higher number."""

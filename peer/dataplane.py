@@ -167,6 +167,10 @@ class DataPlane:
         if peer not in self._members:
             self.keep_only(self._members | {peer})
 
+    def dismiss(self, peers: Iterable[str]) -> None:
+        """These have left the step: what is on its way there will not be needed, and its memory is free."""
+        self.keep_only(self._members.difference(peers))
+
     def close(self) -> None:
         self.keep_only(())
         self._server.close()
@@ -289,7 +293,7 @@ def _departing(store: TensorStore, tensor: Tensor, parcel: Parcel) -> Parcel | N
         store.bring_back(tensor)
     except ArenaFullError:
         return None
-    return replace(parcel, payload=(store.view(tensor),), arrived=store.leaves(tensor))
+    return replace(parcel, payload=(store.view(tensor),), done=store.leaves(tensor))
 
 
 def _due(head: Head, schema: Schema) -> bool:

@@ -29,7 +29,9 @@ class SpillFile:
         self._folder = folder
         self._free = FreeList(_aligned(limit))
         self._descriptor: int | None = None
-        self._said = self._refused = False
+        self.refusal = ""
+        """Why something was refused, until all is well again."""
+        self._said = False
 
     def put(self, data: memoryview) -> Extent | None:
         """Keep a copy of `data`; None if there is no room for it, on the disk or within the limit."""
@@ -67,7 +69,7 @@ class SpillFile:
         self.used -= size
         if not self.used and self._descriptor is not None:
             os.ftruncate(self._descriptor, 0)
-            self._refused = False
+            self.refusal = ""
 
     def close(self) -> None:
         """Idempotent. Everything in it is gone."""
@@ -84,8 +86,8 @@ class SpillFile:
             offset, rest = offset + count, rest[count:]
 
     def _refuse(self, why: str) -> None:
-        if not self._refused:
-            self._refused = True
+        if not self.refusal:
+            self.refusal = why
             _log.warning("memory is full, and so is what there is of the disk: %s", why)
 
 

@@ -137,15 +137,15 @@ class TensorStore:
                 self._free(tensor.extent)
 
     def leaves(self, tensor: Tensor) -> Callable[[], None]:
-        """Its bytes are to go to a peer. To be called when they have arrived; if they never do, it stays where it is."""
+        """Its bytes go to a peer. To be called when they have arrived, or will not."""
         tensor.flights += 1
 
-        def arrived() -> None:
+        def done() -> None:
             tensor.flights -= 1
             if tensor.once and not tensor.flights:
                 self.release(tensor)
 
-        return arrived
+        return done
 
     # ── on the disk ──────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -184,6 +184,8 @@ class Volunteer:
     def _received(self, message: m.Message) -> None:
         if isinstance(message, m.Joined):
             self._entering.joined(message)
+        if isinstance(message, m.Gone):
+            self._plane.dismiss(message.peers)
         if isinstance(message, m.Begin):
             self._entering.begun(message)
             self._files.volunteers = tuple(message.roster)

@@ -64,9 +64,11 @@ class Onward:
     def way(self, key: TaskKey, after: Route) -> Route | None:
         """How the output of `key`, which was to go over `after`, goes on: around peers that are gone or cannot be reached.
 
-        None if nobody whom we know holds its blocks. Where only our link does not reach them, the way is still given (it is
+        None if nobody whom we know holds its blocks, or it was to go nowhere. Where only our link does not reach them, the way is still given (it is
         taken as soon as the link is up), and the output is left over as well.
         """
+        if not after:
+            return None  # no honest route ends before the loss
         standing = {peer: held for peer, held in self._roster.items() if peer not in self._avoid}
         if not all(stands(hop, standing) for hop in after):
             cost = {peer: 1.0 + given for peer, given in self._resent.items()}

@@ -52,7 +52,7 @@ def cheapest_path(roster: Roster, begin: int, end: int, cost: Mapping[str, float
 def splice(route: Route, roster: Roster, cost: Mapping[str, float]) -> Route:
     """`route` with every hop that does not stand replaced, as far as `roster` has others.
 
-    Adjacent gaps are bridged as one where that is possible, hops that stand are kept, and neighbouring hops of one peer
+    Adjacent gaps are bridged as one where that is possible, hops that stand are kept, and those of one peer that are neighbours
     become one. A hop that nobody can replace stays: whoever comes to it waits for a new holder of its blocks.
     """
     result: list[Hop] = []
@@ -62,10 +62,10 @@ def splice(route: Route, roster: Roster, cost: Mapping[str, float]) -> Route:
             gap.append(hop)
             continue
         for new in _bridge(gap, roster, cost) if gap else ():
-            _append(result, new)
+            _append(result, new, roster)
         gap.clear()
         if hop is not None:
-            _append(result, hop)
+            _append(result, hop, roster)
     return tuple(result)
 
 
@@ -82,11 +82,13 @@ def rest_of(route: Route, border: int) -> Route:
     return tuple(Hop(hop.peer, max(hop.begin, border), hop.end) for hop in route if hop.end > border)
 
 
-def _append(hops: list[Hop], hop: Hop) -> None:
+def _append(hops: list[Hop], hop: Hop, roster: Roster) -> None:
     if hops and hops[-1].peer == hop.peer:
-        hops[-1] = Hop(hop.peer, hops[-1].begin, hop.end)
-    else:
-        hops.append(hop)
+        both = Hop(hop.peer, hops[-1].begin, hop.end)
+        if stands(both, roster):  # else one of them stays for want of another holder
+            hops[-1] = both
+            return
+    hops.append(hop)
 
 
 def stands(hop: Hop, roster: Roster) -> bool:

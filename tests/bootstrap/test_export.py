@@ -51,7 +51,7 @@ def test_untrained_run_exports_its_initial_state(fresh: RunDirectory, tmp_path: 
 
 
 def test_damaged_checkpoint_is_not_exported(trained: RunDirectory, tmp_path: Path) -> None:
-    path = min(trained.checkpoints.iterdir())
+    path = max(trained.checkpoints.iterdir())  # of the last version
     path.write_bytes(path.read_bytes()[:-1] + b"\0")
     with pytest.raises(LocalError, match="HP-CKPT-001"):
         export(trained.path, tmp_path / "weights.safetensors")

@@ -134,7 +134,7 @@ async def test_what_is_not_in_memory_is_loaded_when_its_turn_has_come() -> None:
             if not room[0]:
                 return None
             loaded.append(i)
-            return replace(blank, payload=(bytes(SIZE),), arrived=lambda: arrived.append(i))
+            return replace(blank, payload=(bytes(SIZE),), done=lambda: arrived.append(i))
 
         return replace(blank, depart=depart)
 

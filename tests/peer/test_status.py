@@ -237,6 +237,7 @@ def test_command_asks_through_a_volunteer(run: RunDirectory, tmp_path: Path) -> 
         "run",
         "peers",
         "blocks",
+        "leftovers",
         "progress",
         "swarm",
     }

@@ -54,33 +54,35 @@ def sends_nan() -> None:
     """A volunteer whose first two bundles carry a NaN on their way, which is fewer than halt a run; sent again, they are
     sound.
     """
-    from hetpeer.peer.link import Link
+    from hetpeer.peer import dataplane
 
-    send, left = Link.send, [2]
+    depart, left = dataplane._departing, [2]
 
-    def damaged(self, parcel):
-        if parcel.header["kind"] in ("activation", "gradient") and left[0]:
+    def damaged(store, tensor, parcel):
+        parcel = depart(store, tensor, parcel)
+        if parcel is not None and parcel.header["kind"] in ("activation", "gradient") and left[0]:
             left[0] -= 1
             payload = (b"\x00\x00\xc0\x7f" + bytes(parcel.payload[0])[4:],)
             parcel = dataclasses.replace(parcel, payload=payload)
-        send(self, parcel)
+        return parcel
 
-    Link.send = damaged
+    dataplane._departing = damaged
 
 
 def sends_garbage() -> None:
     """A volunteer one of whose encoded bundles is noise, of the right length."""
-    from hetpeer.peer.link import Link
+    from hetpeer.peer import dataplane
 
-    send, left = Link.send, [1]
+    depart, left = dataplane._departing, [1]
 
-    def damaged(self, parcel):
-        if parcel.header.get("coded") and left[0]:
+    def damaged(store, tensor, parcel):
+        parcel = depart(store, tensor, parcel)
+        if parcel is not None and parcel.header.get("coded") and left[0]:
             left[0] -= 1
             parcel = dataclasses.replace(parcel, payload=(b"\xff" * len(parcel.payload[0]),))
-        send(self, parcel)
+        return parcel
 
-    Link.send = damaged
+    dataplane._departing = damaged
 
 
 def killed_after_step_4() -> None:
