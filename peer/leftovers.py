@@ -106,7 +106,10 @@ class LeftoverWatch:
         if not step.entry and now - self._idle_since < IDLE_S:
             return
         self._idle_since = now
-        for sender, notes in (await self._board.read(range(*place))).items():
+        board = await self._board.read(range(*place))
+        if self._keeper.step != step:
+            return  # it ended while we read
+        for sender, notes in board.items():
             for note in notes:
                 if sender != self._me and (note.term, note.view, note.step) == (*_line(step), step.number):
                     for found in note.leftovers:
