@@ -55,6 +55,8 @@ class Ends:
     def __init__(self, lab: Lab, folder: Path) -> None:
         self._lab = lab
         self._folder = folder
+        self.lost_answers = 0
+        """Of hivemind, which were asked for again."""
         self._taker, said = self._start(1)
         self._sender, _ = self._start(0, said["address"], said["hivemind"])
 
@@ -89,7 +91,9 @@ class Ends:
         order = {**way, "bytes": nbytes, "tensors": tensors}
         self._sender.stdin.write(json.dumps(order) + "\n")
         self._sender.stdin.flush()
-        return json.loads(self._sender.stdout.readline())["seconds"], self._cpu() - before
+        said = json.loads(self._sender.stdout.readline())
+        self.lost_answers = said["lost_answers"]
+        return said["seconds"], self._cpu() - before
 
     def _cpu(self) -> float:
         total = 0.0
@@ -155,7 +159,14 @@ def main() -> int:
         late = lab.stats()["late_us"]
     met = all(row["of_tcp"] >= GOALS[row["latency_ms"]] for row in rows)
     cheap = all(row["cpu_of_tls"] <= CPU_OF_TLS for row in rows)
-    figures = {"rounds": rounds, "router_late_us": late, "rows": rows, "met": met, "cpu_met": cheap}
+    figures = {
+        "rounds": rounds,
+        "router_late_us": late,
+        "rows": rows,
+        "hivemind_lost_answers": ends.lost_answers,
+        "met": met,
+        "cpu_met": cheap,
+    }
     document = figures if options.quick else report.keep("links", figures, seed=options.seed)
     if options.json:
         print(json.dumps(document))
