@@ -1,7 +1,8 @@
 """Many simulated histories of the protocol under churn: does any break an invariant, or hang?
 
 Each seed is another swarm (stages, cuts, volunteers, slots, latencies, time-outs) with its own faults (peer/simulate/). A history that breaks an
-invariant is named by its seed: `python -m hetpeer.peer.simulate.run --seed N --faults 20` replays it.
+invariant is named by its seed: `python -m hetpeer.peer.simulate.run --seed N --faults 20` replays it. What is done is noted chunk by chunk in
+`--journal`: interrupted, the same command goes on where it was.
 
     make proof-churn
 """
@@ -12,14 +13,15 @@ import json
 import sys
 import time
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from benchmarks import report
 from hetpeer.dht.processes import dying_with_us
-from hetpeer.peer.simulate.coverage import Cell, Coverage
-from hetpeer.peer.simulate.run import Outcome, simulate
+from hetpeer.peer.simulate.coverage import Coverage
+from hetpeer.peer.simulate.run import simulate
 
 CHUNK = 100
 
@@ -32,67 +34,104 @@ class Tally:
     faults: int = 0
     events: int = 0
     virtual_s: float = 0.0
-    broken: list[Outcome] = field(default_factory=list)
-    coordinator: Counter[Cell] = field(default_factory=Counter)
-    member: Counter[Cell] = field(default_factory=Counter)
+    busy_s: float = 0.0
+    """Of one processor."""
+    broken: dict[str, str] = field(default_factory=dict)
+    """Seed → the invariant and how."""
+    cells: Counter[str] = field(default_factory=Counter)
+    """"coordinator|member state event" → how often it was reached."""
 
     def add(self, other: Tally) -> None:
         self.histories += other.histories
         self.faults += other.faults
         self.events += other.events
         self.virtual_s += other.virtual_s
-        self.broken += other.broken
-        self.coordinator.update(other.coordinator)
-        self.member.update(other.member)
+        self.busy_s += other.busy_s
+        self.broken |= other.broken
+        self.cells.update(other.cells)
 
 
 def some(first: int, count: int, faults: int) -> Tally:
     """The histories of seeds from `first` on."""
-    coverage, tally = Coverage(), Tally()
+    coverage, tally, began = Coverage(), Tally(), time.process_time()
     for seed in range(first, first + count):
         outcome = simulate(seed, coverage, faults=faults)
         one = Tally(1, outcome.faults, outcome.events, outcome.virtual_s)
-        one.broken = [outcome] if outcome.violation else []
+        one.broken = {str(seed): outcome.violation} if outcome.violation else {}
         tally.add(one)
-    tally.coordinator, tally.member = coverage.coordinator, coverage.member
+    for core, cells in (("coordinator", coverage.coordinator), ("member", coverage.member)):
+        tally.cells.update({" ".join((core, *cell)): times for cell, times in cells.items()})
+    tally.busy_s = time.process_time() - began
     return tally
 
 
+class Journal:
+    """The chunks that are done, one line each, of this commit and this number of faults alone."""
+
+    def __init__(self, path: Path, faults: int) -> None:
+        self._path = path
+        self._about = {"commit": report.commit(), "faults": faults}
+        self.done: dict[int, Tally] = {}
+        """First seed → what came of its chunk."""
+        for line in path.read_text().splitlines() if path.exists() else ():
+            entry = json.loads(line)
+            if entry.pop("about") != self._about:
+                raise SystemExit(
+                    f"{path} is of another commit or number of faults: remove it, or name another"
+                )
+            first, cells = entry.pop("first"), Counter(entry.pop("cells"))
+            self.done[first] = Tally(**entry, cells=cells)
+
+    def add(self, first: int, tally: Tally) -> None:
+        self.done[first] = tally
+        figures = {one.name: getattr(tally, one.name) for one in fields(tally)}
+        with self._path.open("a") as file:
+            file.write(json.dumps({"about": self._about, "first": first, **figures}) + "\n")
+
+
 def measure(options: Any) -> dict[str, Any]:
-    began, tally = time.monotonic(), Tally()
+    journal = Journal(options.journal, options.faults)
     firsts = range(options.seed, options.seed + options.count, CHUNK)
     with ProcessPoolExecutor(options.jobs, initializer=dying_with_us()) as pool:
-        chunks = [
-            pool.submit(some, first, min(CHUNK, options.seed + options.count - first), options.faults)
+        chunks = {
+            pool.submit(some, first, CHUNK, options.faults): first
             for first in firsts
-        ]
-        for chunk in chunks:
+            if first not in journal.done
+        }
+        for chunk in as_completed(chunks):
             found = chunk.result()
-            for outcome in found.broken:
-                print(outcome, file=sys.stderr, flush=True)
-            tally.add(found)
-    seconds = time.monotonic() - began
+            journal.add(chunks[chunk], found)
+            for seed, why in found.broken.items():
+                print(f"seed {seed}: {why}", file=sys.stderr, flush=True)
+    tally = Tally()
+    for first in firsts:
+        tally.add(journal.done[first])
     return {
         "histories": tally.histories,
         "faults": tally.faults,
         "events": tally.events,
         "virtual_hours": round(tally.virtual_s / 3600, 1),
-        "seconds": round(seconds, 1),
-        "histories_a_second": round(tally.histories / seconds, 1),
-        "violations": [{"seed": one.seed, "why": one.violation} for one in tally.broken],
-        "rarest_cells": _rarest(tally.coordinator) | _rarest(tally.member),
+        "processor_hours": round(tally.busy_s / 3600, 2),
+        "histories_a_second_and_core": round(tally.histories / tally.busy_s, 1),
+        "violations": [{"seed": int(seed), "why": why} for seed, why in tally.broken.items()],
+        "cells_reached": len(tally.cells),
+        "rarest_cells": dict(tally.cells.most_common()[:-9:-1]),
         "met": not tally.broken,
     }
 
 
-def _rarest(cells: Counter[Cell]) -> dict[str, int]:
-    return {" ".join(cell): times for cell, times in cells.most_common()[:-6:-1]}
-
-
 def main() -> int:
     parser = report.parser(__doc__ or "")
-    parser.add_argument("--count", type=int, default=100_000, help="histories (default: 100000)")
+    parser.add_argument(
+        "--count", type=int, default=100_000, help=f"histories, a multiple of {CHUNK} (default: 100000)"
+    )
     parser.add_argument("--faults", type=int, default=20, help="of each (default: 20)")
+    parser.add_argument(
+        "--journal",
+        type=Path,
+        default=Path("histories.journal"),
+        help="where to note what is done (default: ./histories.journal)",
+    )
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
     options = parser.parse_args()
     figures = measure(options)
@@ -102,7 +141,7 @@ def main() -> int:
     else:
         print(
             f"{figures['histories']} histories with {figures['faults']} faults, {figures['virtual_hours']} virtual hours,"
-            f" in {figures['seconds']} s: {len(figures['violations'])} violations"
+            f" in {figures['processor_hours']} processor hours: {len(figures['violations'])} violations"
         )
         for one in figures["violations"]:
             print(f"  seed {one['seed']}: {one['why']}")
