@@ -250,6 +250,13 @@ class Kept(Schema):
     lines: Count
 
 
+class Amended(Schema):
+    """Said after Hello, and when it is new: the latest amendment of the manifest (bootstrap/amendment.py), if there is one."""
+
+    kind: Literal["amended"] = "amended"
+    amendment: Annotated[bytes, Field(max_length=1 << 12)]
+
+
 class Welcome(Schema):
     """Answer to Hello: the line of history, the version to be at, and the places to choose from.
 
@@ -436,6 +443,7 @@ FromVolunteer = (
 )
 FromCoordinator = (
     Kept
+    | Amended
     | Welcome
     | Granted
     | Refused

@@ -25,6 +25,8 @@ class History:
     evaluations: dict[int, float] = field(default_factory=dict)
     checkpoint: Record | None = None
     rollbacks: int = 0
+    amendment: str = ""
+    """The last one of the manifest, in hexadecimal."""
     departures: Counter[str] = field(default_factory=Counter)
     """Peer → how often it has gone, one way or another."""
 
@@ -48,6 +50,8 @@ class History:
                 self.evaluations[int(record["step"])] = float(record["loss"])
             case "checkpoint":
                 self.checkpoint = record
+            case "amendment":
+                self.amendment = str(record["data"])
             case "gone":
                 self.departures[str(record["peer"])] += 1
             case "rollback":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Final
 
 from pydantic import Field
@@ -42,14 +42,20 @@ class _Keep(Schema):
 
 
 class Checkpoints:
-    """On the disk of the peer that `node` is; `records` are those of the log."""
+    """On the disk of the peer that `node` is; `records` are those of the log, `company` the other reliable peers."""
 
-    def __init__(self, node: Node, run: RunDirectory, records: Iterable[Record]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        run: RunDirectory,
+        records: Iterable[Record],
+        company: Callable[[], Collection[str]],
+    ) -> None:
         self._node = node
         layouts = run.layouts()
         self._limits = [12 * element_count(layout) + STATE_OVERHEAD for layout in layouts]
         self._store = CheckpointStore(run, layouts)
-        self._reliable = run.manifest.coordinators
+        self._company = company
         self._sealed: list[Record] = [initial_record(run.manifest)]
         self._sealed += [record for record in records if record["kind"] == "checkpoint"]
         self._collected: Record | None = None
@@ -119,7 +125,7 @@ class Checkpoints:
             return False
 
     async def _asked(self, stream: Stream) -> None:
-        if stream.peer_id not in self._reliable:
+        if stream.peer_id not in self._company():
             raise ProtocolError("a stranger asks us to keep a checkpoint", peer=stream.peer_id)
         try:
             keep = _Keep.model_validate((await stream.receive(timeout_s=ASK_S)).header)

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from blake3 import blake3
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from hetpeer.averaging.ties import Tie
+from hetpeer.bootstrap.amendment import Coordinators, SignedAmendment, read_amendment
 from hetpeer.bootstrap.canonical import pack, unpack
 from hetpeer.bootstrap.files import FILE_NAME
 from hetpeer.bootstrap.settings import Count, Entry, LinkSettings, Positive, TrainingSettings
@@ -35,7 +36,7 @@ DOMAIN: Final = b"hetpeer manifest\0"
 
 Name = Annotated[str, Field(pattern=FILE_NAME)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-PeerId = Annotated[str, Field(pattern=r"^[1-9A-HJ-NP-Za-km-z]{10,100}$")]
+
 Range = tuple[Count, Count]
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -135,8 +136,8 @@ class Manifest(Entry):
     seed: Count
     owner: Annotated[bytes, Field(min_length=32, max_length=32)]
     """The owner's Ed25519 public key."""
-    coordinators: Annotated[tuple[PeerId, ...], Field(min_length=1, max_length=5)]
-    """Peer ids of the reliable peers: 1, 3 or 5, since of two or four none more may be away."""
+    coordinators: Coordinators
+    """The reliable peers with which the run begins."""
     blocks: Annotated[tuple[BlockEntry, ...], Field(min_length=1, max_length=4096)]
     data: DataSettings
     training: TrainingSettings
@@ -166,13 +167,6 @@ class Manifest(Entry):
                 raise ValueError(f"layouts[{number}] has an empty stage")
         return self
 
-    @field_validator("coordinators")
-    @classmethod
-    def _odd_and_different(cls, peers: tuple[str, ...]) -> tuple[str, ...]:
-        if len(peers) % 2 == 0 or len(set(peers)) < len(peers):
-            raise ValueError(f"1, 3 or 5 different reliable peers, not {len(peers)}")
-        return peers
-
     @property
     def data_plan(self) -> DataPlan:
         """Which samples a microbatch consists of, and how they are read."""
@@ -190,6 +184,23 @@ class SignedManifest:
     manifest: Manifest
     run_id: str
     data: bytes
+    amendment: SignedAmendment | None = None
+    """The latest that is known."""
+
+    @property
+    def reliable(self) -> tuple[str, ...]:
+        """Ids of the reliable peers."""
+        return self.manifest.coordinators if self.amendment is None else self.amendment.amendment.coordinators
+
+    @property
+    def sequence(self) -> int:
+        """Number of the latest amendment."""
+        return 0 if self.amendment is None else self.amendment.amendment.sequence
+
+    def amended(self, data: bytes) -> SignedManifest:
+        """With the amendment that `data` is, if that is a later one. Raises `LocalError` HP-RUN-013."""
+        signed = read_amendment(data, self.manifest.owner, self.run_id)
+        return replace(self, amendment=signed) if signed.amendment.sequence > self.sequence else self
 
 
 def public_bytes(owner_key: Ed25519PrivateKey) -> bytes:

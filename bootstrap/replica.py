@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.history import History, Record
 from hetpeer.bootstrap.log import Log
 from hetpeer.bootstrap.raft import effects as e
@@ -67,8 +68,9 @@ def run_logs(run: RunDirectory) -> Iterator[RunLogs]:
 class Replica:
     """Of the run in `run`, at the peer whose `node` it is; `run()` it for as long as the files are open."""
 
-    def __init__(self, node: Node, run: RunDirectory, logs: RunLogs, clock: Clock) -> None:
+    def __init__(self, node: Node, run: RunDirectory, council: Council, logs: RunLogs, clock: Clock) -> None:
         self._node = node
+        self.council = council
         self._journal, self._ledger = journal, ledger = logs.journal, logs.ledger
         self._clock = clock
         self.records: list[Record] = list(ledger.records())
@@ -99,8 +101,27 @@ class Replica:
 
     @property
     def members(self) -> Sequence[str]:
-        """The reliable peers, this one among them."""
+        """The reliable peers that the log knows, this one among them unless it is new or was replaced."""
         return self._raft.log.members
+
+    def company(self) -> set[str]:
+        """The other reliable peers: members, those who are to be some, and those who were until just now."""
+        return {*self.members, *self.council.peers} - {self.me}
+
+    @property
+    def is_leading(self) -> bool:
+        return self._raft.leading
+
+    def settled(self, peers: Sequence[str]) -> bool:
+        """Whether it is decided, and we know it as the leader, that `peers` are the members."""
+        log = self._raft.log
+        decided = log.members_at(self._raft.decided)
+        return self.is_leading and set(decided) == set(log.members) == set(peers)
+
+    def shape(self, peers: Sequence[str]) -> None:
+        """As the leader, go one step towards `peers` as the members, if one can be gone."""
+        if self.is_leading and set(self.members) != set(peers):
+            self._queue(self._raft.change(peers, self._clock.monotonic()))
 
     async def leading(self) -> None:
         """Return when we lead, and `records` has everything that is decided."""
@@ -131,14 +152,12 @@ class Replica:
 
     async def run(self) -> None:
         """Take part until cancelled. Raises `LocalError` when the disk does not keep what must be kept."""
-        others = [peer for peer in self.members if peer != self._node.peer_id]
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._consume())
                 await self._node.serve(LOG, self._served.handle, CONTROL_BUDGET)
                 tasks.create_task(self._tick())
-                for peer in others:
-                    tasks.create_task(self._keep_in_touch(peer))
+                tasks.create_task(self._keep_company(tasks))
         finally:
             self._served.close()
 
@@ -192,12 +211,22 @@ class Replica:
         if (waiting := self._waiting.pop(place, None)) is not None and not waiting.done():
             waiting.set_result(None)
 
-    # ── the other members ────────────────────────────────────────────────────────────────────────────────────────
+    # ── the others ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _say(self, to: str, message: m.Message) -> None:
         channel = self._channels.get(to)
         if channel is not None and len(channel.outbox) < BACKLOG:
             channel.send(Parcel({}, (m.encode(message),)))
+
+    async def _keep_company(self, tasks: asyncio.TaskGroup) -> None:
+        touched: dict[str, asyncio.Task[None]] = {}
+        while True:
+            company = self.company()
+            for peer in company - touched.keys():
+                touched[peer] = tasks.create_task(self._keep_in_touch(peer))
+            for peer in touched.keys() - company:
+                touched.pop(peer).cancel()
+            await asyncio.sleep(TICK_S)
 
     async def _keep_in_touch(self, peer: str) -> None:
         """A channel for what we say to `peer`; it says what it has to in one of its own."""
@@ -215,7 +244,7 @@ class Replica:
             await asyncio.sleep(RENEWAL_S)
 
     def _accept(self, peer: str, _key: str) -> _Member | None:
-        return _Member(self, peer) if peer in self.members and peer != self._node.peer_id else None
+        return _Member(self, peer) if peer in self.company() else None
 
     def received(self, peer: str, message: m.Message) -> None:
         """A message of another member has arrived."""

@@ -5,6 +5,7 @@ owner.key          Ed25519, signs the manifest      identity.key   the coordinat
 graph/             block-000.graph …                state/         initial-000.safetensors …
 data/              shards of samples                checkpoints/   sealed and growing checkpoints
 log/ledger.log     the coordinator's decisions      volunteers/    the volunteers' signed events, one file each
+amendment.hetpeer  signed too, if the reliable peers are others by now (council.py)
 author.json        where the author's modules and texts are; of use on the author's machine only
 """
 
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import ValidationError
 
 from hetpeer.bootstrap.author import Author
@@ -50,6 +52,19 @@ class RunDirectory:
     @property
     def identity_path(self) -> Path:
         return self.path / "identity.key"
+
+    def owner_key(self) -> Ed25519PrivateKey:
+        """What signs the manifest and its amendments. Raises `LocalError` HP-RUN-015."""
+        try:
+            return Ed25519PrivateKey.from_private_bytes((self.path / "owner.key").read_bytes())
+        except (OSError, ValueError) as error:
+            raise LocalError(
+                "HP-RUN-015",
+                f"{self.path} has no key of the run's owner",
+                why="owner.key is missing or damaged",
+                fix="do this on the machine where hetpeer init was run",
+                exit_code=ExitCode.CONFIG,
+            ) from error
 
     @property
     def log_path(self) -> Path:

@@ -86,6 +86,8 @@ class CoordinatorService:
         self._channels = ChannelServer(self._accept, m.MAX_MESSAGE_BYTES)
         self._effects: asyncio.Queue[core.Effect] = asyncio.Queue()
         self._collecting: asyncio.Task[None] | None = None
+        self._amended = replica.council.sequence
+        """The number of the amendment that all volunteers were told of."""
         self.serving = asyncio.Event()
         """Set once volunteers are answered."""
         self.halted: asyncio.Future[core.Halt] = asyncio.get_running_loop().create_future()
@@ -129,6 +131,10 @@ class CoordinatorService:
         while True:
             await asyncio.sleep(TICK_S)
             self._queue(self.core.tick(self._clock.monotonic()))
+            if self._amended < self._replica.council.sequence:
+                self._amended = self._replica.council.sequence
+                for channel in self._channels:
+                    self._tell_amendment(channel)
 
     def _queue(self, effects: Sequence[core.Effect]) -> None:
         for effect in effects:
@@ -213,6 +219,11 @@ class CoordinatorService:
         lines = await asyncio.to_thread(_count_lines, path)  # it gives none until it is asked
         if channel is not None:
             channel.send(Parcel({}, (m.encode(m.Kept(lines=lines)),)))
+            self._tell_amendment(channel)
+
+    def _tell_amendment(self, channel: Channel) -> None:
+        if data := self._replica.council.data:
+            channel.send(Parcel({}, (m.encode(m.Amended(amendment=data)),)))
 
     def _events_of(self, peer: str) -> Path:
         return self._run.volunteers / f"{peer}.jsonl"

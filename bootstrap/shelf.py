@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.serving import Served
 
@@ -14,19 +15,22 @@ StateSource = Callable[[int, int], Awaitable[Served | None]]
 
 
 class RunShelf:
-    """Serves `run`'s manifest, the files of it that are here, and states from `states`."""
+    """Serves `run`'s manifest, its latest amendment, the files of it that are here, and states from `states`."""
 
-    def __init__(self, run: RunDirectory, states: StateSource) -> None:
+    def __init__(self, run: RunDirectory, council: Council, states: StateSource) -> None:
         self._run = run
+        self._council = council
         self._states = states
         self._files = {reference.blake3: path for reference, path in run.files()}
 
     @asynccontextmanager
     async def find(self, name: str) -> AsyncIterator[Served | None]:
-        """`manifest`, `file/<blake3>` or `state/<version>/<block>`; None for anything else or what is not here."""
+        """`manifest`, `amendment`, `file/<blake3>` or `state/<version>/<block>`; None for anything else or what is not here."""
         match name.split("/"):
             case ["manifest"]:
                 yield Served(self._run.signed.data, {})
+            case ["amendment"] if self._council.data:
+                yield Served(self._council.data, {})
             case ["file", digest] if digest in self._files and self._files[digest].is_file():
                 yield Served(await asyncio.to_thread(self._files[digest].read_bytes), {})
             case ["state", version, block] if version.isdecimal() and block.isdecimal():

@@ -12,8 +12,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from hetpeer.bootstrap.amendment import PeerId
 from hetpeer.bootstrap.eventlog import read_event, read_events
-from hetpeer.bootstrap.manifest import Digest, PeerId
+from hetpeer.bootstrap.manifest import Digest
 from hetpeer.bootstrap.settings import Count
 from hetpeer.dht.errors import ProtocolError
 

@@ -117,7 +117,7 @@ class Node:
     @property
     def relays(self) -> list[str]:
         """The peers through which we are reached, where we accept no connections ourselves."""
-        return self._watch.slots.held if self._watch.slots is not None else []
+        return self._watch.relays
 
     def path(self, peer_id: str) -> Path | None:
         """How a peer is reached; None while there is no connection. Seconds old at most."""
@@ -155,9 +155,8 @@ class Node:
         except TimeoutError:
             raise PeerLostError(peer_id, "our own network process is being restarted") from None
         left_s = max(0.1, deadline - asyncio.get_running_loop().time())
-        stream = await session.control.open_stream(peer_id, protocol, left_s)
+        stream = await self._watch.open(session.control, peer_id, protocol, left_s)
         stream.count(self._listener.traffic(peer_id))
-        self._watch.opened(stream)
         return stream
 
     def members(self, peers: Iterable[str]) -> None:

@@ -37,6 +37,11 @@ class Paths:
         """The peers that are reached through any relay."""
         return [peer for peer, path in self._paths.items() if path.relay]
 
+    @property
+    def direct(self) -> list[str]:
+        """The peers that are reached without one."""
+        return [peer for peer, path in self._paths.items() if not path.relay]
+
     def update(self, connections: Iterable[tuple[str, str]]) -> list[str]:
         """Take in all (peer id, address at its end) that there are now; the peers that turned from relayed to direct."""
         relays: dict[str, str] = {}

@@ -46,6 +46,11 @@ class Reaching:
         """What is known."""
         return self.core.standing
 
+    @property
+    def relays(self) -> list[Address]:
+        """Those known by now, in the order of preference."""
+        return list(self._relays.values())
+
     async def round(self, session: Session, port: int, *, served: bool) -> None:
         """Ask whom we may, if it is time; `standing` says what is known then. Takes ROUND_S at most.
 

@@ -22,7 +22,7 @@ from hetpeer.dht.reachability import Reach
 from hetpeer.dht.reaching import Reaching
 from hetpeer.dht.relaytest import Offered, stranger
 from hetpeer.dht.session import Session
-from hetpeer.dht.slots import Slots
+from hetpeer.dht.slots import MAX_SLOTS, Slots
 from hetpeer.dht.watching import Watch
 
 RELAY_TRIES = 4
@@ -129,13 +129,25 @@ class Sessions:
         await self.reaching.round(session, self._port, served=served)
         config = self.reaching.adapted(self._config, session, served=served)
         if config == self._config:
+            self._keep_spare_slots()
             return False
         self._use(config)
         return True
 
     def _use(self, config: NodeConfig) -> None:
         self._config = config
-        self._watch.use(Slots(config.relays, self._clock) if config.reachability == "private" else None)
+        private = config.reachability == "private"
+        self._watch.use(Slots(config.relays, self._clock, needed=True) if private else None)
+
+    def _keep_spare_slots(self) -> None:
+        """For those to whom we are not open, though others find us so: they come through a relay."""
+        relays, slots = self.reaching.relays[:MAX_SLOTS], self._watch.slots
+        if (
+            self._config.reachability == "ask"
+            and relays
+            and (slots is None or [*slots.relays.values()] != relays)
+        ):
+            self._watch.use(Slots(relays, self._clock, needed=False))
 
     # ── being a relay ────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -35,9 +35,13 @@ _log = logging.getLogger(__name__)
 
 
 class Slots:
-    """Reservations at the first MAX_SLOTS of `relays`, which are in the order of preference."""
+    """Reservations at the first MAX_SLOTS of `relays`, which are in the order of preference.
 
-    def __init__(self, relays: Sequence[Address], clock: Clock) -> None:
+    `needed`: nobody reaches us without them. Else they are there for those few who do not get through to us.
+    """
+
+    def __init__(self, relays: Sequence[Address], clock: Clock, *, needed: bool) -> None:
+        self.needed = needed
         self.relays = {relay.peer_id: relay for relay in relays[:MAX_SLOTS]}
         self._clock = clock
         self._due: dict[str, float] = {}
@@ -80,10 +84,12 @@ class Slots:
             self._tasks.spawn(self._take(control, address, relay in connected), name=f"slot at {relay}")
 
     async def refill(self, control: Control) -> None:
-        """With a new p2pd: take the slots anew; returns when there is one, or after PATIENCE_S."""
+        """With a new p2pd: take the slots anew; if they are needed it returns when there is one, or after PATIENCE_S."""
         for relay in self.relays:
             self._lose(relay)
         self.tend(control, {peer for peer, _ in await control.connections()}, {})
+        if not self.needed:
+            return
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
                 await self.some.wait()
@@ -91,8 +97,10 @@ class Slots:
     async def gate(self, control: Control, peer_id: str) -> None:
         """Wait while dialling `peer_id` would fail because all relays have just gone: libp2p would not try again for 5 s.
 
-        Raises `P2pdError`.
+        Who does not need them does not wait. Raises `P2pdError`.
         """
+        if not self.needed:
+            return
         connected = {peer for peer, _ in await control.connections()}
         if peer_id in connected or not connected.isdisjoint(self.relays):
             return

@@ -9,6 +9,7 @@ from weakref import WeakSet
 from hetpeer.dht.addresses import Address, relay_in, socket_in, through
 from hetpeer.dht.clock import Clock
 from hetpeer.dht.control import Control, P2pdError
+from hetpeer.dht.detours import Detours
 from hetpeer.dht.knock import is_peer
 from hetpeer.dht.paths import Paths
 from hetpeer.dht.slots import Slots
@@ -28,13 +29,14 @@ _log = logging.getLogger(__name__)
 
 
 class Watch:
-    """Looks at the connections of one p2pd after the other. `slots` is None where no relay is needed."""
+    """Looks at the connections of one p2pd after the other. `slots` is None where no relay is known, or we are one."""
 
     def __init__(self, peer_id: str, clock: Clock) -> None:
         self.paths = Paths()
         self.slots: Slots | None = None
         self.resumable: set[str] = set()
         """Protocols whose streams are opened again by whoever opened them: they may be cut for a better path."""
+        self._detours = Detours()
         self._peer_id = peer_id
         self._clock = clock
         self._long: WeakSet[Stream] = WeakSet()
@@ -46,7 +48,12 @@ class Watch:
     @property
     def period_s(self) -> float:
         """How often to look: a slot that is lost must be taken again before anybody misses it."""
-        return 2.0 if self.slots is None else 0.5
+        return 0.5 if self.slots is not None and self.slots.needed else 2.0
+
+    @property
+    def relays(self) -> list[str]:
+        """The peers through which we are reached, where we accept no connections ourselves."""
+        return self.slots.held if self.slots is not None and self.slots.needed else []
 
     def use(self, slots: Slots | None) -> None:
         """These are the slots from now on."""
@@ -61,6 +68,7 @@ class Watch:
         for peer in self.paths.update(connections):
             _log.info("%s is reached directly now", peer)
             self._cut(peer)
+        self._detours.reached(self.paths.direct)
         if self.slots is not None:
             self.slots.tend(control, {peer for peer, _ in connections}, dict(before))
         observed = len({peer for peer, text in connections if _observes(text)}) >= OBSERVERS
@@ -74,11 +82,14 @@ class Watch:
                     self._shorten(control, peer, punches=punches), name=f"shorter way to {peer}"
                 )
 
-    def opened(self, stream: Stream) -> None:
-        """Note a stream of ours, to be cut when a shorter path than its own is there."""
-        path = self.paths.of(stream.peer_id)
-        if stream.protocol in self.resumable and (path is None or path.relay):
-            self._long.add(stream)
+    async def open(self, control: Control, peer_id: str, protocol: str, timeout_s: float) -> Stream:
+        """A new stream, through a relay where there is no other way. Raises `PeerLostError` after `timeout_s` at the latest."""
+        relays = self.slots.relays.values() if self.slots is not None else ()
+        stream = await self._detours.open(control, peer_id, protocol, timeout_s, relays)
+        path = self.paths.of(peer_id)
+        if protocol in self.resumable and (path is None or path.relay):
+            self._long.add(stream)  # to be cut when a shorter path than its own is there
+        return stream
 
     async def close(self) -> None:
         await self._tasks.close()

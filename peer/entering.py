@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.heads import Introduction
 from hetpeer.averaging.member import Effect, Member, Origin
-from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.tickets import check
 from hetpeer.dht import failpoints
 from hetpeer.dht.board import Leftover
@@ -29,14 +29,16 @@ class Entering:
         self,
         member: Member,
         plane: DataPlane,
-        run: RunDirectory,
+        run_id: str,
+        council: Council,
         evidence: Evidence,
         perform: Callable[[Sequence[Effect]], None],
         tell: Callable[[str], None],
     ) -> None:
         self._member = member
         self._plane = plane
-        self._run = run
+        self._run_id = run_id
+        self._council = council
         self._evidence = evidence
         self._perform = perform
         self._tell = tell
@@ -78,7 +80,7 @@ class Entering:
         if not member.knows(origin):
             if member.step is None or member.step.on_wire != head.step_id or not head.ticket:
                 return  # of another step, or somebody who has left it and does not know yet
-            check(self._run.run_id, self._run.manifest.coordinators, peer, head)
+            check(self._run_id, self._council.peers, peer, head)
             self._plane.admit(peer)
             blocks = f"{head.begin}-{head.end - 1}"
             _log.info("%s came into step %d, for blocks %s", peer[-6:], head.step, blocks)

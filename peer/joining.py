@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from hetpeer.averaging.effects import Stop
+from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.files import atomic_write
-from hetpeer.bootstrap.manifest import MAX_MANIFEST_BYTES, SignedManifest, read
 from hetpeer.bootstrap.service import CONTROL
 from hetpeer.bootstrap.serving import PROTOCOL as FILES
-from hetpeer.bootstrap.serving import FileService, fetch
+from hetpeer.bootstrap.serving import FileService
 from hetpeer.bootstrap.shelf import RunShelf
 from hetpeer.dht.addresses import Address
 from hetpeer.dht.clock import SystemClock
-from hetpeer.dht.errors import ExitCode, LocalError, RemoteError
+from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.dht.roster import Roster
 from hetpeer.dht.tasks import TaskSet
@@ -40,6 +40,7 @@ from hetpeer.peer.foresight import prepare_ahead
 from hetpeer.peer.home import Home
 from hetpeer.peer.lifecycle import unless
 from hetpeer.peer.link import TENSORS
+from hetpeer.peer.manifests import fetch_manifest
 from hetpeer.peer.preparing import RunFiles
 from hetpeer.peer.progress import VolunteerProgress
 from hetpeer.peer.reach import tell_forever
@@ -51,8 +52,6 @@ from hetpeer.stages.execution.compute import Compute, ComputeConfig, WorkerDiedE
 
 WORKER = "hetpeer.averaging.worker_main"
 FAREWELL_S = 3.0
-MANIFEST_TRIES = 5
-MANIFEST_RETRY_S = 1.0
 MAX_RESTARTS = 3
 RESTART_WINDOW_S = 600.0
 """A worker that dies more than MAX_RESTARTS times in so long is not started again."""
@@ -128,11 +127,11 @@ async def _enter(options: JoinOptions, stack: contextlib.AsyncExitStack) -> _Pre
     trace = stack.enter_context(
         contextlib.closing(Trace(SystemClock(), path, peer=identity.peer_id, name=options.name))
     )
-    peers = [*(address.peer_id for address in options.bootstrap), *signed.manifest.coordinators]
+    named = [address.peer_id for address in options.bootstrap]
     return _Presence(
         node=node,
         home=home,
-        files=RunFiles(node, run, peers),
+        files=RunFiles(node, run, Council(signed, run.path), named),
         roster=Roster(node, run.run_id),
         evidence=evidence,
         trace=trace,
@@ -165,7 +164,7 @@ async def _live(
     """Take part with one compute worker. Raises also `WorkerDiedError`."""
     files, node, roster = presence.files, presence.node, presence.roster
     volunteer = Volunteer(node, presence.home, files, compute, offer, presence.evidence, presence.trace)
-    await node.serve(FILES, FileService(RunShelf(files.run, volunteer.state)).handle)
+    await node.serve(FILES, FileService(RunShelf(files.run, files.council, volunteer.state)).handle)
     name, memory = files.run.manifest.name, offer.memory_bytes
     _log.info("run %s, %s, offering %d MiB", name, device_name, memory >> 20)
     ahead = prepare_ahead(roster, files, memory, lambda: volunteer.admitted)
@@ -210,35 +209,6 @@ async def _take_part(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def fetch_manifest(node: Node, addresses: Sequence[Address]) -> SignedManifest:
-    """The manifest of the run, from the first of `addresses` that gives a sound one.
-
-    Raises `LocalError`: HP-RUN-001, HP-RUN-002, HP-RUN-003 (damaged) or HP-NET-006 (nobody serves one).
-    """
-    silent: RemoteError | None = None
-    for attempt in range(MANIFEST_TRIES):
-        unsound: LocalError | None = None
-        for address in addresses:
-            try:
-                data, _ = await fetch(node, address.peer_id, "manifest", MAX_MANIFEST_BYTES)
-                return read(bytes(data))
-            except RemoteError as error:
-                silent = error
-            except LocalError as error:
-                unsound = error
-        if unsound is not None:
-            raise unsound
-        if attempt < MANIFEST_TRIES - 1:
-            await asyncio.sleep(MANIFEST_RETRY_S)
-    raise LocalError(
-        "HP-NET-006",
-        "no peer at the given address serves a run",
-        why=silent.what if silent else "no address was given",
-        fix="check the address with whoever gave it to you",
-        exit_code=ExitCode.NETWORK,
-    )
 
 
 def remember_addresses(home: Home, addresses: Sequence[Address]) -> None:

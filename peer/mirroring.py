@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.create import made_beside
 from hetpeer.bootstrap.files import atomic_write
 from hetpeer.bootstrap.rundir import FOLDERS, RunDirectory
@@ -14,31 +15,32 @@ from hetpeer.dht.addresses import Address
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.peer.home import Home
-from hetpeer.peer.joining import fetch_manifest
+from hetpeer.peer.manifests import fetch_manifest
 
 
 async def mirror(directory: Path, addresses: Sequence[Address], home: Home) -> None:
     """Make `directory` a copy of the run that is served at `addresses`; complete, or nothing is left there.
 
-    Raises `LocalError` HP-RUN-012 where the manifest does not name the reliable identity of `home`, HP-NET-006, HP-DISK-*;
+    Raises `LocalError` HP-RUN-012 where the manifest, as amended, does not name the reliable identity of `home`, HP-NET-006, HP-DISK-*;
     `RemoteError` HP-SYNC-001 for a file that nobody gives.
     """
     identity = home.reliable_identity()
     node = await Node.start(NodeConfig(peers=tuple(addresses)), home.identity())
     try:
         signed = await fetch_manifest(node, addresses)
-        if identity.peer_id not in signed.manifest.coordinators:
+        if identity.peer_id not in signed.reliable:
             raise LocalError(
                 "HP-RUN-012",
                 f"run {signed.manifest.name} does not name this machine as one of its reliable peers",
                 why=f"its identity as such is {identity.peer_id}",
-                fix=f"have the run made with: hetpeer init … --reliable {identity.peer_id}",
+                fix=f"have its owner name it: hetpeer amend DIR --reliable {identity.peer_id} …",
                 exit_code=ExitCode.CONFIG,
             )
         with made_beside(directory) as folder:
             for part in FOLDERS:
                 (folder / part).mkdir()
             atomic_write(folder / "manifest.hetpeer", signed.data)
+            Council(signed, folder)  # keeps the amendment
             atomic_write(folder / "identity.key", home.reliable_key.read_bytes(), mode=0o600)
             peers = [address.peer_id for address in addresses]
             for reference, path in RunDirectory(folder, signed).files():

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from hetpeer.bootstrap.manifest import Manifest
+from hetpeer.bootstrap.manifest import Manifest, SignedManifest
 from hetpeer.bootstrap.routing import assign_routes
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.records import Advert
@@ -71,11 +71,12 @@ class Prediction:
         }
 
 
-def predict(manifest: Manifest, adverts: Mapping[str, Advert]) -> Prediction:
+def predict(signed: SignedManifest, adverts: Mapping[str, Advert]) -> Prediction:
     """A step of the volunteers that work now (`adverts` by peer id).
 
     Raises `LocalError` HP-PLAN-001 while a block has no holder, or one has not yet measured what a step needs of it.
     """
+    manifest = signed.manifest
     working = {
         peer: advert
         for peer, advert in sorted(adverts.items())
@@ -96,7 +97,7 @@ def predict(manifest: Manifest, adverts: Mapping[str, Advert]) -> Prediction:
     return Prediction(
         run=manifest.name,
         estimate=found,
-        measured_s=_measured(manifest, adverts),
+        measured_s=_measured(signed, adverts),
         members=tuple(
             Member(
                 peer=peer,
@@ -144,8 +145,9 @@ def _lines(routes: Mapping[int, Route], working: Mapping[str, Advert]) -> dict[t
     return lines
 
 
-def _measured(manifest: Manifest, adverts: Mapping[str, Advert]) -> float | None:
-    speed = max((a.tokens_per_second for p, a in adverts.items() if p in manifest.coordinators), default=0.0)
+def _measured(signed: SignedManifest, adverts: Mapping[str, Advert]) -> float | None:
+    speed = max((a.tokens_per_second for p, a in adverts.items() if p in signed.reliable), default=0.0)
+    manifest = signed.manifest
     tokens = manifest.training.batch_size * manifest.data.tokens_per_sample
     return tokens / speed if speed else None
 

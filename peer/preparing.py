@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.keeping import STATE_OVERHEAD
 from hetpeer.bootstrap.manifest import FileRef
 from hetpeer.bootstrap.rundir import RunDirectory, check_file
@@ -19,6 +20,7 @@ from hetpeer.bootstrap.serving import fetch, fetch_file
 from hetpeer.dht.errors import LocalError, RemoteError
 from hetpeer.dht.node import Node
 from hetpeer.peer.home import place_file
+from hetpeer.peer.manifests import amended
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.compute import Compute
@@ -39,15 +41,28 @@ AT_ONCE = 4
 
 
 class RunFiles:
-    """The files of a run on this volunteer's disk; what is missing is fetched from `peers`, in that order."""
+    """The files of a run on this volunteer's disk; what is missing is fetched from the peers `named`, then from reliable ones."""
 
-    def __init__(self, node: Node, run: RunDirectory, peers: Iterable[str]) -> None:
+    def __init__(self, node: Node, run: RunDirectory, council: Council, named: Iterable[str]) -> None:
         self._node = node
         self.run = run
-        self.peers = list(dict.fromkeys(peers))
+        self.council = council
+        self._named = tuple(named)
         self._turns = asyncio.Semaphore(AT_ONCE)
         self.volunteers: tuple[str, ...] = ()
         """Who takes part, and may have shards of the data."""
+
+    @property
+    def peers(self) -> list[str]:
+        """Whom to ask, in that order."""
+        return list(dict.fromkeys((*self._named, *self.council.peers)))
+
+    async def look_for_amendment(self) -> None:
+        """Ask whomever we know whether the reliable peers are others by now. Raises `LocalError` HP-DISK-*."""
+        others = [peer for peer in (*self.peers, *self.volunteers) if peer != self._node.peer_id]
+        signed = await amended(self._node, self.run.signed, others)
+        if signed.amendment is not None:
+            self.council.learn(signed.amendment.data)
 
     async def need(self, folder: Path, reference: FileRef) -> Path:
         """The path of the file, fetched if it is not there or damaged. Raises `RemoteError` HP-SYNC-001."""

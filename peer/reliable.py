@@ -9,7 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetpeer.bootstrap.amending import Amending
 from hetpeer.bootstrap.coordinator import Halt
+from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.keeping import Checkpoints
 from hetpeer.bootstrap.reign import is_complete
 from hetpeer.bootstrap.replica import Replica, run_logs
@@ -56,8 +58,8 @@ class ReliablePeer:
         self._node = node
         self._run = run
         self.replica = replica
-        self._checkpoints = Checkpoints(node, run, replica.records)
-        self._shelf = RunShelf(run, self._checkpoints.state)
+        self._checkpoints = Checkpoints(node, run, replica.records, replica.company)
+        self._shelf = RunShelf(run, replica.council, self._checkpoints.state)
         self._begun_with = len(replica.records)
         self.service: CoordinatorService | None = None
         """While it leads."""
@@ -77,17 +79,20 @@ class ReliablePeer:
         await self._node.serve(FILES, FileService(self._shelf).handle)
         if len(self.replica.members) > 1:
             self.ready.set()
-        work = asyncio.ensure_future(self.replica.run())
+        works = {
+            asyncio.ensure_future(work)
+            for work in (self.replica.run(), Amending(self._node, self.replica).run())
+        }
         reigns = asyncio.ensure_future(self._reign_or_follow(leaving))
         try:
-            await asyncio.wait({work, reigns}, return_when=asyncio.FIRST_COMPLETED)
-            if not reigns.done():
+            done, _ = await asyncio.wait({*works, reigns}, return_when=asyncio.FIRST_COMPLETED)
+            for work in done & works:
                 work.result()
             return reigns.result()
         finally:
-            for task in (work, reigns):
+            for task in (*works, reigns):
                 task.cancel()
-            await asyncio.gather(work, reigns, return_exceptions=True)
+            await asyncio.gather(*works, reigns, return_exceptions=True)
 
     async def _reign_or_follow(self, leaving: asyncio.Event) -> Halt:
         while True:
@@ -140,8 +145,7 @@ class ReliablePeer:
         if last is None or last["version"] == self._checkpoints.newest:
             return
         try:
-            others = [peer for peer in self.replica.members if peer != self._node.peer_id]
-            await self._checkpoints.copy(last, others)
+            await self._checkpoints.copy(last, self.replica.company())
             await self._checkpoints.sealed(last)
         except RemoteError as error:
             _log.warning("checkpoint %s is not copied yet: %s", last["version"], error)
@@ -157,9 +161,10 @@ async def serve_run(
     run = RunDirectory.open(options.directory)
     await asyncio.to_thread(run.verify)
     with run_logs(run) as logs:
+        council = Council(run.signed, run.path)
         node = await Node.start(_config(options), Identity.load(run.identity_path))
         try:
-            peer = ReliablePeer(node, run, Replica(node, run, logs, SystemClock()))
+            peer = ReliablePeer(node, run, Replica(node, run, council, logs, SystemClock()))
             return await _take_part(peer, node, run, options, leaving, announce)
         finally:
             await node.close()

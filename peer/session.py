@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.service import CONTROL
 from hetpeer.dht.channel import Channel, dial
 from hetpeer.dht.errors import PeerLostError
@@ -25,32 +26,36 @@ RENEWAL_S = 0.2
 """Between two sessions: a coordinator that forgets us again and again is not asked in a hot loop."""
 PATIENCE_S = 3.0
 """A reliable peer that cannot be reached for so long is not the coordinator, where there are others."""
+ASTRAY_S = 10.0
+"""Without a coordinator, until others are asked who that may be."""
 
 _log = logging.getLogger(__name__)
 
 
 class ControlSession:
-    """The control stream to the one of the `reliable` peers that is the coordinator: the others refuse it.
+    """The control stream to the one of the reliable peers, `council`, that is the coordinator: the others refuse it.
 
     `opened` is called at the start of each session and says Hello through `tell`; `received` gets each message.
-    `evidence` gives the lines of our event log from one on: the coordinator says how many it has.
+    `evidence` gives the lines of our event log from one on: the coordinator says how many it has. `astray` is called again and again
+    while there is no coordinator: the reliable peers may be others by now.
     """
 
     def __init__(
         self,
         node: Node,
-        reliable: Sequence[str],
+        council: Council,
         opened: Callable[[], None],
         received: Callable[[m.Message], None],
         evidence: Callable[[int], Sequence[str]],
+        astray: Callable[[], Awaitable[None]],
     ) -> None:
         self._node = node
-        self._reliable = reliable
-        self._patience_s = PATIENCE_S if len(reliable) > 1 else math.inf
+        self._council = council
         self._turn = 0
         self._opened = opened
         self._received = received
         self._evidence = evidence
+        self._astray = astray
         self._asked = False
         """Whether the coordinator has said in this session which lines it has."""
         self._channel: Channel | None = None
@@ -64,26 +69,40 @@ class ControlSession:
     @property
     def coordinator(self) -> str:
         """Whom we take for the coordinator."""
-        return self._reliable[self._turn % len(self._reliable)]
+        return self._council.peers[self._turn % len(self._council.peers)]
 
     async def run(self, incarnation: Callable[[], int]) -> None:
-        """Keep a session open until we leave."""
-        number = 0
-        while not self._leaving:
-            number += 1
-            self._channel = channel = Channel(
-                self.coordinator, f"{incarnation()}.{number}", self, payload_limit=m.MAX_MESSAGE_BYTES
-            )
-            self._asked = False
-            self._opened()
-            try:
-                await dial(self._node, CONTROL, channel, self._patience_s)
-            except PeerLostError as error:
-                _log.info("new session with the coordinator: %s", error.why)
-                self._turn += 1
-            finally:
-                self._channel = None
-            await asyncio.sleep(RENEWAL_S)
+        """Keep a session open until we leave. Raises `LocalError` HP-DISK-*."""
+        async with asyncio.TaskGroup() as tasks:
+            looking = tasks.create_task(self._look_for_coordinators())
+            number = 0
+            while not self._leaving:
+                number += 1
+                await self._hold(f"{incarnation()}.{number}")
+                await asyncio.sleep(RENEWAL_S)
+            looking.cancel()
+
+    async def _hold(self, key: str) -> None:
+        """One session, until it ends."""
+        self._channel = channel = Channel(self.coordinator, key, self, payload_limit=m.MAX_MESSAGE_BYTES)
+        self._asked = False
+        self._opened()
+        try:
+            await dial(self._node, CONTROL, channel, PATIENCE_S if len(self._council.peers) > 1 else math.inf)
+        except PeerLostError as error:
+            _log.info("new session with the coordinator: %s", error.why)
+            self._turn += 1
+        finally:
+            self._channel = None
+
+    async def _look_for_coordinators(self) -> None:
+        while True:
+            await asyncio.sleep(ASTRAY_S)
+            if self.is_up:
+                continue
+            await self._astray()
+            if self._channel is not None and self._channel.peer_id not in self._council.peers:
+                self.renew()
 
     def tell(self, message: m.Message) -> None:
         """Send a message; it is lost with the session if that ends before it arrives."""
@@ -124,6 +143,8 @@ class ControlSession:
             self._asked = True
             for line in self._evidence(message.lines):
                 self.give_evidence(line)
+        elif isinstance(message, m.Amended):
+            self._council.learn(message.amendment)
         else:
             self._received(message)
 

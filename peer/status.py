@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hetpeer.bootstrap.manifest import Manifest, SignedManifest
     from hetpeer.dht.addresses import Address
     from hetpeer.dht.board import Board, Note
+    from hetpeer.dht.node import Node
     from hetpeer.dht.records import Advert
     from hetpeer.dht.roster import Roster
 
@@ -115,7 +116,7 @@ class Swarm:
     working: int
     """Volunteers that hold the current state of their blocks."""
     coordinator: bool
-    """Whether a coordinator named in the manifest is there."""
+    """Whether one of the reliable peers coordinates."""
     tokens_per_second: float
     weakest_block: int
     """The block with the fewest holders, the first of several."""
@@ -159,7 +160,7 @@ def summarise(
         for block in manifest.blocks
     )
     weakest = min(blocks, key=lambda row: len(row.holders))
-    coordinators = [row for row in rows if row.role == "coordinator" and row.peer in manifest.coordinators]
+    coordinators = [row for row in rows if row.role == "coordinator" and row.peer in signed.reliable]
     swarm = Swarm(
         volunteers=sum(row.role == "volunteer" for row in rows),
         working=sum(row.holds for row in rows),
@@ -201,11 +202,16 @@ def known_addresses(home: Path) -> tuple[str, ...]:
     return tuple(map(str, addresses))
 
 
-@dataclass(frozen=True, slots=True)
+MAX_CLAIMANTS = 8
+"""Peers that say they coordinate, of whom an amendment that names them is asked for."""
+
+
+@dataclass(slots=True)
 class Onlooker:
     """Somebody who looks at a swarm without taking part."""
 
     signed: SignedManifest
+    _node: Node
     _roster: Roster
     _board: Board
 
@@ -216,8 +222,12 @@ class Onlooker:
     async def status(self) -> SwarmStatus:
         """The same, put together. Raises as `adverts`."""
         from hetpeer.dht.clock import SystemClock
+        from hetpeer.peer.manifests import amended
 
         adverts, board = await asyncio.gather(self.adverts(), self._board.read())
+        claimants = {peer for peer, advert in adverts.items() if advert.role == "coordinator"}
+        if claimants.isdisjoint(self.signed.reliable):
+            self.signed = await amended(self._node, self.signed, sorted(claimants)[:MAX_CLAIMANTS])
         return summarise(self.signed, adverts, SystemClock().wall(), board)
 
 
@@ -228,14 +238,14 @@ async def observing(addresses: Sequence[Address]) -> AsyncIterator[Onlooker]:
     from hetpeer.dht.identity import Identity
     from hetpeer.dht.node import Node, NodeConfig
     from hetpeer.dht.roster import Roster
-    from hetpeer.peer.joining import fetch_manifest
+    from hetpeer.peer.manifests import fetch_manifest
 
     with tempfile.TemporaryDirectory(prefix="hetpeer-status-") as folder:
         identity = Identity.create(Path(folder) / "identity.key")
         node = await Node.start(NodeConfig(peers=tuple(addresses)), identity)
         try:
             signed = await fetch_manifest(node, addresses)
-            yield Onlooker(signed, Roster(node, signed.run_id), Board(node, signed.run_id))
+            yield Onlooker(signed, node, Roster(node, signed.run_id), Board(node, signed.run_id))
         finally:
             await node.close()
 

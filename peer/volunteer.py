@@ -97,10 +97,11 @@ class Volunteer:
         self.member = Member(node.peer_id, hello, _shape(self._manifest), self._window.depth)
         self.session = ControlSession(
             node,
-            self._manifest.coordinators,
+            files.council,
             lambda: self.perform(self.member.connected()),
             self._received,
             evidence.lines,
+            files.look_for_amendment,
         )
         self._tasks = TaskSet(self._fail)
         self._store = TensorStore(compute.arena, SpillFile(home.path, offer.disk_bytes))
@@ -117,7 +118,13 @@ class Volunteer:
             lambda: self._spawn(self._rejoin()),
         )
         self._entering = Entering(
-            self.member, self._plane, files.run, evidence, self.perform, self.session.give_evidence
+            self.member,
+            self._plane,
+            files.run.run_id,
+            files.council,
+            evidence,
+            self.perform,
+            self.session.give_evidence,
         )
         self._prepared: dict[int, int] = {}
         """Blocks loaded into the worker, and the bytes that each one's state takes."""
@@ -309,7 +316,7 @@ class Volunteer:
         return await prepare_block(self._compute, self._files, block)
 
     async def _fetch_state(self, order: e.FetchState) -> None:
-        fetcher = StateFetcher(self._node, self._compute, self._manifest.coordinators)
+        fetcher = StateFetcher(self._node, self._compute, self._files.council.peers)
         loading = fetcher.load(order.version, self._specs, order.sources, order.digests)
         warming = () if self._source is None else (self._source.warm_up(order.version),)
         digests, *_ = await asyncio.gather(loading, *warming)

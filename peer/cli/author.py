@@ -1,4 +1,4 @@
-"""The run author's commands: init, audit, export, generate. Thin: what they do lives in bootstrap/.
+"""The run author's commands: init, amend, audit, export, generate. Thin: what they do lives in bootstrap/.
 
 Heavy imports stand inside the functions, so that `hetpeer --help` does not load torch.
 """
@@ -22,6 +22,7 @@ RunDir = Annotated[Path, typer.Argument(metavar="DIR", help="The run directory."
 def register(app: typer.Typer) -> None:
     """Add the author's commands to the command line."""
     app.command()(init)
+    app.command()(amend)
     app.command()(audit)
     app.command()(export)
     app.command()(generate)
@@ -149,6 +150,37 @@ def init(
         f"{len(run.manifest.blocks)} blocks, {parameters:,} parameters, {samples:,} training samples, {steps} steps"
     )
     print(f"next: hetpeer bootstrap {directory}")
+
+
+def amend(
+    directory: RunDir,
+    reliable: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID",
+            help="A reliable peer from now on: name all of them, 1, 3 or 5 (default: show who they are).",
+        ),
+    ] = None,
+    bootstrap: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ADDR", help="One that runs, to be told, if none runs from DIR. Repeatable."),
+    ] = None,
+) -> None:
+    """Say who the reliable peers of a run are: add some, or replace those that are gone. Nothing is interrupted."""
+    from hetpeer.dht.addresses import parse_address
+    from hetpeer.peer.amend import deliver, reliable_peers
+    from hetpeer.peer.cli.options import run_loop
+
+    addresses = tuple(parse_address(text) for text in bootstrap or ())
+    council = reliable_peers(directory, reliable or ())
+    for peer in council.peers:
+        print(peer)
+    if addresses and council.data:
+        run_loop(deliver(council, addresses))
+    if reliable:
+        print(
+            f"amendment {council.sequence} is signed; on each that is new: hetpeer bootstrap DIR --peers ADDR"
+        )
 
 
 def audit(

@@ -44,7 +44,7 @@ async def _look(addresses: list[Address], *, watch: bool, as_json: bool) -> None
     async with observing(addresses) as onlooker:
         while True:
             try:
-                found = predict(onlooker.signed.manifest, await onlooker.adverts())
+                found = predict(onlooker.signed, await onlooker.adverts())
                 print(json.dumps(found.document()) if as_json else "\n".join(_lines(found)), flush=True)
             except LocalError as error:
                 if not watch:

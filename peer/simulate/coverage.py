@@ -28,8 +28,9 @@ COORDINATOR_EVENTS = [
     "tick",
 ]
 """`event` lines are for the driver: they never reach the core."""
-MEMBER_MESSAGES = [kind for kind in _kinds(m.FromCoordinator) if kind not in ("heartbeat", "kept")]
-"""Heartbeats from the coordinator never reach the core either: the driver's channel watches for silence. `kept` is of events."""
+MEMBER_MESSAGES = [kind for kind in _kinds(m.FromCoordinator) if kind not in ("heartbeat", "kept", "amended")]
+"""Heartbeats from the coordinator never reach the core either: the driver's channel watches for silence. `kept` is of events,
+`amended` of whom the driver takes for a coordinator."""
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ import uvloop
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.heads import ActivationHead
+from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.create import create_run
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.serving import PROTOCOL, FileService
@@ -67,14 +68,16 @@ class Peers:
         run = RunDirectory(self.folder / name, self.author.signed)
         shutil.copytree(self.author.path, run.path)
         node = await self._start(name)
-        await node.serve(PROTOCOL, FileService(RunShelf(run, _no_state)).handle)
+        await node.serve(
+            PROTOCOL, FileService(RunShelf(run, Council(run.signed, run.path), _no_state)).handle
+        )
         return node, run
 
     async def volunteer(self, *peers: Node, volunteers: tuple[Node, ...] = ()) -> tuple[DataSource, Path]:
         """A source that may ask `peers` and `volunteers`, and the folder that it fills."""
         node = await self._start("volunteer")
         run = Home(self.folder / "home").run(self.author.signed)
-        files = RunFiles(node, run, [peer.peer_id for peer in peers])
+        files = RunFiles(node, run, Council(run.signed, run.path), [peer.peer_id for peer in peers])
         files.volunteers = tuple(peer.peer_id for peer in (node, *volunteers))
         specs = [self.author.block_spec(block) for block in run.manifest.blocks]
         return DataSource(files, specs, self.tasks), run.data
@@ -307,7 +310,7 @@ def test_a_block_that_wants_other_inputs_is_refused(
     author: RunDirectory, changes: dict[str, TensorSpec], tmp_path: Path
 ) -> None:
     spec = author.block_spec(author.manifest.blocks[0])
-    files = RunFiles(None, author, ())
+    files = RunFiles(None, author, Council(author.signed, author.path), ())
     with pytest.raises(LocalError, match=f"{next(iter(changes))!r}") as caught:
         DataSource(files, [replace(spec, data=changes)], TaskSet())
     assert (caught.value.code, caught.value.exit_code) == ("HP-RUN-007", ExitCode.VERSION)

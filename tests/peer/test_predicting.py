@@ -43,7 +43,7 @@ def swarm(run: RunDirectory, **fields: object) -> dict[str, Advert]:
 
 def test_a_swarm_of_two(run: RunDirectory) -> None:
     """Four bundles take 2 s on the line; the first one's work before, the last gradient's after it, twice the way."""
-    found = predict(run.manifest, swarm(run))
+    found = predict(run.signed, swarm(run))
     assert found.estimate.seconds == pytest.approx(0.1 + 4 * 0.5 + 0.1 + 0.3 + 0.5 + 0.1 + 0.2 + 0.5)
     assert (found.measured_s, found.estimate.between_s) == (4.0, 0.5)
     assert [member.name for member in found.members] == ["front", "back"]
@@ -70,7 +70,7 @@ def test_a_swarm_of_two(run: RunDirectory) -> None:
 )
 def test_too_early(run: RunDirectory, fields: dict[str, object], why: str) -> None:
     with pytest.raises(LocalError, match="nothing can be predicted yet") as caught:
-        predict(run.manifest, swarm(run, **fields))
+        predict(run.signed, swarm(run, **fields))
     assert (caught.value.code, caught.value.exit_code, caught.value.why) == (
         "HP-PLAN-001",
         ExitCode.TRY_LATER,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.eventlog import keep_event, read_event, read_events, sign_event
 from hetpeer.bootstrap.keeping import Checkpoints
 from hetpeer.bootstrap.replica import Replica, run_logs
@@ -63,6 +64,9 @@ def network(volunteer: Identity) -> Network:
     return Network(volunteer.peer_id)
 
 
+async def _nothing() -> None: ...
+
+
 class Rig:
     """A control session with one reign after another."""
 
@@ -71,10 +75,11 @@ class Rig:
         self.lines: list[str] = []
         self.session = ControlSession(
             network,
-            ["them"],
+            Council(run.signed, run.path),
             self._hello,
             lambda _: None,
             lambda begin: self.lines[begin:],  # type: ignore[arg-type]
+            _nothing,
         )
         network.peer_id = run.manifest.coordinators[0]
         self._run, self._volunteer, self._network = run, volunteer, network
@@ -91,11 +96,12 @@ class Rig:
         """One reign of the only reliable peer."""
         network: Any = self._network
         with run_logs(self._run) as logs:
-            replica = Replica(network, self._run, logs, SystemClock())
+            council = Council(self._run.signed, self._run.path)
+            replica = Replica(network, self._run, council, logs, SystemClock())
             running = asyncio.create_task(replica.run())
             try:
                 await replica.leading()
-                checkpoints = Checkpoints(network, self._run, replica.records)
+                checkpoints = Checkpoints(network, self._run, replica.records, replica.company)
                 await CoordinatorService(network, self._run, replica, checkpoints, SystemClock()).run(
                     asyncio.Event()
                 )

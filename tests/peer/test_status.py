@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.manifest import DataSettings
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.serving import PROTOCOL, FileService
@@ -199,7 +200,7 @@ async def serve_and_ask(run: RunDirectory, home: Path) -> list[tuple[int, str, s
 
     node = await Node.start(NodeConfig(), Identity.create(home / "identity.key"))
     try:
-        await node.serve(PROTOCOL, FileService(RunShelf(run, nothing)).handle)
+        await node.serve(PROTOCOL, FileService(RunShelf(run, Council(run.signed, home), nothing)).handle)
         advert = volunteer(
             0, len(run.manifest.blocks), name="alpha", step=1, loss=4.5, addresses=tuple(node.addresses())
         )

@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from hetpeer.bootstrap.audit import audit
+from hetpeer.bootstrap.replay import ReferenceRun
 from tests.swarm.swarm import Child, Swarm, resign, until
 from tests.wanlab.lab import Lab, needs_lab
 
@@ -69,3 +70,25 @@ async def test_closed_volunteers_train_through_a_relay_that_dies(swarm: Swarm) -
     assert verdict.ok, verdict.problems
     assert (verdict.lost, verdict.duplicated) == (0, 0)
     assert verdict.steps > before
+
+
+@needs_lab
+async def test_volunteers_that_cannot_reach_each_other_train_through_the_reliable_peer(
+    swarm: Swarm, reference: ReferenceRun
+) -> None:
+    """Both take connections, as others find, but every packet between the two is lost. The loss is that of one machine."""
+    with Lab({"nodes": 3, "latency_ms": 5}) as lab:
+        swarm.lab = lab
+        lab.order("cut n1 n2")
+        bootstrap = await swarm.bootstrap()
+        relay = swarm.address.rpartition("/")[2]
+        volunteers = [swarm.volunteer(name, node=node) for node, name in enumerate(("one", "two"), 1)]
+        for node, volunteer in enumerate(volunteers, 1):
+            await volunteer.says(f"takes connections at {lab.address(node)}", KNOWN_S)
+        await swarm.committed(1)
+        watcher = swarm.start("watcher", "status", "--bootstrap", swarm.address, "--watch", "--json")
+        shown = ("public", [], [f"through {relay[-8:]}"])
+        await until(lambda: latest(watcher, "one") == latest(watcher, "two") == shown, "the way of both")
+        await swarm.finished(bootstrap, *volunteers)
+        swarm.end()
+    swarm.exact(reference)

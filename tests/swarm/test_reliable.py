@@ -1,14 +1,17 @@
 """Three reliable peers keep the run's log: whichever of them dies, the run goes on, and nothing that was decided is lost."""
 
+import json
 import signal
 from pathlib import Path
 
 import pytest
 
+from hetpeer.bootstrap.audit import audit
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.log import read_log
 from hetpeer.bootstrap.replay import ReferenceRun
 from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.dht.errors import ExitCode
 from hetpeer.dht.identity import Identity
 from hetpeer.peer.home import Home
 from tests.swarm.conftest import STEPS
@@ -16,6 +19,8 @@ from tests.swarm.swarm import Child, Swarm, resign, until
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
 COUNT = 3
+MANY = 1000
+"""Steps that nobody waits for."""
 
 
 def homes(swarm: Swarm, folder: Path) -> list[Path]:
@@ -65,3 +70,37 @@ async def test_a_leader_is_killed(swarm: Swarm, reference: ReferenceRun, tmp_pat
     assert last is not None
     swarm.run = RunDirectory.open(paths[peers.index(last)])
     swarm.exact(reference)
+
+
+async def test_the_only_reliable_peer_is_replaced(swarm: Swarm, tmp_path: Path) -> None:
+    """The owner amends the manifest while it trains: another machine has the log, and then the run. The old one is not needed."""
+    home, copy = tmp_path / "home-new", tmp_path / "copy"
+    new = Home(home).reliable_identity().peer_id
+    swarm.run = resign(swarm.run, training=swarm.run.manifest.training.model_copy(update={"steps": MANY}))
+    old = await swarm.bootstrap()
+    volunteers = [swarm.volunteer(name) for name in "ab"]
+    await swarm.committed(3)
+    amend = swarm.start("amend", "amend", str(swarm.run.path), "--reliable", new)
+    assert await amend.ended() == 0, amend.said
+    assert new in amend.printed
+    await old.says(f"amendment 1: the reliable peers are {new}")
+    successor = swarm.reliable(copy, "--peers", swarm.address, "--home", str(home), home=home)
+    assert await old.ended() == ExitCode.RUN_CLOSED
+    assert "HP-RUN-014: this machine is not one of the run's reliable peers any more" in old.said
+    swarm.run = RunDirectory.open(copy)
+    known = swarm.version
+    await swarm.committed(known + 3)
+    address = successor.printed.split()[-1]
+    asked = swarm.start("status", "status", "--bootstrap", address, "--json")
+    assert await asked.ended() == 0, asked.said
+    assert json.loads(asked.printed)["swarm"]["coordinator"] is True
+    for child in volunteers:
+        child.signal(signal.SIGINT)
+    await swarm.finished(*volunteers)
+    successor.signal(signal.SIGINT)
+    assert await successor.ended() == 0, successor.said
+    swarm.end()
+    verdict = audit(copy)
+    assert verdict.ok, verdict.problems
+    assert (verdict.lost, verdict.duplicated, verdict.rollbacks) == (0, 0, 0)
+    assert verdict.steps >= known + 3

@@ -1,0 +1,85 @@
+"""Who the reliable peers of a run are, as far as is known here: by its manifest, or the latest amendment of it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from hetpeer.bootstrap.amendment import Amendment, sign_amendment
+from hetpeer.bootstrap.files import atomic_write
+from hetpeer.bootstrap.manifest import SignedManifest, validated
+
+FILE: Final = "amendment.hetpeer"
+
+_log = logging.getLogger(__name__)
+
+
+class Council:
+    """Of the run that `signed` describes. The latest amendment is kept in `folder`: nobody who saw one goes back.
+
+    Raises `LocalError` HP-RUN-013, HP-DISK-*.
+    """
+
+    def __init__(self, signed: SignedManifest, folder: Path) -> None:
+        self._signed = signed
+        self._path = folder / FILE
+        self._changed_ns = 0
+        self.look()
+        if self.data and not self._path.exists():
+            atomic_write(self._path, self.data)
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """Their ids."""
+        return self._signed.reliable
+
+    @property
+    def sequence(self) -> int:
+        """The number of the amendment that says so; 0: the manifest does."""
+        return self._signed.sequence
+
+    @property
+    def data(self) -> bytes:
+        """That amendment; empty: there is none."""
+        return self._signed.amendment.data if self._signed.amendment is not None else b""
+
+    def look(self) -> None:
+        """Read the file, if it was written since the last time (`hetpeer amend`). Raises `LocalError` HP-RUN-013."""
+        try:
+            changed_ns = self._path.stat().st_mtime_ns
+            data = self._path.read_bytes() if changed_ns != self._changed_ns else b""
+        except OSError:
+            return
+        self._changed_ns = changed_ns
+        if data:
+            self._take(data)
+
+    def learn(self, data: bytes) -> bool:
+        """Whether `data` is an amendment later than what was known; then it is on the disk, too.
+
+        Raises `LocalError` HP-RUN-013, HP-DISK-*.
+        """
+        if not self._take(data):
+            return False
+        atomic_write(self._path, data)
+        return True
+
+    def _take(self, data: bytes) -> bool:
+        before, self._signed = self._signed, self._signed.amended(data)
+        if self._signed is before:
+            return False
+        _log.warning("amendment %d: the reliable peers are %s", self.sequence, ", ".join(self.peers))
+        return True
+
+
+def amend(
+    signed: SignedManifest, folder: Path, owner_key: Ed25519PrivateKey, peers: tuple[str, ...]
+) -> Council:
+    """Have `peers` be the reliable peers of the run in `folder`. Raises `LocalError` HP-RUN-001, HP-RUN-013, HP-DISK-*."""
+    council = Council(signed, folder)
+    fields = {"run_id": signed.run_id, "sequence": council.sequence + 1, "coordinators": peers}
+    council.learn(sign_amendment(validated(Amendment, fields), owner_key))
+    return council

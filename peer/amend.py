@@ -1,0 +1,55 @@
+"""What `hetpeer amend` does: the owner's word on who the reliable peers are, and how it gets to them."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from hetpeer.bootstrap.amending import offer
+from hetpeer.bootstrap.council import Council, amend
+from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.dht.addresses import Address
+from hetpeer.dht.errors import ExitCode, LocalError, RemoteError
+from hetpeer.dht.identity import Identity
+from hetpeer.dht.node import Node, NodeConfig
+
+_log = logging.getLogger(__name__)
+
+
+def reliable_peers(directory: Path, peers: Sequence[str]) -> Council:
+    """Make `peers` the reliable peers of the run, in its directory; with none, those that it has now. A `hetpeer bootstrap` of that
+    directory sees it within a second.
+
+    Raises `LocalError` HP-RUN-015 where the owner's key is not, HP-RUN-001 (their number, an id that is none), HP-DISK-*.
+    """
+    run = RunDirectory.open(directory)
+    if not peers:
+        return Council(run.signed, directory)
+    return amend(run.signed, directory, run.owner_key(), tuple(peers))
+
+
+async def deliver(council: Council, addresses: Sequence[Address]) -> None:
+    """Tell one of the reliable peers at `addresses`: it tells the others. Raises `LocalError` HP-NET-002, HP-NET-014."""
+    with tempfile.TemporaryDirectory(prefix="hetpeer-amend-") as folder:
+        identity = Identity.create(Path(folder) / "identity.key")
+        node = await Node.start(NodeConfig(peers=tuple(addresses)), identity)
+        try:
+            last: RemoteError | None = None
+            for address in addresses:
+                try:
+                    await offer(node, address.peer_id, council.data)
+                except RemoteError as error:
+                    last = error
+                else:
+                    return
+        finally:
+            await node.close()
+    raise LocalError(
+        "HP-NET-014",
+        f"amendment {council.sequence} is signed, but no reliable peer took it",
+        why=last.what if last is not None else "no address was given",
+        fix="say the address of one that runs: hetpeer amend DIR --bootstrap ADDR",
+        exit_code=ExitCode.NETWORK,
+    )

@@ -1,0 +1,87 @@
+"""Amendments of the manifest: the owner's word alone counts, and never an older one."""
+
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from hetpeer.bootstrap.amendment import MAX_AMENDMENT_BYTES, Amendment, sign_amendment
+from hetpeer.bootstrap.council import FILE, Council, amend
+from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.identity import Identity
+
+
+@pytest.fixture
+def others(tmp_path: Path) -> list[str]:
+    return [Identity.create(tmp_path / f"{number}.key").peer_id for number in range(3)]
+
+
+def signed(fresh: RunDirectory, sequence: int, *peers: str) -> bytes:
+    amendment = Amendment(run_id=fresh.run_id, sequence=sequence, coordinators=peers)
+    return sign_amendment(amendment, fresh.owner_key())
+
+
+def test_the_latest_amendment_counts(fresh: RunDirectory, others: list[str]) -> None:
+    council = Council(fresh.signed, fresh.path)
+    assert (council.peers, council.sequence, council.data) == (fresh.manifest.coordinators, 0, b"")
+    assert council.learn(signed(fresh, 2, others[0]))
+    assert not council.learn(signed(fresh, 1, others[1]))
+    assert not council.learn(signed(fresh, 2, others[1]))
+    assert (council.peers, council.sequence) == ((others[0],), 2)
+    again = Council(fresh.signed, fresh.path)
+    assert (again.peers, again.data) == (council.peers, council.data)
+
+
+def test_an_amendment_is_seen_where_it_is_written(fresh: RunDirectory, others: list[str]) -> None:
+    council = Council(fresh.signed, fresh.path)
+    assert amend(fresh.signed, fresh.path, fresh.owner_key(), tuple(others)).sequence == 1
+    assert council.sequence == 0
+    council.look()
+    assert (council.peers, council.sequence) == (tuple(others), 1)
+    assert amend(fresh.signed, fresh.path, fresh.owner_key(), (others[2],)).sequence == 2
+
+
+def test_who_is_told_keeps_it(fresh: RunDirectory, others: list[str], tmp_path: Path) -> None:
+    told = fresh.signed.amended(signed(fresh, 1, others[0]))
+    (folder := tmp_path / "home").mkdir()
+    assert Council(told, folder).peers == (others[0],)
+    assert Council(fresh.signed, folder).peers == (others[0],)
+
+
+def test_a_wrong_number_of_peers_is_no_amendment(fresh: RunDirectory, others: list[str]) -> None:
+    for peers in (others[:2], [others[0]] * 3, [], ["nobody"]):
+        with pytest.raises(LocalError) as caught:
+            amend(fresh.signed, fresh.path, fresh.owner_key(), tuple(peers))
+        assert (caught.value.code, caught.value.exit_code) == ("HP-RUN-001", ExitCode.CONFIG)
+    assert not (fresh.path / FILE).exists()
+
+
+def test_strangers_cannot_amend(fresh: RunDirectory, others: list[str]) -> None:
+    right = Amendment(run_id=fresh.run_id, sequence=1, coordinators=(others[0],))
+    good = signed(fresh, 1, others[0])
+    forged = [
+        sign_amendment(right, Ed25519PrivateKey.generate()),
+        sign_amendment(right.model_copy(update={"run_id": "0" * 32}), fresh.owner_key()),
+        sign_amendment(right.model_copy(update={"coordinators": tuple(others[:2])}), fresh.owner_key()),
+        good + bytes(MAX_AMENDMENT_BYTES),
+        b"",
+        fresh.signed.data,
+        *(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :] for at in range(len(good))),
+    ]
+    council = Council(fresh.signed, fresh.path)
+    for data in forged:
+        with pytest.raises(LocalError) as caught:
+            council.learn(data)
+        assert (caught.value.code, caught.value.exit_code) == ("HP-RUN-013", ExitCode.VERSION)
+    assert council.sequence == 0
+    (fresh.path / FILE).write_bytes(forged[0])
+    with pytest.raises(LocalError, match="HP-RUN-013"):
+        Council(fresh.signed, fresh.path)
+
+
+def test_amending_needs_the_owners_key(fresh: RunDirectory) -> None:
+    (fresh.path / "owner.key").unlink()
+    with pytest.raises(LocalError) as caught:
+        fresh.owner_key()
+    assert (caught.value.code, caught.value.exit_code) == ("HP-RUN-015", ExitCode.CONFIG)
