@@ -41,15 +41,18 @@ class Numerics(Protocol):
 
     def join(self, shards: Sequence[Any]) -> Any: ...
 
-    def tie(self, block: int, gradient: Any, tied: Mapping[int, Any]) -> Any:
-        """The gradient of `block` with what the blocks `tied` to it say of tied parameters."""
+    def tie(self, block: int, gradient: Any, tied: Mapping[int, tuple[int, Any]]) -> Any:
+        """The gradient of `block` with what the blocks `tied` to it say of tied parameters: (first element, their part)."""
 
-    def inspect(self, gradient: Any) -> tuple[str, float]:
-        """Digest and squared norm."""
+    def inspect(self, block: int, gradient: Any) -> tuple[str, float]:
+        """Digest, and squared norm of what counts at `block`."""
 
     def apply(self, state: Any, gradient: Any, coefficient: float) -> Any: ...
 
     def digest(self, state: Any) -> str: ...
+
+    def shared(self, state: Any, begin: int, end: int) -> str:
+        """Digest of the elements [begin, end), which are a tied parameter: alike at all blocks that have it."""
 
     def check_loss(self, step: int, microbatches: int, loss: float) -> bool:
         """Whether a committed step may have this mean loss."""
@@ -125,14 +128,15 @@ class Symbols:
         whole = all(shard == shards[0] for shard in shards)
         return shards[0] if whole else Sum(Counter({(-1, -1, "torn"): 1}), "torn")
 
-    def tie(self, block: int, gradient: Sum, tied: Mapping[int, Sum]) -> Sum:
-        parts = sorted({block: gradient, **tied}.items())
+    def tie(self, block: int, gradient: Sum, tied: Mapping[int, tuple[int, Sum]]) -> Sum:
+        others = {other: part for other, (_, part) in tied.items()}
+        parts = sorted({block: gradient, **others}.items())
         if any(_tasks(part) != _tasks(gradient) for _, part in parts):
             return Sum(Counter({(-1, -1, "torn"): 1}), "torn")
         total = _hash([(other, part.bits) for other, part in parts])
         return Sum(gradient.ids, _hash((gradient.bits, total)), total)
 
-    def inspect(self, gradient: Sum) -> tuple[str, float]:
+    def inspect(self, block: int, gradient: Sum) -> tuple[str, float]:  # noqa: ARG002
         return _hash((sorted(gradient.ids.items()), gradient.bits)), 1.0
 
     def apply(self, state: Chain, gradient: Sum, coefficient: float) -> Chain:  # noqa: ARG002
@@ -143,6 +147,9 @@ class Symbols:
 
     def digest(self, state: Chain) -> str:
         return _hash((state.exact, state.bits))
+
+    def shared(self, state: Chain, begin: int, end: int) -> str:  # noqa: ARG002
+        return state.tied
 
     def check_loss(self, step: int, microbatches: int, loss: float) -> bool:  # noqa: ARG002
         return loss == sum(n + 1 for n in range(microbatches)) / microbatches

@@ -116,7 +116,7 @@ class Swarm:
         last = {b: self._store[self.config.steps, b] for b in range(self.numerics.blocks)}
         self.checks.ended(last)
         for tie in self.config.ties:
-            if len({last[block].tied for block, _, _ in tie.uses}) > 1:
+            if len({self.numerics.shared(last[block], begin, end) for block, begin, end in tie.uses}) > 1:
                 raise ViolationError("the copies of a tied parameter differ")
 
     def start_coordinator(self) -> None:

@@ -15,10 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hetpeer.averaging.ties import Tie, Ties
 from hetpeer.averaging.updates import AdamW, AdamWSettings
 from hetpeer.stages.execution.numerics import squared_norm
 
 WIDTH, SAMPLES, CLASSES = 16, 8, 5
+SHARED = CLASSES * WIDTH
+"""Elements of the classifier's weight, which is the first rows of the first block's as well."""
 SETTINGS = AdamWSettings(learning_rate=3e-3, betas=(0.9, 0.95), epsilon=1e-8, weight_decay=0.01)
 
 
@@ -33,10 +36,14 @@ class BlockState:
 
 
 class ToyNet:
-    """`blocks` blocks of Linear and tanh, the last one a classifier. `Numerics` for the simulated swarm."""
+    """`blocks` blocks of Linear and tanh, the last one a classifier whose weight is tied to the first block's.
+
+    `Numerics` for the simulated swarm.
+    """
 
     def __init__(self, blocks: int = 4, seed: int = 0) -> None:
         self.blocks = blocks
+        self.ties = (Tie(uses=((0, 0, SHARED), (blocks - 1, 0, SHARED))),)
         self._seed = seed
         self._rule = AdamW(SETTINGS)
 
@@ -48,9 +55,14 @@ class ToyNet:
         return {b: sum(p.numel() for p in self._layer(b).parameters()) for b in range(self.blocks)}
 
     def initial(self, block: int) -> BlockState:
-        torch.manual_seed(1000 * self._seed + block)
-        flat = torch.cat([p.detach().flatten() for p in self._layer(block).parameters()])
+        flat = self._drawn(block)
+        if block == self.blocks - 1:
+            flat[:SHARED] = self._drawn(0)[:SHARED]
         return BlockState(flat, torch.zeros_like(flat), torch.zeros_like(flat), 0)
+
+    def _drawn(self, block: int) -> Tensor:
+        torch.manual_seed(1000 * self._seed + block)
+        return torch.cat([p.detach().flatten() for p in self._layer(block).parameters()])
 
     def microbatch(self, step: int, number: int) -> tuple[Tensor, Tensor]:
         """Inputs [SAMPLES, WIDTH] and classes [SAMPLES] that a net can learn: a fixed random teacher's."""
@@ -102,11 +114,21 @@ class ToyNet:
     def join(self, shards: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(shards))
 
-    def tie(self, block: int, gradient: Tensor, tied: Mapping[int, Tensor]) -> Tensor:
-        raise NotImplementedError("the toy net has no tied parameters")
+    def tie(self, block: int, gradient: Tensor, tied: Mapping[int, tuple[int, Tensor]]) -> Tensor:
+        total = gradient.clone()
+        for use, uses in Ties(self.ties).of(block):
+            parts = {
+                block: gradient[use.begin : use.end],
+                **{
+                    u.block: tied[u.block][1][u.begin - tied[u.block][0] :][:SHARED] for u in uses if u != use
+                },
+            }
+            total[use.begin : use.end] = self.add(parts[u.block] for u in uses)
+        return total
 
-    def inspect(self, gradient: Tensor) -> tuple[str, float]:
-        return _digest(gradient), squared_norm(gradient)
+    def inspect(self, block: int, gradient: Tensor) -> tuple[str, float]:
+        counted = Ties(self.ties).counted(block, len(gradient))
+        return _digest(gradient), sum(squared_norm(gradient[begin:end]) for begin, end in counted)
 
     def apply(self, state: BlockState, gradient: Tensor, coefficient: float) -> BlockState:
         after = BlockState(
@@ -125,6 +147,9 @@ class ToyNet:
     def digest(self, state: BlockState) -> str:
         return _digest(torch.cat([state.parameters, state.exp_avg, state.exp_avg_sq]))
 
+    def shared(self, state: BlockState, begin: int, end: int) -> str:
+        return _digest(state.parameters[begin:end])
+
     def check_loss(self, step: int, microbatches: int, loss: float) -> bool:  # noqa: ARG002
         return math.isfinite(loss)
 
@@ -133,9 +158,14 @@ class ToyNet:
 
     def train_alone(self, steps: int, microbatches: int, clip_norm: float | None) -> list[float]:
         """Mean loss of each step when one process does everything, by torch's own optimizer and clipping."""
-        flats = [self.initial(block).parameters.clone().requires_grad_() for block in range(self.blocks)]
+        drawn = [self.initial(block).parameters for block in range(self.blocks)]
+        shared = drawn[0][:SHARED].clone().requires_grad_()
+        own = [
+            (flat[SHARED:] if block in (0, self.blocks - 1) else flat).clone().requires_grad_()
+            for block, flat in enumerate(drawn)
+        ]
         optimizer = torch.optim.AdamW(
-            flats,
+            [shared, *own],
             lr=SETTINGS.learning_rate,
             betas=SETTINGS.betas,
             eps=SETTINGS.epsilon,
@@ -148,13 +178,14 @@ class ToyNet:
             total = 0.0
             for number in range(microbatches):
                 x, classes = self.microbatch(step, number)
-                for block, flat in enumerate(flats):
-                    x = self._run(block, flat, x)
+                for block, flat in enumerate(own):
+                    tied = block in (0, self.blocks - 1)
+                    x = self._run(block, torch.cat([shared, flat]) if tied else flat, x)
                 loss = nn.functional.cross_entropy(x, classes)
                 torch.autograd.backward(loss)
                 total += loss.item()
             if clip_norm is not None:
-                torch.nn.utils.clip_grad_norm_(flats, clip_norm, foreach=False)
+                torch.nn.utils.clip_grad_norm_([shared, *own], clip_norm, foreach=False)
             optimizer.step()
             losses.append(total / microbatches)
         return losses

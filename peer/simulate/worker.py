@@ -166,14 +166,17 @@ class Worker:
         """`Inspect` → `inspected`."""
         numerics = self._numerics
         shards = [self._boxes.value(handle) for handle in work.shards]
-        pieces = {block: [self._boxes.value(h) for h in piece.shards] for block, piece in work.tied.items()}
+        pieces = {
+            block: (piece.begin, [self._boxes.value(handle) for handle in piece.shards])
+            for block, piece in work.tied.items()
+        }
 
         def finish(core: Member) -> Iterable[Effect]:
             gradient = numerics.join(shards)
             if pieces:
-                tied = {block: numerics.join(parts) for block, parts in pieces.items()}
+                tied = {block: (begin, numerics.join(parts)) for block, (begin, parts) in pieces.items()}
                 gradient = numerics.tie(work.block, gradient, tied)
-            digest, norm = numerics.inspect(gradient)
+            digest, norm = numerics.inspect(work.block, gradient)
             vote = m.BlockVote(block=work.block, digest=digest, squared_norm=norm, finite=True)
             return core.inspected(step, work.plan, vote, self._boxes.new(step, gradient))
 

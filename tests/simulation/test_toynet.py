@@ -1,16 +1,19 @@
-"""A real net trained through 30 kills has the loss curve of one process that was left in peace."""
+"""A real net with a tied weight, trained through 100 kills, has the loss curve of one process that was left in peace."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 
 from hetpeer.bootstrap.history import History
+from hetpeer.peer.simulate.checks import ViolationError
 from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.faults import Kills
 from hetpeer.peer.simulate.mutants import MUTANTS
 from hetpeer.peer.simulate.swarm import Swarm, SwarmConfig
 from hetpeer.peer.simulate.toynet import ToyNet
 
-STEPS, MICROBATCHES, KILLS = 60, 6, 30
+STEPS, MICROBATCHES, KILLS = 200, 6, 100
 GATE = 1e-6
 """Relative. The order of additions alone makes 1e-7; one id of six lost in one step makes 1e-3."""
 
@@ -33,17 +36,18 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-def curve(seed, kills):
+def curve(seed, kills, steps=STEPS):
     """Losses from the coordinator's commit records, and the swarm."""
-    swarm = Swarm(seed, CONFIG, ToyNet(seed=seed), Coverage())
+    net = ToyNet(seed=seed)
+    swarm = Swarm(seed, replace(CONFIG, steps=steps, ties=net.ties), net, Coverage())
     Kills(swarm, kills, interval_s=3.0)
-    swarm.run(2000.0)
+    swarm.run(4000.0)
     commits = History.of(swarm.log).commits
-    return [commits[step]["loss"] for step in range(STEPS)], swarm
+    return [commits[step]["loss"] for step in range(steps)], swarm
 
 
 def difference(losses, seed):
-    alone = ToyNet(seed=seed).train_alone(STEPS, MICROBATCHES, CONFIG.clip_norm)
+    alone = ToyNet(seed=seed).train_alone(len(losses), MICROBATCHES, CONFIG.clip_norm)
     assert alone[-1] < 0.8 * alone[0]
     return max(abs(mine - one) / one for mine, one in zip(losses, alone, strict=True))
 
@@ -56,5 +60,10 @@ def test_the_curve_through_many_kills_is_that_of_one_process():
 
 def test_the_gate_sees_a_part_that_is_dropped():
     with MUTANTS["part_forgotten"]():
-        losses, _ = curve(0, kills=0)
+        losses, _ = curve(0, kills=0, steps=60)
     assert difference(losses, 0) > 10 * GATE
+
+
+def test_copies_of_a_tied_weight_that_drift_apart_are_seen():
+    with MUTANTS["tied_apart"](), pytest.raises(ViolationError, match="tied parameter differ"):
+        curve(0, kills=0, steps=20)
