@@ -328,7 +328,9 @@ class Joined(Schema):
 
 
 class Reroute(Schema):
-    """Microbatches that are handed out again within the step, starting at the receiver."""
+    """Microbatches that are handed out again within the step, starting at the receiver; in no newer attempt it is advice on what
+    has not begun: another way, perhaps one that starts at somebody else (`Pipeline.assign`).
+    """
 
     kind: Literal["reroute"] = "reroute"
     line: Line

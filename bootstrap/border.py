@@ -1,4 +1,7 @@
-"""Between two steps: who fetches the current version, how long the step waits for them, and who fills a gap.
+"""Between two steps: whom the next one waits for while they fetch the current version, and who fills a gap.
+
+A newcomer need not be waited for: it comes into the step while it runs (entering.py). But who was too slow for that, because steps are short or its
+line is, is waited for once.
 
 Pure. A block that nobody holds makes the run wait: first for whoever had it, then somebody who is redundant elsewhere
 takes its place. That the run goes back to a checkpoint is the coordinator's decision.
@@ -20,15 +23,26 @@ class Border:
         self._return_by = now + reign.config.return_s
         self._waiting_since: float | None = None
         self._sync_by = 0.0
+        self._fetching: dict[str, float] = {}
+        self.fetch_s = 0.0
+        """How long the last fetch took; 0 before the first."""
 
     def admit_joiners(self, now: float) -> list[Effect]:
-        """Prepared volunteers whose blocks can be had somewhere are told to fetch them."""
+        """Prepared volunteers who are waited for, and whose blocks can be had somewhere, are told to fetch them."""
         reign = self._reign
         joiners = [v for v in reign.members.volunteers.values() if v.standing is Standing.PREPARED]
-        joiners = [v for v in joiners if self._available(v.place)]
+        joiners = [v for v in joiners if self.available(v.place)]
+        if not reign.members.uncovered():
+            joiners = [v for v in joiners if v.missed]
         if joiners and reign.state is not State.SYNCING:
             reign.state, self._sync_by = State.SYNCING, now + reign.config.sync_s
-        return [self.fetch(volunteer) for volunteer in joiners]
+        return [self.fetch(volunteer, now) for volunteer in joiners]
+
+    def fetched(self, volunteer: Volunteer, now: float) -> None:
+        """`volunteer` has the version that it was told to fetch."""
+        began = self._fetching.pop(volunteer.peer, None)
+        if began is not None:
+            self.fetch_s = now - began
 
     def must_wait(self, now: float) -> bool:
         """Whether the step is held up for somebody who fetches."""
@@ -36,16 +50,17 @@ class Border:
         syncing = any(v.standing is Standing.SYNCING for v in reign.members.volunteers.values())
         return reign.state is State.SYNCING and syncing and now <= self._sync_by
 
-    def _available(self, place: Range | None) -> bool:
+    def available(self, place: Range | None) -> bool:
         """Whether the current version of these blocks can be had somewhere."""
         if place is None:
             return False
         return self._reign.stored or all(self._reign.members.holders(block) for block in range(*place))
 
-    def fetch(self, volunteer: Volunteer) -> Effect:
+    def fetch(self, volunteer: Volunteer, now: float) -> Effect:
         """Tell `volunteer` where to fetch the current version of its blocks."""
         assert volunteer.place is not None
         volunteer.standing = Standing.SYNCING
+        self._fetching[volunteer.peer] = now
         members, blocks = self._reign.members, range(*volunteer.place)
         digests: dict[int, str] = {}
         for holder in members.volunteers.values():

@@ -24,9 +24,9 @@ from hetpeer.bootstrap.decisions import (
     Send,
     State,
 )
+from hetpeer.bootstrap.entering import Entering
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import Standing, Volunteer
-from hetpeer.bootstrap.orphans import Orphans
 from hetpeer.bootstrap.patience import Pace
 from hetpeer.bootstrap.reigning import Reigning
 from hetpeer.bootstrap.training import CoordinatedStep
@@ -51,7 +51,7 @@ class Coordinator(Reigning):
         super().__init__(config, history, now)
         self._admission = Admission(self._reign)
         self._border = Border(self._reign, now)
-        self._orphans = Orphans(self._reign, self._border)
+        self._entering = Entering(self._reign, self._border)
         self._pace = Pace()
 
     def start(self) -> list[Effect]:
@@ -129,22 +129,24 @@ class Coordinator(Reigning):
         complete = self._admission.holds(volunteer, message.held, message.version)
         if not complete or volunteer.standing is Standing.READY:
             return []
+        self._border.fetched(volunteer, now)
         current, step = message.version == self.history.version, self._step
-        if not current or not (self._reign.resting or self._orphans.takes(step, volunteer)):
-            volunteer.standing = Standing.PREPARED
+        if not current or not (self._reign.resting or self._entering.takes(step, volunteer)):
+            volunteer.standing, volunteer.missed = Standing.PREPARED, True
             return self._make_room(now)
-        volunteer.standing = Standing.READY
+        volunteer.standing, volunteer.missed = Standing.READY, False
         effects = self._compare(volunteer, message.held, now)
         if step is not None and not effects:
             assert volunteer.place is not None
-            return step.enter(volunteer.peer, volunteer.incarnation, volunteer.place, now)
+            speed = self.members.speeds()[volunteer.peer]
+            return step.enter(volunteer.peer, volunteer.incarnation, volunteer.place, speed, now)
         return effects + self._make_room(now)
 
     def _make_room(self, now: float) -> list[Effect]:
-        """Somebody can take a state: at a border it gets it, in a step only if nobody else holds its blocks."""
+        """Somebody can take a state: at a border, or to come into the step that runs."""
         if self._reign.resting:
             return self._cross(now)
-        return [] if self._step is None else self._orphans.fetch(self._step)
+        return [] if self._step is None else self._entering.fetch(self._step, now)
 
     def _compare(self, volunteer: Volunteer, held: Sequence[m.Held], now: float) -> list[Effect]:
         if not self._admission.differs(volunteer, held):
@@ -182,7 +184,7 @@ class Coordinator(Reigning):
         self._step = CoordinatedStep(reign.config, self.members, self.line, reign.version, self._pace, now)
         reign.state = State.TRAINING
         self._border.leave()
-        return self._step.begin()
+        return [*self._step.begin(), *self._entering.fetch(self._step, now)]
 
     def _waited(self, now: float) -> list[Effect]:
         if not self.members.uncovered():
@@ -237,7 +239,7 @@ class Coordinator(Reigning):
         mute = dict.fromkeys(step.mute(now), "it did not vote on three plans")
         if mute:
             return self._fence(mute, now)
-        if self._orphans.hopeless(step, now):
+        if self._entering.hopeless(step, now):
             return self._roll_back(f"nobody comes for block {step.orphaned[0]}", now)
         return [*step.tick(now), *self._follow(step, now)]
 
@@ -287,9 +289,9 @@ class Coordinator(Reigning):
         gone = [] if step is None else step.leave(volunteer.peer for volunteer in volunteers)
         if step is not None and gone:
             orphaned = step.orphaned
-            if orphaned and not self._orphans.can_wait(step):
+            if orphaned and not self._entering.can_wait(step):
                 return self._roll_back(f"no holder is left of block {orphaned[0]}", now)
-            return [*step.without(gone, now), *self._follow(step, now), *self._orphans.fetch(step)]
+            return [*step.without(gone, now), *self._follow(step, now), *self._entering.fetch(step, now)]
         if lost and not self._reign.stored:
             return self._roll_back(f"no holder is left of block {lost[0]}", now)
         return self._cross(now) if volunteers and self.state is State.SYNCING else []

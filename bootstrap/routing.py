@@ -6,13 +6,15 @@ peer would be done with it: a greedy list schedule, so a peer twice as fast is g
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from hetpeer.averaging.messages import Task
-from hetpeer.stages.execution.routes import Roster, Route, cheapest_path, splice, stands
+from hetpeer.stages.execution.routes import Hop, Roster, Route, cheapest_path, splice, stands
 
 DETOUR = 3.0
 """How much dearer a peer is where an id has got stuck before."""
+UNDER_WAY = 4
+"""So many ids a peer may have begun already: they stay where they are."""
 
 
 def assign_routes(
@@ -34,11 +36,22 @@ def assign_routes(
 
 
 class Assignments:
-    """The ways of a step's ids, and how often each was handed out. `roster` is the step's own, as it changes."""
+    """The ways of a step's ids, and how often each was handed out. `roster` is the step's own, as it changes; `undone` says which
+    ids are not counted yet.
+    """
 
-    def __init__(self, ids: Iterable[int], roster: Roster, blocks: int, speeds: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        ids: Iterable[int],
+        roster: Roster,
+        blocks: int,
+        speeds: Mapping[str, float],
+        undone: Callable[[], set[int]],
+    ) -> None:
         self._roster = roster
         self._blocks = blocks
+        self._speeds = dict(speeds)
+        self._undone = undone
         self._routes = assign_routes(ids, roster, blocks, speeds)
         self._attempts: dict[int, int] = {}
         self._stalled: set[int] = set()
@@ -50,7 +63,7 @@ class Assignments:
     def tasks(self, first: str, ids: Collection[int] | None = None) -> tuple[Task, ...]:
         """Those of `ids` (default: all) that begin at `first`, as it is told."""
         return tuple(
-            Task(id=i, route=route, attempt=self._attempts.get(i, 0))
+            self._task(i)
             for i, route in sorted(self._routes.items())
             if route[0].peer == first and (ids is None or i in ids)
         )
@@ -70,13 +83,63 @@ class Assignments:
         """
         roster = self._roster if roster is None else roster
         handed: dict[str, set[int]] = {}
+        busy = self._busy()
         for microbatch in sorted(self._routes.keys() & set(ids)):
-            way = splice(self._routes[microbatch], roster, {})
+            before = self._routes[microbatch]
+            way = splice(before, roster, {peer: seconds + self._slow(peer) for peer, seconds in busy.items()})
             if stands(way[0], roster):
+                for hop in set(way) - set(before):
+                    busy[hop.peer] += self._slow(hop.peer) * (hop.end - hop.begin)
                 self._routes[microbatch] = way
                 self._attempts[microbatch] = self._attempts.get(microbatch, 0) + 1
                 handed.setdefault(way[0].peer, set()).add(microbatch)
         return handed
+
+    def share(self, newcomer: str, speed: float) -> dict[str, tuple[Task, ...]]:
+        """Give `newcomer`, who is in the roster by now, its part of what is not done: peer → what it is to be told.
+
+        The last ids of whoever has most left to do for its speed, as nobody has begun them most likely: it is advice, and no new attempt
+        (`Pipeline.assign`). Who was to begin an id is told if somebody else is to.
+        """
+        self._speeds[newcomer] = speed
+        held = {newcomer: self._roster[newcomer]}
+        waiting: dict[str, list[tuple[int, Hop]]] = {}
+        for microbatch in sorted(self._undone() & self._routes.keys()):
+            for hop in self._routes[microbatch]:
+                if hop.peer in self._roster and stands(hop._replace(peer=newcomer), held):
+                    waiting.setdefault(hop.peer, []).append((microbatch, hop))
+        told: dict[str, set[int]] = {}
+        taken = 0
+        while waiting:
+            busiest = max(waiting, key=lambda peer: (len(waiting[peer]) * self._slow(peer), peer))
+            left = waiting[busiest]
+            fair = (taken + 1) * self._slow(newcomer) < len(left) * self._slow(busiest)
+            if not fair or len(left) <= UNDER_WAY:
+                break
+            microbatch, hop = left.pop()
+            taken += 1
+            before = self._routes[microbatch]
+            instead = tuple(hop._replace(peer=newcomer) if one == hop else one for one in before)
+            self._routes[microbatch] = way = splice(instead, self._roster, {})
+            for first in (before[0].peer, way[0].peer):
+                told.setdefault(first, set()).add(microbatch)
+        return {peer: tuple(map(self._task, sorted(ids))) for peer, ids in told.items()}
+
+    def _task(self, microbatch: int) -> Task:
+        return Task(id=microbatch, route=self._routes[microbatch], attempt=self._attempts.get(microbatch, 0))
+
+    def _slow(self, peer: str) -> float:
+        """How long a block takes at `peer`, relative to the fastest."""
+        return max(self._speeds.values(), default=1.0) / max(self._speeds.get(peer, 1.0), 1e-9)
+
+    def _busy(self) -> dict[str, float]:
+        """How long each peer of the roster would be busy with all that is not done and goes there."""
+        busy = dict.fromkeys(self._roster, 0.0)
+        for microbatch in self._undone() & self._routes.keys():
+            for hop in self._routes[microbatch]:
+                if hop.peer in busy:
+                    busy[hop.peer] += self._slow(hop.peer) * (hop.end - hop.begin)
+        return busy
 
     def stuck(self, undone: set[int]) -> None:
         """`undone` made no progress for too long: what was so the last time, too, goes another way from now on."""

@@ -6,6 +6,7 @@ the coordinator's business: it looks at `decision`, `trouble` and `evaluated_onl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
@@ -58,7 +59,9 @@ class CoordinatedStep:
         self._entries = 0
         self._entrants: dict[str, m.Entrant] = {}
         """Who came in later and was not made known to everybody."""
-        self._ways = Assignments((*train, *evaluation), self.roster, members.blocks, members.speeds())
+        self._ways = Assignments(
+            (*train, *evaluation), self.roster, members.blocks, members.speeds(), self.ledger.undone
+        )
         self._target = members.target(config.link_ratio)
         self._failures: dict[int, list[str]] = {}
         self._lull = Lull(now)
@@ -130,17 +133,27 @@ class CoordinatedStep:
         """Blocks that nobody in the step holds."""
         return [b for b in range(self._blocks) if not any(i <= b < j for i, j in self.roster.values())]
 
-    def enter(self, peer: str, incarnation: int, place: Range, now: float) -> list[Effect]:
+    def remaining_s(self, now: float) -> float:
+        """How long what is left would take at the pace so far; infinite while nothing is counted."""
+        ids = len(self.ledger.ids)
+        left = len(self.ledger.undone() & self.ledger.ids)
+        return (now - self.began_at) * left / (ids - left) if left < ids else math.inf
+
+    def enter(self, peer: str, incarnation: int, place: Range, speed: float, now: float) -> list[Effect]:
         """`peer` holds the state with which the step began, and takes part from now on.
 
-        It introduces itself to those whom it works with: all need not be told of each who comes.
+        Who shares the work of others is made known to all. Who fills a gap introduces itself to those who wait for it: n who come at
+        once would be n² messages.
         """
         self._entries += 1
         self.roster[peer], self._incarnations[peer] = place, incarnation
         self._entrants[peer] = m.Entrant(peer=peer, incarnation=incarnation, begin=place[0], end=place[1])
         self._lull.over(now)
         begin = Send(peer, self._begin((), self._entries))
-        return [begin, *self._hand_out(self._ways.without_beginning() & self.ledger.undone())]
+        fresh = self._hand_out(self._ways.without_beginning() & self.ledger.undone())
+        shared = self._ways.share(peer, speed)
+        known = self._make_known() if shared else []
+        return [begin, *fresh, *known, *(self._tell(first, tasks) for first, tasks in sorted(shared.items()))]
 
     def leave(self, peers: Iterable[str]) -> list[str]:
         """Strike `peers` off the roster; returns those that were on it."""
@@ -189,10 +202,11 @@ class CoordinatedStep:
 
     def _hand_out(self, ids: set[int], roster: Mapping[str, Range] | None = None) -> list[Effect]:
         """Route `ids` again from the start; peers on the way pass on what they have kept."""
-        return [
-            Send(first, m.Reroute(line=self.line, step=self.number, tasks=self._ways.tasks(first, mine)))
-            for first, mine in sorted(self._ways.again(ids, roster).items())
-        ]
+        again = sorted(self._ways.again(ids, roster).items())
+        return [self._tell(first, self._ways.tasks(first, mine)) for first, mine in again]
+
+    def _tell(self, first: str, tasks: tuple[m.Task, ...]) -> Effect:
+        return Send(first, m.Reroute(line=self.line, step=self.number, tasks=tasks))
 
     # ── reduce and vote ──────────────────────────────────────────────────────────────────────────────────────────
 

@@ -157,7 +157,7 @@ class Faults:
     def _slow_down(self, victim: Volunteer) -> None:
         """States come so slowly from now on that a step border does not wait for them."""
         victim.fetch_s = (2.0, 14.0)
-        self._swarm.world.after(60.0, lambda: setattr(victim, "fetch_s", (0.05, 0.3)))
+        self._swarm.world.after(60.0, lambda: setattr(victim, "fetch_s", self._swarm.config.fetch_s))
 
 
 class Kills:

@@ -58,6 +58,10 @@ class SwarmConfig:
     stall_s: float = 8.0
     reduce_s: float = 6.0
     sync_s: float = 10.0
+    speeds: tuple[float, ...] = (1.0, 0.5, 2.0, 1.0, 0.7, 1.5)
+    """Of the volunteers, in turn; at 1 a worker takes as long as worker.py says."""
+    fetch_s: tuple[float, float] = (0.05, 0.3)
+    """How long the transfer of one block's state takes."""
     credit: int = 0
     """Bundles of each kind that a volunteer takes from another at a time; 0: any number."""
 
@@ -88,7 +92,7 @@ class Swarm:
         self._channels: dict[str, int] = {}
         """Volunteer → its session that the coordinator knows."""
         self._store = {(0, b): numerics.initial(b) for b in range(numerics.blocks)}
-        speeds = [1.0, 0.5, 2.0, 1.0, 0.7, 1.5]
+        speeds = config.speeds
         names = [f"v{i}" for i in range(config.volunteers)]
         self.volunteers = {n: Volunteer(self, n, speeds[i % len(speeds)]) for i, n in enumerate(names)}
 

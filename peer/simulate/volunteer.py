@@ -44,7 +44,7 @@ class Volunteer:
         self.alive = False
         self.process = 0
         self.session = 0
-        self.fetch_s: tuple[float, float] = (0.05, 0.3)
+        self.fetch_s = swarm.config.fetch_s
         """How long the transfer of one block's state takes."""
         self.poison: set[int] = set()
         """Work that is to fail (worker.py)."""

@@ -105,7 +105,21 @@ class Pipeline:
     # ── tasks arriving ───────────────────────────────────────────────────────────────────────────────────────────
 
     def assign(self, microbatch: int, route: Route, attempt: int) -> list[Effect]:
-        """The coordinator hands out `microbatch`; we are its first hop and take it from the data order."""
+        """The coordinator hands out `microbatch`; we are its first hop and take it from the data order.
+
+        One that we have, in no newer attempt, is advice: as long as it is not begun it goes this other way, or is begun by somebody else.
+        """
+        key = TaskKey(microbatch, route[0].begin)
+        task = self._tasks.get(key)
+        if task is not None and task.status is Status.READY and attempt == task.attempt:
+            if route[0].peer == self._me:
+                self._go(task, rest_of(route, task.end))
+            else:
+                del self._tasks[key]
+                self._schedule.withdraw(key)
+            return self._dispatch()
+        if route[0].peer != self._me:
+            return []
         return self._enter(microbatch, route, attempt, upstream=None, source=None)
 
     def activation(

@@ -46,6 +46,10 @@ class Schedule(Generic[Key]):
             (other, hops_after if other == key else hops, train) for other, hops, train in self._forwards
         )
 
+    def withdraw(self, key: Key) -> None:
+        """The forward of `key`, which was not begun, is not to be done here."""
+        self._forwards = deque(entry for entry in self._forwards if entry[0] != key)
+
     def ready_backward(self, key: Key) -> None:
         """`key`'s output gradient is here (or it ended in the loss)."""
         self._backwards.append(key)

@@ -1,0 +1,270 @@
+"""What churn costs: hetpeer's own protocol cores in virtual time, beside restarting from checkpoints and losing a dead peer's work.
+
+The same volunteers leave and come back at the same moments for all three; nobody says good-bye. hetpeer is simulated event by event
+(peer/simulate/: leases, borders, votes, state transfers, what is sent twice); the others are models at their best
+(baselines/churn_models.py). Two scenarios: twelve volunteers whose mean time between failures falls from 20 to 2 minutes, and
+case 4 of HPS' Table 2 (16 devices, of which the 8 slower ones vanish with probability 0.9 in each batch and are back in the next one), as
+far as that paper describes it: which devices vanish, and how the model is cut, it does not say.
+
+    python -m benchmarks.churn
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks import report
+from benchmarks.baselines.churn_models import Departure, Fleet, losing_work, restarting
+from hetpeer.peer.simulate.coverage import Coverage
+from hetpeer.peer.simulate.numerics import Sum, Symbols
+from hetpeer.peer.simulate.swarm import Swarm, SwarmConfig
+from hetpeer.peer.simulate.worker import BACKWARD_S, FORWARD_S
+
+SLOWED = 1.1
+"""Work of the simulator takes so many times what worker.py says, on average."""
+LIMIT_S = 400_000.0
+MTBF_MINUTES = (20, 10, 5, 2)
+HPS_PAPER = {"PipeDream": 115.7, "Dapple": 114.6, "SWARM": 96.8, "HPS": 82.2}
+"""Minutes a batch, case 4, ALBERT-xxlarge; as printed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """Four stages of one block; volunteer i begins at stage i mod 4."""
+
+    volunteers: int
+    microbatches: int
+    work_s: float
+    """Forward and backward of a microbatch at one stage, at speed 1."""
+    speeds: tuple[float, ...]
+    latency_s: tuple[float, float]
+    rejoin_s: float
+    """Transfer of a block's state."""
+    steps: int
+    checkpoint_every: int = 5
+
+    @property
+    def config(self) -> SwarmConfig:
+        scale = self.work_s / (FORWARD_S + BACKWARD_S) / SLOWED
+        return SwarmConfig(
+            volunteers=self.volunteers,
+            layouts=(((0, 1), (1, 2), (2, 3), (3, 4)),),
+            steps=self.steps,
+            microbatches=self.microbatches,
+            evaluation_microbatches=0,
+            slot_capacity=4,
+            checkpoint_every=self.checkpoint_every,
+            latency_s=self.latency_s,
+            stall_s=15.0 * max(self.work_s, 1.0),
+            reduce_s=20.0,
+            sync_s=120.0,
+            speeds=tuple(speed / scale for speed in self.speeds),
+            fetch_s=(0.8 * self.rejoin_s, 1.2 * self.rejoin_s),
+        )
+
+    @property
+    def fleet(self) -> Fleet:
+        rates = [self.speeds[i % len(self.speeds)] / self.work_s for i in range(self.volunteers)]
+        return Fleet(
+            stages=[{f"v{i}": rates[i] for i in range(stage, self.volunteers, 4)} for stage in range(4)],
+            microbatches=self.microbatches,
+            fill_s=4 * self.work_s + 7 * statistics.mean(self.latency_s),
+            rejoin_s=self.rejoin_s,
+        )
+
+
+class Counting(Symbols):
+    """Counts what is computed: blocks of microbatches, backward."""
+
+    executed = 0
+
+    def backward(self, kept: Any, gradient: Any) -> tuple[Any, list[Sum]]:
+        back, gradients = super().backward(kept, gradient)
+        self.executed += len(gradients)
+        return back, gradients
+
+
+def hetpeer(scenario: Scenario, seed: int, churn: Callable[[Swarm], list[Departure]]) -> dict[str, Any]:
+    """Train; `churn` arranges who leaves when, and lists it as it happens."""
+    numerics = Counting(4)
+    swarm = Swarm(seed, scenario.config, numerics, Coverage())
+    ends: list[float] = []
+    swarm.hooks.append(lambda what: ends.append(swarm.world.now) if what == "record commit" else None)
+    departures = churn(swarm)
+    swarm.run(LIMIT_S)
+    counted = 4 * scenario.microbatches * scenario.steps
+    return {
+        "seconds": ends[-1],
+        "goodput": counted / numerics.executed,
+        "rollbacks": sum(record["kind"] == "rollback" for record in swarm.log),
+        "departures": departures,
+    }
+
+
+def failing(mtbf_s: float, away_s: float) -> Callable[[Swarm], list[Departure]]:
+    """Each volunteer vanishes after a time of its own, exponentially distributed, and is back after `away_s`."""
+
+    def arrange(swarm: Swarm) -> list[Departure]:
+        departures: list[Departure] = []
+        draw = random.Random(swarm.config.volunteers * mtbf_s)
+
+        def next_life(name: str) -> None:
+            swarm.world.after(draw.expovariate(1 / mtbf_s), lambda: vanish(name))
+
+        def vanish(name: str) -> None:
+            if swarm.completed is not None:
+                return
+            now = swarm.world.now
+            swarm.volunteers[name].kill()
+            departures.append(Departure(peer=name, at=now, back=now + away_s))
+            swarm.world.after(away_s, swarm.volunteers[name].start)
+            swarm.world.after(away_s, lambda: next_life(name))
+
+        for name in swarm.volunteers:
+            next_life(name)
+        return departures
+
+    return arrange
+
+
+def vanishing(names: Sequence[str], share: float, batch_s: float) -> Callable[[Swarm], list[Departure]]:
+    """In each batch each of `names` vanishes with probability `share`, at any moment of it, and is back at the next one."""
+
+    def arrange(swarm: Swarm) -> list[Departure]:
+        departures: list[Departure] = []
+        draw = random.Random(len(names))
+        gone: dict[str, float] = {}
+
+        def batch(what: str) -> None:
+            if what != "record commit":
+                return
+            now = swarm.world.now
+            for name, at in gone.items():
+                departures.append(Departure(peer=name, at=at, back=now))
+                swarm.volunteers[name].start()
+            gone.clear()
+            number = len(swarm.log)
+            for name in names:
+                if draw.random() < share:
+                    swarm.world.after(draw.uniform(0.0, batch_s), lambda name=name: vanish(name, number))
+
+        def vanish(name: str, number: int) -> None:
+            commits = sum(record["kind"] == "commit" for record in swarm.log[number:])
+            if name not in gone and commits <= 1 and swarm.completed is None:
+                gone[name] = swarm.world.now
+                swarm.volunteers[name].kill()
+
+        swarm.hooks.append(batch)
+        return departures
+
+    return arrange
+
+
+def compare(
+    scenario: Scenario, seeds: Sequence[int], churn: Callable[[Swarm], list[Departure]]
+) -> dict[str, Any]:
+    """Steps an hour of the three ways, of all seeds together."""
+    ours = [hetpeer(scenario, seed, churn) for seed in seeds]
+    losing = [losing_work(scenario.fleet, one["departures"], scenario.steps) for one in ours]
+    restarts = [
+        restarting(
+            scenario.fleet, one["departures"], scenario.steps, scenario.checkpoint_every, scenario.rejoin_s
+        )
+        for one in ours
+    ]
+    seconds = {
+        "hetpeer": statistics.median(one["seconds"] for one in ours),
+        "losing work": statistics.median(losing),
+        "restarting": statistics.median(restarts),
+    }
+    return {
+        "steps_an_hour": {way: round(3600 * scenario.steps / took, 2) for way, took in seconds.items()},
+        "over_losing_work": round(seconds["losing work"] / seconds["hetpeer"], 3),
+        "over_restarting": round(seconds["restarting"] / seconds["hetpeer"], 3),
+        "goodput": round(statistics.median(one["goodput"] for one in ours), 4),
+        "departures": round(statistics.mean(len(one["departures"]) for one in ours), 1),
+        "rollbacks": sum(one["rollbacks"] for one in ours),
+    }
+
+
+def measure(options: Any) -> dict[str, Any]:
+    seeds = range(options.seed, options.seed + options.seeds)
+    homes = Scenario(
+        volunteers=12,
+        microbatches=128,
+        work_s=1.5,
+        speeds=(1.0,),
+        latency_s=(0.01, 0.05),
+        rejoin_s=10.0,
+        steps=options.steps,
+    )
+    curve = {"never": compare(homes, seeds, lambda _: [])}
+    for minutes in MTBF_MINUTES:
+        curve[f"{minutes} min"] = compare(homes, seeds, failing(60.0 * minutes, options.away))
+        if not options.json:
+            tell(f"MTBF {minutes} min", curve[f"{minutes} min"])
+    still = curve["never"]["steps_an_hour"]["hetpeer"]
+    for one in curve.values():
+        one["of_still"] = round(one["steps_an_hour"]["hetpeer"] / still, 3)
+    hps = replace(
+        homes,
+        volunteers=16,
+        work_s=150.0,
+        speeds=(1.0,) * 8 + (1 / 1.55,) * 8,
+        latency_s=(0.1, 0.15),
+        rejoin_s=60.0,
+        steps=options.batches,
+        checkpoint_every=1,
+    )
+    batch_s = compare(replace(hps, steps=2), [options.seed], lambda _: [])["steps_an_hour"]["hetpeer"]
+    slow = [f"v{i}" for i in range(8, 16)]
+    case4 = compare(hps, seeds, vanishing(slow, 0.9, 3600 / batch_s))
+    case4["paper_over_hps"] = {name: round(m / HPS_PAPER["HPS"], 3) for name, m in HPS_PAPER.items()}
+    return {
+        "steps": options.steps,
+        "away_s": options.away,
+        "curve": curve,
+        "hps_case_4": case4,
+        "met": all(one["over_losing_work"] >= 1.0 for one in itertools.chain(curve.values(), [case4])),
+    }
+
+
+def tell(what: str, one: dict[str, Any]) -> None:
+    speeds = ", ".join(f"{way} {speed}" for way, speed in one["steps_an_hour"].items())
+    print(
+        f"{what}: steps an hour: {speeds}; goodput {one['goodput']:.1%}, {one['departures']} departures,"
+        f" {one['over_losing_work']} of losing work, {one['over_restarting']} of restarting",
+        flush=True,
+    )
+
+
+def main() -> int:
+    parser = report.parser(__doc__ or "")
+    for name, value, text in (
+        ("seeds", 5, "histories of each"),
+        ("steps", 40, "of each history"),
+        ("batches", 8, "of each history of HPS' case"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
+    parser.add_argument("--away", type=float, default=60.0, help="seconds until one is back (default: 60)")
+    options = parser.parse_args()
+    figures = measure(options)
+    document = report.keep("churn", figures, seed=options.seed)
+    if options.json:
+        print(json.dumps(document))
+    else:
+        tell("never", figures["curve"]["never"])
+        tell("HPS, case 4", figures["hps_case_4"])
+        print(f"  of those who would stay: { ({k: v['of_still'] for k, v in figures['curve'].items()}) }")
+    return 0 if figures["met"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
