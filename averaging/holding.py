@@ -111,6 +111,10 @@ class HeldStep:
         """Microbatches whose first hop we are."""
         return [e for t in tasks for e in self.absorb(self.pipeline.assign(t.id, t.route, t.attempt))]
 
+    def urge(self) -> list[Effect]:
+        """The coordinator waits for what we have."""
+        return self.absorb(self.pipeline.urge())
+
     def gone(self, peers: Iterable[str]) -> list[Effect]:
         """These left the roster: their tensors are ignored from now on."""
         effects: list[Effect] = []

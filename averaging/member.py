@@ -202,7 +202,9 @@ class Member(Working):
 
     def _reroute(self, message: m.Reroute) -> list[Effect]:
         step = self._at(message.step)
-        return [] if step is None else step.assign(message.tasks)
+        if step is None:
+            return []
+        return step.assign(message.tasks) if message.tasks else step.urge()
 
     def _joined(self, message: m.Joined) -> list[Effect]:
         step = self._at(message.step)

@@ -329,7 +329,7 @@ class Joined(Schema):
 
 class Reroute(Schema):
     """Microbatches that are handed out again within the step, starting at the receiver; in no newer attempt it is advice on what
-    has not begun: another way, perhaps one that starts at somebody else (`Pipeline.assign`).
+    has not begun: another way, perhaps one that starts at somebody else (`Pipeline.assign`). Without tasks: seal what is done.
     """
 
     kind: Literal["reroute"] = "reroute"

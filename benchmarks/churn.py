@@ -66,7 +66,7 @@ class Scenario:
             reduce_s=20.0,
             sync_s=120.0,
             speeds=tuple(speed / scale for speed in self.speeds),
-            fetch_s=(0.8 * self.rejoin_s, 1.2 * self.rejoin_s),
+            fetch_s=(0.4 * self.rejoin_s, 0.6 * self.rejoin_s),  # a look, and the transfer
         )
 
     @property

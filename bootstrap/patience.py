@@ -37,13 +37,23 @@ class Lull:
     def __init__(self, now: float) -> None:
         self.since = now
         self._longest = math.inf
-        """Until something has been counted, nobody knows how long it takes."""
+        """Until something has been counted twice, nobody knows how long it takes: the first comes when the pipeline is full."""
+        self._counted = False
+        self._urged = False
 
     def over(self, now: float) -> None:
         """Something was counted, or handed out."""
         lull = now - self.since
-        self._longest = lull if math.isinf(self._longest) else max(self._longest, lull)
-        self.since = now
+        if self._counted:
+            self._longest = lull if math.isinf(self._longest) else max(self._longest, lull)
+        self.since, self._counted, self._urged = now, True, False
+
+    def urges(self, now: float) -> bool:
+        """Whether this one is so long that everybody is to say what they have; true once in a lull."""
+        if self._urged or not self.is_unusual(now):
+            return False
+        self._urged = True
+        return True
 
     def is_unusual(self, now: float) -> bool:
         """Whether it is longer than any before: what is left may be at somebody slow (Dean and Barroso, The tail at scale)."""

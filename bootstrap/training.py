@@ -187,7 +187,8 @@ class CoordinatedStep:
         undone = self.ledger.undone()
         if now - self._lull.since < self._pace.patience(self._config.stall_s):
             last = len(undone) <= few(len(self.ledger.ids)) and self._lull.is_unusual(now)
-            return self._hand_out(self._ways.hedge(undone)) if last else []  # who is first counts
+            urged = [self._tell(peer, ()) for peer in sorted(self.roster)] if self._lull.urges(now) else []
+            return [*urged, *(self._hand_out(self._ways.hedge(undone)) if last else [])]  # who is first counts
         self._pace.ran_out()
         self._lull.over(now)
         known = self._make_known()

@@ -240,6 +240,11 @@ class Pipeline:
         self._forget(lost, refused)
         return effects + self._dispatch()
 
+    def urge(self) -> list[Effect]:
+        """The coordinator waits: report what is done, though the slot is not full and we wait for something ourselves."""
+        self._urged = True
+        return self._dispatch()
+
     def evict(self, blocks: tuple[int, ...]) -> list[Effect]:
         """What we had counted at `blocks` does not count any more."""
         effects: list[Effect] = []
