@@ -48,7 +48,7 @@ class Scenario:
     rejoin_s: float
     """Transfer of a block's state."""
     steps: int
-    checkpoint_every: int = 5
+    checkpoint_every: int = 1
 
     @property
     def config(self) -> SwarmConfig:
@@ -172,7 +172,10 @@ def compare(
 ) -> dict[str, Any]:
     """Steps an hour of the three ways, of all seeds together."""
     ours = [hetpeer(scenario, seed, churn) for seed in seeds]
-    losing = [losing_work(scenario.fleet, one["departures"], scenario.steps) for one in ours]
+    losing = [
+        losing_work(scenario.fleet, one["departures"], scenario.steps, scenario.checkpoint_every)
+        for one in ours
+    ]
     restarts = [
         restarting(
             scenario.fleet, one["departures"], scenario.steps, scenario.checkpoint_every, scenario.rejoin_s

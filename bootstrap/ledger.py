@@ -101,6 +101,10 @@ class StepLedger:
         self._votes.clear()
         return lost
 
+    def holder(self, block: int, microbatch: int) -> str | None:
+        """Who counts `microbatch` at `block`."""
+        return self._counted[block].get(microbatch)
+
     def undone(self) -> set[int]:
         """Ids that are not counted at every block, and evaluation ids without a loss."""
         train = {i for counted in self._counted for i in self.ids - counted.keys()}

@@ -37,7 +37,7 @@ def assign_routes(
 
 class Assignments:
     """The ways of a step's ids, and how often each was handed out. `roster` is the step's own, as it changes; `undone` says which
-    ids are not counted yet.
+    ids are not counted yet, `counted` who counts an id at a block.
     """
 
     def __init__(
@@ -47,11 +47,13 @@ class Assignments:
         blocks: int,
         speeds: Mapping[str, float],
         undone: Callable[[], set[int]],
+        counted: Callable[[int, int], str | None],
     ) -> None:
         self._roster = roster
         self._blocks = blocks
         self._speeds = dict(speeds)
         self._undone = undone
+        self._counted = counted
         self._routes = assign_routes(ids, roster, blocks, speeds)
         self._attempts: dict[int, int] = {}
         self._stalled: set[int] = set()
@@ -85,7 +87,7 @@ class Assignments:
         handed: dict[str, set[int]] = {}
         busy = self._busy()
         for microbatch in sorted(self._routes.keys() & set(ids)):
-            before = self._routes[microbatch]
+            before = self._trodden(microbatch, roster)
             way = splice(before, roster, {peer: seconds + self._slow(peer) for peer, seconds in busy.items()})
             if stands(way[0], roster):
                 for hop in set(way) - set(before):
@@ -94,6 +96,16 @@ class Assignments:
                 self._attempts[microbatch] = self._attempts.get(microbatch, 0) + 1
                 handed.setdefault(way[0].peer, set()).add(microbatch)
         return handed
+
+    def _trodden(self, microbatch: int, roster: Roster) -> Route:
+        """Its route, over those who have counted it, whichever way it went: they answer with what they have kept."""
+        hops = []
+        for hop in self._routes[microbatch]:
+            holders = {self._counted(block, microbatch) for block in range(hop.begin, hop.end)}
+            holder = holders.pop() if len(holders) == 1 else None
+            known = hop if holder is None else hop._replace(peer=holder)
+            hops.append(known if stands(known, roster) else hop)
+        return tuple(hops)
 
     def share(self, newcomer: str, speed: float) -> dict[str, tuple[Task, ...]]:
         """Give `newcomer`, who is in the roster by now, its part of what is not done: peer → what it is to be told.

@@ -60,7 +60,12 @@ class CoordinatedStep:
         self._entrants: dict[str, m.Entrant] = {}
         """Who came in later and was not made known to everybody."""
         self._ways = Assignments(
-            (*train, *evaluation), self.roster, members.blocks, members.speeds(), self.ledger.undone
+            (*train, *evaluation),
+            self.roster,
+            members.blocks,
+            members.speeds(),
+            self.ledger.undone,
+            self.ledger.holder,
         )
         self._target = members.target(config.link_ratio)
         self._failures: dict[int, list[str]] = {}
@@ -188,7 +193,10 @@ class CoordinatedStep:
         if now - self._lull.since < self._pace.patience(self._config.stall_s):
             last = len(undone) <= few(len(self.ledger.ids)) and self._lull.is_unusual(now)
             urged = [self._tell(peer, ()) for peer in sorted(self.roster)] if self._lull.urges(now) else []
-            return [*urged, *(self._hand_out(self._ways.hedge(undone)) if last else [])]  # who is first counts
+            return [
+                *urged,
+                *(self._hand_out(self._ways.hedge(undone)) if last else []),
+            ]  # who is first counts
         self._pace.ran_out()
         self._lull.over(now)
         known = self._make_known()

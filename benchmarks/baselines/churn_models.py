@@ -67,33 +67,44 @@ class _Clock:
         return not self._moments
 
 
-def losing_work(fleet: Fleet, departures: Sequence[Departure], steps: int) -> float:
+def losing_work(fleet: Fleet, departures: Sequence[Departure], steps: int, checkpoint_every: int) -> float:
     """Seconds for `steps` steps where what a dead peer had accumulated is lost, and other microbatches make up for it.
 
-    As in SWARM (arXiv 2301.11913): a microbatch that makes up for one that was lost at one stage passes all of them.
+    As in SWARM (arXiv 2301.11913): a microbatch that makes up for one that was lost at one stage passes all of them. A stage that loses its
+    last peer loses its parameters: all go back to the last checkpoint.
     """
     clock = _Clock(departures, fleet.rejoin_s)
-    for _ in range(steps):
-        passed, lost = 0.0, [0.0] * len(fleet.stages)
-        accumulated: dict[str, float] = {}
-        _wait(clock, clock.now + fleet.fill_s)
-        while passed < (target := fleet.microbatches + max(lost)):
-            flow, began = fleet.flow(clock.away), clock.now
-            if not flow and clock.exhausted:
-                return float("inf")
-            until = began + (target - passed) / flow if flow else float("inf")
-            away = set(clock.away)
-            dead = clock.next(until)
-            done = flow * (clock.now - began)
-            passed = target if dead is None else passed + done
-            for stage in fleet.stages:
-                here = {peer: rate for peer, rate in stage.items() if peer not in away}
-                for peer, rate in here.items():
-                    accumulated[peer] = accumulated.get(peer, 0.0) + done * rate / sum(here.values())
-            if dead:
-                number = next(n for n, stage in enumerate(fleet.stages) if dead in stage)
-                lost[number] += accumulated.pop(dead, 0.0)
+    done = 0
+    while done < steps:
+        kept = _making_up(fleet, clock)
+        if kept is None:
+            return float("inf")
+        done = done + 1 if kept else done - done % checkpoint_every
     return clock.now
+
+
+def _making_up(fleet: Fleet, clock: _Clock) -> bool | None:
+    """One step; False if a stage lost its last peer, None if nobody ever comes back to it."""
+    passed, lost = 0.0, [0.0] * len(fleet.stages)
+    accumulated: dict[str, float] = {}
+    _wait(clock, clock.now + fleet.fill_s)
+    while passed < (target := fleet.microbatches + max(lost)):
+        flow, began, away = fleet.flow(clock.away), clock.now, set(clock.away)
+        if not flow and clock.exhausted:
+            return None
+        dead = clock.next(began + (target - passed) / flow if flow else float("inf"))
+        done = flow * (clock.now - began)
+        passed = target if dead is None else passed + done
+        for stage in fleet.stages:
+            here = {peer: rate for peer, rate in stage.items() if peer not in away}
+            for peer, rate in here.items():
+                accumulated[peer] = accumulated.get(peer, 0.0) + done * rate / sum(here.values())
+        if dead:
+            number = next(n for n, stage in enumerate(fleet.stages) if dead in stage)
+            lost[number] += accumulated.pop(dead, 0.0)
+            if clock.away.issuperset(fleet.stages[number]):
+                return False
+    return True
 
 
 def restarting(

@@ -89,6 +89,6 @@ class Onward:
         self._left.discard(key)
 
     def left_over(self, known: Collection[TaskKey]) -> list[TaskKey]:
-        """Outputs for which nobody was found, of tasks that are still `known`."""
+        """Outputs for which nobody was found, of those that are still `known`."""
         self._left.intersection_update(known)
         return sorted(self._left, key=lambda key: (key.id, key.begin))

@@ -8,8 +8,8 @@ Who sends keeps: a repeated activation is answered with the gradient that was ma
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from hetpeer.stages.execution.effects import (
     ForgetGraph,
@@ -73,6 +73,8 @@ class _Task:
     gradient: Handle | None = None
     input_gradient: Handle | None = None
     loss: float | None = None
+    sent_to: set[str] = field(default_factory=set)
+    """Whoever was sent the output: any of them may count it."""
 
     @property
     def end(self) -> int:
@@ -256,14 +258,17 @@ class Pipeline:
         return effects + self._dispatch()
 
     def gone(self, peer: str) -> list[Effect]:
-        """`peer` left the roster: all it was sent in this step goes to another holder, its slots died with it."""
+        """`peer` left the roster: all it was sent in this step goes to another holder, its slots died with it.
+
+        Also what had gone another way already, while the link was down: as long as `peer` counted it, nobody else's work did.
+        """
         self._onward.gone(peer)
-        return self._send_elsewhere(peer)
+        return self._send_again(peer, lambda task: peer in task.sent_to)
 
     def unreachable(self, peer: str) -> list[Effect]:
         """Our link to `peer` is down: send its tasks to another holder if there is one, without asking anybody."""
         self._onward.unreachable(peer)
-        return self._send_elsewhere(peer)
+        return self._send_again(peer, lambda task: task.route[1].peer == peer)
 
     def reachable(self, peer: str) -> None:
         """The link to `peer` is up again."""
@@ -273,16 +278,20 @@ class Pipeline:
         """`peer` holds the blocks `place` from now on, and can be reached: it gets what is left over for it."""
         self._onward.joined(peer, place)
         effects: list[Effect] = []
-        for key in self._onward.left_over(self._tasks.keys()):
+        for key in self._left_over():
             effects += self._forward_on(self._tasks[key])
         return effects
 
     def leftovers(self) -> Mapping[int, tuple[int, ...]]:
         """Border → ids whose bundles over it are kept here for a holder that we do not know."""
         left: dict[int, list[int]] = {}
-        for key in self._onward.left_over(self._tasks.keys()):
+        for key in self._left_over():
             left.setdefault(self._tasks[key].end, []).append(key.id)
         return {border: tuple(ids) for border, ids in left.items()}
+
+    def _left_over(self) -> list[TaskKey]:
+        """Outputs for which nobody was found. A task that was forgotten and came again has none until it has run again."""
+        return self._onward.left_over({key for key, task in self._tasks.items() if task.output is not None})
 
     def congested(self, peer: str, hops: int) -> list[Effect]:
         """The link to `peer` keeps no pace: begin no forward that goes there and has `hops` or more hops behind it.
@@ -300,11 +309,11 @@ class Pipeline:
     def _may_leave(self, key: TaskKey) -> bool:
         return self._onward.may_leave(self._tasks[key].route[1:])
 
-    def _send_elsewhere(self, peer: str) -> list[Effect]:
+    def _send_again(self, peer: str, concerns: Callable[[_Task], bool]) -> list[Effect]:
+        """What `peer` is not there for any more."""
         effects: list[Effect] = []
         for task in self._tasks.values():
-            after = task.route[1:]
-            if task.output is not None and after and after[0].peer == peer:
+            if task.output is not None and len(task.route) > 1 and concerns(task):
                 effects += self._forward_on(task)
         if self._onward.is_congested(peer):  # what its link held up goes another way now
             effects += self._dispatch()
@@ -319,6 +328,7 @@ class Pipeline:
         if way is None:
             return []
         self._go(task, way)
+        task.sent_to.add(way[0].peer)
         return [SendActivation(task.key.id, way, task.attempt, task.output)]
 
     def _go(self, task: _Task, after: Route) -> None:

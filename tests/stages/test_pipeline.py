@@ -147,6 +147,19 @@ def test_what_nobody_takes_is_left_over_until_somebody_joins():
     assert core.leftovers() == {}
 
 
+def test_what_was_left_over_and_forgotten_is_not_given_to_who_joins():
+    """Its gradient was dropped: the task counts as never done, and comes again. Found by the simulator."""
+    core = pipeline()
+    forward(core)
+    (report,) = of(p.ReportSealed, backward(core))
+    core.gone("last")
+    assert core.leftovers() == {4: (0,)}
+    core.settled(report.slot, (2, 3))
+    assert core.activation(0, ROUTE, 1, "first", "in again") != []
+    assert core.leftovers() == {}
+    assert of(p.SendActivation, core.joined("new", (4, 6))) == []
+
+
 def test_what_is_missing_further_on_is_left_over_there():
     core = pipeline("first", roster={"first": (0, 2), "me": (2, 4), "last": (4, 6)})
     core.assign(0, (Hop("first", 0, 2), Hop("me", 2, 4), Hop("last", 4, 6)), 0)
