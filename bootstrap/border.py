@@ -14,6 +14,11 @@ from hetpeer.bootstrap.decisions import Effect, Send, State
 from hetpeer.bootstrap.membership import Range, Standing, Volunteer
 from hetpeer.bootstrap.reign import Reign
 
+PAYS = 1.5
+"""A step must take so many times longer than a fetch for somebody to come into it."""
+MISSES = 3
+"""Who was too late for so many steps is waited for in any case."""
+
 
 class Border:
     """The waiting room of a reign that began at `now`."""
@@ -33,10 +38,16 @@ class Border:
         joiners = [v for v in reign.members.volunteers.values() if v.standing is Standing.PREPARED]
         joiners = [v for v in joiners if self.available(v.place)]
         if not reign.members.uncovered():
-            joiners = [v for v in joiners if v.missed]
+            joiners = [v for v in joiners if v.missed >= (MISSES if self._steps_are_long else 1)]
         if joiners and reign.state is not State.SYNCING:
             reign.state, self._sync_by = State.SYNCING, now + reign.config.sync_s
         return [self.fetch(volunteer, now) for volunteer in joiners]
+
+    @property
+    def _steps_are_long(self) -> bool:
+        """Whether a fetch that begins with a step is done early enough in it, most likely."""
+        last = self._reign.history.commits.get(self._reign.version - 1, {})
+        return 0.0 < PAYS * self.fetch_s < last.get("seconds", 0.0)
 
     def fetched(self, volunteer: Volunteer, now: float) -> None:
         """`volunteer` has the version that it was told to fetch."""

@@ -132,9 +132,10 @@ class Coordinator(Reigning):
         self._border.fetched(volunteer, now)
         current, step = message.version == self.history.version, self._step
         if not current or not (self._reign.resting or self._entering.takes(step, volunteer)):
-            volunteer.standing, volunteer.missed = Standing.PREPARED, True
+            volunteer.standing = Standing.PREPARED
+            volunteer.missed += 1
             return self._make_room(now)
-        volunteer.standing, volunteer.missed = Standing.READY, False
+        volunteer.standing, volunteer.missed = Standing.READY, 0
         effects = self._compare(volunteer, message.held, now)
         if step is not None and not effects:
             assert volunteer.place is not None

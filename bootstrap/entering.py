@@ -8,14 +8,11 @@ need not be given up for an orphaned block: everybody else keeps what is done, a
 
 from __future__ import annotations
 
-from hetpeer.bootstrap.border import Border
+from hetpeer.bootstrap.border import PAYS, Border
 from hetpeer.bootstrap.decisions import Effect
 from hetpeer.bootstrap.membership import Standing, Volunteer
 from hetpeer.bootstrap.reign import Reign
 from hetpeer.bootstrap.training import CoordinatedStep
-
-PAYS = 2.0
-"""A step must take so many times longer than a fetch for somebody to come into it."""
 
 
 class Entering:

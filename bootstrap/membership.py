@@ -39,8 +39,8 @@ class Volunteer:
     standing: Standing = Standing.JOINING
     cluster: int = -1
     place: Range | None = None
-    missed: bool = False
-    """Whether it fetched a version that was past when it had it: the next step waits for it."""
+    missed: int = 0
+    """How often in a row it had a version only when that was past."""
     broken_at: float | None = None
     computing: float = 0.0
     """Seconds of a microbatch at its place, as it last said; 0 before."""
@@ -176,7 +176,8 @@ class Membership:
             volunteer.digests = {}
             behind = volunteer.standing in (Standing.READY, Standing.SYNCING)
             if behind and volunteer.peer not in roster:
-                volunteer.standing, volunteer.missed = Standing.PREPARED, True
+                volunteer.standing = Standing.PREPARED
+                volunteer.missed += 1
 
     def start_over(self) -> None:
         """Another version holds: everybody has to prepare again."""
