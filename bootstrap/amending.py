@@ -2,14 +2,15 @@
 
 Whoever hears of one (from its directory, or from somebody who offers it) tells the leader. The leader has it recorded: from then
 on every member has it, whoever leads next. Then the leader changes the log's members step by step, until they are those that
-it names. Who is not named any more ends once that is done.
+it names; nobody goes before most of those who stay have the newest checkpoint. Who is not named any more ends once that is done.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Final
 
 from hetpeer.bootstrap.amendment import MAX_AMENDMENT_BYTES
@@ -30,10 +31,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a reliable peer answers: the number of the latest amendment that it knows, and whether that is in effect."""
+    """What a reliable peer answers."""
 
     sequence: int
+    """The number of the latest amendment that it knows."""
     in_effect: bool
+    """Whether that is so already, by the word of a leader."""
+    checkpoint: int
+    """The version of the newest checkpoint on its disk."""
 
 
 async def offer(node: Node, peer: str, data: bytes) -> Told:
@@ -41,18 +46,19 @@ async def offer(node: Node, peer: str, data: bytes) -> Told:
     async with await node.open(peer, AMEND) as stream:
         await stream.send({}, data, timeout_s=ANSWER_S)
         header = (await stream.receive(timeout_s=ANSWER_S)).header
-    sequence, in_effect = header.get("sequence"), header.get("in_effect")
-    if not isinstance(sequence, int) or not isinstance(in_effect, bool):
+    sequence, in_effect, checkpoint = map(header.get, ("sequence", "in_effect", "checkpoint"))
+    if not (isinstance(sequence, int) and isinstance(in_effect, bool) and isinstance(checkpoint, int)):
         raise ProtocolError("an answer to an amendment that is none", peer=peer)
-    return Told(sequence, in_effect)
+    return Told(sequence, in_effect, checkpoint)
 
 
 class Amending:
-    """At the reliable peer that `node` is."""
+    """At the reliable peer that `node` is; `checkpoint` is the version of the newest one on its disk."""
 
-    def __init__(self, node: Node, replica: Replica) -> None:
+    def __init__(self, node: Node, replica: Replica, checkpoint: Callable[[], int]) -> None:
         self._node = node
         self._replica = replica
+        self._checkpoint = checkpoint
 
     @property
     def _council(self) -> Council:
@@ -94,13 +100,34 @@ class Amending:
 
     async def _lead(self) -> None:
         if self._recorded:
-            self._replica.shape(self._council.peers)
+            await self._shape()
             return
         record = {"kind": "amendment", "sequence": self._council.sequence, "data": self._council.data.hex()}
         try:
             await self._replica.record(record)
         except DeposedError:
             _log.info("amendment %d is left to the next leader", self._council.sequence)
+
+    async def _shape(self) -> None:
+        """One step towards the members that are named: first who is new comes in, then who is not named goes."""
+        members, named = self._replica.members, self._council.peers
+        new = [peer for peer in named if peer not in members]
+        if new:
+            self._replica.shape((*members, *new))
+        elif set(members) != set(named) and await self._furnished(named):
+            self._replica.shape(named)
+
+    async def _furnished(self, named: Sequence[str]) -> bool:
+        """Whether most of those who stay have the newest checkpoint: it goes with those who leave."""
+        newest = self._replica.history.checkpoint_version
+        have = sum(peer == self._node.peer_id for peer in named)
+        for peer in named:
+            if peer != self._node.peer_id:
+                try:
+                    have += (await offer(self._node, peer, self._council.data)).checkpoint >= newest
+                except RemoteError as error:
+                    _log.debug("%s does not say what it has: %s", peer, error)
+        return 2 * have > len(named)
 
     async def _ask_the_others(self) -> None:
         council, us = self._council, self._node.peer_id
@@ -130,5 +157,7 @@ class Amending:
                 raise ProtocolError(
                     "an amendment that the owner has not signed", peer=stream.peer_id
                 ) from error
-        in_effect = self._recorded and self._replica.settled(council.peers)
-        await stream.send({"sequence": council.sequence, "in_effect": in_effect}, timeout_s=ANSWER_S)
+        answer = Told(
+            council.sequence, self._recorded and self._replica.settled(council.peers), self._checkpoint()
+        )
+        await stream.send(asdict(answer), timeout_s=ANSWER_S)

@@ -47,7 +47,7 @@ class Border:
     def _steps_are_long(self) -> bool:
         """Whether a fetch that begins with a step is done early enough in it, most likely."""
         last = self._reign.history.commits.get(self._reign.version - 1, {})
-        return 0.0 < PAYS * self.fetch_s < last.get("seconds", 0.0)
+        return 0.0 < PAYS * self.fetch_s < float(last.get("seconds", 0.0))
 
     def fetched(self, volunteer: Volunteer, now: float) -> None:
         """`volunteer` has the version that it was told to fetch."""

@@ -37,27 +37,31 @@ class Lull:
     def __init__(self, now: float) -> None:
         self.since = now
         self._longest = math.inf
-        """Until something has been counted twice, nobody knows how long it takes: the first comes when the pipeline is full."""
-        self._counted = False
+        """Until something has been counted, nobody knows how long it takes."""
+        self._flowing = math.inf
+        """The same without the first one, which is as long as the pipeline needs to fill."""
         self._urged = False
 
     def over(self, now: float) -> None:
         """Something was counted, or handed out."""
         lull = now - self.since
-        if self._counted:
-            self._longest = lull if math.isinf(self._longest) else max(self._longest, lull)
-        self.since, self._counted, self._urged = now, True, False
-
-    def urges(self, now: float) -> bool:
-        """Whether this one is so long that everybody is to say what they have; true once in a lull."""
-        if self._urged or not self.is_unusual(now):
-            return False
-        self._urged = True
-        return True
+        if math.isinf(self._longest):
+            self._longest = lull
+        else:
+            self._longest = max(self._longest, lull)
+            self._flowing = lull if math.isinf(self._flowing) else max(self._flowing, lull)
+        self.since, self._urged = now, False
 
     def is_unusual(self, now: float) -> bool:
         """Whether it is longer than any before: what is left may be at somebody slow (Dean and Barroso, The tail at scale)."""
         return now - self.since > max(LULL_S, LONGER * self._longest)
+
+    def urges(self, now: float) -> bool:
+        """Whether everybody is to say what it has, which costs next to nothing: once in a lull, and sooner."""
+        if self._urged or now - self.since <= max(LULL_S, LONGER * self._flowing):
+            return False
+        self._urged = True
+        return True
 
 
 def few(microbatches: int) -> int:

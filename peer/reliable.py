@@ -81,7 +81,10 @@ class ReliablePeer:
             self.ready.set()
         works = {
             asyncio.ensure_future(work)
-            for work in (self.replica.run(), Amending(self._node, self.replica).run())
+            for work in (
+                self.replica.run(),
+                Amending(self._node, self.replica, lambda: self._checkpoints.newest).run(),
+            )
         }
         reigns = asyncio.ensure_future(self._reign_or_follow(leaving))
         try:

@@ -130,7 +130,14 @@ def little_memory() -> None:
 
 
 def hasty_stand_in() -> None:
-    """A reliable peer that waits for others for a second only."""
+    """A reliable peer that waits for others for a second only, once a step has begun."""
     from hetpeer.peer import standin
 
+    is_wanted = standin.StandIn._is_wanted
+
+    def wanted_in_a_step(self, peer: str) -> bool:
+        service = self._service()
+        return service is not None and service.core.step is not None and is_wanted(self, peer)
+
     standin.PATIENCE_S = 1.0
+    standin.StandIn._is_wanted = wanted_in_a_step
