@@ -263,7 +263,10 @@ class Pipeline:
         Also what had gone another way already, while the link was down: as long as `peer` counted it, nobody else's work did.
         """
         self._onward.gone(peer)
-        return self._send_again(peer, lambda task: peer in task.sent_to)
+        effects = self._send_again(peer, lambda task: peer in task.sent_to)
+        for task in self._tasks.values():
+            task.sent_to.discard(peer)
+        return effects
 
     def unreachable(self, peer: str) -> list[Effect]:
         """Our link to `peer` is down: send its tasks to another holder if there is one, without asking anybody."""

@@ -646,3 +646,59 @@ def test_a_step_goes_on_without_those_who_are_not_in_it():
     effects = court.tell("c", m.Farewell())
     assert [x for x in effects if isinstance(x, Send)] == []
     assert court.core.state is State.TRAINING
+
+
+# ── coming into a step while it runs ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_newcomer_comes_into_the_running_step_and_gets_its_part():
+    court = Court(sizes=(1,) * 40).begin("a")
+    court.prepare("b")
+    assert court.sent["b", "fetch"].sources == {0: ("a",), 1: ("a",)}
+    court.sealed("a", range(10))
+    court.ready("b")
+    assert (court.sent["b", "begin"].entry, court.sent["b", "begin"].tasks) == (1, ())
+    assert [entrant.peer for entrant in court.sent["a", "joined"].entrants] == ["b"]
+    mine = court.sent["b", "reroute"].tasks
+    assert [task.id for task in mine] == list(range(25, 40))
+    assert all((task.route[0].peer, task.attempt) == ("b", 0) for task in mine)
+    assert court.sent["a", "reroute"].tasks == mine  # they are not to be begun there
+    court.sealed("a", range(10, 25), slot=1)
+    court.sealed("b", range(25, 40))
+    assert set(court.sent["b", "plan"].covers[0].receivers) == {"a", "b"}
+
+
+def test_who_is_twice_as_fast_gets_twice_as_much():
+    court = Court(sizes=(1,) * 40)
+    court.prepare("a", flops_per_second=100.0)
+    court.begin_prepared("a")
+    court.prepare("b", flops_per_second=200.0)
+    court.ready("b")
+    assert len(court.sent["b", "reroute"].tasks) == 27
+
+
+def test_nobody_comes_into_a_step_that_is_being_reduced():
+    court = Court().begin("a")
+    court.prepare("b")
+    court.sealed("a", (0, 1))
+    court.ready("b")
+    assert ("b", "begin") not in court.sent
+    court.vote("a")
+    assert court.core.state is State.SYNCING  # it was too late: the next step waits for it
+    court.ready("b")
+    assert "b" in court.sent["a", "begin"].roster
+
+
+def test_nobody_fetches_for_the_rest_of_a_step_that_is_almost_done():
+    court = Court(sizes=(1,) * 40).begin("a")
+    court.prepare("b")
+    court.tick(8.0)
+    court.ready("b")
+    court.sealed("a", range(38), slot=1)
+    court.prepare("c")
+    assert ("c", "fetch") not in court.sent
+    court.sealed("b", (38, 39))
+    for peer in "ab":
+        court.vote(peer)
+    assert court.core.state is State.TRAINING  # nobody is waited for who can come in later
+    assert court.sent["c", "fetch"].version == 1

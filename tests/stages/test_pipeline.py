@@ -354,3 +354,54 @@ def test_a_backward_that_fails_lets_its_gradient_go():
     forward(core)
     core.gradient(0, 4, "grad")
     assert p.Release("grad") in core.work_failed(p.TaskKey(0, 2), "non-finite")
+
+
+def test_advice_moves_what_is_not_begun():
+    """The coordinator has found somebody who does it sooner; a new attempt would be an order."""
+    core = pipeline("first")
+    away, on = (Hop("first", 0, 2), Hop("me", 2, 4), Hop("last", 4, 6)), Hop("other", 2, 4)
+    for microbatch in range(4):
+        core.assign(microbatch, away, 0)
+    assert core.assign(0, (away[0], on, away[2]), 0) == []  # it runs
+    assert core.assign(3, (away[0], on, away[2]), 0) == []
+    routes = {}
+    for microbatch in range(4):
+        for effect in core.forward_done(p.TaskKey(microbatch, 0), f"out {microbatch}", None):
+            if isinstance(effect, p.SendActivation):
+                routes[effect.id] = effect.route[0].peer
+    assert routes == {0: "me", 1: "me", 2: "me", 3: "other"}
+
+
+def test_what_somebody_else_is_to_begin_is_begun_there_alone():
+    core = pipeline("first", roster={**ROSTER, "new": (0, 2)})
+    here = (Hop("first", 0, 2), Hop("me", 2, 4), Hop("last", 4, 6))
+    there = (Hop("new", 0, 2), *here[1:])
+    begun = [effect.key.id for microbatch in range(4) for effect in core.assign(microbatch, here, 0)]
+    assert begun == [0, 1]
+    for microbatch in range(4):
+        assert core.assign(microbatch, there, 0) == []
+    for microbatch in begun:
+        effects = core.forward_done(p.TaskKey(microbatch, 0), f"out {microbatch}", None)
+        assert [type(effect) for effect in effects] == [p.SendActivation]
+
+
+def test_everything_is_reported_when_the_coordinator_waits():
+    core = pipeline()
+    forward(core, 0)
+    forward(core, 1)
+    assert of(p.ReportSealed, backward(core, 0)) == []
+    (report,) = core.urge()
+    assert report.ids == {2: (0,), 3: (0,)}
+    assert core.urge() == []
+
+
+def test_what_a_peer_counted_while_its_link_was_down_is_sent_again_when_it_is_gone():
+    core = pipeline("first")
+    route = (Hop("first", 0, 2), Hop("me", 2, 4), Hop("last", 4, 6))
+    core.assign(0, route, 0)
+    core.forward_done(p.TaskKey(0, 0), "out", None)
+    (elsewhere,) = core.unreachable("me")
+    assert elsewhere.route[0].peer == "other"
+    (again,) = core.gone("me")
+    assert (again.id, again.route[0].peer) == (0, "other")
+    assert core.gone("me") == []
