@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 PY := $(BIN)/python
 
-.PHONY: setup lint format test grid demo proof proof-3 proof-4 proof-churn chaos gpu clean
+.PHONY: setup lint format test grid demo proof proof-3 proof-4 proof-5 proof-churn chaos gpu clean
 
 setup: .venv/.stamp
 
@@ -53,6 +53,11 @@ proof-4: setup
 	$(PY) -m benchmarks.adaptive
 	$(PY) -m benchmarks.prediction
 	$(PY) -m benchmarks.endtoend
+
+proof-5: setup
+	$(PY) -m benchmarks.churn
+	$(PY) -m benchmarks.fronted
+	$(PY) -m benchmarks.failover
 
 # A hundred thousand simulated histories: hours.
 proof-churn: setup

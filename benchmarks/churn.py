@@ -1,17 +1,19 @@
-"""What churn costs: hetpeer's own protocol cores in virtual time, beside restarting from checkpoints and losing a dead peer's work.
+"""What churn costs: hetpeer's own protocol cores in virtual time, beside other ways of training through the same departures.
 
-The same volunteers leave and come back at the same moments for all three; nobody says good-bye. hetpeer is simulated event by event
-(peer/simulate/: leases, borders, votes, state transfers, what is sent twice); the others are models at their best
-(baselines/churn_models.py). Two scenarios: twelve volunteers whose mean time between failures falls from 20 to 2 minutes, and
-case 4 of HPS' Table 2 (16 devices, of which the 8 slower ones vanish with probability 0.9 in each batch and are back in the next one), as
-far as that paper describes it: which devices vanish, and how the model is cut, it does not say.
+Volunteers leave without a word and come back. `hetpeer` and `without keeping` are simulated event by event (peer/simulate/: leases, borders,
+votes, state transfers, what is sent twice); the second is the same engine that runs a lost microbatch anew through all stages, as
+SWARM does (baselines/forgetful.py). Fluid models at their best, where work is divisible, a death is seen at once and coordination
+is free (baselines/churn_models.py): `restarting` from checkpoints at each death, and `no overhead`, SWARM's way.
+
+Two scenarios: twelve volunteers whose mean time between failures falls from 20 to 2 minutes, with steps of 20 seconds; and case 4 of HPS' Table 2 (16
+devices, of which the 8 slower ones vanish with probability 0.9 in each batch and are back in the next one), as far as that paper describes
+it: which devices vanish, and how the model is cut, it does not say.
 
     python -m benchmarks.churn
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import statistics
@@ -22,6 +24,7 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.baselines.churn_models import Departure, Fleet, losing_work, restarting
+from benchmarks.baselines.forgetful import forgetful
 from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.numerics import Sum, Symbols
 from hetpeer.peer.simulate.swarm import Swarm, SwarmConfig
@@ -31,6 +34,8 @@ SLOWED = 1.1
 """Work of the simulator takes so many times what worker.py says, on average."""
 LIMIT_S = 400_000.0
 MTBF_MINUTES = (20, 10, 5, 2)
+BETTER = 1.2
+"""What HPS claims over SWARM is 1.2 to 1.3 times its speed."""
 HPS_PAPER = {"PipeDream": 115.7, "Dapple": 114.6, "SWARM": 96.8, "HPS": 82.2}
 """Minutes a batch, case 4, ALBERT-xxlarge; as printed."""
 
@@ -170,28 +175,31 @@ def vanishing(names: Sequence[str], share: float, batch_s: float) -> Callable[[S
 def compare(
     scenario: Scenario, seeds: Sequence[int], churn: Callable[[Swarm], list[Departure]]
 ) -> dict[str, Any]:
-    """Steps an hour of the three ways, of all seeds together."""
+    """Steps an hour of the four ways, the middle one of all seeds."""
     ours = [hetpeer(scenario, seed, churn) for seed in seeds]
-    losing = [
-        losing_work(scenario.fleet, one["departures"], scenario.steps, scenario.checkpoint_every)
-        for one in ours
-    ]
-    restarts = [
-        restarting(
-            scenario.fleet, one["departures"], scenario.steps, scenario.checkpoint_every, scenario.rejoin_s
+    with forgetful():
+        theirs = [hetpeer(scenario, seed, churn) for seed in seeds]
+    every = scenario.checkpoint_every
+    fluid = [
+        (
+            restarting(scenario.fleet, one["departures"], scenario.steps, every, scenario.rejoin_s),
+            losing_work(scenario.fleet, one["departures"], scenario.steps, every),
         )
         for one in ours
     ]
     seconds = {
         "hetpeer": statistics.median(one["seconds"] for one in ours),
-        "losing work": statistics.median(losing),
-        "restarting": statistics.median(restarts),
+        "without keeping": statistics.median(one["seconds"] for one in theirs),
+        "restarting": statistics.median(one[0] for one in fluid),
+        "no overhead": statistics.median(one[1] for one in fluid),
     }
     return {
         "steps_an_hour": {way: round(3600 * scenario.steps / took, 2) for way, took in seconds.items()},
-        "over_losing_work": round(seconds["losing work"] / seconds["hetpeer"], 3),
-        "over_restarting": round(seconds["restarting"] / seconds["hetpeer"], 3),
+        "hetpeer_over": {
+            way: round(took / seconds["hetpeer"], 3) for way, took in seconds.items() if way != "hetpeer"
+        },
         "goodput": round(statistics.median(one["goodput"] for one in ours), 4),
+        "goodput_without_keeping": round(statistics.median(one["goodput"] for one in theirs), 4),
         "departures": round(statistics.mean(len(one["departures"]) for one in ours), 1),
         "rollbacks": sum(one["rollbacks"] for one in ours),
     }
@@ -201,7 +209,7 @@ def measure(options: Any) -> dict[str, Any]:
     seeds = range(options.seed, options.seed + options.seeds)
     homes = Scenario(
         volunteers=12,
-        microbatches=128,
+        microbatches=32,
         work_s=1.5,
         speeds=(1.0,),
         latency_s=(0.01, 0.05),
@@ -213,12 +221,14 @@ def measure(options: Any) -> dict[str, Any]:
         curve[f"{minutes} min"] = compare(homes, seeds, failing(60.0 * minutes, options.away))
         if not options.json:
             tell(f"MTBF {minutes} min", curve[f"{minutes} min"])
+    churned = [one for name, one in curve.items() if name != "never"]
     still = curve["never"]["steps_an_hour"]["hetpeer"]
     for one in curve.values():
         one["of_still"] = round(one["steps_an_hour"]["hetpeer"] / still, 3)
     hps = replace(
         homes,
         volunteers=16,
+        microbatches=128,
         work_s=150.0,
         speeds=(1.0,) * 8 + (1 / 1.55,) * 8,
         latency_s=(0.1, 0.15),
@@ -235,15 +245,15 @@ def measure(options: Any) -> dict[str, Any]:
         "away_s": options.away,
         "curve": curve,
         "hps_case_4": case4,
-        "met": all(one["over_losing_work"] >= 1.0 for one in itertools.chain(curve.values(), [case4])),
+        "met": all(one["hetpeer_over"]["without keeping"] >= BETTER for one in (*churned, case4)),
     }
 
 
 def tell(what: str, one: dict[str, Any]) -> None:
     speeds = ", ".join(f"{way} {speed}" for way, speed in one["steps_an_hour"].items())
     print(
-        f"{what}: steps an hour: {speeds}; goodput {one['goodput']:.1%}, {one['departures']} departures,"
-        f" {one['over_losing_work']} of losing work, {one['over_restarting']} of restarting",
+        f"{what}: steps an hour: {speeds}; goodput {one['goodput']:.1%}"
+        f" ({one['goodput_without_keeping']:.1%} without keeping), {one['departures']} departures",
         flush=True,
     )
 
@@ -256,7 +266,7 @@ def main() -> int:
         ("batches", 8, "of each history of HPS' case"),
     ):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
-    parser.add_argument("--away", type=float, default=60.0, help="seconds until one is back (default: 60)")
+    parser.add_argument("--away", type=float, default=20.0, help="seconds until one is back (default: 20)")
     options = parser.parse_args()
     figures = measure(options)
     document = report.keep("churn", figures, seed=options.seed)

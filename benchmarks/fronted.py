@@ -1,7 +1,7 @@
-"""What it costs when volunteers cannot reach each other, and everything goes through the reliable peer in front of them.
+"""What it costs when volunteers cannot reach each other, and the reliable peer in front of them carries their streams.
 
 The same swarm of four stages in homes (root), twice: volunteers send to each other (`direct`), and with every way between two volunteers cut
-(`fronted`), where the reliable peer carries their streams. It assigns and routes in both. A step's time is that of the middle one.
+(`fronted`). The reliable peer assigns and routes in both. A step's time is that of the middle one.
 
     python -m benchmarks.fronted
 """

@@ -50,7 +50,7 @@ async def prepare_ahead(
     while not admitted():
         try:
             adverts = await roster.read()
-            files.peers[:] = list(dict.fromkeys((*files.peers, *adverts)))
+            files.meet(adverts)
             place = choose_place(places_seen(files.run, adverts), memory_bytes)
             for block in range(place.begin, place.end):
                 await files.graph(block)

@@ -41,13 +41,16 @@ AT_ONCE = 4
 
 
 class RunFiles:
-    """The files of a run on this volunteer's disk; what is missing is fetched from the peers `named`, then from reliable ones."""
+    """The files of a run on this volunteer's disk; what is missing is fetched from the peers `named`, then from reliable ones, then from others
+    that were met.
+    """
 
     def __init__(self, node: Node, run: RunDirectory, council: Council, named: Iterable[str]) -> None:
         self._node = node
         self.run = run
         self.council = council
         self._named = tuple(named)
+        self._met: dict[str, None] = {}
         self._turns = asyncio.Semaphore(AT_ONCE)
         self.volunteers: tuple[str, ...] = ()
         """Who takes part, and may have shards of the data."""
@@ -55,7 +58,11 @@ class RunFiles:
     @property
     def peers(self) -> list[str]:
         """Whom to ask, in that order."""
-        return list(dict.fromkeys((*self._named, *self.council.peers)))
+        return list(dict.fromkeys((*self._named, *self.council.peers, *self._met)))
+
+    def meet(self, peers: Iterable[str]) -> None:
+        """These may have files, too."""
+        self._met |= dict.fromkeys(peers)
 
     async def look_for_amendment(self) -> None:
         """Ask whomever we know whether the reliable peers are others by now. Raises `LocalError` HP-DISK-*."""

@@ -6,11 +6,10 @@ import signal
 import pytest
 
 from hetpeer.bootstrap.audit import audit
-from hetpeer.bootstrap.replay import ReferenceRun
 from tests.swarm.swarm import Child, Swarm, resign, until
 from tests.wanlab.lab import Lab, needs_lab
 
-pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240), pytest.mark.xdist_group("nat")]
 KNOWN_S = 10.0
 """A volunteer knows its reachability so long after its start."""
 
@@ -73,22 +72,28 @@ async def test_closed_volunteers_train_through_a_relay_that_dies(swarm: Swarm) -
 
 
 @needs_lab
-async def test_volunteers_that_cannot_reach_each_other_train_through_the_reliable_peer(
-    swarm: Swarm, reference: ReferenceRun
-) -> None:
-    """Both take connections, as others find, but every packet between the two is lost. The loss is that of one machine."""
+async def test_volunteers_that_cannot_reach_each_other_train_through_the_reliable_peer(swarm: Swarm) -> None:
+    """Both take connections, as others find, but every packet between the two is lost."""
+    training = swarm.run.manifest.training.model_copy(update={"steps": 1000})
+    swarm.run = resign(swarm.run, training=training)
     with Lab({"nodes": 3, "latency_ms": 5}) as lab:
         swarm.lab = lab
         lab.order("cut n1 n2")
         bootstrap = await swarm.bootstrap()
         relay = swarm.address.rpartition("/")[2]
-        volunteers = [swarm.volunteer(name, node=node) for node, name in enumerate(("one", "two"), 1)]
+        names = "one", "two"
+        volunteers = [swarm.volunteer(name, node=node) for node, name in enumerate(names, 1)]
         for node, volunteer in enumerate(volunteers, 1):
             await volunteer.says(f"takes connections at {lab.address(node)}", KNOWN_S)
-        await swarm.committed(1)
         watcher = swarm.start("watcher", "status", "--bootstrap", swarm.address, "--watch", "--json")
         shown = ("public", [], [f"through {relay[-8:]}"])
-        await until(lambda: latest(watcher, "one") == latest(watcher, "two") == shown, "the way of both")
-        await swarm.finished(bootstrap, *volunteers)
+        await until(lambda: [latest(watcher, name) for name in names] == [shown, shown], "the way of both")
+        await swarm.committed(5)
+        for child in (*volunteers, bootstrap):
+            child.signal(signal.SIGINT)
+            assert await child.ended() == 0, child.said
         swarm.end()
-    swarm.exact(reference)
+    verdict = audit(swarm.run.path)
+    assert verdict.ok, verdict.problems
+    assert (verdict.lost, verdict.duplicated) == (0, 0)
+    assert verdict.steps >= 5

@@ -1,0 +1,67 @@
+"""hetpeer's cores without what they keep: a microbatch that was lost at one stage passes all of them again.
+
+As in SWARM (arXiv 2301.11913), where a dead peer's accumulated gradient is gone with it and others make up for it from the
+data on. Everything else is the same: who detects a death and when, how newcomers come in, what an update waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.decisions import Effect as Order
+from hetpeer.bootstrap.decisions import Send
+from hetpeer.bootstrap.training import CoordinatedStep
+from hetpeer.stages.execution.effects import Handle
+from hetpeer.stages.execution.pipeline import Effect, Pipeline, Status
+from hetpeer.stages.execution.routes import Route
+
+RUNNING = (Status.FORWARD, Status.BACKWARD)
+
+
+@contextmanager
+def forgetful() -> Iterator[None]:
+    """While it lasts, nothing that was kept is used when a peer has gone."""
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(Pipeline, "gone", _gone))
+        stack.enter_context(patch.object(Pipeline, "_repeated", _run_anew(Pipeline._repeated)))
+        stack.enter_context(patch.object(CoordinatedStep, "without", _without))
+        yield
+
+
+def _gone(self: Pipeline, peer: str) -> list[Effect]:
+    """The coordinator hands out what is lost."""
+    self._onward.gone(peer)
+    return []
+
+
+def _run_anew(repeated: Any) -> Any:
+    def again(
+        self: Pipeline, task: Any, route: Route, attempt: int, upstream: str | None, source: Handle | None
+    ) -> list[Effect]:
+        if attempt <= task.attempt or task.status in RUNNING or (source is None and upstream is not None):
+            effects: list[Effect] = repeated(self, task, route, attempt, upstream, source)
+            return effects
+        del self._tasks[task.key]
+        self._schedule.withdraw(task.key)
+        self._schedule.finished(task.key)
+        return self._enter(task.key.id, route, attempt, upstream=upstream, source=source)
+
+    return again
+
+
+def _without(self: CoordinatedStep, peers: Sequence[str], now: float) -> list[Order]:
+    """As the original, but that all ids whose way leads over `peers` begin anew."""
+    lost = [peer for peer in peers if self.ledger.lose(peer)]
+    self._lull.over(now)
+    gone = m.Gone(line=self.line, peers=tuple(peers))
+    effects: list[Order] = [Send(other, gone) for other in sorted(self.roster)]
+    over = {i for i, route in self._ways._routes.items() if any(hop.peer in peers for hop in route)}
+    effects += self._hand_out(over & self.ledger.undone())
+    if self.reducing and not lost and self.ledger.complete():
+        return effects + self._make_plan(now)
+    self.reducing = False
+    return effects + self._advance(now)
