@@ -19,7 +19,7 @@ from hetpeer.stages.execution.effects import Handle
 from hetpeer.stages.execution.pipeline import Effect, Pipeline, Status
 from hetpeer.stages.execution.routes import Route
 
-RUNNING = (Status.FORWARD, Status.BACKWARD)
+RUNNING = (Status.FORWARD, Status.GRADIENT, Status.BACKWARD)
 
 
 @contextmanager
@@ -42,7 +42,9 @@ def _run_anew(repeated: Any) -> Any:
     def again(
         self: Pipeline, task: Any, route: Route, attempt: int, upstream: str | None, source: Handle | None
     ) -> list[Effect]:
-        if attempt <= task.attempt or task.status in RUNNING or (source is None and upstream is not None):
+        nudged = source is None and upstream is not None
+        counted = task.loss is not None  # the last stage keeps its word on the loss, which flatters this way
+        if attempt <= task.attempt or task.status in RUNNING or nudged or counted:
             effects: list[Effect] = repeated(self, task, route, attempt, upstream, source)
             return effects
         del self._tasks[task.key]
