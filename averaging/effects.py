@@ -27,7 +27,7 @@ class StepId(NamedTuple):
     @property
     def on_wire(self) -> StepId:
         """As others name it, and what is kept under their tensors."""
-        return self._replace(entry=0)
+        return StepId(self.line, self.number) if self.entry else self
 
 
 @dataclass(frozen=True, slots=True)

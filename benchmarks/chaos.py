@@ -49,6 +49,16 @@ KILLED_S, AWAY_S = 6.0, LEASE_S + 5.0
 """Goals: the middle of those that died, the longest of those that were frozen or cut off."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """How many volunteers are hurt for how long, and how often."""
+
+    peers: int = 12
+    minutes: float = 20.0
+    every_s: float = 30.0
+    seed: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """What happened to whom (0: the coordinator), and when by the monotonic clock."""
@@ -140,7 +150,13 @@ def homes(peers: int) -> dict[str, Any]:
     }
 
 
-async def train(options: Any, lab: Lab, folder: Path) -> dict[str, Any]:
+async def train(trial: Trial, folder: Path) -> dict[str, Any]:
+    """Make a run in `folder`, train it through the trial, and look at what came of it. Needs root."""
+    with Lab(homes(trial.peers)) as lab:
+        return await _train(trial, lab, folder)
+
+
+async def _train(trial: Trial, lab: Lab, folder: Path) -> dict[str, Any]:
     training = TrainingSettings(
         steps=ENDLESS,
         batch_size=2 * MICROBATCHES,
@@ -150,16 +166,16 @@ async def train(options: Any, lab: Lab, folder: Path) -> dict[str, Any]:
         eval_microbatches=2,
         checkpoint_every=10,
     )
-    run = make_run(folder, Model(width=32, heads=2, sequence_length=32), STAGES, training, options.seed)
-    async with running(run, folder, options.peers, "--trace", site=Site(lab=lab)) as swarm:
+    run = make_run(folder, Model(width=32, heads=2, sequence_length=32), STAGES, training, trial.seed)
+    async with running(run, folder, trial.peers, "--trace", site=Site(lab=lab)) as swarm:
         await swarm.until(WARM_UP_STEPS, 240.0)
-        chaos = Chaos(swarm, lab, options.peers, options.seed)
+        chaos = Chaos(swarm, lab, trial.peers, trial.seed)
         began, version = time.monotonic(), swarm.feed.history.version
         due = began
-        while time.monotonic() - began < 60 * options.minutes:
+        while time.monotonic() - began < 60 * trial.minutes:
             if time.monotonic() >= due:
                 chaos.strike()
-                due += options.every
+                due += trial.every_s
             await look(swarm)
         chaos_s, chaos_steps = time.monotonic() - began, swarm.feed.history.version - version
         await chaos.healed()
@@ -170,7 +186,7 @@ async def train(options: Any, lab: Lab, folder: Path) -> dict[str, Any]:
         goes_on = swarm.feed.history.version >= healed
         await end_all([swarm.bootstrap])  # before the volunteers: or their farewells would take the run back
         swarm.feed.poll()
-    collect(run, swarm, options.peers)
+    collect(run, swarm, trial.peers)
     executed = forwards(folder)
     steps = swarm.feed.history.version
     verdict = audit(run.path)
@@ -185,8 +201,8 @@ async def train(options: Any, lab: Lab, folder: Path) -> dict[str, Any]:
         "goodput": goodput >= GOODPUT,
     }
     return {
-        "peers": options.peers,
-        "minutes": options.minutes,
+        "peers": trial.peers,
+        "minutes": trial.minutes,
         "faults": len(chaos.faults),
         "faults_by_kind": {kind: len(seconds) for kind, seconds in recovery.items()},
         "recovery_s": recovery,
@@ -265,15 +281,20 @@ def show(figures: dict[str, Any]) -> None:
 
 def main() -> int:
     parser = report.parser(__doc__ or "")
-    parser.add_argument("--peers", type=int, default=12, help="volunteers (default: 12)")
-    parser.add_argument("--minutes", type=float, default=20.0, help="of chaos (default: 20)")
-    parser.add_argument("--every", type=float, default=30.0, help="seconds between two faults (default: 30)")
+    usual = Trial()
+    for name, value, text in (
+        ("peers", usual.peers, "volunteers"),
+        ("minutes", usual.minutes, "of chaos"),
+        ("every", usual.every_s, "seconds between two faults"),
+    ):
+        parser.add_argument(f"--{name}", type=type(value), default=value, help=f"{text} (default: {value})")
     parser.add_argument("--keep", type=Path, help="leave logs and traces in this folder")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="hetpeer-chaos-") as scratch, Lab(homes(options.peers)) as lab:
+    trial = Trial(peers=options.peers, minutes=options.minutes, every_s=options.every, seed=options.seed)
+    with tempfile.TemporaryDirectory(prefix="hetpeer-chaos-") as scratch:
         folder = options.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        figures = asyncio.run(train(options, lab, folder))
+        figures = asyncio.run(train(trial, folder))
     document = report.keep("chaos", figures, seed=options.seed)
     if options.json:
         print(json.dumps(document))

@@ -22,12 +22,15 @@ import random
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks import report
 from benchmarks.baselines.churn_models import Departure, Fleet, losing_work, restarting
 from benchmarks.baselines.forgetful import forgetful
+from hetpeer.dht.processes import dying_with_us
 from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.numerics import Sum, Symbols
 from hetpeer.peer.simulate.swarm import Swarm, SwarmConfig
@@ -99,8 +102,17 @@ class Counting(Symbols):
         return back, gradients
 
 
-def hetpeer(scenario: Scenario, seed: int, churn: Callable[[Swarm], list[Departure]]) -> dict[str, Any]:
-    """Train; `churn` arranges who leaves when, and lists it as it happens."""
+Churn = Callable[[Swarm], list[Departure]]
+"""Arranges who leaves a swarm when, and lists it as it happens."""
+
+
+def train(scenario: Scenario, seed: int, churn: Churn, keeping: bool) -> dict[str, Any]:
+    """One history, of hetpeer or (not `keeping`) of the same engine that runs a lost microbatch anew."""
+    with nullcontext() if keeping else forgetful():
+        return _train(scenario, seed, churn)
+
+
+def _train(scenario: Scenario, seed: int, churn: Churn) -> dict[str, Any]:
     numerics = Counting(4)
     swarm = Swarm(seed, scenario.config, numerics, Coverage())
     ends: list[float] = []
@@ -116,38 +128,50 @@ def hetpeer(scenario: Scenario, seed: int, churn: Callable[[Swarm], list[Departu
     }
 
 
-def failing(mtbf_s: float, away_s: float) -> Callable[[Swarm], list[Departure]]:
+def still(_swarm: Swarm) -> list[Departure]:
+    """Nobody leaves."""
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class Failing:
     """Each volunteer vanishes after a time of its own, exponentially distributed, and is back after `away_s`."""
 
-    def arrange(swarm: Swarm) -> list[Departure]:
+    mtbf_s: float
+    away_s: float
+
+    def __call__(self, swarm: Swarm) -> list[Departure]:
         departures: list[Departure] = []
-        draw = random.Random(swarm.config.volunteers * mtbf_s)
+        draw = random.Random(swarm.config.volunteers * self.mtbf_s)
 
         def next_life(name: str) -> None:
-            swarm.world.after(draw.expovariate(1 / mtbf_s), lambda: vanish(name))
+            swarm.world.after(draw.expovariate(1 / self.mtbf_s), lambda: vanish(name))
 
         def vanish(name: str) -> None:
             if swarm.completed is not None:
                 return
             now = swarm.world.now
             swarm.volunteers[name].kill()
-            departures.append(Departure(peer=name, at=now, back=now + away_s))
-            swarm.world.after(away_s, swarm.volunteers[name].start)
-            swarm.world.after(away_s, lambda: next_life(name))
+            departures.append(Departure(peer=name, at=now, back=now + self.away_s))
+            swarm.world.after(self.away_s, swarm.volunteers[name].start)
+            swarm.world.after(self.away_s, lambda: next_life(name))
 
         for name in swarm.volunteers:
             next_life(name)
         return departures
 
-    return arrange
 
-
-def vanishing(names: Sequence[str], share: float, batch_s: float) -> Callable[[Swarm], list[Departure]]:
+@dataclass(frozen=True, slots=True)
+class Vanishing:
     """In each batch each of `names` vanishes with probability `share`, at any moment of it, and is back at the next one."""
 
-    def arrange(swarm: Swarm) -> list[Departure]:
+    names: Sequence[str]
+    share: float
+    batch_s: float
+
+    def __call__(self, swarm: Swarm) -> list[Departure]:
         departures: list[Departure] = []
-        draw = random.Random(len(names))
+        draw = random.Random(len(self.names))
         gone: dict[str, float] = {}
 
         def batch(what: str) -> None:
@@ -159,9 +183,9 @@ def vanishing(names: Sequence[str], share: float, batch_s: float) -> Callable[[S
                 swarm.volunteers[name].start()
             gone.clear()
             number = len(swarm.log)
-            for name in names:
-                if draw.random() < share:
-                    swarm.world.after(draw.uniform(0.0, batch_s), lambda name=name: vanish(name, number))
+            for name in self.names:
+                if draw.random() < self.share:
+                    swarm.world.after(draw.uniform(0.0, self.batch_s), lambda name=name: vanish(name, number))
 
         def vanish(name: str, number: int) -> None:
             commits = sum(record["kind"] == "commit" for record in swarm.log[number:])
@@ -172,16 +196,15 @@ def vanishing(names: Sequence[str], share: float, batch_s: float) -> Callable[[S
         swarm.hooks.append(batch)
         return departures
 
-    return arrange
-
 
 def compare(
-    scenario: Scenario, seeds: Sequence[int], churn: Callable[[Swarm], list[Departure]]
+    pool: ProcessPoolExecutor, scenario: Scenario, seeds: Sequence[int], churn: Churn
 ) -> dict[str, Any]:
     """Steps an hour of the four ways, the middle one of all seeds."""
-    ours = [hetpeer(scenario, seed, churn) for seed in seeds]
-    with forgetful():
-        theirs = [hetpeer(scenario, seed, churn) for seed in seeds]
+    pending = [
+        [pool.submit(train, scenario, seed, churn, keeping) for seed in seeds] for keeping in (True, False)
+    ]
+    ours, theirs = ([one.result() for one in way] for way in pending)
     every = scenario.checkpoint_every
     fluid = [
         (
@@ -208,7 +231,7 @@ def compare(
     }
 
 
-def measure(options: Any) -> dict[str, Any]:
+def measure(options: Any, pool: ProcessPoolExecutor) -> dict[str, Any]:
     seeds = range(options.seed, options.seed + options.seeds)
     homes = Scenario(
         volunteers=12,
@@ -219,15 +242,15 @@ def measure(options: Any) -> dict[str, Any]:
         rejoin_s=10.0,
         steps=options.steps,
     )
-    curve = {"never": compare(homes, seeds, lambda _: [])}
+    curve = {"never": compare(pool, homes, seeds, still)}
     for minutes in MTBF_MINUTES:
-        curve[f"{minutes} min"] = compare(homes, seeds, failing(60.0 * minutes, options.away))
+        curve[f"{minutes} min"] = compare(pool, homes, seeds, Failing(60.0 * minutes, options.away))
         if not options.json:
             tell(f"MTBF {minutes} min", curve[f"{minutes} min"])
     churned = [one for name, one in curve.items() if name != "never"]
-    still = curve["never"]["steps_an_hour"]["hetpeer"]
+    best = curve["never"]["steps_an_hour"]["hetpeer"]
     for one in curve.values():
-        one["of_still"] = round(one["steps_an_hour"]["hetpeer"] / still, 3)
+        one["of_still"] = round(one["steps_an_hour"]["hetpeer"] / best, 3)
     hps = replace(
         homes,
         volunteers=16,
@@ -239,9 +262,9 @@ def measure(options: Any) -> dict[str, Any]:
         steps=options.batches,
         checkpoint_every=1,
     )
-    batch_s = compare(replace(hps, steps=2), [options.seed], lambda _: [])["steps_an_hour"]["hetpeer"]
+    batch_s = compare(pool, replace(hps, steps=2), [options.seed], still)["steps_an_hour"]["hetpeer"]
     slow = [f"v{i}" for i in range(8, 16)]
-    case4 = compare(hps, seeds, vanishing(slow, 0.9, 3600 / batch_s))
+    case4 = compare(pool, hps, seeds, Vanishing(slow, 0.9, 3600 / batch_s))
     case4["paper_over_hps"] = {name: round(m / HPS_PAPER["HPS"], 3) for name, m in HPS_PAPER.items()}
     return {
         "steps": options.steps,
@@ -267,11 +290,13 @@ def main() -> int:
         ("seeds", 5, "histories of each"),
         ("steps", 40, "of each history"),
         ("batches", 8, "of each history of HPS' case"),
+        ("jobs", 2, "processes"),
     ):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
     parser.add_argument("--away", type=float, default=20.0, help="seconds until one is back (default: 20)")
     options = parser.parse_args()
-    figures = measure(options)
+    with ProcessPoolExecutor(options.jobs, initializer=dying_with_us()) as pool:
+        figures = measure(options, pool)
     document = report.keep("churn", figures, seed=options.seed)
     if options.json:
         print(json.dumps(document))

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from hetpeer.bootstrap.amendment import MAX_AMENDMENT_BYTES
 from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.replica import DeposedError, Replica
+from hetpeer.bootstrap.signing import AMENDMENT
 from hetpeer.dht.errors import ExitCode, LocalError, ProtocolError, RemoteError
 from hetpeer.dht.listener import CONTROL as CONTROL_BUDGET
 from hetpeer.dht.node import Node
@@ -147,16 +147,11 @@ class Amending:
                 )
 
     async def _asked(self, stream: Stream) -> None:
-        await stream.receive(payload_limit=MAX_AMENDMENT_BYTES, timeout_s=ANSWER_S)
-        data = await stream.receive_bytes(MAX_AMENDMENT_BYTES)
+        await stream.receive(payload_limit=AMENDMENT.max_bytes, timeout_s=ANSWER_S)
+        data = await stream.receive_bytes(AMENDMENT.max_bytes)
         council = self._council
         if data:
-            try:
-                council.learn(bytes(data))
-            except LocalError as error:
-                raise ProtocolError(
-                    "an amendment that the owner has not signed", peer=stream.peer_id
-                ) from error
+            council.hear(bytes(data), stream.peer_id)
         answer = Told(
             council.sequence, self._recorded and self._replica.settled(council.peers), self._checkpoint()
         )

@@ -7,19 +7,15 @@ reliable peers, and is signed by the owner. The manifest itself has number 0; th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import AfterValidator, Field
 
-from hetpeer.bootstrap.canonical import pack, unpack
 from hetpeer.bootstrap.settings import Entry, Positive
+from hetpeer.bootstrap.signing import AMENDMENT
 from hetpeer.dht.errors import ExitCode, LocalError
-
-MAX_AMENDMENT_BYTES: Final = 4096
-DOMAIN: Final = b"hetpeer amendment\0"
-"""Goes before the signed bytes: nothing else that the owner signs can be read as an amendment."""
 
 PeerId = Annotated[str, Field(pattern=r"^[1-9A-HJ-NP-Za-km-z]{10,100}$")]
 
@@ -54,8 +50,7 @@ class SignedAmendment:
 
 def sign_amendment(amendment: Amendment, owner_key: Ed25519PrivateKey) -> bytes:
     """The bytes that others can check."""
-    canonical = pack(amendment.model_dump())
-    return pack({"amendment": canonical, "signature": owner_key.sign(DOMAIN + canonical)})
+    return AMENDMENT.seal(amendment.model_dump(), owner_key)
 
 
 def read_amendment(data: bytes, owner: bytes, run_id: str) -> SignedAmendment:
@@ -73,12 +68,9 @@ def read_amendment(data: bytes, owner: bytes, run_id: str) -> SignedAmendment:
 
 
 def _checked(data: bytes, owner: bytes, run_id: str) -> Amendment:
-    if len(data) > MAX_AMENDMENT_BYTES:
-        raise ValueError(f"it has {len(data)} bytes")
-    envelope = unpack(data)
-    canonical, signature = envelope["amendment"], envelope["signature"]
-    Ed25519PublicKey.from_public_bytes(owner).verify(signature, DOMAIN + canonical)
-    amendment = Amendment.model_validate(unpack(canonical))
+    sealed = AMENDMENT.open(data)
+    sealed.check(owner)
+    amendment = Amendment.model_validate(sealed.fields())
     if amendment.run_id != run_id:
         raise ValueError("it is of another run")
     return amendment

@@ -271,6 +271,8 @@ class Coordinator(Reigning):
 
     def _lose(self, peers: Mapping[str, str], now: float) -> list[Effect]:
         """`peers` (with the reason for each) are not members any more; their slots die with them."""
+        if not peers:
+            return []
         version = self.history.version
         effects: list[Effect] = [
             self._reign.log(kind="gone", peer=peer, why=why, version=version) for peer, why in peers.items()

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hetpeer.bootstrap.amendment import Amendment, sign_amendment
 from hetpeer.bootstrap.files import atomic_write
 from hetpeer.bootstrap.manifest import SignedManifest, validated
+from hetpeer.dht.errors import LocalError, ProtocolError
 
 FILE: Final = "amendment.hetpeer"
 
@@ -55,22 +56,29 @@ class Council:
             return
         self._changed_ns = changed_ns
         if data:
-            self._take(data)
+            self._take(self._signed.amended(data), kept=True)
 
     def learn(self, data: bytes) -> bool:
         """Whether `data` is an amendment later than what was known; then it is on the disk, too.
 
         Raises `LocalError` HP-RUN-013, HP-DISK-*.
         """
-        if not self._take(data):
-            return False
-        atomic_write(self._path, data)
-        return True
+        return self._take(self._signed.amended(data), kept=False)
 
-    def _take(self, data: bytes) -> bool:
-        before, self._signed = self._signed, self._signed.amended(data)
-        if self._signed is before:
+    def hear(self, data: bytes, peer: str) -> None:
+        """`learn` what a peer says. Raises `ProtocolError` if that is no amendment of the owner's, `LocalError` HP-DISK-*."""
+        try:
+            amended = self._signed.amended(data)
+        except LocalError as error:
+            raise ProtocolError("an amendment that the owner has not signed", peer=peer) from error
+        self._take(amended, kept=False)
+
+    def _take(self, signed: SignedManifest, *, kept: bool) -> bool:
+        if signed is self._signed:
             return False
+        if not kept and signed.amendment is not None:
+            atomic_write(self._path, signed.amendment.data)
+        self._signed = signed
         _log.warning("amendment %d: the reliable peers are %s", self.sequence, ", ".join(self.peers))
         return True
 

@@ -15,14 +15,14 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from blake3 import blake3
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from hetpeer.averaging.ties import Tie
 from hetpeer.bootstrap.amendment import Coordinators, SignedAmendment, read_amendment
-from hetpeer.bootstrap.canonical import pack, unpack
 from hetpeer.bootstrap.files import FILE_NAME
 from hetpeer.bootstrap.settings import Count, Entry, LinkSettings, Positive, TrainingSettings
+from hetpeer.bootstrap.signing import MANIFEST
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.stages.data.arrays import MAX_DIMENSIONS, NAME
 from hetpeer.stages.data.batches import DataPlan
@@ -30,9 +30,6 @@ from hetpeer.stages.data.shards import DTYPES, TARGETS, TOKENS
 from hetpeer.stages.graph.spec import ITEM_BYTES
 
 WIRE_VERSION: Final = 1
-MAX_MANIFEST_BYTES: Final = 16 * 2**20
-DOMAIN: Final = b"hetpeer manifest\0"
-"""Goes before the signed bytes, so that the owner's key never signs anything that could be read as something else."""
 
 Name = Annotated[str, Field(pattern=FILE_NAME)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -212,8 +209,7 @@ def sign(manifest: Manifest, owner_key: Ed25519PrivateKey) -> bytes:
     """The manifest file: canonical bytes and the owner's signature over them."""
     if manifest.owner != public_bytes(owner_key):
         raise ValueError("the manifest names another owner")
-    canonical = pack(manifest.model_dump())
-    return pack({"manifest": canonical, "signature": owner_key.sign(DOMAIN + canonical)})
+    return MANIFEST.seal(manifest.model_dump(), owner_key)
 
 
 def read(data: bytes) -> SignedManifest:
@@ -223,10 +219,10 @@ def read(data: bytes) -> SignedManifest:
     if its owner signed values that cannot be.
     """
     try:
-        canonical, signature = _envelope(data)
-        fields = unpack(canonical)
+        sealed = MANIFEST.open(data)
+        fields = sealed.fields()
         owner = bytes(fields["owner"])
-        Ed25519PublicKey.from_public_bytes(owner).verify(signature, DOMAIN + canonical)
+        sealed.check(owner)
     except (ValueError, TypeError, KeyError, InvalidSignature) as error:
         raise LocalError(
             "HP-RUN-003",
@@ -242,7 +238,7 @@ def read(data: bytes) -> SignedManifest:
             fix="use the version of hetpeer the run was made for",
             exit_code=ExitCode.VERSION,
         )
-    run_id = blake3(owner + canonical).hexdigest()[:32]
+    run_id = blake3(owner + sealed.canonical).hexdigest()[:32]
     return SignedManifest(manifest=validated(Manifest, fields), run_id=run_id, data=data)
 
 
@@ -275,14 +271,3 @@ def validated(model: type[Model], fields: Any) -> Model:
             fix="correct it and run hetpeer init again",
             exit_code=ExitCode.CONFIG,
         ) from error
-
-
-def _envelope(data: bytes) -> tuple[bytes, bytes]:
-    """Canonical bytes and signature; exactly one spelling of the envelope is accepted."""
-    if len(data) > MAX_MANIFEST_BYTES:
-        raise ValueError(f"it has {len(data)} bytes")
-    envelope = unpack(data)
-    canonical, signature = envelope["manifest"], envelope["signature"]
-    if not isinstance(canonical, bytes) or pack(envelope) != data or len(envelope) != 2:
-        raise ValueError("not a manifest file")
-    return canonical, signature

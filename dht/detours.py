@@ -40,25 +40,27 @@ class Detours:
         try:
             await asyncio.wait([direct], timeout=0 if peer_id in self._needed else HEAD_START_S)
             opened = direct.done() and direct.exception() is None
-            if opened or not await self._go_round(control, peer_id, relays):
+            if opened or not await self._go_round(control, peer_id, relays, deadline):
                 return await direct
-            left_s = max(0.1, deadline - asyncio.get_running_loop().time())
-            stream = await control.open_stream(peer_id, protocol, left_s)
+            stream = await control.open_stream(peer_id, protocol, _until(deadline))
         except BaseException:
             _drop(direct)
             raise
         _drop(direct)
         return stream
 
-    async def _go_round(self, control: Control, peer_id: str, relays: Iterable[Address]) -> bool:
+    async def _go_round(
+        self, control: Control, peer_id: str, relays: Iterable[Address], deadline: float
+    ) -> bool:
         """Connect to a peer through a relay, if there is no connection; whether that made one."""
         for relay in relays:
-            if relay.peer_id == peer_id:
+            left_s = _until(deadline)
+            if relay.peer_id == peer_id or not left_s:
                 continue
             try:
                 if peer_id in {peer for peer, _ in await control.connections()}:
                     return False
-                await control.connect(through(relay, peer_id), _CONNECT_S)
+                await control.connect(through(relay, peer_id), min(_CONNECT_S, left_s))
             except P2pdError as error:
                 _log.debug("%s is not reached through %s: %s", peer_id, relay.peer_id, error)
                 continue
@@ -66,6 +68,11 @@ class Detours:
             _log.info("%s is reached through the relay %s", peer_id, relay.peer_id)
             return True
         return False
+
+
+def _until(deadline: float) -> float:
+    """Seconds that are left, 0 if none."""
+    return max(0.0, deadline - asyncio.get_running_loop().time())
 
 
 def _drop(opening: asyncio.Future[Stream]) -> None:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from hetpeer.dht.errors import RemoteError
+from hetpeer.dht.errors import LocalError, RemoteError
 
 R = TypeVar("R")
 
@@ -57,5 +57,7 @@ class TaskSet:
             _log.debug("%s ended: %s", task.get_name(), error)
         elif error is not None and self._on_error is not None:
             self._on_error(error)
+        elif isinstance(error, LocalError):
+            _log.error("%s ended: %s", task.get_name(), error)
         elif error is not None:
             _log.error("%s failed", task.get_name(), exc_info=error)

@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 
-from hetpeer.bootstrap.amendment import MAX_AMENDMENT_BYTES
-from hetpeer.bootstrap.manifest import MAX_MANIFEST_BYTES, SignedManifest, read
+from hetpeer.bootstrap.manifest import SignedManifest, read
 from hetpeer.bootstrap.serving import fetch
+from hetpeer.bootstrap.signing import AMENDMENT, MANIFEST
 from hetpeer.dht.addresses import Address
 from hetpeer.dht.errors import ExitCode, LocalError, RemoteError
 from hetpeer.dht.node import Node
@@ -30,7 +30,7 @@ async def fetch_manifest(node: Node, addresses: Sequence[Address]) -> SignedMani
         unsound: LocalError | None = None
         for address in addresses:
             try:
-                data, _ = await fetch(node, address.peer_id, "manifest", MAX_MANIFEST_BYTES)
+                data, _ = await fetch(node, address.peer_id, "manifest", MANIFEST.max_bytes)
                 return await amended(node, read(bytes(data)), (address.peer_id for address in addresses))
             except RemoteError as error:
                 silent = error
@@ -54,7 +54,7 @@ async def amended(node: Node, signed: SignedManifest, peers: Iterable[str]) -> S
 
     async def ask(peer: str) -> bytes:
         try:
-            data, _ = await fetch(node, peer, "amendment", MAX_AMENDMENT_BYTES, AMENDMENT_S)
+            data, _ = await fetch(node, peer, "amendment", AMENDMENT.max_bytes, AMENDMENT_S)
         except RemoteError as error:
             _log.debug("no amendment from %s: %s", peer, error)
             return b""

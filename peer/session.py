@@ -144,7 +144,7 @@ class ControlSession:
             for line in self._evidence(message.lines):
                 self.give_evidence(line)
         elif isinstance(message, m.Amended):
-            self._council.learn(message.amendment)
+            self._council.hear(message.amendment, channel.peer_id)
         else:
             self._received(message)
 

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from hetpeer.bootstrap.amendment import MAX_AMENDMENT_BYTES, Amendment, sign_amendment
+from hetpeer.bootstrap.amendment import Amendment, sign_amendment
 from hetpeer.bootstrap.council import FILE, Council, amend
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.bootstrap.signing import AMENDMENT
+from hetpeer.dht.errors import ExitCode, LocalError, ProtocolError
 from hetpeer.dht.identity import Identity
 
 
@@ -64,7 +65,7 @@ def test_strangers_cannot_amend(fresh: RunDirectory, others: list[str]) -> None:
         sign_amendment(right, Ed25519PrivateKey.generate()),
         sign_amendment(right.model_copy(update={"run_id": "0" * 32}), fresh.owner_key()),
         sign_amendment(right.model_copy(update={"coordinators": tuple(others[:2])}), fresh.owner_key()),
-        good + bytes(MAX_AMENDMENT_BYTES),
+        good + bytes(AMENDMENT.max_bytes),
         b"",
         fresh.signed.data,
         *(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :] for at in range(len(good))),
@@ -74,6 +75,9 @@ def test_strangers_cannot_amend(fresh: RunDirectory, others: list[str]) -> None:
         with pytest.raises(LocalError) as caught:
             council.learn(data)
         assert (caught.value.code, caught.value.exit_code) == ("HP-RUN-013", ExitCode.VERSION)
+        with pytest.raises(ProtocolError) as offence:
+            council.hear(data, others[1])
+        assert offence.value.peer == others[1]
     assert council.sequence == 0
     (fresh.path / FILE).write_bytes(forged[0])
     with pytest.raises(LocalError, match="HP-RUN-013"):

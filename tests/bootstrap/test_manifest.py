@@ -8,9 +8,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetpeer.bootstrap.canonical import pack, unpack
+from hetpeer.bootstrap.canonical import unpack
 from hetpeer.bootstrap.manifest import (
-    DOMAIN,
     Manifest,
     TrainingSettings,
     public_bytes,
@@ -19,6 +18,7 @@ from hetpeer.bootstrap.manifest import (
     sign,
     validated,
 )
+from hetpeer.bootstrap.signing import MANIFEST
 from hetpeer.dht.errors import ExitCode, LocalError
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -60,8 +60,7 @@ def make_file(**changes: Any) -> bytes:
 
 
 def sign_raw(fields: dict[str, Any]) -> bytes:
-    canonical = pack(fields)
-    return pack({"manifest": canonical, "signature": KEY.sign(DOMAIN + canonical)})
+    return MANIFEST.seal(fields, KEY)
 
 
 def raw_fields(data: bytes) -> dict[str, Any]:
@@ -132,10 +131,9 @@ def test_junk_is_refused(data: bytes) -> None:
 
 
 def test_another_owners_signature_is_refused() -> None:
-    envelope = unpack(make_file())
-    forged = Ed25519PrivateKey.generate().sign(DOMAIN + envelope["manifest"])
+    forged = MANIFEST.seal(raw_fields(make_file()), Ed25519PrivateKey.generate())
     with pytest.raises(LocalError) as caught:
-        read(pack(envelope | {"signature": forged}))
+        read(forged)
     assert caught.value.code == "HP-RUN-003"
 
 
