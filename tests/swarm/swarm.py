@@ -65,6 +65,13 @@ class Child:
         return self.out.read_text() if self.out.exists() else ""
 
     @property
+    def shown(self) -> dict[str, Any]:
+        """The last whole line of JSON that it printed, as `hetpeer status --watch --json` does; empty before."""
+        line = self.printed.rpartition("\n")[0].rpartition("\n")[2]
+        shown: dict[str, Any] = json.loads(line or "{}")
+        return shown
+
+    @property
     def peer_id(self) -> str:
         return Identity.load(self.home / "identity.key").peer_id
 
