@@ -4,6 +4,7 @@ Nothing waits for a fixed time: every wait is for a condition and has a deadline
 """
 
 import asyncio
+import json
 import os
 import re
 import signal

@@ -53,6 +53,7 @@ async def test_a_leader_is_killed(swarm: Swarm, reference: ReferenceRun, tmp_pat
     await until(lambda: leader(peers), "somebody coordinates")
     victim = leader(peers)
     assert victim is not None
+    await until(lambda: all((path / "manifest.hetpeer").exists() for path in paths), "everybody has a copy")
     swarm.run = RunDirectory.open(paths[peers.index(victim)])
     await swarm.committed(3)
     victim.signal(signal.SIGKILL)
@@ -91,7 +92,9 @@ async def test_the_only_reliable_peer_is_replaced(swarm: Swarm, tmp_path: Path) 
     await swarm.committed(known + 3)
     address = successor.printed.split()[-1]
     asked = swarm.start("status", "status", "--bootstrap", address, "--watch", "--json")
-    await until(lambda: asked.shown.get("swarm", {}).get("coordinator"), "it is known that another one coordinates")
+    await until(
+        lambda: asked.shown.get("swarm", {}).get("coordinator"), "it is known that another one coordinates"
+    )
     assert not swarm.records("rollback")
     for child in volunteers:
         child.signal(signal.SIGINT)
