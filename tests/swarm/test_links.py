@@ -40,7 +40,7 @@ async def test_only_the_slow_direction_shrinks(swarm: Swarm) -> None:
     assert 0.1e6 / 8 < up["bytes_per_second"] < 4e6 / 8  # small bundles let a line look faster than it is
     assert up["ratio"] > 1.2
     assert up["saved_bytes"] > 0
-    assert down["bytes_per_second"] > 10e6 / 8
+    assert down["bytes_per_second"] > 2 * up["bytes_per_second"]
     assert (down["ratio"], down["saved_bytes"]) == (1.0, 0)
     predicted = json.loads(planner.printed)
     measured = median(commit["seconds"] for commit in swarm.records("commit")[-10:])
