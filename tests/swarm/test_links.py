@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
 @needs_lab
 async def test_only_the_slow_direction_shrinks(swarm: Swarm) -> None:
     """One of two stages has a very bad uplink; what comes back has a good one, and stays bit for bit."""
-    training = swarm.run.manifest.training.model_copy(update={"steps": 1000})
+    large = {"steps": 1000, "microbatch_size": 6}  # tiny bundles measure the processor, not the line
+    training = swarm.run.manifest.training.model_copy(update=large)
     links = LinkSettings(codec="topk-int8", ratio=20.0)
     swarm.run = resign(swarm.run, training=training, links=links)
     with Lab({"nodes": 3, "latency_ms": 5, "uplink_mbps": [0, 0.5, 1000], "queue_ms": 1000}) as swarm.lab:
@@ -40,7 +41,7 @@ async def test_only_the_slow_direction_shrinks(swarm: Swarm) -> None:
     assert 0.1e6 / 8 < up["bytes_per_second"] < 4e6 / 8  # small bundles let a line look faster than it is
     assert up["ratio"] > 1.2
     assert up["saved_bytes"] > 0
-    assert down["bytes_per_second"] > 2 * up["bytes_per_second"]
+    assert down["bytes_per_second"] > 10e6 / 8
     assert (down["ratio"], down["saved_bytes"]) == (1.0, 0)
     predicted = json.loads(planner.printed)
     measured = median(commit["seconds"] for commit in swarm.records("commit")[-10:])
