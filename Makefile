@@ -27,7 +27,8 @@ format: setup
 # Dozens of processes start from the same sources: compile them once even where the environment says otherwise.
 test: export PYTHONDONTWRITEBYTECODE =
 test: setup
-	$(PY) -m pytest -q -n 2 --dist loadgroup
+	$(PY) -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m 'not grid and not alone'
+	$(PY) -m pytest -q -m alone
 
 # Every place of the protocol at which a process may die, one after the other.
 grid: export PYTHONDONTWRITEBYTECODE =

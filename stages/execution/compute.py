@@ -110,7 +110,15 @@ class Compute:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                compute = cls(_spawn(config, worker, theirs.fileno(), arena.fd), arena)
+                options = WorkerOptions(
+                    socket=theirs.fileno(),
+                    arena=arena.fd,
+                    parent=os.getpid(),
+                    device=config.device,
+                    threads=config.threads,
+                    nice=config.nice,
+                )
+                compute = cls(_spawn(options, worker), arena)
         except OSError as error:
             ours.close()
             arena.close()
@@ -253,25 +261,17 @@ def _cannot_start(why: str) -> LocalError:
     )
 
 
-def _spawn(config: ComputeConfig, worker: str, connection: int, arena: int) -> subprocess.Popen[bytes]:
-    options = WorkerOptions(
-        socket=connection,
-        arena=arena,
-        parent=os.getpid(),
-        device=config.device,
-        threads=config.threads,
-        nice=config.nice,
-    )
+def _spawn(options: WorkerOptions, worker: str) -> subprocess.Popen[bytes]:
     environment = os.environ | {
         # The worker imports what we import, installed or not; -P keeps a user's current folder out of it.
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "OMP_NUM_THREADS": str(config.threads),
+        "OMP_NUM_THREADS": str(options.threads),
         **MALLOC,
     }
     return subprocess.Popen(
         [sys.executable, "-P", "-m", worker, *options.arguments()],
         env=environment,
-        pass_fds=(connection, arena),
+        pass_fds=(options.socket, options.arena),
         stdin=subprocess.DEVNULL,
         stdout=STDERR,  # the daemon's own standard output is data
     )

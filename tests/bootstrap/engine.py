@@ -4,9 +4,12 @@ It sums gradients slot by slot, as the swarm does and the reference does not, an
 behind: the coordinator's log, the volunteers' signed logs and a final checkpoint.
 """
 
+import atexit
 import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +53,22 @@ def make_author(folder: Path) -> str:
 
 
 def make_run(folder: Path) -> RunDirectory:
+    """A run in `folder / "run"`, and beside it its author's files."""
+    shutil.copytree(_template(), folder, dirs_exist_ok=True)
+    return RunDirectory.open(folder / "run")
+
+
+@cache
+def _template() -> Path:
+    """Made once in a process: tracing takes seconds."""
+    folder = Path(tempfile.mkdtemp(prefix="hetpeer-tests-"))
+    atexit.register(shutil.rmtree, folder)
     model = make_author(folder / "author")
     data = [folder / "author" / "text.txt"]
-    return create_run(
+    create_run(
         folder / "run", model=model, data=data, seed=3, sequence_length=16, stages=[2, 1], training=TRAINING
     )
+    return folder
 
 
 def make_digits_run(folder: Path) -> RunDirectory:

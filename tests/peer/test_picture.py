@@ -10,7 +10,9 @@ from hetpeer.stages.graph.cut import cut_blocks
 from hetpeer.stages.graph.outline import Kind, operator_label, outline
 from hetpeer.stages.graph.report import block_cost
 from hetpeer.stages.graph.share import balanced_ranges
-from tests.stages.zoo import each, zoo
+from tests.stages.zoo import zoo
+
+pytestmark = pytest.mark.xdist_group("zoo")
 
 SVG = "{http://www.w3.org/2000/svg}"
 MODELS = ["gpt", "resnet", "skip"]
@@ -33,7 +35,7 @@ def texts(element):
     return [text.text or "" for text in element.iter(f"{SVG}text")]
 
 
-@pytest.mark.parametrize("name", each(MODELS))
+@pytest.mark.parametrize("name", MODELS)
 def test_blocks_stand_in_order_and_say_what_crosses(name):
     specs, costs, root = drawn(name)
     boxes = [group for group in root.iter(f"{SVG}g") if group.get("class") == "block"]
@@ -51,7 +53,7 @@ def test_blocks_stand_in_order_and_say_what_crosses(name):
             assert any(text.startswith(f"{value}  [") for text in said)
 
 
-@pytest.mark.parametrize("name", each(MODELS))
+@pytest.mark.parametrize("name", MODELS)
 def test_everything_is_inside_the_picture_and_no_box_overlaps_another(name):
     *_, root = drawn(name)
     width, height = float(root.get("width")), float(root.get("height"))
@@ -72,7 +74,6 @@ def test_everything_is_inside_the_picture_and_no_box_overlaps_another(name):
             assert 0 <= y <= height
 
 
-@pytest.mark.xdist_group("gpt")
 def test_a_block_that_does_what_another_does_is_not_drawn_twice():
     *_, root = drawn("gpt")
     boxes = [group for group in root.iter(f"{SVG}g") if group.get("class") == "block"]
@@ -95,7 +96,6 @@ def test_a_value_that_passes_blocks_is_drawn_past_them():
     assert "linear, 128 B" in texts(root)
 
 
-@pytest.mark.xdist_group("gpt")
 def test_the_layer_of_a_gpt_has_its_two_skips():
     specs, costs = blocks_of("gpt")
     found = outline(specs[1], costs[1])
@@ -110,7 +110,7 @@ def test_the_layer_of_a_gpt_has_its_two_skips():
     assert found.rows[1].parameters == ("h.0.ln_1.weight", "h.0.ln_1.bias")
 
 
-@pytest.mark.parametrize("name", each(MODELS))
+@pytest.mark.parametrize("name", MODELS)
 def test_every_value_that_is_read_is_drawn(name):
     """Straight down or in a lane; lanes in one column do not overlap."""
     for spec, cost in zip(*blocks_of(name), strict=True):

@@ -1,6 +1,6 @@
 """Cells of the protocol's state machines that no history can reach, each with its reason.
 
-tests/simulation/test_coverage.py fails for a cell that is neither reached nor listed, and for a listed one that is.
+tests/simulation/test_histories.py fails for a cell that is neither reached nor listed, and for a listed one that is.
 """
 
 from hetpeer.averaging.member import Phase

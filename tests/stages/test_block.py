@@ -13,6 +13,8 @@ from hetpeer.stages.graph.share import balanced_ranges
 from tests.stages.models import SIZES, SMALL, gpt, small
 from tests.stages.split_run import CPU, assert_same_step, draw, eager_step, received, split_step
 
+pytestmark = pytest.mark.xdist_group("models")
+
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("stages", [1, 2, 4])

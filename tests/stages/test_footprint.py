@@ -14,7 +14,9 @@ from hetpeer.stages.graph.cost import activation_bytes
 from hetpeer.stages.graph.cut import cut_blocks
 from hetpeer.stages.graph.passes import Pass
 from tests.stages.split_run import draw, received
-from tests.stages.zoo import each, zoo
+from tests.stages.zoo import zoo
+
+pytestmark = pytest.mark.xdist_group("zoo")
 
 TOLERANCE = 0.15
 MODELS = ["gpt", "transformers llama", "resnet", "mlp"]
@@ -75,7 +77,7 @@ def really(specs, tensors, data):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", each(MODELS))
+@pytest.mark.parametrize("name", MODELS)
 def test_a_stage_takes_what_was_predicted(name, mode):
     _, dag, microbatches = zoo(name)
     blocks = cut_blocks(dag, 4, MODES[mode])
@@ -88,7 +90,7 @@ def test_a_stage_takes_what_was_predicted(name, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", each(MODELS))
+@pytest.mark.parametrize("name", MODELS)
 def test_the_activations_of_a_block_are_what_is_kept_but_for_what_left(name, mode):
     """What left is what entered the next block, or the loss."""
     _, dag, _ = zoo(name)
@@ -99,7 +101,6 @@ def test_the_activations_of_a_block_are_what_is_kept_but_for_what_left(name, mod
         assert activation_bytes(block) <= kept * (1 + TOLERANCE)
 
 
-@pytest.mark.xdist_group("gpt")
 def test_recomputation_keeps_little_and_its_peak_is_one_block():
     _, dag, _ = zoo("gpt")
     plain, again = footprint(cut_blocks(dag)), footprint(cut_blocks(dag, mode=Mode(recompute=True)))
@@ -120,7 +121,6 @@ def test_a_stage_holds_its_state_and_the_microbatches_in_flight():
     assert stage_memory(stage, hops_after=0).waiting == 0
 
 
-@pytest.mark.xdist_group("resnet")
 def test_constants_and_running_statistics_belong_to_the_state():
     _, dag, _ = zoo("resnet")
     blocks = cut_blocks(dag)

@@ -16,6 +16,8 @@ from hetpeer.stages.graph.spec import Batch, BlockSpec
 from hetpeer.stages.graph.trace import trace
 from tests.stages.models import gpt, small
 
+pytestmark = pytest.mark.xdist_group("models")
+
 
 def assert_fits(blocks):
     """Borders match, values are used, and each parameter has exactly one block."""

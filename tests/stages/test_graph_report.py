@@ -20,7 +20,9 @@ from hetpeer.stages.graph.report import block_cost, efficiency, seconds, tied_pa
 from hetpeer.stages.graph.spec import Node, Ref, TensorSpec
 from hetpeer.stages.graph.trace import trace
 from tests.stages.split_run import CPU, draw, received
-from tests.stages.zoo import each, zoo
+from tests.stages.zoo import ZOO, zoo
+
+pytestmark = pytest.mark.xdist_group("zoo")
 
 
 def eager_flops(model, data):
@@ -36,7 +38,7 @@ def eager_flops(model, data):
         return forward, counter.get_total_flops() - forward
 
 
-@pytest.mark.parametrize("name", each())
+@pytest.mark.parametrize("name", ZOO)
 def test_flops_are_those_of_the_eager_module(name):
     model, dag, microbatches = zoo(name)
     costs = [block_cost(spec) for spec in cut_blocks(dag)]
@@ -46,14 +48,14 @@ def test_flops_are_those_of_the_eager_module(name):
     assert sum(operator.flops_backward for operator in counted) == pytest.approx(backward, rel=0.05)
 
 
-@pytest.mark.parametrize("name", each(["gpt", "resnet", "transformers llama", "encoder", "recurrent"]))
+@pytest.mark.parametrize("name", ["gpt", "resnet", "transformers llama", "encoder", "recurrent"])
 def test_operators_without_a_formula_hardly_count(name):
     model, dag, microbatches = zoo(name)
     total = sum(c.flops_forward + c.flops_backward for c in map(block_cost, cut_blocks(dag)))
     assert total == pytest.approx(sum(eager_flops(model, microbatches[0])), rel=0.05)
 
 
-@pytest.mark.parametrize("name", each())
+@pytest.mark.parametrize("name", ZOO)
 def test_a_block_is_the_sum_of_its_operators(name):
     _, dag, _ = zoo(name)
     for spec in cut_blocks(dag, 4):
@@ -99,7 +101,6 @@ def test_other_operators_count_what_they_make():
     assert flops("aten.argmax.default", specs((4, 8))).backward == 0
 
 
-@pytest.mark.xdist_group("mlp")
 def test_the_first_layer_sends_no_gradient_to_the_data():
     _, dag, _ = zoo("mlp")
     (block,) = cut_blocks(dag, 1)
@@ -119,7 +120,6 @@ def test_no_gradient_is_computed_where_none_arrives():
     assert sum(cost.values()) > 0
 
 
-@pytest.mark.xdist_group("gpt")
 def test_recomputation_adds_a_forward_pass_to_the_backward():
     _, dag, _ = zoo("gpt")
     for plain, again in zip(cut_blocks(dag), cut_blocks(dag, mode=Mode(recompute=True)), strict=True):

@@ -8,6 +8,8 @@ from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.stages.graph.trace import trace
 from tests.stages.models import gpt, small
 
+pytestmark = pytest.mark.xdist_group("models")
+
 
 class Function(nn.Module):
     """A model whose forward is given."""

@@ -8,12 +8,14 @@ from hetpeer.stages.execution.rehearsal import RUNS, rehearse
 from hetpeer.stages.execution.results import CommandFailedError, Failed, Rehearsed
 from hetpeer.stages.graph.assemble import Mode
 from hetpeer.stages.graph.cut import cut_blocks
-from tests.stages.zoo import each, zoo
+from tests.stages.zoo import ZOO, zoo
+
+pytestmark = pytest.mark.xdist_group("zoo")
 
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("name", each())
+@pytest.mark.parametrize("name", ZOO)
 def test_every_block_of_every_model_is_timed(name):
     _, dag, _ = zoo(name)
     for mode in (Mode(), Mode(autocast=True, recompute=True)):

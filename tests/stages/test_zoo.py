@@ -15,6 +15,8 @@ from hetpeer.stages.graph.wire import pack_block
 from tests.stages.split_run import assert_same_step, eager_step, split_step
 from tests.stages.zoo import ZOO, zoo
 
+pytestmark = pytest.mark.xdist_group("zoo")
+
 TOLERANCE = 1e-5
 
 

@@ -20,6 +20,8 @@ from hetpeer.stages.graph.wire import pack_block
 from tests.stages.split_run import Outcome, assert_same_step, draw, eager_step, samples
 from tests.stages.zoo import zoo
 
+pytestmark = pytest.mark.xdist_group("zoo")
+
 MODELS = (
     "mlp",
     "resnet",
@@ -144,7 +146,6 @@ async def workers() -> AsyncIterator[list[Compute]]:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.xdist_group("zoo processes")
 @pytest.mark.parametrize("name", MODELS)
 async def test_stages_in_processes_equal_the_eager_module(workers: list[Compute], name: str) -> None:
     model, dag, microbatches = zoo(name)

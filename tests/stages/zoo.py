@@ -1,10 +1,8 @@
 """The models that hetpeer promises to train, small: each with what its kind is hard for."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -94,11 +92,6 @@ ZOO: Mapping[str, tuple[Callable[[], nn.Module], Callable[[int], Data]]] = {
     "recurrent": (Recurrent, text),
     **{name: (model, vectors) for name, model in SMALL.items()},
 }
-
-
-def each(names: Iterable[str] = tuple(ZOO)) -> list[Any]:
-    """Test parameters: a model's tests run in one process, so that it is traced there only."""
-    return [pytest.param(name, id=name, marks=pytest.mark.xdist_group(name)) for name in names]
 
 
 @cache

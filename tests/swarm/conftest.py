@@ -1,6 +1,7 @@
 """One tiny run for the whole session, its one-machine reference, and a swarm per test on a copy of it."""
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
@@ -43,17 +44,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory, server: ForkServer) -> Path:
-    """A folder with the run and its reference, made once for all workers of pytest-xdist."""
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for what is made once for all workers of pytest-xdist."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
     folder.mkdir(exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "reference.json").exists():
-            _make_run(folder, server)
-            _make_reference(folder)
     return folder
+
+
+@contextlib.contextmanager
+def once(folder: Path, name: str) -> Iterator[bool]:
+    """Whether `name` is still to be made in `folder`; the other workers wait meanwhile."""
+    with (folder / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield not (folder / f"{name}.made").exists()
+        (folder / f"{name}.made").touch()
 
 
 def _make_run(folder: Path, server: ForkServer) -> None:
@@ -69,21 +74,27 @@ def _make_run(folder: Path, server: ForkServer) -> None:
     resign(run, training=run.manifest.training.model_copy(update={"slot_size": 2}))
 
 
-def _make_reference(folder: Path) -> None:
-    reference = run_reference(folder / "run", STEPS)
+def _make_reference(folder: Path, template: RunDirectory) -> None:
+    reference = run_reference(template.path, STEPS)
     save_file(dict(reference.state), folder / "reference.safetensors")
     (folder / "reference.json").write_text(json.dumps(reference.records))
 
 
 @pytest.fixture(scope="session")
-def template(shared: Path) -> RunDirectory:
+def template(shared: Path, server: ForkServer) -> RunDirectory:
     """A run as `hetpeer init` leaves it: 6 blocks, 20 steps of 6 microbatches."""
+    with once(shared, "run") as to_make:
+        if to_make:
+            _make_run(shared, server)
     return RunDirectory.open(shared / "run")
 
 
 @pytest.fixture(scope="session")
-def reference(shared: Path) -> ReferenceRun:
+def reference(shared: Path, template: RunDirectory) -> ReferenceRun:
     """What one machine computes; how clusters cut the model makes no difference to it."""
+    with once(shared, "reference") as to_make:
+        if to_make:
+            _make_reference(shared, template)
     records = json.loads((shared / "reference.json").read_text())
     return ReferenceRun(records, load_file(shared / "reference.safetensors"))
 

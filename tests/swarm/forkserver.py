@@ -1,7 +1,7 @@
 """Starts `hetpeer` processes fast: everything is imported once, then each process is forked from that.
 
-The processes run the real command line in their own sessions and start their own p2pd and compute worker. Requests
-are JSON lines on stdin, the answer is the pid; when a process ends, its exit status is written to `<folder>/<pid>`.
+The processes run the real command line in their own sessions and start their own p2pd; their first compute worker is
+forked with them (spare.py). Requests are JSON lines on stdin, the answer is the pid; when a process ends, its exit status is written to `<folder>/<pid>`.
 The server dies with the test run, its processes with the server.
 """
 
@@ -56,8 +56,10 @@ def serve(folder: Path) -> None:
     import hivemind.dht.node  # noqa: F401 - what all processes need, imported once
     import torch._dynamo  # noqa: F401 - by the first check of a block
 
+    from hetpeer.averaging import updates  # noqa: F401
     from hetpeer.peer import joining, reliable  # noqa: F401
     from hetpeer.peer.cli import main  # noqa: F401
+    from hetpeer.stages.execution import engine, transcoding  # noqa: F401
 
     def reap(*_: object) -> None:
         while True:
@@ -98,7 +100,7 @@ def run_child(
     """
     from hetpeer.dht.processes import _PR_SET_PDEATHSIG, _libc
     from hetpeer.peer.cli.main import run
-    from tests.swarm import tampering
+    from tests.swarm import spare, tampering
     from tests.wanlab.router import enter
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -114,6 +116,8 @@ def run_child(
     os.environ |= {"HETPEER_HOME": home, "HETPEER_FAIL": fail}
     sys.argv = ["hetpeer", *arguments]
     status: int | str | None = 1
+    if {"join", "--stand-in"} & set(arguments):
+        spare.keep_one()
     try:
         if before:
             getattr(tampering, before)()

@@ -24,6 +24,7 @@ from hetpeer.bootstrap.replay import ReferenceRun, compare
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.identity import Identity
 from tests.swarm.forkserver import ForkServer
+from tests.swarm.spare import NAME
 from tests.wanlab.lab import Lab
 
 T = TypeVar("T")
@@ -84,7 +85,8 @@ class Child:
         found = {}
         for process in filter(_runs, psutil.Process(self.pid).children()):
             line = " ".join(process.cmdline())
-            found["worker" if "worker_main" in line else "p2pd" if "p2pd" in line else line] = process
+            is_worker = process.name() == NAME or "worker_main" in line
+            found["worker" if is_worker else "p2pd" if "p2pd" in line else line] = process
         return found
 
     async def blocks(self) -> tuple[int, int]:

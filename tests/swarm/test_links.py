@@ -17,10 +17,12 @@ pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
 
 
 @needs_lab
+@pytest.mark.alone
 async def test_only_the_slow_direction_shrinks(swarm: Swarm) -> None:
     """One of two stages has a very bad uplink; what comes back has a good one, and stays bit for bit."""
-    large = {"steps": 1000, "microbatch_size": 6}  # tiny bundles measure the processor, not the line
-    training = swarm.run.manifest.training.model_copy(update=large)
+    changes = {"steps": 1000, "checkpoint_every": 1000}  # which would take most of the time on the slow line
+    changes |= {"microbatch_size": 6}  # tiny bundles measure the processor, not the line
+    training = swarm.run.manifest.training.model_copy(update=changes)
     links = LinkSettings(codec="topk-int8", ratio=20.0)
     swarm.run = resign(swarm.run, training=training, links=links)
     with Lab({"nodes": 3, "latency_ms": 5, "uplink_mbps": [0, 0.5, 1000], "queue_ms": 1000}) as swarm.lab:

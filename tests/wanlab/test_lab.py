@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -34,24 +35,40 @@ def datagrams(lab, *nodes):
         yield found
 
 
+@contextlib.contextmanager
+def first_in_line():
+    """Nothing else on this machine runs before us, as nothing runs before the router: what is timed is the laboratory."""
+    os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(5))
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
 def there_and_back(here, there):
-    began = time.perf_counter()
-    here.sendto(b"ping", there.getsockname())
-    data, sender = there.recvfrom(10)
-    there.sendto(data, sender)
-    here.recvfrom(10)
-    return time.perf_counter() - began
+    """Seconds that a datagram and its answer take, the middle one of nine: the host of this machine may pause it."""
+
+    def once():
+        began = time.perf_counter()
+        here.sendto(b"ping", there.getsockname())
+        data, sender = there.recvfrom(10)
+        there.sendto(data, sender)
+        here.recvfrom(10)
+        return time.perf_counter() - began
+
+    with first_in_line():
+        return median(once() for _ in range(9))
 
 
+@pytest.mark.alone
 def test_delay_cut_and_closed_door():
     with (
         Lab({"names": ["a", "b", "c"], "latency_ms": 20, "no_inbound": ["c"]}) as lab,
         datagrams(lab, 0, 1, 2) as (a, b, c),
     ):
-        times = sorted(there_and_back(a, b) for _ in range(9))
-        assert 0.040 <= times[4] < 0.050
+        assert 0.040 <= there_and_back(a, b) < 0.050
         lab.order("latency a b 50")
-        assert 0.100 <= min(there_and_back(a, b) for _ in range(3)) < 0.110
+        assert 0.100 <= there_and_back(a, b) < 0.110
         with pytest.raises(TimeoutError):
             there_and_back(a, c)
         assert 0.040 <= there_and_back(c, a) < 0.100
@@ -68,8 +85,11 @@ def test_delay_cut_and_closed_door():
             lab.order("partition d")
 
 
+@pytest.mark.alone
 def test_a_line_carries_its_rate():
-    """TCP's share of 100 Mbit/s, measured over a second after the start."""
+    """TCP's share of 100 Mbit/s, a second after the start: the middle one of five measurements, as a pause of this machine
+    fills the line's queue.
+    """
     with Lab({"nodes": 2, "latency_ms": 5, "uplink_mbps": [100, 0]}) as lab, contextlib.ExitStack() as stack:
         with lab.inside(1):
             server = stack.enter_context(socket.create_server((lab.address(1), PORT)))
@@ -91,7 +111,7 @@ def test_a_line_carries_its_rate():
             return count * 8 / seconds / 1e6
 
         received(1.0)
-        assert 70 < received(1.5) < 101
+        assert 70 < median(received(0.6) for _ in range(5)) < 101
 
 
 def namespaces(pid):
