@@ -121,7 +121,7 @@ class Assignments:
                 if hop.peer in self._roster and stands(hop._replace(peer=newcomer), held):
                     waiting.setdefault(hop.peer, []).append((microbatch, hop))
         told: dict[str, set[int]] = {}
-        taken = 0
+        taken = len(waiting.pop(newcomer, ()))  # ids that were to pass it in its former life
         while waiting:
             busiest = max(waiting, key=lambda peer: (len(waiting[peer]) * self._slow(peer), peer))
             left = waiting[busiest]
@@ -133,8 +133,9 @@ class Assignments:
             before = self._routes[microbatch]
             instead = tuple(hop._replace(peer=newcomer) if one == hop else one for one in before)
             self._routes[microbatch] = way = splice(instead, self._roster, {})
-            for first in (before[0].peer, way[0].peer):
-                told.setdefault(first, set()).add(microbatch)
+            if stands(way[0], self._roster):  # else nobody can begin it yet
+                for first in {before[0].peer, way[0].peer} & self._roster.keys():
+                    told.setdefault(first, set()).add(microbatch)
         return {peer: tuple(map(self._task, sorted(ids))) for peer, ids in told.items()}
 
     def _task(self, microbatch: int) -> Task:
