@@ -6,7 +6,7 @@ import pytest
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A file's tests share its fixtures and its traced models, so they run in one process; some files share a group.
 
-    Swarms are alone with their processes, and wait for most of their time: they and the others, which compute, take turns.
+    A swarm test shares nothing and mostly waits; so these and the others, which compute, take turns.
     """
     swarms, others = dict[str, int](), dict[str, int]()
     for item in items:

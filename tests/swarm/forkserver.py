@@ -1,8 +1,8 @@
 """Starts `hetpeer` processes fast: everything is imported once, then each process is forked from that.
 
 The processes run the real command line in their own sessions and start their own p2pd; their first compute worker is
-forked with them (spare.py). Requests are JSON lines on stdin, the answer is the pid; when a process ends, its exit status is written to `<folder>/<pid>`.
-The server dies with the test run, its processes with the server.
+forked with them (spare.py). Requests are JSON lines on stdin, the answer is the pid; when a process ends, its exit
+status is written to `<folder>/<pid>`. The server dies with the test run, its processes with the server.
 """
 
 import json

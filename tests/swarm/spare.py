@@ -4,7 +4,6 @@ Importing torch takes three seconds of a processor, longer than most tests train
 spare, tied to it like any other; one that takes the place of a dead worker is started as everywhere else.
 """
 
-import ctypes
 import dataclasses
 import os
 import signal
@@ -12,15 +11,14 @@ import socket
 from typing import Any
 
 from hetpeer.averaging import worker_main
-from hetpeer.dht.processes import dying_with_us
+from hetpeer.dht.processes import _libc, dying_with_us
 from hetpeer.stages.execution import compute
 from hetpeer.stages.execution.worker import WorkerOptions
 
 NAME = "worker"
 """What psutil calls it once it is one."""
 _PR_SET_NAME = 15
-_STDOUT, _STDERR = 1, 2
-_libc = ctypes.CDLL(None)
+_STDOUT = 1
 
 
 class Forked:
@@ -51,7 +49,7 @@ def keep_one() -> None:
     theirs.close()
     start_anew = compute._spawn
 
-    def take(options: WorkerOptions, worker: str) -> Any:
+    def take(options: WorkerOptions, _worker: str) -> Any:
         compute._spawn = start_anew
         with ours:
             line = "\n".join(options.arguments()).encode()
@@ -70,7 +68,7 @@ def _become_worker(asked: socket.socket) -> None:
             line, descriptors, _, _ = socket.recv_fds(asked, 1 << 12, 2)
         if line:
             _libc.prctl(_PR_SET_NAME, NAME.encode())
-            os.dup2(_STDERR, _STDOUT)
+            os.dup2(compute.STDERR, _STDOUT)
             given = WorkerOptions.parse(line.decode().split("\n"))
             connection, arena = descriptors
             status = worker_main.main(dataclasses.replace(given, socket=connection, arena=arena).arguments())

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 import pytest
 
@@ -46,7 +46,7 @@ def first_in_line():
 
 
 def there_and_back(here, there):
-    """Seconds that a datagram and its answer take, the middle one of nine: the host of this machine may pause it."""
+    """Seconds that a datagram and its answer take: the least and the middle one of nine, as the host may pause this machine."""
 
     def once():
         began = time.perf_counter()
@@ -57,7 +57,8 @@ def there_and_back(here, there):
         return time.perf_counter() - began
 
     with first_in_line():
-        return median(once() for _ in range(9))
+        times = sorted(once() for _ in range(9))
+    return times[0], times[4]
 
 
 @pytest.mark.alone
@@ -66,12 +67,15 @@ def test_delay_cut_and_closed_door():
         Lab({"names": ["a", "b", "c"], "latency_ms": 20, "no_inbound": ["c"]}) as lab,
         datagrams(lab, 0, 1, 2) as (a, b, c),
     ):
-        assert 0.040 <= there_and_back(a, b) < 0.050
+        least, middle = there_and_back(a, b)
+        assert 0.040 <= least <= middle < 0.050
         lab.order("latency a b 50")
-        assert 0.100 <= there_and_back(a, b) < 0.110
+        least, middle = there_and_back(a, b)
+        assert 0.100 <= least <= middle < 0.110
         with pytest.raises(TimeoutError):
             there_and_back(a, c)
-        assert 0.040 <= there_and_back(c, a) < 0.100
+        least, middle = there_and_back(c, a)
+        assert 0.040 <= least <= middle < 0.050
         lab.order("partition b")
         a.settimeout(0.3)
         b.settimeout(0.3)
@@ -111,7 +115,9 @@ def test_a_line_carries_its_rate():
             return count * 8 / seconds / 1e6
 
         received(1.0)
-        assert 70 < median(received(0.6) for _ in range(5)) < 101
+        rates = [received(0.6) for _ in range(5)]
+        assert median(rates) > 70
+        assert mean(rates) < 101
 
 
 def namespaces(pid):
