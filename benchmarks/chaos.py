@@ -21,7 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ WARM_UP_STEPS, HEALED_STEPS, HEALED_S = 3, 3, 90.0
 LOOK_S = 0.05
 MICROBATCHES = 12
 GOODPUT = 0.8
+KINDS = ("kill", "kill", "kill worker", "freeze", "cut", "slow", "kill coordinator")
 KILLED_S, AWAY_S = 6.0, LEASE_S + 5.0
 """Goals: the middle of those that died, the longest of those that were frozen or cut off."""
 
@@ -56,6 +57,7 @@ class Trial:
     peers: int = 12
     minutes: float = 20.0
     every_s: float = 30.0
+    kinds: Sequence[str] = KINDS
     seed: int = 0
 
 
@@ -69,16 +71,15 @@ class Fault:
 
 
 class Chaos:
-    """Hurts the volunteers 1 to `peers` of `swarm`, one after the other."""
+    """Hurts the volunteers of `swarm`, one after the other, as `trial` says."""
 
-    KINDS = ("kill", "kill", "kill worker", "freeze", "cut", "slow", "kill coordinator")
-
-    def __init__(self, swarm: Swarm, lab: Lab, peers: int, seed: int) -> None:
+    def __init__(self, swarm: Swarm, lab: Lab, trial: Trial) -> None:
         self.faults: list[Fault] = []
         self._swarm = swarm
         self._lab = lab
-        self._peers = peers
-        self._random = random.Random(seed)
+        self._kinds = trial.kinds
+        self._peers = trial.peers
+        self._random = random.Random(trial.seed)
         self._turn: list[str] = []
         self._mending: set[asyncio.Task[None]] = set()
         self._hurt: set[int] = set()
@@ -86,7 +87,7 @@ class Chaos:
     def strike(self) -> None:
         """The next fault; all kinds come round before one comes again."""
         if not self._turn:
-            self._turn = list(self.KINDS)
+            self._turn = list(self._kinds)
             self._random.shuffle(self._turn)
         kind = self._turn.pop()
         well = [node for node in range(1, self._peers + 1) if node not in self._hurt]
@@ -169,7 +170,7 @@ async def _train(trial: Trial, lab: Lab, folder: Path) -> dict[str, Any]:
     run = make_run(folder, Model(width=32, heads=2, sequence_length=32), STAGES, training, trial.seed)
     async with running(run, folder, trial.peers, "--trace", site=Site(lab=lab)) as swarm:
         await swarm.until(WARM_UP_STEPS, 240.0)
-        chaos = Chaos(swarm, lab, trial.peers, trial.seed)
+        chaos = Chaos(swarm, lab, trial)
         began, version = time.monotonic(), swarm.feed.history.version
         due = began
         while time.monotonic() - began < 60 * trial.minutes:
@@ -288,14 +289,24 @@ def main() -> int:
         ("every", usual.every_s, "seconds between two faults"),
     ):
         parser.add_argument(f"--{name}", type=type(value), default=value, help=f"{text} (default: {value})")
+    parser.add_argument(
+        "--kinds", nargs="+", choices=sorted(set(KINDS)), default=KINDS, help="only these faults"
+    )
     parser.add_argument("--keep", type=Path, help="leave logs and traces in this folder")
     options = parser.parse_args()
-    trial = Trial(peers=options.peers, minutes=options.minutes, every_s=options.every, seed=options.seed)
+    trial = Trial(
+        peers=options.peers,
+        minutes=options.minutes,
+        every_s=options.every,
+        kinds=options.kinds,
+        seed=options.seed,
+    )
     with tempfile.TemporaryDirectory(prefix="hetpeer-chaos-") as scratch:
         folder = options.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         figures = asyncio.run(train(trial, folder))
-    document = report.keep("chaos", figures, seed=options.seed)
+    name = "chaos" if options.kinds == KINDS else "chaos-some"
+    document = report.keep(name, figures, seed=options.seed)
     if options.json:
         print(json.dumps(document))
     else:

@@ -33,8 +33,8 @@ class Child:
     async def start(
         cls, name: str, arguments: Sequence[str], *, home: Path, log: Path, command: Sequence[str] = COMMAND
     ) -> Child:
-        """Run `hetpeer *arguments` with its state in `home` and its stderr in `log`. Call it from the main thread."""
-        with log.open("wb") as stderr:
+        """Run `hetpeer *arguments` with its state in `home`, its stderr at the end of `log`. Call it from the main thread."""
+        with log.open("ab") as stderr:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 *arguments,
