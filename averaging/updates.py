@@ -1,7 +1,7 @@
-"""The update rule: AdamW over flat float32 vectors, with equal bits wherever it runs.
+"""The update rules: AdamW and SGD over flat float32 vectors, with equal bits wherever they run.
 
 All holders of a block apply the committed gradient on their own and must end with equal bits (the next vote compares
-hashes). So the update is a chain of single IEEE-754 operations, each a torch call of its own: fused ones (addcmul,
+hashes). So an update is a chain of single IEEE-754 operations, each a torch call of its own: fused ones (addcmul,
 addcdiv, lerp, foreach) may or may not contract to a multiply-add, depending on the processor. Two calls that are not
 what they seem are avoided as well: division by a scalar (CUDA multiplies by the reciprocal) and the float32 square root
 (torch takes it from MKL on some processors, and there it is not correctly rounded).
@@ -10,44 +10,103 @@ what they seem are avoided as well: division by a scalar (CUDA multiplies by the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from hetpeer.averaging.schedule import factor
 from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.stages.execution.groups import Settings, UpdateRule
 from hetpeer.stages.execution.numerics import float32, power
 
 CHUNK = 1 << 16
 """Elements updated at a time: what one chunk needs (2 MiB) stays in a core's cache. The bits do not depend on it."""
 
 
-class AdamWSettings(BaseModel):
-    """Loshchilov & Hutter, Decoupled Weight Decay Regularization (2019); names as in the manifest."""
+class _Common(BaseModel):
+    """What every rule has. Names as in the manifest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     learning_rate: Annotated[float, Field(gt=0, le=10)]
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]]
-    epsilon: Annotated[float, Field(gt=0, le=1)]
     weight_decay: Annotated[float, Field(ge=0, le=1)]
     """Applied to every parameter."""
+    schedule: Annotated[tuple[tuple[float, float], ...], Field(min_length=1)] = ((1, 1.0),)
+    """Knots of what multiplies the learning rate (averaging/schedule.py)."""
 
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, float | tuple[float, ...]]) -> AdamWSettings:
-        """Settings as they stand in a manifest. Raises `LocalError` HP-CFG-010 naming the wrong one."""
-        try:
-            return cls.model_validate(dict(values))
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise LocalError(
-                "HP-CFG-010",
-                f"the optimizer's {'.'.join(map(str, first['loc']))} cannot be used",
-                why=first["msg"],
-                fix="correct the optimizer in the run's manifest",
-                exit_code=ExitCode.CONFIG,
-            ) from error
+    def rate(self, step: int) -> float:
+        """The learning rate of update number `step`."""
+        return self.learning_rate * factor(self.schedule, step)
+
+
+class AdamWSettings(_Common):
+    """Loshchilov & Hutter, Decoupled Weight Decay Regularization (2019)."""
+
+    name: Literal["AdamW"] = "AdamW"
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]]
+    eps: Annotated[float, Field(gt=0, le=1)]
+
+
+class SGDSettings(_Common):
+    """Stochastic gradient descent as torch has it: momentum by Sutskever et al. (2013), weight decay as a part of the gradient."""
+
+    name: Literal["SGD"]
+    momentum: Annotated[float, Field(ge=0, lt=1)]
+    nesterov: bool = False
+
+
+_SETTINGS: TypeAdapter[AdamWSettings | SGDSettings] = TypeAdapter(
+    Annotated[AdamWSettings | SGDSettings, Field(discriminator="name")]
+)
+
+
+def rule_of(values: Settings) -> UpdateRule:
+    """The rule with these settings, as they stand in a manifest. Raises `LocalError` HP-CFG-010 naming the wrong one."""
+    try:
+        settings = _SETTINGS.validate_python({"name": "AdamW", **values})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = [str(part) for part in first["loc"] if part not in ("AdamW", "SGD")]
+        raise LocalError(
+            "HP-CFG-010",
+            f"the optimizer's {'.'.join(where) or 'name'} cannot be used",
+            why=first["msg"],
+            fix="correct the optimizer in the run's manifest",
+            exit_code=ExitCode.CONFIG,
+        ) from error
+    return SGD(settings) if isinstance(settings, SGDSettings) else AdamW(settings)
+
+
+class SGD:
+    """The rule for one set of settings; the momentum is kept as `exp_avg`, the second moment stays zero."""
+
+    def __init__(self, settings: SGDSettings) -> None:
+        self.settings = settings
+
+    def apply(
+        self,
+        *,
+        parameters: torch.Tensor,
+        exp_avg: torch.Tensor,
+        exp_avg_sq: torch.Tensor,  # noqa: ARG002 - it has one moment
+        gradient: torch.Tensor,
+        coefficient: float,
+        step: int,
+    ) -> None:
+        """As `AdamW.apply`; `exp_avg_sq` is left as it is."""
+        one = self.settings
+        scale, decay, momentum = (float32(x) for x in (coefficient, one.weight_decay, one.momentum))
+        minus_rate = float32(-one.rate(step))
+        with torch.no_grad():
+            for begin in range(0, len(parameters), CHUNK):
+                part = slice(begin, begin + CHUNK)
+                # g ← g + λ p; b ← μ b + g; p ← p - rate · (g + μ b or b)
+                move = (gradient[part] * scale).add_(parameters[part] * decay)
+                if momentum:
+                    exp_avg[part].mul_(momentum).add_(move)
+                    move = move.add_(exp_avg[part] * momentum) if one.nesterov else exp_avg[part]
+                parameters[part].add_(move * minus_rate)
 
 
 class AdamW:
@@ -84,14 +143,15 @@ class _Scalars:
     def __init__(self, settings: AdamWSettings, coefficient: float, step: int) -> None:
         beta1, beta2 = settings.betas
         correction1, correction2 = 1.0 - power(beta1, step), 1.0 - power(beta2, step)
+        rate = settings.rate(step)
         self.coefficient = float32(coefficient)
-        self.keep = float32(1.0 - settings.learning_rate * settings.weight_decay)
+        self.keep = float32(1.0 - rate * settings.weight_decay)
         self.blend1 = float32(1.0 - beta1)
         self.beta2 = float32(beta2)
         self.blend2 = float32(1.0 - beta2)
         self.unbias2 = float32(1.0 / math.sqrt(correction2))
-        self.epsilon = float32(settings.epsilon)
-        self.minus_rate = float32(-settings.learning_rate / correction1)
+        self.epsilon = float32(settings.eps)
+        self.minus_rate = float32(-rate / correction1)
 
 
 def _update(

@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
 
     import torch
 
-    from hetpeer.averaging.updates import AdamW, AdamWSettings
+    from hetpeer.averaging.updates import rule_of
     from hetpeer.stages.execution import device
     from hetpeer.stages.execution.arena import SharedMemory
     from hetpeer.stages.execution.command import Lane
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     copiers = {lane: Copier.of(chosen) for lane in Lane}
     compute, send, receive = (Staging(memory, copiers[lane]) for lane in Lane)
     executors: dict[Lane, Executor] = {
-        Lane.COMPUTE: Engine(chosen, compute, lambda settings: AdamW(AdamWSettings.from_mapping(settings))),
+        Lane.COMPUTE: Engine(chosen, compute, rule_of),
         Lane.SEND: Encoder(send),
         Lane.RECEIVE: Decoder(receive),
     }

@@ -23,8 +23,8 @@ def train(run: RunDirectory) -> None:
     optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=settings.learning_rate,
-        betas=settings.betas,
-        eps=settings.epsilon,
+        betas=settings.optimizer.betas,
+        eps=settings.optimizer.eps,
         weight_decay=settings.weight_decay,
     )
 

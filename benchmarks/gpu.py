@@ -69,7 +69,7 @@ def compare_model(name: str, device: torch.device) -> dict[str, Any]:
 def equal_bits(device: torch.device) -> dict[str, bool]:
     """What holders compare by hash: the update, the norm, the masks."""
     generator = torch.Generator().manual_seed(0)
-    rule = AdamW(AdamWSettings(learning_rate=1e-3, betas=(0.9, 0.95), epsilon=1e-8, weight_decay=0.1))
+    rule = AdamW(AdamWSettings(learning_rate=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1))
     vectors = [torch.randn(1_000_003, generator=generator) for _ in range(4)]
     vectors[2].abs_()
     names = ("parameters", "exp_avg", "exp_avg_sq", "gradient")

@@ -1,7 +1,4 @@
-"""The oracle: what one machine computes with the author's eager module and torch's own AdamW must equal what the swarm did.
-
-It shares nothing with the engine but the reading of the data. `python -m hetpeer.bootstrap.reference DIR OUT.json STEPS`
-"""
+"""The oracle: the author's eager module and torch's optimizer on one machine. `python -m hetpeer.bootstrap.reference DIR OUT.json STEPS`"""
 
 import fnmatch
 import functools
@@ -14,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 import msgpack
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -27,8 +25,7 @@ def train(directory: Path, steps: int) -> tuple[dict[str, Any], dict[str, Tensor
     """Losses and gradient norms by step, held-out losses by version, and the final state by its file's names."""
     manifest = msgpack.unpackb(msgpack.unpackb((directory / "manifest.hetpeer").read_bytes())["manifest"])
     settings, plan = manifest["training"], DataPlan.of(manifest)
-    clip = settings["clip_norm"] or torch.inf
-    data = Batches(directory / "data", plan)
+    data, clip = Batches(directory / "data", plan), settings["clip_norm"] or torch.inf
     author, run = json.loads((directory / "author.json").read_text()), functools.cache(runpy.run_path)
     names = [author[part].rpartition(":") for part in ("model", "loss") if author[part]]
     sys.path[:0] = [str(Path(module).parent) for module, _, _ in names]
@@ -40,7 +37,9 @@ def train(directory: Path, steps: int) -> tuple[dict[str, Any], dict[str, Tensor
         group = next((g for g in settings["groups"] if fnmatch.fnmatchcase(name, g["pattern"])), settings)
         own = [settings[k] if group[k] is None else group[k] for k in ("learning_rate", "weight_decay")]
         groups.append({"params": [parameter], "lr": own[0], "weight_decay": own[1]})
-    optimizer = torch.optim.AdamW(groups, betas=settings["betas"], eps=settings["epsilon"])
+    rule, (at, height) = dict(settings["optimizer"]), np.array(settings["schedule"], dtype=np.float64).T
+    optimizer = getattr(torch.optim, rule.pop("name"))(groups, **rule)
+    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: float(np.interp(done + 1, at, height)))
     named = inspect.signature(model.forward).parameters
 
     def loss_of(step: int, number: int) -> Tensor:
@@ -67,6 +66,7 @@ def train(directory: Path, steps: int) -> tuple[dict[str, Any], dict[str, Tensor
             losses.append(fmean([part.item() for part in parts], plan.sizes))
             norms.append(nn.utils.clip_grad_norm_(model.parameters(), clip).item())
             optimizer.step()
+            rate.step()
     state = {n: t.detach().clone() for n, t in (*model.named_parameters(), *model.named_buffers())}
     for name, parameter in model.named_parameters():
         state |= {f"{k}:{name}": v for k, v in optimizer.state.get(parameter, {}).items() if k != "step"}

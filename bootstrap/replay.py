@@ -49,7 +49,7 @@ class Comparison:
     max_relative_norm_difference: float = 0.0
     """Over all steps' gradient norms before clipping."""
     relative_moment_difference: float | None = None
-    """The larger of AdamW's two moments' differences; None if the last step has no checkpoint to compare with."""
+    """The larger of the two moments' differences (SGD has one); None if the last step has no checkpoint to compare with."""
     relative_parameter_difference: float | None = None
     lossy: bool = False
     """Whether the run's codec changes numbers: then the differences are told and not judged."""
@@ -140,6 +140,7 @@ def _compare_states(
     store = CheckpointStore(run, layouts)
     states = [store.load_state(checkpoint, block).vectors() for block in range(len(layouts))]
     names = [name for layout in layouts for name, _ in layout]
+    reference = {name.replace("momentum_buffer:", "exp_avg:"): array for name, array in reference.items()}
     differences = []
     for kind, prefix in enumerate(state.PREFIXES):
         ours = np.concatenate([vectors[kind] for vectors in states]).astype(np.float64)
@@ -147,7 +148,7 @@ def _compare_states(
         theirs = np.concatenate(
             [reference.get(prefix + n, zero).ravel() for n, zero in zip(names, zeros, strict=True)]
         ).astype(np.float64)  # BatchNorm's running values have no moments
-        differences.append(float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)))
+        differences.append(float(np.linalg.norm(ours - theirs) / (np.linalg.norm(theirs) or 1.0)))
     comparison.relative_parameter_difference = differences[0]
     comparison.relative_moment_difference = float(np.max(differences[1:]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -11,6 +12,9 @@ from hetpeer.stages.data.order import size_of
 
 Count = Annotated[int, Field(ge=0, lt=2**60)]
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
+Factor = Annotated[float, Field(ge=0, le=1000)]
+Setting = bool | int | float | str | tuple[float, ...] | tuple[tuple[float, float], ...]
+"""One setting of an update rule, as the compute worker is told it (stages/execution/groups.py)."""
 
 
 class Entry(BaseModel):
@@ -27,7 +31,7 @@ class ParameterGroup(Entry):
     weight_decay: Annotated[float, Field(ge=0, le=1)] | None = None
 
     @property
-    def changes(self) -> dict[str, float | tuple[float, ...]]:
+    def changes(self) -> dict[str, Setting]:
         """The settings that differ."""
         return self.model_dump(exclude_none=True, exclude={"pattern"})
 
@@ -74,6 +78,22 @@ class LinkSettings(Entry):
         return self.codec != "none" or self.backward not in (None, "none")
 
 
+class AdamW(Entry):
+    """Loshchilov & Hutter (2019), as torch has it."""
+
+    name: Literal["AdamW"] = "AdamW"
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
+
+
+class SGD(Entry):
+    """Stochastic gradient descent, as torch has it."""
+
+    name: Literal["SGD"] = "SGD"
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    nesterov: bool = False
+
+
 class TrainingSettings(Entry):
     """How the run trains. A step updates the parameters once, by `batch_size` samples."""
 
@@ -87,9 +107,12 @@ class TrainingSettings(Entry):
     checkpoint_every: Positive = 10
     slot_size: Positive = 4
     """Microbatches a slot may hold: a lost volunteer costs at most so many of each block."""
+    optimizer: Annotated[AdamW | SGD, Field(discriminator="name")] = AdamW()
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 5e-4
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
-    epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    schedule: Annotated[tuple[tuple[Count, Factor], ...], Field(min_length=1, max_length=10_000)] = (
+        (1, 1.0),
+    )
+    """(step from 1, by what it multiplies the learning rate), straight in between (averaging/schedule.py)."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.1
     clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Largest 2-norm of the whole model's gradient; None does not clip."""
@@ -101,6 +124,12 @@ class TrainingSettings(Entry):
 
     groups: tuple[ParameterGroup, ...] = ()
     """The first that matches a parameter's name decides."""
+
+    @property
+    def update(self) -> dict[str, Setting]:
+        """What averaging/updates.py makes a rule of."""
+        common = {name: getattr(self, name) for name in ("learning_rate", "weight_decay", "schedule")}
+        return self.optimizer.model_dump() | common
 
     @property
     def microbatches(self) -> int:
@@ -117,6 +146,8 @@ class TrainingSettings(Entry):
             raise ValueError(
                 f"training.microbatch_size {self.microbatch_size} is above training.batch_size {self.batch_size}"
             )
+        if any(step >= later for (step, _), (later, _) in pairwise(self.schedule)):
+            raise ValueError("the steps of training.schedule do not rise")
         if self.slot_size > self.microbatches:
             raise ValueError(
                 f"training.slot_size {self.slot_size} is above the {self.microbatches} microbatches of a step"

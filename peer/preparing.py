@@ -173,12 +173,6 @@ async def prepare_block(compute: Compute, files: RunFiles, block: int) -> tuple[
     training = files.run.manifest.training
     graph = await files.graph(block)
     spec = await asyncio.to_thread(unpack_block, graph)
-    update: dict[str, float | tuple[float, ...]] = {
-        "learning_rate": training.learning_rate,
-        "betas": training.betas,
-        "epsilon": training.epsilon,
-        "weight_decay": training.weight_decay,
-    }
     groups = tuple((group.pattern, group.changes) for group in training.groups)
     extents: dict[str, Extent] = {}
     try:
@@ -186,7 +180,7 @@ async def prepare_block(compute: Compute, files: RunFiles, block: int) -> tuple[
             extents[name] = compute.arena.allocate(len(data))
             compute.arena.view(extents[name])[:] = data
         prepared = await compute.submit(
-            c.Prepare(block=block, graph=graph, buffers=extents, update=update, groups=groups)
+            c.Prepare(block=block, graph=graph, buffers=extents, update=training.update, groups=groups)
         )
     finally:
         for extent in extents.values():

@@ -40,8 +40,8 @@ class Task:
         return torch.optim.AdamW(
             parameters,
             lr=settings["learning_rate"],
-            betas=settings["betas"],
-            eps=settings["epsilon"],
+            betas=settings["optimizer"]["betas"],
+            eps=settings["optimizer"]["eps"],
             weight_decay=settings["weight_decay"],
         )
 

@@ -5,6 +5,7 @@ Heavy imports stand inside the functions, so that `hetpeer --help` does not load
 
 from __future__ import annotations
 
+import enum
 import json
 import sys
 from pathlib import Path
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
     from hetpeer.bootstrap.replay import Comparison
 
 RunDir = Annotated[Path, typer.Argument(metavar="DIR", help="The run directory.")]
+
+
+class Shape(enum.StrEnum):
+    """Of the learning rate, after it has risen."""
+
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    COSINE = "cosine"
 
 
 def register(app: typer.Typer) -> None:
@@ -53,7 +62,18 @@ def init(
     batch_size: Annotated[int, typer.Option(help="Samples of one update.")] = 128,
     microbatch_size: Annotated[int, typer.Option(help="Samples that are computed at once.")] = 8,
     sequence_length: Annotated[int, typer.Option(help="Of text: tokens (bytes) of one sample.")] = 64,
-    learning_rate: Annotated[float, typer.Option(help="AdamW's learning rate.")] = 5e-4,
+    optimizer: Annotated[str, typer.Option(help="AdamW or SGD.")] = "AdamW",
+    learning_rate: Annotated[float, typer.Option(help="Its learning rate.")] = 5e-4,
+    momentum: Annotated[float, typer.Option(help="Of SGD.")] = 0.9,
+    nesterov: Annotated[bool, typer.Option("--nesterov", help="SGD's momentum as Nesterov has it.")] = False,
+    weight_decay: Annotated[float, typer.Option(help="Of all parameters (but see --group).")] = 0.1,
+    schedule: Annotated[
+        Shape, typer.Option(help="How the learning rate falls until the last step.")
+    ] = Shape.CONSTANT,
+    warmup_steps: Annotated[int, typer.Option(min=0, help="Steps in which it rises before that.")] = 0,
+    final_ratio: Annotated[
+        float, typer.Option(min=0, max=1, help="What is left of it at the end, if it falls.")
+    ] = 0.0,
     clip_norm: Annotated[float, typer.Option(help="Largest norm of the gradient; 0 does not clip.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Decides the initial parameters and the order of the data.")] = 0,
     eval_every: Annotated[int, typer.Option(help="Steps between evaluations.")] = 10,
@@ -103,6 +123,7 @@ def init(
     name: Annotated[str | None, typer.Option(help="The run's name (default: the directory's).")] = None,
 ) -> None:
     """Make a run directory from a torch model and its data."""
+    from hetpeer.averaging.schedule import knots_of
     from hetpeer.bootstrap.create import create_run
     from hetpeer.bootstrap.manifest import validated
     from hetpeer.bootstrap.settings import LinkSettings, TrainingSettings, parameter_group
@@ -111,7 +132,10 @@ def init(
         "steps": steps,
         "batch_size": batch_size,
         "microbatch_size": microbatch_size,
+        "optimizer": {"name": optimizer, "momentum": momentum, "nesterov": nesterov},
         "learning_rate": learning_rate,
+        "schedule": knots_of(schedule, steps, warmup_steps, final_ratio),
+        "weight_decay": weight_decay,
         "clip_norm": clip_norm or None,
         "eval_every": eval_every,
         "eval_microbatches": eval_microbatches,

@@ -22,7 +22,7 @@ from hetpeer.stages.execution.numerics import squared_norm
 WIDTH, SAMPLES, CLASSES = 16, 8, 5
 SHARED = CLASSES * WIDTH
 """Elements of the classifier's weight, which is the first rows of the first block's as well."""
-SETTINGS = AdamWSettings(learning_rate=3e-3, betas=(0.9, 0.95), epsilon=1e-8, weight_decay=0.01)
+SETTINGS = AdamWSettings(learning_rate=3e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.01)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class ToyNet:
             [shared, *own],
             lr=SETTINGS.learning_rate,
             betas=SETTINGS.betas,
-            eps=SETTINGS.epsilon,
+            eps=SETTINGS.eps,
             weight_decay=SETTINGS.weight_decay,
             foreach=False,
         )

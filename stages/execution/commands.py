@@ -28,6 +28,7 @@ from hetpeer.stages.execution.results import (
     Number,
     Prepared,
     Rehearsed,
+    Setting,
     WarmedUp,
     WorkerInfo,
 )
@@ -50,8 +51,8 @@ class Prepare(Command[Prepared]):
     block: Count
     graph: bytes
     buffers: Extents = field(default_factory=dict)
-    update: dict[Name, Number | tuple[Number, ...]]
-    groups: tuple[tuple[Name, dict[Name, Number | tuple[Number, ...]]], ...] = ()
+    update: dict[Name, Setting]
+    groups: tuple[tuple[Name, dict[Name, Setting]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,8 @@ import torch
 
 from hetpeer.stages.graph.spec import BlockSpec
 
-Settings = Mapping[str, float | tuple[float, ...]]
+Setting = bool | int | float | str | tuple[float, ...] | tuple[tuple[float, float], ...]
+Settings = Mapping[str, Setting]
 Groups = Sequence[tuple[str, Settings]]
 
 
@@ -49,7 +50,7 @@ class Segment:
     rule: UpdateRule
 
 
-def settings_of(name: str, settings: Settings, groups: Groups) -> dict[str, float | tuple[float, ...]]:
+def settings_of(name: str, settings: Settings, groups: Groups) -> dict[str, Setting]:
     """The settings of one parameter."""
     changes = next((changes for pattern, changes in groups if fnmatchcase(name, pattern)), {})
     return {**settings, **changes}

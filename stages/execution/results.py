@@ -16,6 +16,8 @@ from hetpeer.stages.links.codec import Written
 Count = Annotated[int, Field(ge=0, lt=1 << 48, strict=True)]
 Number = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 Name = Annotated[str, Field(max_length=256, strict=True)]
+Setting = bool | int | Number | Name | tuple[Number, ...] | tuple[tuple[Number, Number], ...]
+"""One setting of the update rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """The update rule: AdamW by the paper, and equal bits wherever it runs."""
 
 import contextlib
+import itertools
 import math
 
 import numpy as np
@@ -10,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetpeer.averaging import updates
-from hetpeer.averaging.updates import AdamW, AdamWSettings
+from hetpeer.averaging.schedule import PIECES, factor, knots_of
+from hetpeer.averaging.updates import SGD, AdamW, AdamWSettings, SGDSettings, rule_of
 from hetpeer.dht.errors import LocalError
 from hetpeer.stages.execution import numerics
 from hetpeer.stages.execution.numerics import is_finite, squared_norm
 
-SETTINGS = AdamWSettings(learning_rate=3e-3, betas=(0.9, 0.95), epsilon=1e-8, weight_decay=0.1)
+SETTINGS = AdamWSettings(learning_rate=3e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 
 
 @contextlib.contextmanager
@@ -67,7 +69,7 @@ def ieee(size, steps, coefficient):
         parameters = parameters * f32(1 - one.learning_rate * one.weight_decay)
         exp_avg = exp_avg + (gradient - exp_avg) * f32(1 - beta1)
         exp_avg_sq = exp_avg_sq * f32(beta2) + gradient * gradient * f32(1 - beta2)
-        denominator = np.sqrt(exp_avg_sq) * f32(1 / math.sqrt(1 - beta2**step)) + f32(one.epsilon)
+        denominator = np.sqrt(exp_avg_sq) * f32(1 / math.sqrt(1 - beta2**step)) + f32(one.eps)
         parameters = parameters + exp_avg / denominator * f32(-one.learning_rate / (1 - beta1**step))
     return [vector.tobytes() for vector in (parameters, exp_avg, exp_avg_sq)]
 
@@ -98,7 +100,7 @@ def test_follows_torch_adamw():
         [theirs],
         lr=SETTINGS.learning_rate,
         betas=SETTINGS.betas,
-        eps=SETTINGS.epsilon,
+        eps=SETTINGS.eps,
         weight_decay=SETTINGS.weight_decay,
         foreach=False,
     )
@@ -117,6 +119,68 @@ def test_follows_torch_adamw():
         )
         difference = (mine - theirs.detach()).abs().max()
         assert difference <= step * 1e-7 * theirs.detach().abs().max()
+
+
+SGDS = SGDSettings(name="SGD", learning_rate=3e-2, momentum=0.9, weight_decay=0.1)
+
+
+@pytest.mark.parametrize("changes", [{}, {"nesterov": True}, {"momentum": 0.0}, {"weight_decay": 0.0}])
+def test_follows_torch_sgd_with_a_schedule(changes):
+    one = SGDS.model_copy(update={"schedule": knots_of("cosine", 30, 5, 0.0), **changes})
+    generator = torch.Generator().manual_seed(5)
+    size = 5_000
+    mine = torch.randn(size, generator=generator)
+    theirs = mine.clone().requires_grad_()
+    moment, unused = torch.zeros(size), torch.zeros(size)
+    optimizer = torch.optim.SGD(
+        [theirs], lr=1.0, momentum=one.momentum, nesterov=one.nesterov, weight_decay=one.weight_decay
+    )
+    rule = rule_of(one.model_dump())
+    assert isinstance(rule, SGD)
+    for step in range(1, 31):
+        gradient = torch.randn(size, generator=generator)
+        theirs.grad = 0.5 * gradient
+        optimizer.param_groups[0]["lr"] = one.learning_rate * factor(one.schedule, step)
+        optimizer.step()
+        rule.apply(
+            parameters=mine,
+            exp_avg=moment,
+            exp_avg_sq=unused,
+            gradient=gradient,
+            coefficient=0.5,
+            step=step,
+        )
+        difference = (mine - theirs.detach()).abs().max()
+        assert difference <= step * 2e-7 * theirs.detach().abs().max()
+    assert not unused.any()
+    assert bool(moment.any()) == bool(one.momentum)
+
+
+def test_the_schedule_rises_and_falls_as_it_says():
+    knots = knots_of("cosine", 110, 10, 0.1)
+    steps = (1, 5, 10, 60, 110, 500)
+    assert [factor(knots, step) for step in steps] == pytest.approx([0.1, 0.5, 1, 0.55, 0.1, 0.1])
+    linear = knots_of("linear", 110, 10, 0.1)
+    assert len(linear) == 3
+    assert factor(linear, 60) == pytest.approx(0.55)
+    constant = knots_of("constant", 8, 4, 0.0)
+    assert [factor(constant, step) for step in range(1, 9)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0]
+    assert knots_of("linear", 1, 0, 0.0) == ((1, 1.0),)
+    assert factor(knots_of("linear", 2, 0, 0.0), 2) == 0.0
+
+
+@given(st.integers(2, 5000), st.integers(0, 100), st.sampled_from(["linear", "cosine", "constant"]))
+def test_knots_rise_and_a_cosine_of_straight_pieces_is_one(steps, warmup, shape):
+    knots = knots_of(shape, steps, warmup, 0.25)
+    assert all(one < other for (one, _), (other, _) in itertools.pairwise(knots))
+    assert len(knots) <= PIECES + 2
+    if shape == "cosine":
+        top = max(warmup, 1)
+        for step in range(top, steps + 1, 7):
+            exact = (
+                0.25 + 0.75 * (1 + math.cos(math.pi * (step - top) / (steps - top))) / 2 if steps > top else 1
+            )
+            assert abs(factor(knots, step) - exact) < 3e-5
 
 
 @given(base=st.floats(0, 0.9999), exponent=st.integers(1, 100_000))
@@ -162,18 +226,20 @@ def test_one_bad_value_is_found_anywhere(bad):
 
 
 @pytest.mark.parametrize(
-    "values",
+    ("values", "named"),
     [
-        {"learning_rate": 0.0},
-        {"betas": (0.9, 1.0)},
-        {"betas": (0.9,)},
-        {"epsilon": math.nan},
-        {"weight_decay": "1"},
-        {"momentum": 0.9},
+        ({"learning_rate": 0.0}, "learning_rate"),
+        ({"betas": (0.9, 1.0)}, "betas.1"),
+        ({"betas": (0.9,)}, "betas"),
+        ({"eps": math.nan}, "eps"),
+        ({"weight_decay": "1"}, "weight_decay"),
+        ({"schedule": "cosine"}, "schedule"),
+        ({"schedule": ()}, "schedule"),
+        ({"momentum": 0.9}, "momentum"),
+        ({"name": "SGD"}, "momentum"),
+        ({"name": "Adam"}, "name"),
     ],
 )
-def test_wrong_settings_name_the_field(values):
-    with pytest.raises(
-        LocalError, match=f"HP-CFG-010: the optimizer's {next(iter(values))}.* cannot be used"
-    ):
-        AdamWSettings.from_mapping(SETTINGS.model_dump() | values)
+def test_wrong_settings_name_the_field(values, named):
+    with pytest.raises(LocalError, match=rf"HP-CFG-010: the optimizer's {named}.* cannot be used"):
+        rule_of(SETTINGS.model_dump() | values)

@@ -110,8 +110,8 @@ class Engine:
         self.optimizer = torch.optim.AdamW(
             self.flats,
             lr=settings.learning_rate,
-            betas=settings.betas,
-            eps=settings.epsilon,
+            betas=settings.optimizer.betas,
+            eps=settings.optimizer.eps,
             weight_decay=settings.weight_decay,
         )
 

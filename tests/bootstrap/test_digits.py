@@ -62,8 +62,8 @@ def test_three_steps_of_the_reference(digits: RunDirectory) -> None:
     optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=settings.learning_rate,
-        betas=settings.betas,
-        eps=settings.epsilon,
+        betas=settings.optimizer.betas,
+        eps=settings.optimizer.eps,
         weight_decay=settings.weight_decay,
     )
     for step in range(3):

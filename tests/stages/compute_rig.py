@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from examples.gpt import build
-from hetpeer.averaging.updates import AdamW, AdamWSettings
+from hetpeer.averaging.updates import rule_of
 from hetpeer.stages.data.draws import Draw
 from hetpeer.stages.execution.arena import Arena, Extent
 from hetpeer.stages.execution.commands import (
@@ -34,7 +34,7 @@ from hetpeer.stages.graph.spec import BlockSpec
 from hetpeer.stages.graph.trace import trace
 from hetpeer.stages.graph.wire import pack_block
 
-UPDATE = {"learning_rate": 3e-3, "betas": (0.9, 0.95), "epsilon": 1e-8, "weight_decay": 0.1}
+UPDATE = {"learning_rate": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 BATCH, CONTEXT, VOCABULARY = 2, 8, 17
 CPU = torch.device("cpu")
 
@@ -69,7 +69,7 @@ def layout(spec):
     return [(name, part.sizes) for name, part in spec.parameter_specs.items()]
 
 
-def cpu_engine(arena: Arena, make_rule=lambda values: AdamW(AdamWSettings.from_mapping(values))) -> Engine:
+def cpu_engine(arena: Arena, make_rule=rule_of) -> Engine:
     """An engine without a process."""
     torch.set_num_threads(1)
     return Engine(CPU, Staging(arena.memory, Copier.of(CPU)), make_rule)

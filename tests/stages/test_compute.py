@@ -14,7 +14,7 @@ import pytest
 import torch
 import uvloop
 
-from hetpeer.averaging.updates import AdamW, AdamWSettings
+from hetpeer.averaging.updates import rule_of
 from hetpeer.bootstrap.ledger import clip_coefficient
 from hetpeer.stages.execution import compute as compute_module
 from hetpeer.stages.execution.commands import DropTask, Info, Inspect, Shutdown, Unload, WarmUp
@@ -33,7 +33,7 @@ def plain_training():
     model = tiny_gpt()
     blocks = tiny_blocks()
     parameters = dict(model.named_parameters())
-    rule = AdamW(AdamWSettings.from_mapping(UPDATE))
+    rule = rule_of(UPDATE)
     flats = [torch.cat([parameters[n].detach().ravel() for n in b.parameter_specs]) for b in blocks]
     moments = [(torch.zeros_like(flat), torch.zeros_like(flat)) for flat in flats]
     losses = []

@@ -32,7 +32,7 @@ MODELS = (
     "frozen",
     "no_grad",
 )
-UPDATE = {"learning_rate": 1e-3, "betas": (0.9, 0.95), "epsilon": 1e-8, "weight_decay": 0.1}
+UPDATE = {"learning_rate": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 TOLERANCE = 1e-5
 
 
