@@ -52,6 +52,7 @@ class Shape:
     slot_capacity: int
     """S of docs/protocol.md: microbatches a slot may hold."""
     ties: Ties = field(default_factory=Ties)
+    shard_length: int = reduction.LENGTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +178,9 @@ class HeldStep:
         if self.reduction is not None and message.plan <= self.reduction.number:
             return []
         void = [] if self.reduction is None else self.reduction.abandon()
-        self.reduction = Reduction(self._me, message, self._shape.sizes, self._shape.ties)
+        self.reduction = Reduction(
+            self._me, message, self._shape.sizes, self._shape.ties, self._shape.shard_length
+        )
         slots = self.pipeline.slots
         slot = slots.accepted()
         started = self.reduction.start(slot, {} if slot is None else slots.contents()[slot])
@@ -186,12 +189,19 @@ class HeldStep:
     def part(self, sender: str, block: int, index: int, handle: Handle) -> list[Effect]:
         """A holder's slot, one shard of it, for us to sum under the current plan."""
         assert self.reduction is not None
-        return self._wrap(self.reduction.part(block, index, sender, handle))
+        return [*self._wrap(self.reduction.part(block, index, sender, handle)), *self._news()]
 
     def result(self, sender: str, block: int, index: int, handle: Handle) -> list[Effect]:
         """A reducer's sum of one shard under the current plan."""
         assert self.reduction is not None
-        return self._wrap(self.reduction.result(block, index, sender, handle))
+        return [*self._wrap(self.reduction.result(block, index, sender, handle)), *self._news()]
+
+    def _news(self) -> list[Effect]:
+        """A reduce that takes long is not to be given up while it goes on."""
+        assert self.reduction is not None
+        if not self.reduction.has_news():
+            return []
+        return [Tell(m.Reducing(line=self.id.line, step=self.id.number, plan=self.reduction.number))]
 
     def summed(self, shard: Shard, handle: Handle) -> list[Effect]:
         """`SumParts` is done."""

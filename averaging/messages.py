@@ -28,6 +28,7 @@ Text = Annotated[str, Field(max_length=500)]
 Ids = Annotated[tuple[Id, ...], Field(max_length=1 << 16)]
 Range = tuple[Block, Block]
 Ticket = Annotated[bytes, Field(max_length=2048)]
+Share = Annotated[int, Field(ge=1, lt=1 << 32)]
 Speed = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -89,13 +90,13 @@ class BlockVote(Schema):
 class Cover(Schema):
     """The exact cover of one block: (holder, ids) of the sums in the order in which they are added, and who does what.
 
-    `reducers` take one equal shard of the block's flat gradient each; `receivers` get every shard's sum, `observers`
-    those with elements of a parameter that is tied to one of theirs.
+    `reducers` are (peer, share): they sum consecutive parts of the block's flat gradient, of lengths that are to each other as their shares;
+    `receivers` get every shard's sum, `observers` those with elements of a parameter that is tied to one of theirs.
     """
 
     block: Block
     slots: Annotated[tuple[tuple[Peer, Ids], ...], Field(min_length=1)]
-    reducers: Annotated[tuple[Peer, ...], Field(min_length=1)]
+    reducers: Annotated[tuple[tuple[Peer, Share], ...], Field(min_length=1)]
     receivers: Annotated[tuple[Peer, ...], Field(min_length=1)]
     observers: tuple[Peer, ...] = ()
 
@@ -200,6 +201,15 @@ class Vote(Schema):
     blocks: tuple[BlockVote, ...]
 
 
+class Reducing(Schema):
+    """Shards of plan `plan` arrive here: it goes on, however long it takes."""
+
+    kind: Literal["reducing"] = "reducing"
+    line: Line
+    step: Count
+    plan: Count
+
+
 class Applied(Schema):
     """The update of `step` is applied; `event` is the signed line of the volunteer's own log."""
 
@@ -213,12 +223,13 @@ class Paced(Schema):
     """How fast things go here, once a step: what the next step's links aim at (stages/links/adaptive.py).
 
     `computing`: seconds of a microbatch at this place. `links`: seconds that the largest bundle of a microbatch would
-    take to each peer uncompressed, by the rate at which bytes last arrived there.
+    take to each peer uncompressed, by the rate at which bytes last arrived there. `uplink`: bytes/s of all links together; 0: not known.
     """
 
     kind: Literal["paced"] = "paced"
     computing: Speed
     links: dict[Peer, Speed]
+    uplink: Speed = 0.0
 
 
 class Farewell(Schema):
@@ -436,6 +447,7 @@ FromVolunteer = (
     | Sealed
     | Evaluated
     | Failed
+    | Reducing
     | Vote
     | Applied
     | Paced

@@ -7,41 +7,72 @@ so repeated parts are no-ops, and sum them in the plan's order: the result is ex
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 
 from hetpeer.averaging.effects import Inspect, Piece, SendPart, SendResult, Shard, SumParts
 from hetpeer.averaging.messages import BlockVote, Cover, Plan
 from hetpeer.averaging.ties import Ties
 from hetpeer.stages.execution.effects import Handle, Release
 
+NEWS = 4
+"""Shards' lengths that arrive before it is worth a word to the coordinator."""
+
 Effect = SendPart | SumParts | SendResult | Inspect | Release
 
 
-def shards_of(plan: int, cover: Cover, elements: int) -> list[Shard]:
-    """`cover.block`'s flat gradient of `elements` floats in one nearly equal shard per reducer."""
-    count = len(cover.reducers)
-    borders = [elements * i // count for i in range(count + 1)]
-    return [
-        Shard(plan, cover.block, i, borders[i], borders[i + 1], reducer)
-        for i, reducer in enumerate(cover.reducers)
-    ]
+LENGTH = 1 << 17
+"""Elements of a shard (512 KiB), so that sums leave a reducer while parts still come in."""
+PIECES = 64
+"""A share is cut into so many shards at most."""
+
+
+def shards_of(plan: int, cover: Cover, elements: int, length: int = LENGTH) -> list[Shard]:
+    """`cover.block`'s flat gradient of `elements` floats: each reducer's share of it, in shards of `length` or more."""
+    total, given, begin = sum(share for _, share in cover.reducers), 0, 0
+    shards: list[Shard] = []
+    for reducer, share in cover.reducers:
+        given += share
+        end = elements * given // total
+        count = max(1, min(PIECES, -(-(end - begin) // length)))
+        borders = [begin + (end - begin) * piece // count for piece in range(count + 1)]
+        shards += [
+            Shard(plan, cover.block, index, *pair, reducer)
+            for index, pair in enumerate(pairwise(borders), len(shards))
+        ]
+        begin = end
+    return shards
+
+
+def in_turns(shards: Iterable[Shard]) -> list[Shard]:
+    """One shard of each reducer after the other, so that all of them have something to do."""
+    seen: Counter[str] = Counter()
+    turns = []
+    for shard in shards:
+        turns.append((seen[shard.reducer], shard.index, shard))
+        seen[shard.reducer] += 1
+    return [shard for _, _, shard in sorted(turns, key=lambda turn: turn[:2])]
 
 
 class Reduction:
     """Plan `plan` at holder `me`; `sizes` gives each block's vector length in elements, `ties` who shares parameters."""
 
-    def __init__(self, me: str, plan: Plan, sizes: Mapping[int, int], ties: Ties) -> None:
+    def __init__(
+        self, me: str, plan: Plan, sizes: Mapping[int, int], ties: Ties, length: int = LENGTH
+    ) -> None:
         self.number = plan.plan
         self._ties = ties
         self.covers = {cover.block: cover for cover in plan.covers}
         self._me = me
-        self._shards = {c.block: shards_of(plan.plan, c, sizes[c.block]) for c in plan.covers}
+        self._shards = {c.block: shards_of(plan.plan, c, sizes[c.block], length) for c in plan.covers}
         self._parts: dict[tuple[int, int], dict[str, Handle]] = {}
         self._results: dict[int, dict[int, Handle]] = {}
         self._summing: set[tuple[int, int]] = set()
         self._mine = {c.block for c in plan.covers if me in c.receivers}
         self._observed = {c.block for c in plan.covers if me in c.observers}
         self._inspecting: set[int] = set()
+        self._news, self._untold = NEWS * length, 0
         self.votes: dict[int, BlockVote] = {}
         self.gradients: dict[int, Handle] = {}
 
@@ -56,7 +87,7 @@ class Reduction:
             for block, cover in self.covers.items()
             for holder, named in cover.slots
             if holder == self._me and slot is not None and ids.get(block) == frozenset(named)
-            for shard in self._shards[block]
+            for shard in in_turns(self._shards[block])
         ]
 
     def part(self, block: int, index: int, holder: str, handle: Handle) -> list[Effect]:
@@ -65,8 +96,8 @@ class Reduction:
         key = (block, index)
         if (
             cover is None
-            or not index < len(cover.reducers)
-            or cover.reducers[index] != self._me
+            or not index < len(self._shards[block])
+            or self._shards[block][index].reducer != self._me
             or holder not in {h for h, _ in cover.slots}
             or key in self._summing
             or holder in self._parts.get(key, {})
@@ -74,6 +105,7 @@ class Reduction:
             return [Release(handle)]
         parts = self._parts.setdefault(key, {})
         parts[holder] = handle
+        self._arrives(self._shards[block][index])
         if len(parts) < len(cover.slots):
             return []
         self._summing.add(key)
@@ -102,18 +134,29 @@ class Reduction:
         if (
             cover is None
             or block not in self._mine | self._observed
-            or not index < len(cover.reducers)
-            or cover.reducers[index] != sender
+            or not index < len(self._shards[block])
+            or self._shards[block][index].reducer != sender
             or index in known
             or index not in {shard.index for shard in self._expected(block)}
         ):
             return [Release(handle)]
         known[index] = handle
+        self._arrives(self._shards[block][index])
         if not self._arrived(block):
             return []
         ready = [b for b in (block, *self._ties.partners(block)) if b in self._mine and self._is_ready(b)]
         self._inspecting |= set(ready)
         return [self._inspect(b) for b in ready]
+
+    def _arrives(self, shard: Shard) -> None:
+        self._untold += shard.end - shard.begin
+
+    def has_news(self) -> bool:
+        """Whether so much has arrived since this was last true that the coordinator ought to hear of it."""
+        told = self._untold >= self._news
+        if told:
+            self._untold = 0
+        return told
 
     def _arrived(self, block: int) -> bool:
         """Whether all that we are to get of `block` is here."""

@@ -45,8 +45,9 @@ class Ties:
         return sorted({other.block for _, uses in self.of(block) for other in uses} - {block})
 
     def needed(self, block: int, begin: int, end: int) -> bool:
-        """Whether elements [begin, end) of `block` are part of a tied parameter: observers get them."""
-        return any(use.begin < end and begin < use.end for use, _ in self.of(block))
+        """Whether observers get elements [begin, end) of `block`: all from its first tied parameter to its last."""
+        uses = [use for use, _ in self.of(block)]
+        return bool(uses) and min(u.begin for u in uses) < end and begin < max(u.end for u in uses)
 
     def counted(self, block: int, elements: int) -> tuple[tuple[int, int], ...]:
         """The ranges of the first `elements` (the parameters) of `block` that count for the norm there: a tied

@@ -156,6 +156,7 @@ class Coordinator(Reigning):
 
     def _paced(self, volunteer: Volunteer, message: m.Paced, _now: float) -> list[Effect]:
         volunteer.computing, volunteer.links = message.computing, message.links
+        volunteer.measured(message.uplink)
         return []
 
     def _farewell(self, volunteer: Volunteer, _message: m.Farewell, now: float) -> list[Effect]:
@@ -218,6 +219,8 @@ class Coordinator(Reigning):
                 effects = step.evaluated(message, now)
             case m.Failed():
                 effects = step.failed(volunteer.peer, message, now)
+            case m.Reducing():
+                effects = step.moves(message, now)
             case m.Vote():
                 effects = step.vote(volunteer.peer, message, now)
         return effects + self._follow(step, now)
@@ -319,6 +322,7 @@ class Coordinator(Reigning):
         m.Sealed: _in_step,
         m.Evaluated: _in_step,
         m.Failed: _in_step,
+        m.Reducing: _in_step,
         m.Vote: _in_step,
         m.Applied: _applied,
         m.Paced: _paced,

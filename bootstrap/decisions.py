@@ -41,7 +41,9 @@ class CoordinatorConfig:
     stall_s: float = 15.0
     """Nothing counted for so long: undone ids are handed out again. Doubles each time that it proves too short."""
     reduce_s: float = 20.0
-    """A plan that is not voted on for so long is made anew; at the third time non-voters are fenced. Doubles too."""
+    """A plan of which nothing has arrived anywhere for so long, and that is not voted on, is made anew; at the third time
+    non-voters are fenced. Doubles too.
+    """
     return_s: float = 15.0
     """After a restart, holders have so long to come back before the run goes back to the checkpoint."""
     move_s: float = 5.0

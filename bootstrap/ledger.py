@@ -114,18 +114,25 @@ class StepLedger:
         """Whether every block has its exact cover and every evaluation microbatch its loss."""
         return not self.undone()
 
+    def senders(self, block: int) -> frozenset[str]:
+        """Who has sums of `block` that count."""
+        return frozenset(self._counted[block].values())
+
     def covers(
-        self, holders: Mapping[int, Sequence[str]], observers: Mapping[int, Sequence[str]]
+        self,
+        holders: Mapping[int, Sequence[str]],
+        reducers: Mapping[int, Sequence[tuple[str, int]]],
+        observers: Mapping[int, Sequence[str]],
     ) -> tuple[Cover, ...]:
-        """The exact cover of every block; `holders` are its active holders: reducers and receivers."""
+        """The exact cover of every block; `holders` are its active holders, `reducers` those of them that sum, with their shares."""
         return tuple(
             Cover(
                 block=block,
                 slots=tuple(
                     (holder, tuple(sorted(i for i, h in counted.items() if h == holder)))
-                    for holder in sorted(set(counted.values()))
+                    for holder in sorted(self.senders(block))
                 ),
-                reducers=tuple(holders[block]),
+                reducers=tuple(reducers[block]),
                 receivers=tuple(holders[block]),
                 observers=tuple(observers[block]),
             )

@@ -15,6 +15,8 @@ from hetpeer.averaging.messages import Place
 from hetpeer.stages.links.pace import target_seconds
 
 Range = tuple[int, int]
+RECENT = 0.3
+"""Weight of the last word on an uplink."""
 
 
 class Standing(enum.Enum):
@@ -46,14 +48,22 @@ class Volunteer:
     """Seconds of a microbatch at its place, as it last said; 0 before."""
     links: Mapping[str, float] = field(default_factory=dict)
     """Peer → seconds of a microbatch's bundle on the link there, uncompressed."""
+    uplink: float = 0.0
+    """Bytes/s that leave it, by what it has said lately; 0 before."""
     digests: dict[int, str] = field(default_factory=dict)
     """Block → digest of its state at the current version, as far as it has said."""
+
+    def measured(self, uplink: float) -> None:
+        """It says that so many bytes/s leave it; one busy moment is not to change who reduces how much."""
+        known = self.uplink and uplink
+        self.uplink = self.uplink + RECENT * (uplink - self.uplink) if known else uplink or self.uplink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCost:
-    """What a block asks of its holder: bytes of state and of kept activations, forward FLOPs of a microbatch."""
+    """What a block asks of its holder: numbers in its vector, bytes of state and of kept activations, forward FLOPs of a microbatch."""
 
+    elements: int
     memory_bytes: int
     flops: float
 
@@ -199,6 +209,10 @@ class Membership:
         ready = [self.volunteers[peer] for peer in roster]
         links = (seconds for v in ready for peer, seconds in v.links.items() if peer in roster)
         return target_seconds(links, (v.computing for v in ready), ratio)
+
+    def uplinks(self) -> dict[str, float]:
+        """Bytes/s that leave each ready volunteer (0 where it was not measured)."""
+        return {peer: self.volunteers[peer].uplink for peer in self.roster()}
 
     def speeds(self) -> dict[str, float]:
         """Relative speed of each ready volunteer (1.0 where it was not measured)."""

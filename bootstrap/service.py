@@ -61,6 +61,7 @@ def coordinator_config(run: RunDirectory) -> CoordinatorConfig:
         ties={block.index: Ties(manifest.ties).partners(block.index) for block in manifest.blocks},
         costs=[
             BlockCost(
+                elements=block.vector_count,
                 # parameters, two moments, the gradient, slots; activations of the microbatches in flight
                 memory_bytes=(4 + LIVE) * block.parameter_bytes + 4 * block.activation_bytes,
                 flops=float(block.flops_forward),

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.shares import Load, divide
 from hetpeer.bootstrap.decisions import CoordinatorConfig, Effect, Send
 from hetpeer.bootstrap.ledger import StepLedger
 from hetpeer.bootstrap.membership import Membership, Range
@@ -68,9 +69,10 @@ class CoordinatedStep:
             self.ledger.holder,
         )
         self._target = members.target(config.link_ratio)
+        self._uplinks = members.uplinks()
         self._failures: dict[int, list[str]] = {}
         self._lull = Lull(now)
-        self.plan_at = now
+        self.plan_at = self._moved_at = now
         self._late_plans = 0
         self._split_votes = 0
 
@@ -227,14 +229,20 @@ class CoordinatedStep:
 
     def _make_plan(self, now: float) -> list[Effect]:
         self.plan += 1
-        self.plan_at = now
+        self.plan_at = self._moved_at = now
         self.ledger.new_plan()
         self.reducing = True
         holders = {
             b: sorted(p for p, (begin, end) in self.roster.items() if begin <= b < end)
             for b in range(self._blocks)
         }
-        covers = self.ledger.covers(holders, {b: self._observers(b, holders) for b in holders})
+        loads = {
+            b: Load(self._config.costs[b].elements, self.ledger.senders(b), tuple(peers))
+            for b, peers in holders.items()
+        }
+        covers = self.ledger.covers(
+            holders, divide(loads, self._uplinks), {b: self._observers(b, holders) for b in holders}
+        )
         effects: list[Effect] = []
         for peer in sorted(self.roster):
             mine = tuple(
@@ -276,8 +284,14 @@ class CoordinatedStep:
             )
         return []
 
+    def moves(self, message: m.Reducing, now: float) -> list[Effect]:
+        """Shards of the plan arrive: it is slow, not stuck."""
+        if self.reducing and message.plan == self.plan:
+            self._moved_at = now
+        return []
+
     def _overdue(self, now: float) -> bool:
-        return self.reducing and now - self.plan_at >= self._pace.patience(self._config.reduce_s)
+        return self.reducing and now - self._moved_at >= self._pace.patience(self._config.reduce_s)
 
     def _plan_late(self, now: float) -> list[Effect]:
         self._pace.ran_out()

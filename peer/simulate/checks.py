@@ -84,7 +84,7 @@ class Checks:
     def planned(self, roster: Collection[str], plan: m.Plan) -> None:
         """The coordinator makes a plan."""
         for cover in plan.covers:
-            holders = {holder for holder, _ in cover.slots} | {*cover.reducers, *cover.receivers}
+            holders = {holder for holder, _ in (*cover.slots, *cover.reducers)} | {*cover.receivers}
             _require(
                 holders <= set(roster), f"plan {plan.plan} of step {plan.step} names {holders - set(roster)}"
             )

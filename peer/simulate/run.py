@@ -8,6 +8,7 @@ import random
 import sys
 from dataclasses import dataclass
 
+from hetpeer.averaging.reduction import LENGTH
 from hetpeer.averaging.ties import Tie
 from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.faults import Faults
@@ -58,7 +59,9 @@ def simulate(
 
 
 def shape(seed: int) -> SwarmConfig:
-    """The swarm's shape varies with the seed: stages and cuts, volunteers, slots, latency, patience."""
+    """The swarm's shape varies with the seed: stages and cuts, volunteers, slots, latency, patience; every other one has
+    uneven uplinks, and shards that are parts of a share.
+    """
     choose = random.Random(seed)  # noqa: S311 - repeatable, not secret
     layouts = choose.choice(LAYOUTS)
     stages = len(layouts[0])
@@ -72,6 +75,8 @@ def shape(seed: int) -> SwarmConfig:
         stall_s=choose.choice((0.5, 8.0)),
         reduce_s=choose.choice((1.0, 6.0)),
         sync_s=choose.choice((2.0, 10.0)),
+        uplinks=((0.0,), (1.0, 5.0, 2.0, 20.0))[seed % 2],
+        shard_length=(LENGTH, 20)[seed % 2],
     )
 
 

@@ -17,6 +17,7 @@ from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.holding import Shape
 from hetpeer.averaging.member import Effect as MemberEffect
 from hetpeer.averaging.member import Member
+from hetpeer.averaging.reduction import LENGTH
 from hetpeer.averaging.ties import Tie, Ties
 from hetpeer.bootstrap import coordinator as c
 from hetpeer.bootstrap.history import History
@@ -62,6 +63,10 @@ class SwarmConfig:
     """Of the volunteers, in turn; at 1 a worker takes as long as worker.py says."""
     fetch_s: tuple[float, float] = (0.05, 0.3)
     """How long the transfer of one block's state takes."""
+    uplinks: tuple[float, ...] = (0.0,)
+    """What the volunteers say of theirs, in turn; 0: nothing. Only the shares of a reduce depend on it."""
+    shard_length: int = LENGTH
+    """Numbers that a shard has, as far as its share is cut."""
     credit: int = 0
     """Bundles of each kind that a volunteer takes from another at a time; 0: any number."""
 
@@ -72,7 +77,7 @@ class Swarm:
     def __init__(self, seed: int, config: SwarmConfig, numerics: Numerics, coverage: Coverage) -> None:
         self.config = config
         self.numerics = numerics
-        self.shape = Shape(numerics.sizes, config.slot_capacity, Ties(config.ties))
+        self.shape = Shape(numerics.sizes, config.slot_capacity, Ties(config.ties), config.shard_length)
         self.world = World(seed)
         self.network = Network(self.world, config.latency_s)
         self.board = Board(self.world, seed)
@@ -92,9 +97,10 @@ class Swarm:
         self._channels: dict[str, int] = {}
         """Volunteer → its session that the coordinator knows."""
         self._store = {(0, b): numerics.initial(b) for b in range(numerics.blocks)}
-        speeds = config.speeds
-        names = [f"v{i}" for i in range(config.volunteers)]
-        self.volunteers = {n: Volunteer(self, n, speeds[i % len(speeds)]) for i, n in enumerate(names)}
+        machines = zip(
+            range(config.volunteers), itertools.cycle(config.speeds), itertools.cycle(config.uplinks)
+        )
+        self.volunteers = {f"v{i}": Volunteer(self, f"v{i}", speed, uplink) for i, speed, uplink in machines}
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -135,7 +141,10 @@ class Swarm:
             checkpoint_every=cfg.checkpoint_every,
             clip_norm=cfg.clip_norm,
             layouts=cfg.layouts,
-            costs=[BlockCost(memory_bytes=1, flops=1.0)] * self.numerics.blocks,
+            costs=[
+                BlockCost(elements=self.numerics.sizes[block], memory_bytes=1, flops=1.0)
+                for block in range(self.numerics.blocks)
+            ],
             ties={b: self.shape.ties.partners(b) for b in range(self.numerics.blocks)},
             stall_s=cfg.stall_s,
             reduce_s=cfg.reduce_s,

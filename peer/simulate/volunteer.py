@@ -38,7 +38,7 @@ FETCH_RETRY_S = 0.3
 class Volunteer:
     """One process after another of the volunteer `name`."""
 
-    def __init__(self, swarm: Swarm, name: str, speed: float) -> None:
+    def __init__(self, swarm: Swarm, name: str, speed: float, uplink: float) -> None:
         self.swarm = swarm
         self.name = name
         self.alive = False
@@ -48,7 +48,7 @@ class Volunteer:
         """How long the transfer of one block's state takes."""
         self.poison: set[int] = set()
         """Work that is to fail (worker.py)."""
-        self._speed = speed
+        self._speed, self._uplink = speed, uplink
         self._gate = Gate(swarm.world)
         self._incarnations = itertools.count(1)
 
@@ -168,6 +168,8 @@ class Volunteer:
                 self._snapshot(version, blocks)
             case e.RecordApplied():
                 swarm.checks.applied(self.name, effect, self.worker.before)
+                if self._uplink:
+                    swarm.tell(self, m.Paced(computing=0.0, links={}, uplink=self._uplink))
             case e.EndStep(step):
                 self._sent.clear()
                 self._introduced.clear()

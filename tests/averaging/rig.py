@@ -43,7 +43,7 @@ def begin(step=STEP.number, line=LINE):
 
 
 def plan(number=1, ids=(0,)):
-    covers = tuple(m.Cover(block=b, slots=((ME, ids),), reducers=(ME,), receivers=(ME,)) for b in (0, 1))
+    covers = tuple(m.Cover(block=b, slots=((ME, ids),), reducers=((ME, 1),), receivers=(ME,)) for b in (0, 1))
     return m.Plan(line=LINE, step=STEP.number, plan=number, covers=covers)
 
 

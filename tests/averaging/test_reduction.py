@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import Inspect, SendPart, SendResult, Shard, SumParts
-from hetpeer.averaging.reduction import Reduction, shards_of
+from hetpeer.averaging.reduction import NEWS, PIECES, Reduction, in_turns, shards_of
 from hetpeer.averaging.ties import Ties
 from hetpeer.stages.execution.effects import Release
 
 SIZES = {0: 10, 1: 7}
 
 
-def cover(block=0, slots=(("a", (0, 1)), ("b", (2,))), reducers=("a", "b"), receivers=("a", "b")):
+def cover(block=0, slots=(("a", (0, 1)), ("b", (2,))), reducers=(("a", 1), ("b", 1)), receivers=("a", "b")):
     return m.Cover(block=block, slots=slots, reducers=reducers, receivers=receivers)
 
 
@@ -23,14 +23,29 @@ def reduction(me="a", covers=None):
     return Reduction(me, plan, SIZES, Ties())
 
 
-@given(st.integers(0, 10_000), st.integers(1, 40))
-def test_shards_cut_the_gradient_evenly_and_completely(elements, reducers):
-    names = tuple(str(n) for n in range(reducers))
-    shards = shards_of(1, cover(reducers=names), elements)
+@given(st.integers(0, 10_000), st.lists(st.integers(1, 100), min_size=1, max_size=20), st.integers(1, 5000))
+def test_shards_cut_the_gradient_completely_and_by_the_shares(elements, shares, length):
+    reducers = tuple((str(n), share) for n, share in enumerate(shares))
+    shards = shards_of(1, cover(reducers=reducers), elements, length)
     assert (shards[0].begin, shards[-1].end) == (0, elements)
     assert all(one.end == other.begin for one, other in pairwise(shards))
-    lengths = [shard.end - shard.begin for shard in shards]
-    assert max(lengths) - min(lengths) <= 1
+    assert [shard.index for shard in shards] == list(range(len(shards)))
+    for name, share in reducers:
+        own = [shard.end - shard.begin for shard in shards if shard.reducer == name]
+        assert abs(sum(own) - elements * share / sum(shares)) <= 1
+        assert 1 <= len(own) <= PIECES
+        assert len(own) == PIECES or max(own) <= length
+        assert len(own) == 1 or max(own) - min(own) <= 1
+
+
+def test_shards_are_sent_to_all_reducers_in_turn():
+    shards = shards_of(1, cover(reducers=(("a", 3), ("b", 1))), 40, 10)
+    assert [(shard.begin, shard.reducer) for shard in in_turns(shards)] == [
+        (0, "a"),
+        (30, "b"),
+        (10, "a"),
+        (20, "a"),
+    ]
 
 
 def test_a_holder_sends_its_slot_only_if_it_holds_exactly_what_is_named():
@@ -88,3 +103,16 @@ def test_a_plan_that_is_void_lets_its_shards_go():
     core.result(0, 1, "b", "sum of b")
     assert core.abandon() == [Release("from b"), Release("sum of b")]
     assert core.abandon() == []
+
+
+def test_what_arrives_is_news_now_and_then():
+    plan = m.Plan(line=m.Line(term=1, view=0), step=0, plan=3, covers=(cover(),))
+    core = Reduction("a", plan, SIZES, Ties(), length=1)
+    assert not core.has_news()
+    core.result(0, 4, "b", "wrong reducer's")
+    assert not core.has_news()
+    for index in range(NEWS):
+        core.part(0, index, "b", "from b")
+        assert core.has_news() == (index == NEWS - 1)
+    core.part(0, 0, "b", "again")
+    assert not core.has_news()

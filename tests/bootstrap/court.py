@@ -15,7 +15,7 @@ CONFIG = {
     "checkpoint_every": 2,
     "clip_norm": 1.0,
     "layouts": (((0, BLOCKS),),),
-    "costs": [BlockCost(memory_bytes=1, flops=1.0)] * BLOCKS,
+    "costs": [BlockCost(elements=10, memory_bytes=1, flops=1.0)] * BLOCKS,
 }
 
 

@@ -235,6 +235,23 @@ def test_plans_that_died_with_their_holders_do_not_make_a_split_vote_fatal():
     assert court.told("a", court.vote("b", digest="other")) == ["plan"]
 
 
+def test_a_plan_that_goes_on_is_not_given_up_however_slow_it_is():
+    court = reducing()
+    reduce_s = court.core._reign.config.reduce_s
+
+    def second(plan):
+        court.tick(1.0)
+        court.tell("a", m.Heartbeat())
+        court.tell("b", m.Reducing(line=court.line, step=0, plan=plan))
+
+    for _ in range(10 * int(reduce_s)):
+        second(plan=1)
+    assert court.sent["a", "plan"].plan == 1
+    for _ in range(int(reduce_s) + 1):
+        second(plan=0)  # an older one, which says nothing of this
+    assert court.sent["a", "plan"].plan == 2
+
+
 def test_who_is_silent_on_three_plans_is_fenced():
     court = reducing()
     for _ in range(300):

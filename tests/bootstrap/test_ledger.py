@@ -28,7 +28,9 @@ def test_disjoint_reports_fill_the_cover_block_by_block():
     assert books.undone() == {3, 4, 5}
     books.report("c", 0, contents((3, 4, 5), 2, 3), {})
     assert books.complete()
-    covers = books.covers({b: ["a", "b"] for b in range(BLOCKS)}, {b: [] for b in range(BLOCKS)})
+    assert books.senders(0) == {"a", "b"}
+    equal = {b: [("a", 1), ("b", 1)] for b in range(BLOCKS)}
+    covers = books.covers({b: ["a", "b"] for b in range(BLOCKS)}, equal, {b: [] for b in range(BLOCKS)})
     assert [cover.slots for cover in covers] == [
         (("a", (0, 1, 2)), ("b", (3, 4, 5))),
         (("a", (0, 1, 2)), ("b", (3, 4, 5))),

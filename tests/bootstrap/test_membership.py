@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hetpeer.averaging.places import choose_place
 from hetpeer.bootstrap.membership import BlockCost, Membership, Standing, Volunteer
 
-COSTS = [BlockCost(memory_bytes=10 * (n + 1), flops=float(n)) for n in range(4)]
+COSTS = [BlockCost(elements=10, memory_bytes=10 * (n + 1), flops=float(n)) for n in range(4)]
 EVEN, UNEVEN = ((0, 2), (2, 4)), ((0, 1), (1, 4))
 
 
@@ -121,3 +121,10 @@ def test_no_two_volunteers_ever_have_one_place(moves):
         taken = [(v.cluster, v.place) for v in book.volunteers.values() if v.place is not None]
         assert len(taken) == len(set(taken))
         assert any(place.open for place in book.places())
+
+
+def test_one_busy_moment_does_not_change_an_uplink_much():
+    volunteer = Volunteer("a", 1, 0.0)
+    for said, expected in ((0.0, 0.0), (100.0, 100.0), (0.0, 100.0), (50.0, 85.0)):
+        volunteer.measured(said)
+        assert volunteer.uplink == expected

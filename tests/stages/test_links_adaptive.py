@@ -165,6 +165,6 @@ def test_what_is_told_is_a_message():
     links.computed("forward", 1.0)
     links.measured("far", MIB, 0.1)
     links.coding("far", MIB, 4.0, gradient=False)
-    assert m.decode(m.encode(links.paced())) == m.Paced(computing=1.0, links={"far": 1.0})
+    assert m.decode(m.encode(links.paced())) == m.Paced(computing=1.0, links={"far": 1.0}, uplink=MIB)
     with pytest.raises(ValueError, match="finite"):
         m.Paced(computing=math.inf, links={})

@@ -1,0 +1,87 @@
+"""How a reduce is divided: which holder sums how much of which block, so that the busiest uplink is done soonest.
+
+Pure. A reduce is a reduce-scatter and an all-gather in which every shard has a reducer of its own: all holders with a sum send it
+their parts, it adds them in the plan's order and sends the result to all receivers. With equal shards that is as many bytes as
+a ring, 2 (N - 1) / N of the vector out of each holder; but a ring's members all send the same, whatever their lines. Here a
+holder with sums sends its vector once, and what it reduces N - 2 times more, so a slow one reduces less or nothing.
+
+That is a linear program. Blocks are filled one after the other like water, each on what the others have laid on the uplinks, until
+nothing moves: the least sum of load² / uplink, which is also the least maximum where all of a block's holders have sums of it.
+Docs: averaging.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+SWEEPS = 10
+PARTS = 1 << 10
+"""An equal share is so many; who would get less than half of one gets nothing."""
+FREE = 0.01
+"""What reducing is taken to cost where it costs nothing (two holders): the faster one does it, rather than both."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is to be reduced of one block: its elements, who has sums of it, and who gets the result. All receivers may reduce."""
+
+    elements: int
+    senders: frozenset[str]
+    receivers: tuple[str, ...]
+
+    def given(self, peer: str) -> float:
+        """Elements that `peer` sends whatever it reduces."""
+        shared = len(self.receivers) > 1
+        return float(self.elements) if shared and peer in self.senders else 0.0
+
+    def reducing(self, peer: str) -> float:
+        """Elements that it sends more if it reduces the whole block."""
+        others = len(self.receivers) - 1
+        return max(self.elements, 1) * max(others - (peer in self.senders), FREE)
+
+
+def divide(loads: Mapping[int, Load], uplinks: Mapping[str, float]) -> dict[int, tuple[tuple[str, int], ...]]:
+    """Block → (reducer, share) in the order of its receivers; shares are relative to their sum.
+
+    `uplinks` is bytes/s, or any unit; 0 where it is not known, which is taken for the middle of those that are.
+    """
+    known = [rate for rate in uplinks.values() if rate > 0]
+    usual = median(known) if known else 1.0
+    rates = {p: uplinks.get(p, 0.0) or usual for load in loads.values() for p in load.receivers}
+    shares: dict[int, dict[str, float]] = {block: {} for block in loads}
+    busy = dict.fromkeys(rates, 0.0)
+    for load in loads.values():
+        for peer in load.receivers:
+            busy[peer] += load.given(peer)
+    for _ in range(SWEEPS if len(loads) > 1 else 1):
+        for block, load in loads.items():
+            for peer, share in shares[block].items():
+                busy[peer] -= share * load.reducing(peer)
+            shares[block] = _fill(load, busy, rates)
+            for peer, share in shares[block].items():
+                busy[peer] += share * load.reducing(peer)
+    return {block: _whole(load.receivers, shares[block]) for block, load in loads.items()}
+
+
+def _fill(load: Load, busy: Mapping[str, float], rates: Mapping[str, float]) -> dict[str, float]:
+    """Shares that sum up to 1, such that all who have one are done at the same time, and nobody who has none before that.
+
+    Done at time t, a peer has a share of (rate t - busy) / reducing.
+    """
+    slope = offset = done = 0.0
+    filled: list[str] = []
+    for peer in sorted(load.receivers, key=lambda peer: busy[peer] / rates[peer]):
+        if filled and slope * busy[peer] / rates[peer] - offset >= 1.0:
+            break
+        filled.append(peer)
+        slope += rates[peer] / load.reducing(peer)
+        offset += busy[peer] / load.reducing(peer)
+        done = (1.0 + offset) / slope
+    return {peer: (rates[peer] * done - busy[peer]) / load.reducing(peer) for peer in filled}
+
+
+def _whole(peers: Sequence[str], shares: Mapping[str, float]) -> tuple[tuple[str, int], ...]:
+    parts = [(peer, round(PARTS * len(peers) * shares.get(peer, 0.0))) for peer in peers]
+    return tuple((peer, share) for peer, share in parts if share)
