@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 PY := $(BIN)/python
 
-.PHONY: setup lint format test grid demo proof proof-3 proof-4 proof-5 proof-churn chaos gpu clean
+.PHONY: setup lint format test grid demo proof proof-3 proof-4 proof-5 proof-churn proof-averaging chaos gpu clean
 
 setup: .venv/.stamp
 
@@ -63,6 +63,9 @@ proof-5: setup
 # A hundred thousand simulated histories: hours.
 proof-churn: setup
 	$(PY) -m benchmarks.histories
+
+proof-averaging: setup
+	$(PY) -m benchmarks.grouping
 
 # Twelve volunteers in the laboratory (root), a fault every half minute for twenty minutes.
 chaos: setup

@@ -1,0 +1,80 @@
+"""One line of waiting: who is ready, and when they become a group. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from hetpeer.averaging.groups.syncgraph import SyncGraph
+from hetpeer.averaging.groups.window import Window
+
+
+class Line:
+    """Workers come one by one; when the window that the first has opened is over, those who are here are due.
+
+    Whether they may go is asked of `graph`: they are `valid` if, with them, its span connects everybody. That is counted as
+    they come.
+    """
+
+    def __init__(self, graph: SyncGraph, window: Window) -> None:
+        self.graph = graph
+        self._window = window
+        self._ready: dict[str, None] = {}
+        self._touched: set[str] = set()
+        self._due_at = math.inf
+
+    def arrive(self, worker: str, now: float) -> None:
+        """`worker` is ready; if it is here already or nobody knows it, nothing changes."""
+        if worker in self._ready or worker not in self.graph.members:
+            return
+        self._window.arrived(worker, now)
+        if self.is_empty:
+            self._due_at = now + self._window.seconds(len(self.graph.members))
+        self._ready[worker] = None
+        self._touched.add(self.graph.part(worker))
+
+    def join(self, worker: str, like: str | None) -> None:
+        """`worker` takes part from now on, from the state of `like`."""
+        self.graph.join(worker, like)
+        self._count()
+
+    def leave(self, worker: str) -> None:
+        """`worker` is gone."""
+        self.graph.leave(worker)
+        self._window.left(worker)
+        self._ready.pop(worker, None)
+        if self.is_empty:
+            self._due_at = math.inf
+        self._count()
+
+    def _count(self) -> None:
+        self._touched = {self.graph.part(worker) for worker in self._ready}
+
+    @property
+    def due_at(self) -> float:
+        """When the window ends; infinite if nobody waits, in the past while those who wait may not go."""
+        return self._due_at
+
+    def is_due(self, now: float) -> bool:
+        """Whether nobody needs to be waited for any more, except for the graph's sake."""
+        return not self.is_empty and (now >= self._due_at or len(self._ready) == len(self.graph.members))
+
+    @property
+    def connects(self) -> bool:
+        """Whether those who wait, as a group, connect all that the graph has left apart."""
+        return len(self._touched) == self.graph.parts
+
+    @property
+    def valid(self) -> bool:
+        """Whether those who wait may go by themselves."""
+        return not self.graph.binding or self.connects
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._ready
+
+    def form(self, now: float) -> tuple[str, ...]:
+        """Those who wait, as a group; the line is empty."""
+        group = tuple(sorted(self._ready))
+        self._ready, self._touched, self._due_at = {}, set(), math.inf
+        self._window.formed(group, len(self.graph.members), now)
+        return group

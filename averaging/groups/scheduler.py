@@ -1,0 +1,88 @@
+"""The group scheduler: who averages with whom, and when. hetpeer's own rules, and what all rules have in common.
+
+Pure. Docs: averaging.md, "Who with whom". Source: SDPipe (Miao et al., VLDB 2023), 3.2-3.4, Algorithm 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from hetpeer.averaging.groups.line import Line
+from hetpeer.averaging.groups.syncgraph import SyncGraph
+from hetpeer.averaging.groups.window import Window
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """These workers average `stage` now. Numbers rise with each group of a stage, by one."""
+
+    stage: int
+    number: int
+    members: tuple[str, ...]
+
+
+class GroupScheduler(Protocol):
+    """What is ready and who is there goes in; groups come out, each once. Times are seconds of one clock, and never fall."""
+
+    def ready(self, stage: int, worker: str, now: float) -> list[Group]:
+        """`worker` has updated `stage`, and waits until its group has averaged it."""
+
+    def joined(self, worker: str, like: str | None, now: float) -> list[Group]:
+        """`worker` takes part from now on; it starts from the state of `like`, or where everybody started (None)."""
+
+    def left(self, worker: str, now: float) -> list[Group]:
+        """`worker` is gone."""
+
+    def tick(self, now: float) -> list[Group]:
+        """Time has passed."""
+
+    @property
+    def due_at(self) -> float:
+        """When `tick` is needed next; infinite if it is not, in the past while workers wait for others."""
+
+
+class Pipelines:
+    """Whole pipelines wait in one line: a worker is ready when all its `stages` are, and each group connects the span.
+
+    So nobody waits for two things at a time, and no group needs to go unchecked.
+    """
+
+    def __init__(self, stages: int, workers: Iterable[str], span: int | None, window: Window) -> None:
+        self._stages = stages
+        self._line = Line(SyncGraph(span, workers), window)
+        self._done: dict[str, set[int]] = {}
+        self._number = 0
+
+    def ready(self, stage: int, worker: str, now: float) -> list[Group]:
+        done = self._done.setdefault(worker, set())
+        done.add(stage)
+        if len(done) < self._stages:
+            return []
+        self._line.arrive(worker, now)
+        return self.tick(now)
+
+    def joined(self, worker: str, like: str | None, now: float) -> list[Group]:
+        self._line.join(worker, like)
+        return self.tick(now)
+
+    def left(self, worker: str, now: float) -> list[Group]:
+        self._done.pop(worker, None)
+        self._line.leave(worker)
+        return self.tick(now)
+
+    def tick(self, now: float) -> list[Group]:
+        line = self._line
+        if not (line.is_due(now) and line.valid):
+            return []
+        members = line.form(now)
+        line.graph.add(members)
+        self._number += 1
+        for member in members:
+            del self._done[member]
+        return [Group(stage, self._number, members) for stage in range(self._stages)]
+
+    @property
+    def due_at(self) -> float:
+        return self._line.due_at

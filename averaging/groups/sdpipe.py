@@ -1,0 +1,124 @@
+"""SDPipe's own rules, for comparison: a line of waiting for each stage, and one stage at a time may gather everybody.
+
+Pure. `Paper` is the paper's Algorithm 2 with 3.4; `Artifact` what its code does (ps-lite/src/preduce_handler.cc and
+python/hetu/preduce.py). Both let groups go unchecked while another stage gathers everybody: docs/averaging.md says why ours do not.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+
+from hetpeer.averaging.groups.line import Line
+from hetpeer.averaging.groups.scheduler import Group
+from hetpeer.averaging.groups.syncgraph import SyncGraph
+from hetpeer.averaging.groups.window import Bounded, Window
+
+ENDLESS = sys.maxsize
+ROUNDS = 10
+"""The artifact's ssp_bound: updates of each worker, on average, from one check to the next."""
+PAIRS_ABOVE = 8
+"""With more workers the artifact cuts groups into pairs."""
+START_S, LEAST_S, MOST_S = 1e-3, 1e-5, 1e-2
+"""The artifact's window."""
+
+
+class _Staged:
+    """What both have in common: the lines, and which stage gathers everybody."""
+
+    def __init__(
+        self, stages: int, workers: Iterable[str], span: int | None, window: Callable[[], Window]
+    ) -> None:
+        present = tuple(workers)
+        self._lines = [Line(SyncGraph(span, present), window()) for _ in range(stages)]
+        self._gathering: int | None = None
+        self._numbers = [0] * stages
+
+    def ready(self, stage: int, worker: str, now: float) -> list[Group]:
+        self._lines[stage].arrive(worker, now)
+        return self.tick(now)
+
+    def joined(self, worker: str, like: str | None, now: float) -> list[Group]:
+        for line in self._lines:
+            line.join(worker, like)
+        return self.tick(now)
+
+    def left(self, worker: str, now: float) -> list[Group]:
+        for line in self._lines:
+            line.leave(worker)
+        return self.tick(now)
+
+    def tick(self, now: float) -> list[Group]:
+        groups = []
+        for stage, line in enumerate(self._lines):
+            if line.is_due(now) and self._may_go(stage, line):
+                groups += self._form(stage, line, now)
+        return groups
+
+    @property
+    def due_at(self) -> float:
+        return min(line.due_at for line in self._lines)
+
+    def _may_go(self, stage: int, line: Line) -> bool:
+        """Whether those who wait in `line` may go, as they are due."""
+        raise NotImplementedError
+
+    def _form(self, stage: int, line: Line, now: float) -> list[Group]:
+        members = line.form(now)
+        line.graph.add(members)
+        if self._gathering == stage:
+            self._gathering = None
+        return [self._numbered(stage, members)]
+
+    def _numbered(self, stage: int, members: tuple[str, ...]) -> Group:
+        self._numbers[stage] += 1
+        return Group(stage, self._numbers[stage], members)
+
+
+class Paper(_Staged):
+    """Every group is checked, unless another stage is gathering everybody."""
+
+    def _may_go(self, stage: int, line: Line) -> bool:
+        if line.valid:
+            return True
+        if self._gathering is None:
+            self._gathering = stage
+        return self._gathering != stage
+
+
+class Artifact(_Staged):
+    """One group in ten updates of each worker is checked, against all since the last check; no stage gathers any more once a
+    worker has gone.
+    """
+
+    def __init__(self, stages: int, workers: Iterable[str]) -> None:
+        super().__init__(stages, workers, ENDLESS, lambda: Bounded(START_S, LEAST_S, MOST_S))
+        self._updates = [0] * stages
+        self._complete = True
+
+    def ready(self, stage: int, worker: str, now: float) -> list[Group]:
+        line = self._lines[stage]
+        due = self._updates[stage] >= ROUNDS * len(line.graph.members)
+        if line.is_empty and due and self._complete and self._gathering is None:
+            self._gathering = stage
+        return super().ready(stage, worker, now)
+
+    def left(self, worker: str, now: float) -> list[Group]:
+        self._complete, self._gathering = False, None
+        return super().left(worker, now)
+
+    def _may_go(self, stage: int, line: Line) -> bool:
+        return self._gathering != stage or line.connects
+
+    def _form(self, stage: int, line: Line, now: float) -> list[Group]:
+        checked = self._gathering == stage
+        (whole,) = super()._form(stage, line, now)
+        self._updates[stage] += len(whole.members)
+        if checked:
+            self._updates[stage] = 0
+            line.graph.forget()
+        if checked or len(line.graph.members) <= PAIRS_ABOVE:
+            return [whole]
+        pairs = [whole.members[at : at + 2] for at in range(0, len(whole.members), 2)]
+        self._numbers[stage] -= 1
+        return [self._numbered(stage, pair) for pair in pairs]

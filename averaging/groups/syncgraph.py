@@ -1,0 +1,114 @@
+"""Who has shared parameters with whom in the last groups: SDPipe's sync graph, and whether a group keeps it connected.
+
+Pure. Of the edges of the last P - 1 groups only the spanning forest of the newest is kept: an edge that newer ones make
+superfluous cannot be missed when it expires (a maximum spanning forest by age, Kruskal's algorithm). Docs: averaging.md.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+
+class _Edge(NamedTuple):
+    number: int
+    """Of the group that it comes from."""
+    one: str
+    other: str
+
+
+class SyncGraph:
+    """The graph of `members`; any `span` groups in a row are to connect them (SDPipe's P, Assumption 1). None: nobody asks.
+
+    What a member that has left had to do with others connects nobody any more.
+    """
+
+    def __init__(self, span: int | None, members: Iterable[str]) -> None:
+        if span is not None and span < 1:
+            raise ValueError(f"a span of {span} groups")
+        self._span = span
+        self._formed = 0
+        self._groups: deque[tuple[int, frozenset[str]]] = deque()
+        """Number and members, oldest first: the last `span` - 1 groups, and who has joined since."""
+        self._forest: list[_Edge] = []
+        """Newest first."""
+        self._root = {member: member for member in members}
+        self.parts = len(self._root)
+        """Into how many parts the last `span` - 1 groups leave the members."""
+
+    @property
+    def members(self) -> Collection[str]:
+        return self._root.keys()
+
+    @property
+    def binding(self) -> bool:
+        """Whether the next group completes a span."""
+        return self._span is not None and self._formed >= self._span - 1
+
+    def part(self, member: str) -> str:
+        """One and the same member for all of a part."""
+        root = self._root
+        while root[member] != member:
+            root[member] = member = root[root[member]]
+        return member
+
+    def add(self, group: Collection[str]) -> None:
+        """`group` has shared. O(members), if few of its edges are superfluous less."""
+        self._formed += 1
+        if self._span is None:
+            return
+        self._groups.append((self._formed, frozenset(group)))
+        while self._groups and self._groups[0][0] <= self._oldest:
+            self._groups.popleft()
+        self._grow([*_star(self._formed, group), *self._forest])
+
+    def join(self, member: str, like: str | None) -> None:
+        """`member` is new and starts from the state of `like`; None: from the same as everybody."""
+        if member in self._root:
+            return
+        self._root[member] = member
+        if like is not None and like in self._root and self._span is not None:
+            self._groups.append((self._formed, frozenset((member, like))))
+        self._rebuild()
+
+    def leave(self, member: str) -> None:
+        """`member` is gone. O(all edges of the span)."""
+        if self._root.pop(member, None) is not None:
+            self._rebuild()
+
+    def forget(self) -> None:
+        """Nobody has shared anything."""
+        self._formed = 0
+        self._groups.clear()
+        self._grow(())
+
+    @property
+    def _oldest(self) -> int:
+        """Groups up to this number do not count for the next one any more."""
+        return self._formed - (self._span - 1) if self._span is not None else self._formed
+
+    def _rebuild(self) -> None:
+        present = self._root.keys()
+        self._grow([e for number, group in reversed(self._groups) for e in _star(number, group & present)])
+
+    def _grow(self, edges: Iterable[_Edge]) -> None:
+        """Kruskal: of `edges`, newest first, those that still count and connect what was not connected."""
+        root = self._root = {member: member for member in self._root}
+        part = self.part
+        forest = []
+        oldest = self._oldest
+        for edge in edges:
+            if edge.number <= oldest:
+                break
+            one, other = part(edge.one), part(edge.other)
+            if one != other:
+                root[one] = other
+                forest.append(edge)
+        self._forest = forest
+        self.parts = len(root) - len(forest)
+
+
+def _star(number: int, group: Collection[str]) -> list[_Edge]:
+    hub, *others = sorted(group) or [""]
+    return [_Edge(number, hub, other) for other in others]

@@ -1,0 +1,200 @@
+"""The group scheduler: does it ever hang or leave somebody apart, how fast does it decide, and what do groups cost?
+
+Three parts, all on the real scheduler in virtual time:
+
+* random schedules with stragglers, arrivals and departures (peer/simulate/grouping.py), with hetpeer's rules and with SDPipe's two;
+* one decision for 1,000 workers, on this machine's clock;
+* SDPipe's settings (Miao et al., VLDB 2023, section 5): homogeneous, hete-A and hete-B, where a stage sleeps 0.2 or 0.6 s before one
+  iteration in ten. Throughput is that of all pipelines, beside no synchronisation at all and all-reduce; every swarm of a row draws the same naps.
+  The paper does not say how long a stage computes: 0.1 to 0.5 s are shown.
+
+    make proof-averaging
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from benchmarks import report
+from hetpeer.averaging.groups.scheduler import GroupScheduler, Pipelines
+from hetpeer.averaging.groups.sdpipe import Artifact, Paper
+from hetpeer.averaging.groups.window import Adaptive, Window
+from hetpeer.dht.processes import dying_with_us
+from hetpeer.peer.simulate.grouping import RULES, Watch, schedule
+from hetpeer.peer.simulate.pipelines import Pipelines as Swarm
+from hetpeer.peer.simulate.pipelines import Setting, names
+
+WORKERS, DECISION_S = 1000, 1e-3
+ITERATIONS = 120
+SLEEPS = {"homogeneous": 0.0, "hete-A": 0.2, "hete-B": 0.6}
+SHAPES = ((4, 4), (16, 4))
+"""Pipelines and stages."""
+STAGE_S = (0.1, 0.15, 0.3, 0.5)
+BYTES, RATE = 110e6, 10e9
+"""Parameters of a stage, and bytes/s: SDPipe's one node, as we assume it."""
+SHARE = 0.9
+"""Goal: of the throughput without any synchronisation."""
+
+
+def average_s(size: int) -> float:
+    """A ring over `size` members."""
+    return 0.001 + 2 * (size - 1) / size * BYTES / RATE if size > 1 else 0.0
+
+
+# ── random schedules ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def schedules(first: int, count: int, processes: int) -> dict[str, Any]:
+    """`count` schedules with each set of rules."""
+    found = {}
+    with ProcessPoolExecutor(processes, initializer=dying_with_us()) as pool:
+        for rules in RULES:
+            outcomes = list(
+                pool.map(partial(schedule, rules=rules), range(first, first + count), chunksize=50)
+            )
+            found[rules] = {
+                "schedules": len(outcomes),
+                "groups": sum(o.groups for o in outcomes),
+                "came": sum(o.came for o in outcomes),
+                "went": sum(o.went for o in outcomes),
+                "broken": {o.seed: o.violation for o in outcomes if o.violation},
+                "apart": sum(o.apart > 0 for o in outcomes),
+            }
+    return found
+
+
+# ── one decision ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def decisions() -> dict[str, float]:
+    """Seconds of `ready` at one scheduler of 1,000 workers whose groups are of every size."""
+    workers = names(WORKERS)
+    took = []
+    for window in (Window(0.0), Window(0.005), Window(0.2), Window(math.inf)):
+        scheduler, now = Pipelines(1, workers, 10 * WORKERS, window), 0.0
+        for _ in range(3):
+            for worker in workers:
+                now += 0.001
+                began = time.perf_counter()
+                scheduler.ready(0, worker, now)
+                took.append(time.perf_counter() - began)
+    took.sort()
+    return {"median": statistics.median(took), "99 %": took[len(took) * 99 // 100], "longest": took[-1]}
+
+
+# ── SDPipe's settings ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A scheduler for so many stages and these workers, and the span that its groups are watched with."""
+
+    make: Callable[[int, Sequence[str]], GroupScheduler]
+    span: Callable[[int], int] | None = None
+
+
+def ways() -> dict[str, Way]:
+    ten = lambda workers: 10 * workers  # noqa: E731
+    return {
+        "no synchronisation": Way(make=lambda m, w: Pipelines(m, w, None, Window(0.0))),
+        "all-reduce": Way(make=lambda m, w: Pipelines(m, w, None, Window(math.inf))),
+        "hetpeer, P = 10 N": Way(make=lambda m, w: Pipelines(m, w, ten(len(w)), Adaptive()), span=ten),
+        "hetpeer, P = 10": Way(make=lambda m, w: Pipelines(m, w, 10, Adaptive()), span=lambda _: 10),
+        "paper, P = 10": Way(make=lambda m, w: Paper(m, w, 10, Adaptive), span=lambda _: 10),
+        "artifact": Way(make=Artifact, span=ten),
+    }
+
+
+def throughput(way: Way, setting: Setting, seed: int) -> dict[str, Any]:
+    """Iterations a second of all pipelines together; and how many groups there were, of which size."""
+    workers = names(setting.pipelines)
+    span = math.inf if way.span is None else way.span(len(workers))
+    watch = Watch(span, setting.stages, workers)
+    swarm = Swarm(setting, way.make(setting.stages, workers), seed, watch.formed)
+    goal = ITERATIONS * len(workers)
+    seconds = swarm.run(lambda: sum(swarm.iterations.values()) >= goal)
+    return {
+        "iterations_per_s": goal / seconds,
+        "mean_group": goal * setting.stages / watch.groups,
+        "apart": watch.apart / watch.groups if way.span else None,
+    }
+
+
+def sdpipe(seed: int) -> list[dict[str, Any]]:
+    """Every setting, every way."""
+    rows = []
+    for pipelines, stages in SHAPES:
+        for stage_s in STAGE_S:
+            for name, sleep_s in SLEEPS.items():
+                setting = Setting(
+                    pipelines=pipelines, stages=stages, stage_s=stage_s, sleep_s=sleep_s, average_s=average_s
+                )
+                found = {way: throughput(how, setting, seed) for way, how in ways().items()}
+                rows.append({"setting": name, "pipelines": pipelines, "stage_s": stage_s, "ways": found})
+    return rows
+
+
+def show(figures: dict[str, Any]) -> None:
+    for rules, found in figures["schedules"].items():
+        print(
+            f"{rules}: {found['schedules']} schedules, {found['groups']} groups, {found['came']} came, {found['went']} went:"
+            f" {len(found['broken'])} broken or hung, in {found['apart']} somebody was apart"
+        )
+    decision = figures["decision_s"]
+    print(
+        f"a decision for {WORKERS} workers: {1e3 * decision['median']:.3f} ms in the middle,"
+        f" {1e3 * decision['99 %']:.3f} in 99 of 100, {1e3 * decision['longest']:.3f} the longest"
+    )
+    print(
+        "throughput of that without synchronisation (and of all-reduce's); mean group; groups after which somebody was apart"
+    )
+    for row in figures["sdpipe"]:
+        alone, together = (row["ways"][w]["iterations_per_s"] for w in ("no synchronisation", "all-reduce"))
+        print(f"{row['pipelines']} pipelines of {row['stage_s']} s a stage, {row['setting']}")
+        for way, found in row["ways"].items():
+            rate = found["iterations_per_s"]
+            apart = "" if found["apart"] is None else f", {found['apart']:.1%} apart"
+            print(f"  {way:20} {rate / alone:.2f} ({rate / together:.2f}), {found['mean_group']:.1f}{apart}")
+    for goal, met in figures["goals"].items():
+        print(f"{goal}: {'met' if met else 'MISSED'}")
+
+
+def main() -> int:
+    parser = report.parser(__doc__ or "")
+    parser.add_argument(
+        "--count", type=int, default=10_000, help="random schedules of each kind (default: 10000)"
+    )
+    parser.add_argument("--processes", type=int, default=2)
+    options = parser.parse_args()
+    figures: dict[str, Any] = {
+        "schedules": schedules(options.seed, options.count, options.processes),
+        "decision_s": decisions(),
+        "sdpipe": sdpipe(options.seed),
+    }
+    ours = figures["schedules"][RULES[0]]
+    shares = [
+        row["ways"]["hetpeer, P = 10 N"]["iterations_per_s"]
+        / row["ways"]["no synchronisation"]["iterations_per_s"]
+        for row in figures["sdpipe"]
+    ]
+    figures["goals"] = goals = {
+        "no schedule hangs, and none leaves anybody apart": not ours["broken"] and not ours["apart"],
+        "a decision for 1,000 workers takes less than 1 ms": figures["decision_s"]["99 %"] < DECISION_S,
+        "nine tenths of the throughput without synchronisation": min(shares) >= SHARE,
+    }
+    document = report.keep("grouping", figures, seed=options.seed)
+    print(json.dumps(document)) if options.json else show(figures)
+    return 0 if all(goals.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
