@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hetpeer.dht.clock import Clock
 from hetpeer.dht.control import Control
-from hetpeer.dht.errors import ExitCode, LocalError, PeerLostError, ProtocolError
+from hetpeer.dht.errors import ExitCode, LocalError, PeerLostError, ProtocolError, RemoteError
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.listener import Handler
 from hetpeer.dht.streams import Stream
@@ -43,7 +43,10 @@ def answer_hello(control: Control, clock: Clock) -> Handler:
 
     async def handle(stream: Stream) -> None:
         await stream.receive(payload_limit=0, timeout_s=_ANSWER_DEADLINE_S)
-        count = sum(peer == stream.peer_id for peer, _ in await control.connections())
+        try:
+            count = sum(peer == stream.peer_id for peer, _ in await control.connections())
+        except RemoteError:  # our p2pd does not say, which is no reason to turn anybody away
+            count = 0
         await stream.send({"wall": clock.wall(), "connections": count}, timeout_s=_ANSWER_DEADLINE_S)
 
     return handle

@@ -7,17 +7,20 @@ which one refused and why.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 
 from hetpeer.dht.addresses import Address
 from hetpeer.dht.clock import Clock
 from hetpeer.dht.control import Control
-from hetpeer.dht.errors import ExitCode, LocalError, RemoteError
+from hetpeer.dht.errors import ExitCode, LocalError, PeerLostError, RemoteError
 from hetpeer.dht.hello import Hello, say_hello
 from hetpeer.dht.knock import listens
 
 CONNECT_DEADLINE_S = 5.0
 MEETING_DEADLINE_S = 10.0
+GREETINGS, PAUSE_S = 3, 0.3
+"""Both sides may dial at the same time; one of the two connections is closed then, and what was begun on it ends."""
 
 _PLAIN_REASONS = {
     "connection refused": "nothing listens there (connection refused)",
@@ -84,7 +87,16 @@ async def _meet_one(control: Control, clock: Clock, address: Address, *, knock: 
         return "nothing listens there"
     try:
         await control.connect(address, CONNECT_DEADLINE_S)
-        return await say_hello(control, clock, address.peer_id)
+        return await _greet(control, clock, address.peer_id)
     except RemoteError as error:
         text = error.why or error.what
         return next((plain for sign, plain in _PLAIN_REASONS.items() if sign in text), text)
+
+
+async def _greet(control: Control, clock: Clock, peer_id: str) -> Hello:
+    """Say hello to a peer that we are connected to; again where the stream breaks. Raises `PeerLostError`, `ProtocolError`."""
+    for _ in range(GREETINGS - 1):
+        with contextlib.suppress(PeerLostError):
+            return await say_hello(control, clock, peer_id)
+        await asyncio.sleep(PAUSE_S)
+    return await say_hello(control, clock, peer_id)

@@ -18,13 +18,16 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from hetpeer.dht import hello
 from hetpeer.dht.addresses import parse_address
 from hetpeer.dht.clock import Clock, SystemClock
 from hetpeer.dht.errors import ExitCode, LocalError, PeerLostError, ProtocolError
 from hetpeer.dht.identity import Identity
+from hetpeer.dht.joining import GREETINGS
 from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.dht.records import Advert
 from hetpeer.dht.roster import Roster
+from hetpeer.dht.streams import Stream
 from tests.dht.peer_process import ECHO, RUN_ID, ChildPeer
 
 pytestmark = [
@@ -275,6 +278,27 @@ async def test_a_dead_bootstrap_is_named_and_said_to_refuse(tmp_path: Path) -> N
     assert (error.code, error.exit_code) == ("HP-NET-002", ExitCode.NETWORK)
     assert address in error.why
     assert "refused" in error.why
+
+
+async def test_a_stream_that_breaks_at_the_first_word_is_no_reason_to_give_up(
+    node: Node, tmp_path: Path
+) -> None:
+    handlers, broken = node._listener.handlers, []
+    answer = handlers[hello.PROTOCOL]
+
+    async def breaks(stream: Stream) -> None:
+        if len(broken) < GREETINGS - 1:
+            broken.append(stream.peer_id)
+            return
+        await answer(stream)
+
+    handlers[hello.PROTOCOL] = breaks
+    try:
+        other = await Node.start(joining(node), Identity.create(tmp_path / "identity"))
+        await other.close()
+    finally:
+        handlers[hello.PROTOCOL] = answer
+    assert broken == [other.peer_id] * (GREETINGS - 1)
 
 
 async def test_an_address_with_anothers_id_is_said_to_be_anothers(child: ChildPeer, tmp_path: Path) -> None:
