@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from hetpeer.averaging.effects import StepId
-from hetpeer.averaging.messages import Line
+from hetpeer.averaging.messages import EVERYBODY, Line
 from hetpeer.stages.execution.effects import Handle
 
 MAX_EARLY = 4096
@@ -54,9 +54,15 @@ def due_in_step(
     return Due.LATER if plan is None or origin.plan > plan else Due.NEVER
 
 
-def due_outside(origin: Origin, line: Line, version: int | None) -> Due:
-    """For a tensor of another step than the one in progress: it may still begin here."""
-    theirs, number, _ = origin.step
+def due_outside(origin: Origin, line: Line, version: int | None, group: tuple[int, int]) -> Due:
+    """For a tensor of another step than the one in progress: it may still begin here. `group`: term and number of the last
+    group that averaged here.
+    """
+    theirs, number = origin.step.line, origin.step.number
+    if theirs.cluster == EVERYBODY:
+        return Due.LATER if (theirs.term, number) > max(group, (line.term, 0)) else Due.NEVER
+    if theirs.cluster != line.cluster:
+        return Due.NEVER
     if (theirs.term, theirs.view) > (line.term, line.view):
         return Due.LATER
     return Due.LATER if theirs == line and (version is None or number >= version) else Due.NEVER

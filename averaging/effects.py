@@ -7,27 +7,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from hetpeer.averaging.messages import Cover, Line, Message, Place
+from hetpeer.averaging.messages import EVERYBODY, Cover, Line, Message, Place
 from hetpeer.stages.execution.effects import Handle
+
+STATE: Final = -1
+"""In place of a slot: the parameters themselves, which clusters average."""
 
 
 class StepId(NamedTuple):
     """One attempt at one step: the same number on another line of history is another step.
 
     Who leaves a step and enters it again has an `entry` of its own there, so that what its worker still did for the
-    earlier one is not taken for work of this one. On the wire it is nobody else's business: always 0.
+    earlier one is not taken for work of this one. `batch` is what is trained, `group` above 0 the group that averages.
     """
 
     line: Line
     number: int
     entry: int = 0
+    batch: int = 0
+    group: int = 0
 
     @property
     def on_wire(self) -> StepId:
-        """As others name it, and what is kept under their tensors."""
-        return StepId(self.line, self.number) if self.entry else self
+        """As others name it, and what is kept under their tensors. Clusters have numbers of their own: a group's is common."""
+        if self.group:
+            return StepId(Line(term=self.line.term, view=0, cluster=EVERYBODY), self.group)
+        return StepId(self.line, self.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,8 @@ class FetchState:
     version: int
     sources: Mapping[int, tuple[str, ...]]
     digests: Mapping[int, str]
+    origin: int = 0
+    """Of which cluster the coordinator has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +93,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class SendPart:
-    """Send our slot's elements of `shard` to its reducer (to ourselves too → `Member.part`)."""
+    """Send our slot's elements of `shard`, or STATE's, to its reducer (to ourselves too → `Member.part`)."""
 
     shard: Shard
     slot: int
@@ -133,6 +142,15 @@ class ApplyUpdate:
 
     block: int
     gradient: Handle
+    coefficient: float
+
+
+@dataclass(frozen=True, slots=True)
+class InstallAverage:
+    """The parameters of `block` are `total`·`coefficient` from now on → `Member.applied`."""
+
+    block: int
+    total: Handle
     coefficient: float
 
 

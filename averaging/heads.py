@@ -41,6 +41,8 @@ class ActivationHead(_Head):
 
     kind: Literal["activation"] = "activation"
     id: Id
+    batch: Count
+    """Which the step trains: what the receiver reads of the author's data it may fetch before it hears of the step."""
     route: Annotated[tuple[Hop, ...], Field(min_length=1, max_length=256)]
     attempt: Count
     coded: Coded | None = None

@@ -13,10 +13,12 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging import reduction
 from hetpeer.averaging.early import Due, Origin, due_in_step
 from hetpeer.averaging.effects import (
+    STATE,
     ApplyUpdate,
     Choose,
     EndStep,
     FetchState,
+    InstallAverage,
     Leave,
     Prepare,
     RecordApplied,
@@ -40,7 +42,7 @@ from hetpeer.stages.execution.pipeline import Pipeline
 from hetpeer.stages.execution.routes import Hop, Route
 from hetpeer.stages.execution.window import Depth
 
-StepEffect = pipeline.Effect | reduction.Effect | ApplyUpdate
+StepEffect = pipeline.Effect | reduction.Effect | ApplyUpdate | InstallAverage
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class HeldStep:
     """
 
     def __init__(self, me: str, place: m.Range, begin: m.Begin, shape: Shape, depth: Depth) -> None:
-        self.id = StepId(begin.line, begin.step, begin.entry)
+        self.id = StepId(begin.line, begin.step, begin.entry, begin.batch, begin.group)
         self.pipeline = Pipeline(me, begin.roster, begin.microbatches, shape.slot_capacity, depth)
         self.reduction: Reduction | None = None
         self.commit: m.Commit | None = None
@@ -105,6 +107,11 @@ class HeldStep:
     def is_at(self, step: StepId) -> bool:
         """Whether `step`, as others name it, is this one."""
         return self.id.on_wire == step
+
+    @property
+    def averages(self) -> bool:
+        """Whether parameters are averaged in it, and nothing is trained."""
+        return self.id.group > 0
 
     # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -152,7 +159,7 @@ class HeldStep:
         return [self._report(effect) for effect in effects]
 
     def _report(self, effect: pipeline.Effect) -> Effect:
-        line, number, _ = self.id
+        line, number = self.id.line, self.id.number
         match effect:
             case ReportSealed(slot, ids, losses):
                 contents = tuple(_ranges(ids))
@@ -178,13 +185,18 @@ class HeldStep:
         if self.reduction is not None and message.plan <= self.reduction.number:
             return []
         void = [] if self.reduction is None else self.reduction.abandon()
-        self.reduction = Reduction(
-            self._me, message, self._shape.sizes, self._shape.ties, self._shape.shard_length
-        )
+        # copies of a tied parameter are averaged each: they are alike, and stay so
+        ties = Ties() if self.averages else self._shape.ties
+        self.reduction = Reduction(self._me, message, self._shape.sizes, ties, self._shape.shard_length)
+        return self._wrap([*void, *self.reduction.start(*self._sums())])
+
+    def _sums(self) -> tuple[int | None, Mapping[int, frozenset[int]]]:
+        """What we have to send: a slot, and the ids in it per block. In an averaging the clusters are the ids."""
+        if self.averages:
+            return STATE, dict.fromkeys(self._blocks, frozenset((self.id.line.cluster,)))
         slots = self.pipeline.slots
         slot = slots.accepted()
-        started = self.reduction.start(slot, {} if slot is None else slots.contents()[slot])
-        return self._wrap([*void, *started])
+        return slot, {} if slot is None else slots.contents()[slot]
 
     def part(self, sender: str, block: int, index: int, handle: Handle) -> list[Effect]:
         """A holder's slot, one shard of it, for us to sum under the current plan."""
@@ -229,7 +241,7 @@ class HeldStep:
     def matches(self, commit: m.Commit) -> bool:
         """Whether `commit` decides this very step, and the gradients that we hold are those that it names."""
         return (
-            self.is_at(StepId(commit.line, commit.step))
+            (self.id.line, self.id.number) == (commit.line, commit.step)
             and self._is_current(commit.plan)
             and self.reduction is not None
             and self.reduction.matches(commit.digests, self._blocks)
@@ -241,10 +253,11 @@ class HeldStep:
         self.commit = commit
         self.pipeline.decided()
         gradients = self.reduction.gradients
-        return self._wrap([ApplyUpdate(b, gradients[b], commit.coefficient) for b in self._blocks])
+        update = InstallAverage if self.averages else ApplyUpdate
+        return self._wrap([update(b, gradients[b], commit.coefficient) for b in self._blocks])
 
     def applied(self, block: int, digest: str) -> RecordApplied | None:
-        """`ApplyUpdate` is done; after the last block, what there is to be written down."""
+        """`ApplyUpdate` or `InstallAverage` is done; after the last block, what there is to be written down."""
         if self.commit is None or self.reduction is None:
             return None
         self._applied[block] = digest

@@ -64,8 +64,8 @@ class Member(Working):
         self._preparing: m.Range | None = None
         self._fetching: int | None = None
         """The version that is being loaded."""
-        self._begun = (0, 0, -1, 0)
-        """(term, view, number, entry) of the last step that was begun."""
+        self._begun = (self.line, -1, 0)
+        """Line, number and entry of the last step that was begun."""
         self._deferred: list[m.Message] = []
 
     @property
@@ -78,7 +78,8 @@ class Member(Working):
         """A fresh session with a coordinator: introduce ourselves, with what we still hold."""
         held = () if self.version is None else self._held()
         place = self.place if self.place == self._graphs else None
-        return [Tell(self._hello.model_copy(update={"held": held, "place": place}))]
+        known = {"held": held, "place": place, "cluster": self.line.cluster}
+        return [Tell(self._hello.model_copy(update=known))]
 
     def reborn(self, incarnation: int) -> list[Effect]:
         """After `Leave`: the same volunteer with a new incarnation; what it holds is not trusted any more."""
@@ -106,7 +107,7 @@ class Member(Working):
 
     def _welcome(self, message: m.Welcome) -> list[Effect]:
         commit, step = message.commit, self._step
-        if message.line.view != self.line.view:
+        if (message.line.cluster, message.line.view) != (self.line.cluster, self.line.view):
             self._distrust()  # the run went back without us: an equal version would be of another history
         self.line = message.line
         self._fetching = None
@@ -129,10 +130,16 @@ class Member(Working):
         return [Choose(message.places)] if self.phase is Phase.JOINING else []
 
     def _granted(self, message: m.Granted) -> list[Effect]:
+        waits = self.line.cluster == m.EVERYBODY and self.line.term == message.line.term
+        if message.line != self.line and not waits:
+            return []  # late: of a line that is past
         place = (message.begin, message.end)
         if self.place != place:
             self._distrust()
         self.place, self._fetching = place, None
+        if message.line != self.line:
+            self._distrust()
+            self.line = message.line
         effects = self._drop_step()
         if self._graphs == place:
             return [*effects, self._sync()]
@@ -166,7 +173,8 @@ class Member(Working):
             return [*effects, self._ready()]
         self._distrust()  # block by block the state is about to be another one
         self._fetching = message.version
-        return [*effects, FetchState(message.line, message.version, message.sources, message.digests)]
+        order = FetchState(message.line, message.version, message.sources, message.digests, message.origin)
+        return [*effects, order]
 
     def state_loaded(self, line: m.Line, version: int, digests: Mapping[int, str]) -> list[Effect]:
         """The worker holds `version` of all our blocks; `line` is that of the Fetch."""
@@ -184,10 +192,10 @@ class Member(Working):
     # ── one step ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _begin(self, message: m.Begin) -> list[Effect]:
-        number = (message.line.term, message.line.view, message.step, message.entry)
-        if number <= self._begun:
+        line, *last = self._begun
+        if line == message.line and [message.step, message.entry] <= last:
             return []  # a step is begun once, unless we were admitted to it again
-        self._begun = number
+        self._begun = (message.line, message.step, message.entry)
         if self.place is None or self.phase in (Phase.JOINING, Phase.PREPARING):
             return []
         if self.version is not None and message.step < self.version:
@@ -195,6 +203,8 @@ class Member(Working):
         if message.step != self.version:
             return [*self._drop_step(), self._sync()]
         effects = self._drop_step()
+        if message.group:
+            self._group = (message.line.term, message.group)
         self._step = HeldStep(self.me, self.place, message, self._shape, self._depth)
         self._step.links(self._shunned, self._congested)
         self.phase = Phase.TRAINING
@@ -251,7 +261,7 @@ class Member(Working):
         return step.apply(message)
 
     def applied(self, step: StepId, block: int, digest: str) -> list[Effect]:
-        """`ApplyUpdate` is done: the block is at version `step`+1 with these bits."""
+        """`ApplyUpdate` or `InstallAverage` is done: the block is at version `step`+1 with these bits."""
         held = self._in(step)
         record = None if held is None else held.applied(block, digest)
         if record is None:
@@ -271,7 +281,8 @@ class Member(Working):
     # ── going back, and the end ──────────────────────────────────────────────────────────────────────────────────
 
     def _rolled_back(self, message: m.RolledBack) -> list[Effect]:
-        if (message.line.term, message.line.view) <= (self.line.term, self.line.view):
+        elsewhere = message.line.cluster != self.line.cluster
+        if elsewhere or (message.line.term, message.line.view) <= (self.line.term, self.line.view):
             return []
         self.line, self._fetching = message.line, None
         if self.phase is Phase.APPLYING or self.version != message.version:
@@ -303,7 +314,7 @@ class Member(Working):
         assert self.version is not None
         return tuple(m.Held(block=b, version=self.version, digest=d) for b, d in sorted(self.digests.items()))
 
-    _LINE_SETTERS = (m.Welcome, m.RolledBack)
+    _LINE_SETTERS = (m.Welcome, m.Granted, m.RolledBack)
     _URGENT = (m.RolledBack, m.Fenced, m.Finished, m.Rejected)
     _HANDLERS: Mapping[type, Callable[..., list[Effect]]] = {
         m.Welcome: _welcome,

@@ -38,11 +38,19 @@ class Schema(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
+EVERYBODY: Final = 1 << 32
+"""In place of a cluster in a line: that of the groups that average."""
+
+
 class Line(Schema):
-    """The line of history a message belongs to; anything of another line changes nothing (fencing)."""
+    """The line of history a message belongs to; anything of another line changes nothing (fencing).
+
+    In a grouped run every cluster has a history of its own (docs/averaging.md), else there is one, 0.
+    """
 
     term: Count
     view: Count
+    cluster: Count = 0
 
 
 class Entrant(Schema):
@@ -130,6 +138,8 @@ class Hello(Schema):
     memory_bytes: Count = 0
     flops_per_second: Speed = 0.0
     place: Range | None = None
+    cluster: Count = 0
+    """Of the line that it was on."""
     held: tuple[Held, ...] = ()
 
 
@@ -269,7 +279,8 @@ class Amended(Schema):
 
 
 class Welcome(Schema):
-    """Answer to Hello: the line of history, the version to be at, and the places to choose from.
+    """Answer to Hello: the line of history, the version to be at, and the places to choose from. Of whoever has no place yet in a
+    grouped run the line is EVERYBODY's.
 
     `member` says that the volunteer still holds its place; `commit` repeats the last commit for a voter who missed it.
     """
@@ -283,9 +294,10 @@ class Welcome(Schema):
 
 
 class Granted(Schema):
-    """The claimed place is yours: load its graphs and say Prepared."""
+    """The place is yours: load its graphs and say Prepared. From now on you are on this line."""
 
     kind: Literal["granted"] = "granted"
+    line: Line
     begin: Block
     end: Block
 
@@ -306,17 +318,22 @@ class Fetch(Schema):
     version: Count
     sources: dict[Block, tuple[Peer, ...]]
     digests: dict[Block, Digest] = {}
+    origin: Count = 0
+    """Of which cluster the coordinator has it."""
 
 
 class Begin(Schema):
-    """A step starts: who holds what, and the microbatches whose first hop is the receiver.
+    """A step starts: who holds what, and the microbatches of batch `batch` whose first hop is the receiver.
 
-    `evaluation`: ids from `microbatches` on are held-out microbatches, forward only. `train` False: nothing else is.
+    Ids from `microbatches` on are held-out microbatches, forward only. `group` above 0: nothing is trained, the clusters of that
+    group average their parameters; the roster is that of all of them, and among each other they name the step by the group.
     """
 
     kind: Literal["begin"] = "begin"
     line: Line
     step: Count
+    batch: Count
+    group: Count = 0
     microbatches: Count
     roster: dict[Peer, Range]
     incarnations: dict[Peer, Count]
@@ -387,7 +404,10 @@ class Plan(Schema):
 
 
 class Commit(Schema):
-    """Step `step` is decided: apply plan `plan`'s gradients, scaled by `coefficient` (global-norm clipping)."""
+    """Step `step` is decided: apply plan `plan`'s gradients, scaled by `coefficient` (global-norm clipping).
+
+    If it is an averaging: `coefficient` times the sums are the parameters from now on. `loss` is 0 then.
+    """
 
     kind: Literal["commit"] = "commit"
     line: Line

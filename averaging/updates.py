@@ -92,6 +92,7 @@ class SGD:
         exp_avg_sq: torch.Tensor,  # noqa: ARG002 - it has one moment
         gradient: torch.Tensor,
         coefficient: float,
+        update: int,  # noqa: ARG002 - nothing of it is biased
         step: int,
     ) -> None:
         """As `AdamW.apply`; `exp_avg_sq` is left as it is."""
@@ -123,14 +124,15 @@ class AdamW:
         exp_avg_sq: torch.Tensor,
         gradient: torch.Tensor,
         coefficient: float,
+        update: int,
         step: int,
     ) -> None:
-        """Update number `step` (from 1), in place in the first three; `gradient` is left as it is.
+        """Update number `update` (from 1) at place `step` of the schedule, in place in the first three; `gradient` is left as it is.
 
         The four are 1-D float32 tensors of one length on one device. The gradient counts `coefficient` times
         (global-norm clipping). Deterministic to the bit for equal inputs.
         """
-        scalars = _Scalars(self.settings, coefficient, step)
+        scalars = _Scalars(self.settings, coefficient, update, step)
         with torch.no_grad():
             for begin in range(0, len(parameters), CHUNK):
                 part = slice(begin, begin + CHUNK)
@@ -140,9 +142,9 @@ class AdamW:
 class _Scalars:
     """One step's scalars: computed in Python's float64, each rounded to float32 once."""
 
-    def __init__(self, settings: AdamWSettings, coefficient: float, step: int) -> None:
+    def __init__(self, settings: AdamWSettings, coefficient: float, update: int, step: int) -> None:
         beta1, beta2 = settings.betas
-        correction1, correction2 = 1.0 - power(beta1, step), 1.0 - power(beta2, step)
+        correction1, correction2 = 1.0 - power(beta1, update), 1.0 - power(beta2, update)
         rate = settings.rate(step)
         self.coefficient = float32(coefficient)
         self.keep = float32(1.0 - rate * settings.weight_decay)
@@ -161,7 +163,7 @@ def _update(
     exp_avg_sq: torch.Tensor,
     gradient: torch.Tensor,
 ) -> None:
-    """The rule on one chunk; t is the step. Each line's comment is the formula it rounds as torch does."""
+    """The rule on one chunk; t is the number of the update. Each line's comment is the formula it rounds as torch does."""
     gradient = gradient * scalars.coefficient
     parameters.mul_(scalars.keep)
     # m ← m + (1 - β1) (g - m)

@@ -25,6 +25,8 @@ class Working:
         self.version: int | None = None
         """Of the state in the worker; None while there is none to be trusted."""
         self._step: HeldStep | None = None
+        self._group = (0, 0)
+        """Term and number of the last group that we averaged with."""
         self._early: EarlyTensors[HeldStep, list[Effect]] = EarlyTensors()
         self._shunned: set[str] = set()
         self._congested: dict[str, int] = {}
@@ -178,7 +180,7 @@ class Working:
         self, origin: Origin, handle: Handle, accept: Callable[[HeldStep], list[Effect]]
     ) -> list[Effect]:
         step = self._at_origin(origin)
-        due = due_outside(origin, self.line, self.version) if step is None else step.due(origin)
+        due = due_outside(origin, self.line, self.version, self._group) if step is None else step.due(origin)
         if due is Due.NOW and step is not None:
             return accept(step)
         if due is Due.LATER and self._early.hold(Waiting(origin, accept, handle)):

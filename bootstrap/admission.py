@@ -43,14 +43,7 @@ class Admission:
     def welcome(self, peer: str, hello: m.Hello, now: float) -> list[Effect]:
         """Enter `peer`; it keeps the place that it still holds, if it can."""
         reign = self._reign
-        volunteer = Volunteer(
-            peer,
-            hello.incarnation,
-            now,
-            flops_per_second=hello.flops_per_second,
-            memory_bytes=hello.memory_bytes,
-            name=hello.name,
-        )
+        volunteer = Volunteer.of(peer, hello, now)
         reign.members.volunteers[peer] = volunteer
         member = hello.place is not None and reign.members.adopt(volunteer, hello.place)
         last = reign.history.commits.get(reign.version - 1)
@@ -72,7 +65,8 @@ class Admission:
             why = "that place was taken meanwhile"
             return [Send(volunteer.peer, m.Refused(why=why, places=self._reign.members.places()))]
         volunteer.standing = Standing.JOINING
-        return [Send(volunteer.peer, m.Granted(begin=message.begin, end=message.end))]
+        granted = m.Granted(line=self._reign.line, begin=message.begin, end=message.end)
+        return [Send(volunteer.peer, granted)]
 
     def holds(self, volunteer: Volunteer, held: Sequence[m.Held], version: int) -> bool:
         """Whether `held` is all of `volunteer`'s place at `version`."""

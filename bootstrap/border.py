@@ -83,6 +83,7 @@ class Border:
             version=self._reign.version,
             sources={b: tuple(members.holders(b)) for b in blocks},
             digests=digests,
+            origin=(self._reign.history.base or {}).get("cluster", 0),
         )
         return Send(volunteer.peer, order)
 
@@ -115,4 +116,5 @@ class Border:
         if moved is None or moved.place is None:
             return []
         moved.standing = Standing.JOINING
-        return [Send(moved.peer, m.Granted(begin=moved.place[0], end=moved.place[1]))]
+        begin, end = moved.place
+        return [Send(moved.peer, m.Granted(line=self._reign.line, begin=begin, end=end))]

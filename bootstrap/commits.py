@@ -21,13 +21,14 @@ def commit_record(
         "term": step.line.term,
         "view": step.line.view,
         "step": step.number,
-        "plan": step.plan,
+        "batch": step.batch,
+        "plan": step.reduce.plan,
         "loss": step.ledger.train_loss(step.sizes),
         "norm": norm,
         "coefficient": clip_coefficient(norm, clip_norm),
         "gradients": {block: vote.digest for block, vote in sorted(decision.items())},
         "seconds": now - step.began_at,
-        "reduce_seconds": now - step.plan_at,
+        "reduce_seconds": now - step.reduce.began_at,
     }
 
 
@@ -39,7 +40,7 @@ def evaluation_record(step: CoordinatedStep) -> dict[str, Any]:
 def commit_message(record: Mapping[str, Any]) -> m.Commit:
     """A commit record as the holders are told, on the line on which it was decided."""
     return m.Commit(
-        line=m.Line(term=record["term"], view=record["view"]),
+        line=m.Line(term=record["term"], view=record["view"], cluster=record.get("cluster", 0)),
         step=record["step"],
         plan=record["plan"],
         coefficient=record["coefficient"],

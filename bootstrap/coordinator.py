@@ -25,10 +25,10 @@ from hetpeer.bootstrap.decisions import (
     State,
 )
 from hetpeer.bootstrap.entering import Entering
-from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import Standing, Volunteer
 from hetpeer.bootstrap.patience import Pace
-from hetpeer.bootstrap.reigning import Reigning
+from hetpeer.bootstrap.reign import Reign
+from hetpeer.bootstrap.reigning import Reigning, over_all
 from hetpeer.bootstrap.training import CoordinatedStep
 
 __all__ = [
@@ -41,14 +41,15 @@ __all__ = [
     "Record",
     "Send",
     "State",
+    "over_all",
 ]
 
 
 class Coordinator(Reigning):
-    """One reign. `history` is the folded log; the constructor's effects are in `start`."""
+    """One reign; the constructor's effects are in `start`."""
 
-    def __init__(self, config: CoordinatorConfig, history: History, now: float) -> None:
-        super().__init__(config, history, now)
+    def __init__(self, reign: Reign, now: float) -> None:
+        super().__init__(reign, now)
         self._admission = Admission(self._reign)
         self._border = Border(self._reign, now)
         self._entering = Entering(self._reign, self._border)
@@ -56,7 +57,7 @@ class Coordinator(Reigning):
 
     def start(self) -> list[Effect]:
         """The first effects of a reign. Of a run that is over there is nothing left to decide."""
-        if self._reign.evaluated and self._reign.stored:
+        if self._reign.agenda.over and self._reign.stored:
             return self._complete()
         return super().start()
 
@@ -168,7 +169,7 @@ class Coordinator(Reigning):
         """Between two steps: save, finish, let joiners fetch, or begin the next step."""
         reign = self._reign
         effects = self._saving.begin()
-        if reign.evaluated:
+        if reign.agenda.over:
             if reign.stored:
                 return effects + self._complete()
             reign.state = State.WAITING
@@ -183,7 +184,11 @@ class Coordinator(Reigning):
         if self.members.uncovered():
             self._border.wait(now)
             return []
-        self._step = CoordinatedStep(reign.config, self.members, self.line, reign.version, self._pace, now)
+        work = reign.agenda.take()
+        if work is None:
+            reign.state = State.WAITING
+            return []
+        self._step = CoordinatedStep(reign, work, self._pace, now)
         reign.state = State.TRAINING
         self._border.leave()
         return [*self._step.begin(), *self._entering.fetch(self._step, now)]
@@ -220,7 +225,8 @@ class Coordinator(Reigning):
             case m.Failed():
                 effects = step.failed(volunteer.peer, message, now)
             case m.Reducing():
-                effects = step.moves(message, now)
+                effects = []
+                step.reduce.moves(message, now)
             case m.Vote():
                 effects = step.vote(volunteer.peer, message, now)
         return effects + self._follow(step, now)
@@ -229,18 +235,18 @@ class Coordinator(Reigning):
         """What became of the step, as the run's state."""
         if step.trouble is not None:
             return self._end(step.trouble, completed=False)
-        if step.decision is not None:
-            return self._commit(step, step.decision, now)
+        if step.reduce.decision is not None:
+            return self._commit(step, step.reduce.decision, now)
         if step.evaluated_only:
             self._step, self._reign.state = None, State.WAITING
             return [self._reign.log(**evaluation_record(step)), *self._cross(now)]
-        self._reign.state = State.REDUCING if step.reducing else State.TRAINING
+        self._reign.state = State.REDUCING if step.reduce.under_way else State.TRAINING
         return []
 
     def _patience(self, now: float) -> list[Effect]:
         step = self._step
         assert step is not None
-        mute = dict.fromkeys(step.mute(now), "it did not vote on three plans")
+        mute = dict.fromkeys(step.reduce.mute(step.roster, now), "it did not vote on three plans")
         if mute:
             return self._fence(mute, now)
         if self._entering.hopeless(step, now):
@@ -248,11 +254,11 @@ class Coordinator(Reigning):
         return [*step.tick(now), *self._follow(step, now)]
 
     def _commit(self, step: CoordinatedStep, decision: Mapping[int, m.BlockVote], now: float) -> list[Effect]:
-        record = commit_record(step, decision, self._reign.config.clip_norm, now)
-        effects: list[Effect] = [self._reign.log(**record)]
+        logged = self._reign.log(**commit_record(step, decision, self._reign.config.clip_norm, now))
+        effects: list[Effect] = [logged]
         if step.ledger.evaluation:
             effects.append(self._reign.log(**evaluation_record(step)))
-        effects += [Send(peer, commit_message(record)) for peer in sorted(step.roster)]
+        effects += [Send(peer, commit_message(logged.record)) for peer in sorted(step.roster)]
         self._pace.committed()
         self._step, self._reign.state = None, State.WAITING
         self.members.outdate(step.roster)

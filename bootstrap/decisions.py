@@ -55,6 +55,15 @@ class CoordinatorConfig:
         return len(self.sizes)
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a step does: train batch `batch`, or only look at the state with held-out microbatches (`trains` False)."""
+
+    batch: int
+    trains: bool = True
+    evaluates: bool = False
+
+
 class State(enum.Enum):
     """docs/protocol.md, coordinator states."""
 
@@ -93,6 +102,7 @@ class CollectCheckpoint:
 
     version: int
     savers: Mapping[int, str]
+    cluster: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """The surviving history of a run: what the coordinator's log says, folded into one value.
 
 Pure. Records are plain dicts as bootstrap/log.py keeps them. A roll-back to version v takes back every commit of a
-step >= v that came before it; what remains is the curve that the run's author sees.
+step >= v that came before it; what remains is the curve that the run's author sees. In a grouped run each cluster has a
+history of its own in the same log: records name their cluster (none: 0), an averaging names those that took part.
 """
 
 from __future__ import annotations
@@ -18,12 +19,20 @@ Record = Mapping[str, Any]
 class History:
     """Folded log: `version` updates are committed; `commits[step]` and `evaluations[step]` are the surviving ones."""
 
+    cluster: int = 0
     term: int = 0
     view: int = 0
     version: int = 0
     commits: dict[int, Record] = field(default_factory=dict)
+    averages: dict[int, Record] = field(default_factory=dict)
+    """Step → the averaging with other clusters that it was."""
     evaluations: dict[int, float] = field(default_factory=dict)
     checkpoint: Record | None = None
+    """The last one, whatever cluster it is of."""
+    sealed: int | None = 0
+    """The version of this history that lies complete in the checkpoint store, if one does."""
+    base: Record | None = None
+    """The checkpoint that this is; None: the initial state."""
     rollbacks: int = 0
     amendment: str = ""
     """The last one of the manifest, in hexadecimal."""
@@ -31,9 +40,9 @@ class History:
     """Peer → how often it has gone, one way or another."""
 
     @classmethod
-    def of(cls, records: Iterable[Record]) -> History:
-        """The history that `records` tell, in order."""
-        history = cls()
+    def of(cls, records: Iterable[Record], cluster: int = 0) -> History:
+        """The history that `records` tell of `cluster`, in order."""
+        history = cls(cluster)
         for record in records:
             history.add(record)
         return history
@@ -43,25 +52,47 @@ class History:
         match record["kind"]:
             case "reign":
                 self.term = int(record["term"])
+            case "amendment":
+                self.amendment = str(record["data"])
+            case "gone":
+                self.departures[str(record["peer"])] += 1
+            case "average":
+                for cluster, step in record["clusters"]:
+                    if cluster == self.cluster:
+                        self.averages[step] = record
+                        self.version = step + 1
+            case "checkpoint":
+                own = record.get("cluster", 0) == self.cluster
+                self.checkpoint, self.sealed = record, int(record["version"]) if own else None
+                self.base = record
+            case _ if record.get("cluster", 0) == self.cluster:
+                self._add_own(record)
+            case _:
+                pass
+
+    def _add_own(self, record: Record) -> None:
+        match record["kind"]:
             case "commit":
                 self.version = int(record["step"]) + 1
                 self.commits[int(record["step"])] = record
             case "evaluation":
                 self.evaluations[int(record["step"])] = float(record["loss"])
-            case "checkpoint":
-                self.checkpoint = record
-            case "amendment":
-                self.amendment = str(record["data"])
-            case "gone":
-                self.departures[str(record["peer"])] += 1
+            case "founded":
+                self.version = self.sealed = int(record["version"])
+                self.base = self.checkpoint
             case "rollback":
                 self.view = int(record["view"])
-                self.version = int(record["to_version"])
+                self.version = self.sealed = int(record["to_version"])
                 self.rollbacks += 1
                 self.commits = {s: c for s, c in self.commits.items() if s < self.version}
                 self.evaluations = {s: x for s, x in self.evaluations.items() if s <= self.version}
             case _:
                 pass
+
+    @property
+    def stored(self) -> bool:
+        """Whether the current version lies complete in the checkpoint store."""
+        return self.sealed == self.version
 
     @property
     def checkpoint_version(self) -> int:

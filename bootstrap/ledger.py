@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hetpeer.averaging.messages import BlockVote, Contents, Cover, Vote
+from hetpeer.averaging.messages import Contents
 
 CLIP_EPSILON = 1e-6
 """As torch.nn.utils.clip_grad_norm_ adds it to the norm."""
@@ -37,7 +37,6 @@ class StepLedger:
         self._settled: dict[tuple[str, int], tuple[int, ...]] = {}
         self._losses: dict[tuple[str, int], float] = {}
         self._evaluated: dict[int, float] = {}
-        self._votes: dict[str, dict[int, BlockVote]] = {}
 
     # ── counting ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -98,7 +97,6 @@ class StepLedger:
         ):  # it may come back, and number its slots from the beginning
             for key in [key for key in reports if key[0] == holder]:
                 del reports[key]
-        self._votes.clear()
         return lost
 
     def holder(self, block: int, microbatch: int) -> str | None:
@@ -114,52 +112,17 @@ class StepLedger:
         """Whether every block has its exact cover and every evaluation microbatch its loss."""
         return not self.undone()
 
-    def senders(self, block: int) -> frozenset[str]:
-        """Who has sums of `block` that count."""
-        return frozenset(self._counted[block].values())
-
-    def covers(
-        self,
-        holders: Mapping[int, Sequence[str]],
-        reducers: Mapping[int, Sequence[tuple[str, int]]],
-        observers: Mapping[int, Sequence[str]],
-    ) -> tuple[Cover, ...]:
-        """The exact cover of every block; `holders` are its active holders, `reducers` those of them that sum, with their shares."""
-        return tuple(
-            Cover(
-                block=block,
-                slots=tuple(
-                    (holder, tuple(sorted(i for i, h in counted.items() if h == holder)))
-                    for holder in sorted(self.senders(block))
-                ),
-                reducers=tuple(reducers[block]),
-                receivers=tuple(holders[block]),
-                observers=tuple(observers[block]),
-            )
-            for block, counted in enumerate(self._counted)
-        )
+    def covers(self) -> dict[int, tuple[tuple[str, tuple[int, ...]], ...]]:
+        """The exact cover of every block: (holder, ids that it counts), in a fixed order."""
+        covers = {}
+        for block, counted in enumerate(self._counted):
+            held: dict[str, list[int]] = {}
+            for microbatch in sorted(counted):
+                held.setdefault(counted[microbatch], []).append(microbatch)
+            covers[block] = tuple((holder, tuple(held[holder])) for holder in sorted(held))
+        return covers
 
     # ── deciding ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def new_plan(self) -> None:
-        """Votes of an older plan do not count for a new one."""
-        self._votes.clear()
-
-    def vote(self, holder: str, vote: Vote) -> None:
-        self._votes[holder] = {b.block: b for b in vote.blocks}
-
-    def voters(self) -> set[str]:
-        return set(self._votes)
-
-    def outcome(self) -> tuple[dict[int, BlockVote], set[int]]:
-        """One vote per block, and the blocks whose votes differ in their bits."""
-        agreed: dict[int, BlockVote] = {}
-        split: set[int] = set()
-        for votes in self._votes.values():
-            for block, vote in votes.items():
-                if agreed.setdefault(block, vote).digest != vote.digest:
-                    split.add(block)
-        return agreed, split
 
     def train_loss(self, sizes: Mapping[int, int]) -> float:
         """Mean loss of the step's samples; `sizes`: how many each id has. The loss of an id is that of the holder that

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from hetpeer.averaging.messages import Place
+from hetpeer.averaging.messages import Hello, Place
 from hetpeer.stages.links.pace import target_seconds
 
 Range = tuple[int, int]
@@ -53,6 +53,22 @@ class Volunteer:
     digests: dict[int, str] = field(default_factory=dict)
     """Block → digest of its state at the current version, as far as it has said."""
 
+    @classmethod
+    def of(cls, peer: str, hello: Hello, now: float) -> Volunteer:
+        """Who says this of itself."""
+        return cls(
+            peer,
+            hello.incarnation,
+            now,
+            flops_per_second=hello.flops_per_second,
+            memory_bytes=hello.memory_bytes,
+            name=hello.name,
+        )
+
+    def homeless(self) -> Volunteer:
+        """The same without a place."""
+        return replace(self, standing=Standing.JOINING, cluster=-1, place=None, missed=0, digests={})
+
     def measured(self, uplink: float) -> None:
         """It says that so many bytes/s leave it; one busy moment is not to change who reduces how much."""
         known = self.uplink and uplink
@@ -70,7 +86,7 @@ class BlockCost:
 
 class Membership:
     """The table of volunteers. `layouts[c % len]` is cluster c's cut of the blocks into ranges, `departures` says how often a
-    peer has gone.
+    peer has gone. With `only` there is that cluster alone.
     """
 
     def __init__(
@@ -78,7 +94,9 @@ class Membership:
         layouts: Sequence[Sequence[Range]],
         costs: Sequence[BlockCost],
         departures: Mapping[str, int] = MappingProxyType({}),
+        only: int | None = None,
     ) -> None:
+        self._only = only
         self._layouts = [tuple((b, e) for b, e in layout) for layout in layouts]
         self._costs = costs
         self._departures = departures
@@ -95,12 +113,16 @@ class Membership:
         for volunteer in self.volunteers.values():
             for block in range(*(volunteer.place or (0, 0))):
                 held[block].append(volunteer.peer)
-        last = max((v.cluster for v in self.volunteers.values()), default=-1) + 1
         return tuple(
             self._place(cluster, place, (cluster, place) not in taken, held)
-            for cluster in range(last + 1)
+            for cluster in self._clusters()
             for place in self._layouts[cluster % len(self._layouts)]
         )
+
+    def _clusters(self) -> Iterable[int]:
+        if self._only is not None:
+            return (self._only,)
+        return range(max((v.cluster for v in self.volunteers.values()), default=-1) + 2)
 
     def _place(self, cluster: int, place: Range, is_open: bool, held: Sequence[Sequence[str]]) -> Place:
         costs = self._costs[place[0] : place[1]]
@@ -130,7 +152,8 @@ class Membership:
         if not 0 <= place[0] < place[1] <= self.blocks:
             return False
         taken = {(v.cluster, v.place) for v in self.volunteers.values() if v is not volunteer}
-        for cluster in range(len(self.volunteers) + len(self._layouts)):
+        first = range(len(self.volunteers) + len(self._layouts))
+        for cluster in first if self._only is None else (self._only,):
             fits = place in self._layouts[cluster % len(self._layouts)]
             if fits and (cluster, place) not in taken:
                 volunteer.cluster, volunteer.place = cluster, place

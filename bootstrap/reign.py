@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetpeer.averaging.messages import Finished, Line
+from hetpeer.bootstrap.agenda import Agenda
 from hetpeer.bootstrap.decisions import CoordinatorConfig, Record, State
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import Membership
@@ -22,6 +23,7 @@ class Reign:
 
     config: CoordinatorConfig
     history: History
+    agenda: Agenda
     line: Line
     members: Membership
     state: State = State.WAITING
@@ -36,12 +38,7 @@ class Reign:
     @property
     def stored(self) -> bool:
         """Whether the current version lies complete in the checkpoint store."""
-        return self.history.checkpoint_version == self.history.version
-
-    @property
-    def evaluated(self) -> bool:
-        """Whether all steps are committed, and the last evaluation is counted."""
-        return _is_evaluated(self.config, self.history)
+        return self.history.stored
 
     @property
     def resting(self) -> bool:
@@ -51,20 +48,12 @@ class Reign:
     @property
     def sealed(self) -> Mapping[int, str]:
         """Block → digest of the current version's state, if the log knows it."""
-        checkpoint = self.history.checkpoint
-        return dict(enumerate(checkpoint["blocks"])) if checkpoint is not None and self.stored else {}
+        base = self.history.base
+        return dict(enumerate(base["blocks"])) if base is not None and self.stored else {}
 
     def log(self, **record: Any) -> Record:
         """Fold `record` into the history; the effect makes it durable."""
+        if self.line.cluster:
+            record["cluster"] = self.line.cluster
         self.history.add(record)
         return Record(record)
-
-
-def is_complete(config: CoordinatorConfig, history: History) -> bool:
-    """Whether nothing is left to do of the run: trained, evaluated, and its last state stored."""
-    return _is_evaluated(config, history) and history.checkpoint_version == history.version
-
-
-def _is_evaluated(config: CoordinatorConfig, history: History) -> bool:
-    due = config.evaluation_microbatches
-    return history.version == config.steps and (not due or history.version in history.evaluations)

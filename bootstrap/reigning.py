@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.agenda import InOrder
 from hetpeer.bootstrap.decisions import CoordinatorConfig, Effect, State
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.leases import Leases
@@ -17,14 +18,18 @@ from hetpeer.bootstrap.saving import Saving
 from hetpeer.bootstrap.training import CoordinatedStep
 
 
-class Reigning:
-    """A new reign over the run whose folded log is `history`."""
+def over_all(config: CoordinatorConfig, history: History) -> Reign:
+    """A new reign over a run with one history, whose batches are trained in order."""
+    line = m.Line(term=history.term + 1, view=history.view)
+    members = Membership(config.layouts, config.costs, history.departures)
+    return Reign(config, history, InOrder(config, history), line, members)
 
-    def __init__(self, config: CoordinatorConfig, history: History, now: float) -> None:
-        line = m.Line(term=history.term + 1, view=history.view)
-        self._reign = Reign(
-            config, history, line, Membership(config.layouts, config.costs, history.departures)
-        )
+
+class Reigning:
+    """A new reign, before anything has happened in it."""
+
+    def __init__(self, reign: Reign, now: float) -> None:
+        self._reign = reign
         self._leases = Leases(self._reign, now)
         self._saving = Saving(self._reign)
         self._step: CoordinatedStep | None = None
@@ -49,6 +54,10 @@ class Reigning:
     def step(self) -> int | None:
         """The step in progress."""
         return self._step.number if self._step else None
+
+    def working(self) -> dict[str, m.Range]:
+        """Everybody who holds the current version, with the blocks."""
+        return self.members.roster()
 
     @property
     def missing_blocks(self) -> Sequence[int]:

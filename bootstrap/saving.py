@@ -24,11 +24,11 @@ class Saving:
     def begin(self) -> list[Effect]:
         """At a step border: collect the current version if that is due."""
         reign, version = self._reign, self._reign.version
-        due = version % reign.config.checkpoint_every == 0 or version == reign.config.steps
-        if not (due or self._again) or reign.stored or self._version == version or reign.members.uncovered():
+        due = reign.agenda.saves(version) or self._again
+        if not due or reign.stored or self._version == version or reign.members.uncovered():
             return []
         self._version, self._savers, self._digests, self._again = version, self._choose(), {}, False
-        effects: list[Effect] = [CollectCheckpoint(version, dict(self._savers))]
+        effects: list[Effect] = [CollectCheckpoint(version, dict(self._savers), reign.line.cluster)]
         for peer in sorted(set(self._savers.values())):
             blocks = tuple(b for b, p in self._savers.items() if p == peer)
             effects.append(Send(peer, m.Save(line=reign.line, version=version, blocks=blocks)))

@@ -83,7 +83,7 @@ class CoordinatorService:
         self._checkpoints = checkpoints
         self._clock = clock
         history = History.of(replica.records)
-        self.core = Coordinator(coordinator_config(run), history, clock.monotonic())
+        self.core = Coordinator(core.over_all(coordinator_config(run), history), clock.monotonic())
         self._channels = ChannelServer(self._accept, m.MAX_MESSAGE_BYTES)
         self._effects: asyncio.Queue[core.Effect] = asyncio.Queue()
         self._collecting: asyncio.Task[None] | None = None

@@ -10,51 +10,46 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.shares import Load, divide
-from hetpeer.bootstrap.decisions import CoordinatorConfig, Effect, Send
+from hetpeer.bootstrap.decisions import Effect, Send, Work
 from hetpeer.bootstrap.ledger import StepLedger
-from hetpeer.bootstrap.membership import Membership, Range
+from hetpeer.bootstrap.membership import Range
 from hetpeer.bootstrap.patience import Lull, Pace, few
+from hetpeer.bootstrap.reduce import Reduce
+from hetpeer.bootstrap.reign import Reign
 from hetpeer.bootstrap.routing import Assignments
 from hetpeer.stages.execution.routes import cheapest_path
 
 MAX_FAILURES = 3
 """A microbatch that failed at so many volunteers (or so often, where there are not as many) halts the run."""
-MAX_PLANS = 3
-"""So many plans in a row may run out of time before those who do not vote are fenced, or end in differing votes."""
 
 
 class CoordinatedStep:
-    """Step `number` on `line`, with the ready members as they are now."""
+    """The next step of `reign`, with the ready members as they are now."""
 
     def __init__(
         self,
-        config: CoordinatorConfig,
-        members: Membership,
-        line: m.Line,
-        number: int,
+        reign: Reign,
+        work: Work,
         pace: Pace,
         now: float,
     ) -> None:
-        train = range(config.microbatches) if number < config.steps else range(0)
-        due = number % config.evaluate_every == 0 or number == config.steps
+        config, members = reign.config, reign.members
         first = config.microbatches
-        evaluation = range(first, first + config.evaluation_microbatches) if due else range(0)
-        self.number = number
+        train = range(first if work.trains else 0)
+        evaluation = range(first, first + (config.evaluation_microbatches if work.evaluates else 0))
+        self.number = reign.version
+        self.batch = work.batch
         self.began_at = now
         self.roster = members.roster()
         self.ledger = StepLedger(train, evaluation, members.blocks)
         self.sizes = dict(enumerate(config.sizes))
         """Training id → how many samples it has."""
-        self.plan = 0
-        self.reducing = False
-        self.decision: Mapping[int, m.BlockVote] | None = None
-        """Votes of all holders on the reduced gradient of each block: the step is to be committed."""
+        self.reduce = Reduce(config, members.uplinks(), pace, now)
         self.trouble: str | None = None
         """Why the run cannot go on."""
         self._config = config
         self._pace = pace
-        self.line = line
+        self.line = reign.line
         self._blocks = members.blocks
         self._incarnations = {peer: members.volunteers[peer].incarnation for peer in self.roster}
         self._entries = 0
@@ -69,12 +64,8 @@ class CoordinatedStep:
             self.ledger.holder,
         )
         self._target = members.target(config.link_ratio)
-        self._uplinks = members.uplinks()
         self._failures: dict[int, list[str]] = {}
         self._lull = Lull(now)
-        self.plan_at = self._moved_at = now
-        self._late_plans = 0
-        self._split_votes = 0
 
     def begin(self) -> list[Effect]:
         """Tell everybody who takes part, and hand out the first routes."""
@@ -84,6 +75,7 @@ class CoordinatedStep:
         return m.Begin(
             line=self.line,
             step=self.number,
+            batch=self.batch,
             microbatches=self._config.microbatches,
             roster=dict(self.roster),
             incarnations=dict(self._incarnations),
@@ -174,21 +166,24 @@ class CoordinatedStep:
         """`peers` have left the roster; the caller has checked that every block keeps a holder, or may wait for one."""
         lost = [peer for peer in peers if self.ledger.lose(peer)]
         self._lull.over(now)
-        self._late_plans = 0
+        self.reduce.left()
         gone = m.Gone(line=self.line, peers=tuple(peers))
         effects: list[Effect] = [Send(other, gone) for other in sorted(self.roster)]
         effects += self._hand_out(self._ways.beginning_at(peers) & self.ledger.undone())
-        if self.reducing and not lost and self.ledger.complete():
+        if self.reduce.under_way and not lost and self.ledger.complete():
             return effects + self._make_plan(now)
-        self.reducing = False
+        self.reduce.void()
         return effects + self._advance(now)
 
     # ── patience ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def tick(self, now: float) -> list[Effect]:
         """Hand out again what is not counted for too long, make a plan anew that is not voted on for too long."""
-        if self.reducing:
-            return self._plan_late(now) if self._overdue(now) else []
+        if self.reduce.under_way:
+            if not self.reduce.overdue(now):
+                return []
+            self.reduce.ran_out()
+            return self._make_plan(now)
         if self.orphaned:
             self._lull.over(now)
         undone = self.ledger.undone()
@@ -223,83 +218,20 @@ class CoordinatedStep:
 
     def _advance(self, now: float) -> list[Effect]:
         """All counted: reduce."""
-        if self.reducing or not self.ledger.ids or not self.ledger.complete():
+        if self.reduce.under_way or not self.ledger.ids or not self.ledger.complete():
             return []
         return self._make_plan(now)
 
     def _make_plan(self, now: float) -> list[Effect]:
-        self.plan += 1
-        self.plan_at = self._moved_at = now
-        self.ledger.new_plan()
-        self.reducing = True
-        holders = {
-            b: sorted(p for p, (begin, end) in self.roster.items() if begin <= b < end)
-            for b in range(self._blocks)
-        }
-        loads = {
-            b: Load(self._config.costs[b].elements, self.ledger.senders(b), tuple(peers))
-            for b, peers in holders.items()
-        }
-        covers = self.ledger.covers(
-            holders, divide(loads, self._uplinks), {b: self._observers(b, holders) for b in holders}
-        )
-        effects: list[Effect] = []
-        for peer in sorted(self.roster):
-            mine = tuple(
-                c
-                for c in covers
-                if peer in (*c.receivers, *c.observers) or peer in {holder for holder, _ in c.slots}
-            )
-            plan = m.Plan(line=self.line, step=self.number, plan=self.plan, covers=mine)
-            effects.append(Send(peer, plan))
-        return effects
-
-    def _observers(self, block: int, holders: Mapping[int, Sequence[str]]) -> list[str]:
-        """Holders of blocks tied to `block` who do not hold it themselves."""
-        partners = self._config.ties.get(block, ())
-        return sorted({peer for other in partners for peer in holders[other]} - set(holders[block]))
+        told = self.reduce.make(self.ledger.covers(), self.roster, now)
+        return [
+            Send(peer, m.Plan(line=self.line, step=self.number, plan=self.reduce.plan, covers=covers))
+            for peer, covers in told.items()
+        ]
 
     def vote(self, peer: str, message: m.Vote, now: float) -> list[Effect]:
         """A holder's word on the reduced gradients of its blocks; the last one decides."""
-        if not self.reducing or message.plan != self.plan:
-            return []
-        if {b.block for b in message.blocks} != set(range(*self.roster[peer])):
-            return []
-        self.ledger.vote(peer, message)
-        if self.ledger.voters() != set(self.roster):
-            return []
-        agreed, split = self.ledger.outcome()
-        broken = [b for b, vote in agreed.items() if not vote.finite]
-        if broken:
-            self.trouble = f"the gradient of block {broken[0]} is not finite at step {self.number}"
-        elif not split:
-            self.decision = agreed
-        else:
-            self._split_votes += 1
-            if self._split_votes < MAX_PLANS:
-                return self._make_plan(now)
-            self.trouble = (
-                f"holders of block {min(split)} differ in the bits of the reduced gradient"
-                f" of step {self.number} after {MAX_PLANS} plans"
-            )
-        return []
-
-    def moves(self, message: m.Reducing, now: float) -> list[Effect]:
-        """Shards of the plan arrive: it is slow, not stuck."""
-        if self.reducing and message.plan == self.plan:
-            self._moved_at = now
-        return []
-
-    def _overdue(self, now: float) -> bool:
-        return self.reducing and now - self._moved_at >= self._pace.patience(self._config.reduce_s)
-
-    def _plan_late(self, now: float) -> list[Effect]:
-        self._pace.ran_out()
-        self._late_plans += 1
-        return self._make_plan(now)
-
-    def mute(self, now: float) -> list[str]:
-        """Holders that did not vote in time on the last plan that they were given."""
-        if self._late_plans < MAX_PLANS - 1 or not self._overdue(now):
-            return []
-        return sorted(set(self.roster) - self.ledger.voters())
+        again = self.reduce.vote(peer, message, self.roster)
+        if self.reduce.trouble is not None:
+            self.trouble = f"{self.reduce.trouble} at step {self.number}"
+        return self._make_plan(now) if again else []

@@ -23,7 +23,7 @@ class Evidence:
 
     def applied(self, applied: e.RecordApplied, incarnation: int) -> list[str]:
         """Write down the update of one step, a line for each block; returns the lines. Raises `LocalError` HP-DISK-002."""
-        line, number, _ = applied.step
+        line, number = applied.step.line, applied.step.number
         return [
             self._log.append(
                 {

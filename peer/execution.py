@@ -80,7 +80,7 @@ class Execution:
             data={name: tensor.extent for name, tensor in data.items()},
             outputs={} if output is None else layout.within(output.extent),
             batch=self._schema.batch(key.id),
-            draw=Draw(self._schema.seed, step.number, key.id, self._schema.training.microbatches),
+            draw=Draw(self._schema.seed, step.batch, key.id, self._schema.training.microbatches),
             train=work.train,
             sparse=sparse,
         )
@@ -158,7 +158,7 @@ class Execution:
         names = {name for block in range(key.begin, end) for name in self._schema.specs[block].data}
         if not names or self._data is None:
             return {}
-        arrays = self._data.microbatch(step.number, key.id)
+        arrays = self._data.microbatch(step.batch, key.id)
         tensors: dict[str, Tensor] = {}
         for name in sorted(names):
             tensors[name] = self._store.new(step, arrays[name].nbytes)

@@ -25,27 +25,35 @@ class DataGate:
         self._source = source
         self._tasks = tasks
         self._held: dict[asyncio.Task[None], StepId] = {}
+        self._begun: tuple[StepId, int] | None = None
+        """The last step that began here, and the batch that it trains."""
 
     def message(self, message: m.Begin | m.Reroute, receive: Callable[[m.Message], None]) -> None:
         """Tasks that start here. Those that must wait for their data come to `receive` later, as a `Reroute`."""
-        if isinstance(message, m.Begin) and self._source is not None:
-            self._source.begun(message.step)
         step = StepId(message.line, message.step)
+        if isinstance(message, m.Begin):
+            self._begun = (step, message.batch)
+            if self._source is not None and not message.group:
+                self._source.begun(message.batch)
+        if self._begun is None or self._begun[0] != step:
+            receive(message)  # of a step that is past, or has not begun: the core knows what to do
+            return
+        batch = self._begun[1]
         ready: list[m.Task] = []
         late: list[m.Task] = []
         for task in message.tasks:
-            (ready if self._may_pass(step, task.id, task.route[0]) else late).append(task)
+            (ready if self._may_pass(batch, task.id, task.route[0]) else late).append(task)
         receive(message.model_copy(update={"tasks": tuple(ready)}))
         for task in late:
             again = m.Reroute(line=message.line, step=message.step, tasks=(task,))
-            self._hold(step, task.id, partial(receive, again))
+            self._hold(step, batch, task.id, partial(receive, again))
 
     def activation(self, head: ActivationHead, receive: Callable[[], None]) -> None:
         """A task that goes on here."""
-        if self._may_pass(head.step_id, head.id, head.route[0]):
+        if self._may_pass(head.batch, head.id, head.route[0]):
             receive()
         else:
-            self._hold(head.step_id, head.id, receive)
+            self._hold(head.step_id, head.batch, head.id, receive)
 
     def end_step(self, step: StepId) -> None:
         """Tensors of `step` are gone: nothing of it comes through any more."""
@@ -59,17 +67,17 @@ class DataGate:
         for task in list(self._held):
             task.cancel()
 
-    def _may_pass(self, step: StepId, number: int, hop: Hop) -> bool:
+    def _may_pass(self, batch: int, number: int, hop: Hop) -> bool:
         source = self._source
-        if source is None or not source.concerns(step.number, number, hop.begin, hop.end):
+        if source is None or not source.concerns(batch, number, hop.begin, hop.end):
             return True
-        source.named(step.number, number)
-        return source.is_ready(step.number, number)
+        source.named(batch, number)
+        return source.is_ready(batch, number)
 
-    def _hold(self, step: StepId, number: int, let_go: Callable[[], None]) -> None:
+    def _hold(self, step: StepId, batch: int, number: int, let_go: Callable[[], None]) -> None:
         async def wait() -> None:
             assert self._source is not None
-            await self._source.make_ready(step.number, number)
+            await self._source.make_ready(batch, number)
             let_go()
 
         task = self._tasks.spawn(wait(), name=f"data of microbatch {number}")

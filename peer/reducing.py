@@ -28,12 +28,15 @@ class Reducing:
         self._answer = answer
 
     def export(self, step: e.StepId, shard: e.Shard, slot: int, then: Callable[[Tensor], None]) -> Answer:
-        """`then` gets our slot's elements of `shard`."""
+        """`then` gets the elements of `shard`, of our slot or STATE."""
         piece = self._store.new(step, (shard.end - shard.begin) * FLOAT_BYTES)
         piece.once = True
-        command = c.ExportSlot(
-            block=shard.block, slot=slot, begin=shard.begin, end=shard.end, extent=piece.extent
-        )
+        begin, end, extent = shard.begin, shard.end, piece.extent
+        command: c.ExportState | c.ExportSlot
+        if slot == e.STATE:
+            command = c.ExportState(block=shard.block, begin=begin, end=end, extent=extent)
+        else:
+            command = c.ExportSlot(block=shard.block, slot=slot, begin=begin, end=end, extent=extent)
         posted = self._posts.post(command, [piece])
 
         async def answer() -> None:
@@ -129,16 +132,24 @@ class Reducing:
             offset += shard.extent.nbytes
         return whole
 
-    def apply(self, member: Member, step: e.StepId, work: e.ApplyUpdate) -> Answer:
-        """`ApplyUpdate` → `Member.applied`."""
-        assert isinstance(work.gradient, Tensor)
-        command = c.Apply(
-            block=work.block,
-            gradient=work.gradient.extent,
-            coefficient=work.coefficient,
-            microbatches=self._schema.training.microbatches,
-        )
-        posted = self._posts.post(command, [work.gradient])
+    def apply(self, member: Member, step: e.StepId, work: e.ApplyUpdate | e.InstallAverage) -> Answer:
+        """`ApplyUpdate` or `InstallAverage` → `Member.applied`."""
+        command: c.Apply | c.Install
+        if isinstance(work, e.InstallAverage):
+            assert isinstance(work.total, Tensor)
+            given = work.total
+            command = c.Install(block=work.block, total=given.extent, coefficient=work.coefficient)
+        else:
+            assert isinstance(work.gradient, Tensor)
+            given = work.gradient
+            command = c.Apply(
+                block=work.block,
+                gradient=given.extent,
+                coefficient=work.coefficient,
+                batch=step.batch,
+                microbatches=self._schema.training.microbatches,
+            )
+        posted = self._posts.post(command, [given])
 
         async def answer() -> None:
             done = await posted

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetpeer.bootstrap.agenda import is_complete
 from hetpeer.bootstrap.amending import Amending
 from hetpeer.bootstrap.coordinator import Halt
 from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.keeping import Checkpoints
-from hetpeer.bootstrap.reign import is_complete
 from hetpeer.bootstrap.replica import Replica, run_logs
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.service import CONTROL, CoordinatorService, coordinator_config

@@ -32,6 +32,7 @@ class HeldStates:
     def use(self, posts: Posts | None, rooms: Mapping[int, int]) -> None:
         """The worker's side of our place, and the bytes that each block's state takes."""
         self._posts, self._rooms = posts, rooms
+        self._snapshots = {}
 
     def changed(self) -> None:
         """Something happened: whoever waits looks again."""
@@ -40,7 +41,9 @@ class HeldStates:
     def snapshot(self, version: int, blocks: Sequence[int]) -> list[Coroutine[Any, Any, None]]:
         """Copy the state of `blocks` before the next update can change it. Posted now; run what is returned."""
         assert self._posts is not None
-        self._snapshots = {key: kept for key, kept in self._snapshots.items() if key[0] == version}
+        self._snapshots = {  # an older one of that version is of another history
+            key: kept for key, kept in self._snapshots.items() if key[0] == version and key[1] not in blocks
+        }
         return [
             self._keep(
                 version, block, self._member.digests[block], self._posts.dump(block, self._rooms[block])

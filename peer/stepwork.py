@@ -105,7 +105,7 @@ class StepWork:
                 self._start(place.reducing.sum(member, step, effect))
             case e.Inspect():
                 self._start(place.reducing.inspect(member, step, effect))
-            case e.ApplyUpdate():
+            case e.ApplyUpdate() | e.InstallAverage():
                 self._spawn(self._apply(place.reducing.apply(member, step, effect)))
             case p.Release(handle):
                 self.release(handle)
@@ -172,14 +172,15 @@ class StepWork:
         self._perform(self._member.activation(origin, head.id, head.route, head.attempt, tensor))
 
     def _send(self, step: e.StepId, effect: StepEffect, place: Place) -> None:
+        wire = step.on_wire
         own: dict[str, Any] = {
-            "line": step.line,
-            "step": step.number,
+            "line": wire.line,
+            "step": wire.number,
             "incarnation": self._member.incarnation,
         }
         match effect:
             case p.SendActivation(number, route, attempt, handle):
-                head = ActivationHead(**own, id=number, route=route, attempt=attempt)
+                head = ActivationHead(**own, id=number, batch=step.batch, route=route, attempt=attempt)
                 if (number, route[0]) in self._sent:
                     self._plane.nudge(route[0].peer, head, _tensor(handle).nbytes)
                 self._sent.add((number, route[0]))

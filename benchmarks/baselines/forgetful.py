@@ -63,7 +63,7 @@ def _without(self: CoordinatedStep, peers: Sequence[str], now: float) -> list[Or
     effects: list[Order] = [Send(other, gone) for other in sorted(self.roster)]
     over = {i for i, route in self._ways._routes.items() if any(hop.peer in peers for hop in route)}
     effects += self._hand_out(over & self.ledger.undone())
-    if self.reducing and not lost and self.ledger.complete():
+    if self.reduce.under_way and not lost and self.ledger.complete():
         return effects + self._make_plan(now)
-    self.reducing = False
+    self.reduce.void()
     return effects + self._advance(now)

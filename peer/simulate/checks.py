@@ -48,16 +48,16 @@ class Checks:
         """One more record lies durably in the log."""
         history, kind = self.history, record["kind"]
         if kind == "reign":
-            _require(record["term"] > history.term, f"term {record['term']} after {history.term}")
+            require(record["term"] > history.term, f"term {record['term']} after {history.term}")
         elif kind == "rollback":
-            _require(record["view"] > history.view, f"view {record['view']} after {history.view}")
+            require(record["view"] > history.view, f"view {record['view']} after {history.view}")
             kept = record["to_version"]
             self._lineage = {v: c for v, c in self._lineage.items() if v <= kept}
         elif kind == "commit":
             step = record["step"]
-            _require(step == history.version, f"step {step} is committed at version {history.version}")
+            require(step == history.version, f"step {step} is committed at version {history.version}")
             exact = self._numerics.check_loss(step, self._microbatches, record["loss"])
-            _require(exact, f"step {step} has the loss {record['loss']}")
+            require(exact, f"step {step} has the loss {record['loss']}")
             self._commits += 1
             key = (record["term"], record["view"], step)
             self._parents[key] = (self._lineage[step], self._commits)
@@ -66,26 +66,24 @@ class Checks:
 
     def applied(self, volunteer: str, record: RecordApplied, before: Digests) -> None:
         """`volunteer` has applied a committed update to the states `before`."""
-        line, step, _ = record.step
-        _require(
-            (line.term, line.view, step) in self._parents, f"{volunteer} applied step {step} uncommitted"
-        )
+        line, step = record.step.line, record.step.number
+        require((line.term, line.view, step) in self._parents, f"{volunteer} applied step {step} uncommitted")
         parent, commit = self._parents[line.term, line.view, step]
         for cover in record.covers:
             where = f"step {step} block {cover.block}"
             ids = Counter(i for _, held in cover.slots for i in held)
-            _require(ids == Counter(range(self._microbatches)), f"{where}: counted {dict(ids)}")
+            require(ids == Counter(range(self._microbatches)), f"{where}: counted {dict(ids)}")
             known = self._states.setdefault((parent, cover.block), before[cover.block])
-            _require(known == before[cover.block], f"{where}: {volunteer} applied it to another state")
+            require(known == before[cover.block], f"{where}: {volunteer} applied it to another state")
             after = record.states[cover.block]
             known = self._states.setdefault((commit, cover.block), after)
-            _require(known == after, f"{where}: holders differ at {volunteer}")
+            require(known == after, f"{where}: holders differ at {volunteer}")
 
     def planned(self, roster: Collection[str], plan: m.Plan) -> None:
         """The coordinator makes a plan."""
         for cover in plan.covers:
             holders = {holder for holder, _ in (*cover.slots, *cover.reducers)} | {*cover.receivers}
-            _require(
+            require(
                 holders <= set(roster), f"plan {plan.plan} of step {plan.step} names {holders - set(roster)}"
             )
 
@@ -95,30 +93,31 @@ class Checks:
         mine = {} if accepted is None else slots.contents()[accepted]
         for cover in plan.covers:
             named = frozenset(dict(cover.slots).get(volunteer, ()))
-            _require(
+            require(
                 named == mine.get(cover.block, frozenset()),
                 f"plan {plan.plan} of step {plan.step} takes {volunteer} for a holder of {set(named)}",
             )
 
     def committed(self, volunteer: str, holds: bool) -> None:
         """`volunteer` is told a commit of the step that it works on."""
-        _require(holds, f"{volunteer} is told a commit and does not hold its gradients")
+        require(holds, f"{volunteer} is told a commit and does not hold its gradients")
 
     def folding(self, volunteer: str, slots: SlotBook, blocks: range) -> None:
         """A backward starts; its gradients are to be folded into a slot."""
         for block in blocks:
-            _require(slots.live(block) <= LIVE, f"{volunteer} keeps {slots.live(block)} slots of {block}")
+            require(slots.live(block) <= LIVE, f"{volunteer} keeps {slots.live(block)} slots of {block}")
             ids = Counter(i for held in slots.contents().values() for i in held.get(block, ()))
-            _require(max(ids.values(), default=0) <= 1, f"{volunteer} has an id in two slots of {block}")
+            require(max(ids.values(), default=0) <= 1, f"{volunteer} has an id in two slots of {block}")
 
     def ended(self, states: Mapping[int, Any]) -> None:
         """The run is over; `states` is the last checkpoint."""
-        _require(sorted(self.history.commits) == list(range(self._steps)), "not every step is committed")
+        require(sorted(self.history.commits) == list(range(self._steps)), "not every step is committed")
         for block, state in states.items():
             exact = self._numerics.check_final(block, self._steps, self._microbatches, state)
-            _require(exact, f"block {block} ended in another state than that of one machine")
+            require(exact, f"block {block} ended in another state than that of one machine")
 
 
-def _require(holds: bool, what: str) -> None:
+def require(holds: bool, what: str) -> None:
+    """Raises `ViolationError` otherwise."""
     if not holds:
         raise ViolationError(what)

@@ -102,8 +102,7 @@ class Faults:
             case 2:
                 swarm.pause_coordinator(random.choice((1.0, 5.0, 15.0)))
             case 3:
-                if swarm.coordinator is not None:
-                    swarm.save_failed(swarm.coordinator.history.version)
+                swarm.save_failed(swarm.saving)
             case 4:
                 swarm.stranger(m.Hello(run="another run", incarnation=1))
             case 5:

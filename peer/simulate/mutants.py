@@ -21,8 +21,8 @@ from hetpeer.averaging.ties import Ties
 from hetpeer.bootstrap.coordinator import Coordinator
 from hetpeer.bootstrap.ledger import StepLedger, Verdict
 from hetpeer.bootstrap.patience import Pace
+from hetpeer.bootstrap.reduce import Reduce
 from hetpeer.bootstrap.saving import Saving
-from hetpeer.bootstrap.training import CoordinatedStep
 from hetpeer.peer.simulate.swarm import Swarm
 from hetpeer.stages.execution.effects import Handle, TaskKey
 from hetpeer.stages.execution.pipeline import Pipeline
@@ -74,7 +74,7 @@ def fold_twice() -> AbstractContextManager[None]:
 def tied_apart() -> AbstractContextManager[None]:
     """Holders of one block of a tied parameter update it by that block's uses alone."""
 
-    def observers(_self: CoordinatedStep, _block: int, _holders: Any) -> list[str]:
+    def observers(_self: Reduce, _block: int, _holders: Any) -> list[str]:
         return []
 
     def partners(_self: Ties, _block: int) -> list[int]:
@@ -82,7 +82,7 @@ def tied_apart() -> AbstractContextManager[None]:
 
     @contextmanager
     def both() -> Iterator[None]:
-        with _patched(CoordinatedStep, "_observers", observers), _patched(Ties, "partners", partners):
+        with _patched(Reduce, "_observers", observers), _patched(Ties, "partners", partners):
             yield
 
     return both()
@@ -211,14 +211,20 @@ def old_messages_heard() -> AbstractContextManager[None]:
 
 def old_votes() -> AbstractContextManager[None]:
     """Votes on an older plan count for the newer one."""
-    original = CoordinatedStep.vote
+    vote, make = Reduce.vote, Reduce.make
 
-    def vote(self: CoordinatedStep, peer: str, message: m.Vote, now: float) -> list[Any]:
-        return original(self, peer, message.model_copy(update={"plan": self.plan}), now)
+    def any_vote(self: Reduce, peer: str, message: m.Vote, roster: Any) -> bool:
+        return vote(self, peer, message.model_copy(update={"plan": self.plan}), roster)
+
+    def keeping(self: Reduce, *arguments: Any) -> Any:
+        votes = dict(self._votes)
+        told = make(self, *arguments)
+        self._votes.update(votes)
+        return told
 
     @contextmanager
     def both() -> Iterator[None]:
-        with _patched(CoordinatedStep, "vote", vote), _patched(StepLedger, "new_plan", lambda _self: None):
+        with _patched(Reduce, "vote", any_vote), _patched(Reduce, "make", keeping):
             yield
 
     return both()

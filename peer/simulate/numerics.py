@@ -49,6 +49,12 @@ class Numerics(Protocol):
 
     def apply(self, state: Any, gradient: Any, coefficient: float) -> Any: ...
 
+    def parameters(self, state: Any, begin: int, end: int) -> Any:
+        """What a cluster sends of its state to be averaged; it is added up as gradients are."""
+
+    def install(self, state: Any, total: Any, coefficient: float) -> Any:
+        """The state whose parameters are `total`·`coefficient`."""
+
     def digest(self, state: Any) -> str: ...
 
     def shared(self, state: Any, begin: int, end: int) -> str:
@@ -78,6 +84,15 @@ class Chain:
     exact: str
     bits: str
     tied: str = ""
+    batches: frozenset[int] = frozenset()
+    """Which were trained on the way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """Parameters of several clusters, in the order in which they were added."""
+
+    states: tuple[Chain, ...]
 
 
 class Symbols:
@@ -112,19 +127,21 @@ class Symbols:
             Sum(Counter({(step, number, state.exact): 1}), _hash((step, number, state))) for state in states
         ]
 
-    def add(self, gradients: Iterable[Sum]) -> Sum:
+    def add(self, gradients: Iterable[Any]) -> Any:
         terms = list(gradients)
         if len(terms) == 1:
             return terms[0]
+        if isinstance(terms[0], Average):
+            return Average(tuple(state for term in terms for state in term.states))
         ids: Counter[tuple[int, int, str]] = Counter()
         for term in terms:
             ids.update(term.ids)
         return Sum(ids, _hash([term.bits for term in terms]))
 
-    def shard(self, gradient: Sum, begin: int, end: int) -> Sum:  # noqa: ARG002
+    def shard(self, gradient: Any, begin: int, end: int) -> Any:  # noqa: ARG002
         return gradient
 
-    def join(self, shards: Sequence[Sum]) -> Sum:
+    def join(self, shards: Sequence[Any]) -> Any:
         whole = all(shard == shards[0] for shard in shards)
         return shards[0] if whole else Sum(Counter({(-1, -1, "torn"): 1}), "torn")
 
@@ -136,13 +153,30 @@ class Symbols:
         total = _hash([(other, part.bits) for other, part in parts])
         return Sum(gradient.ids, _hash((gradient.bits, total)), total)
 
-    def inspect(self, block: int, gradient: Sum) -> tuple[str, float]:  # noqa: ARG002
+    def inspect(self, block: int, gradient: Any) -> tuple[str, float]:  # noqa: ARG002
+        if isinstance(gradient, Average):
+            return _hash([self.digest(state) for state in gradient.states]), 1.0
         return _hash((sorted(gradient.ids.items()), gradient.bits)), 1.0
 
     def apply(self, state: Chain, gradient: Sum, coefficient: float) -> Chain:  # noqa: ARG002
         exact = _hash((state.exact, sorted(gradient.ids.items())))
         return Chain(
-            exact, _hash((state.bits, gradient.bits)), _hash((state.tied, gradient.tied or gradient.bits))
+            exact,
+            _hash((state.bits, gradient.bits)),
+            _hash((state.tied, gradient.tied or gradient.bits)),
+            state.batches.union(batch for batch, _, _ in gradient.ids),
+        )
+
+    def parameters(self, state: Chain, begin: int, end: int) -> Average:  # noqa: ARG002
+        return Average((state,))
+
+    def install(self, state: Chain, total: Average, coefficient: float) -> Chain:  # noqa: ARG002
+        assert round(1 / coefficient) == len(total.states), (coefficient, total)
+        return Chain(
+            _hash([one.exact for one in total.states]),
+            _hash([one.bits for one in total.states]),
+            _hash([one.tied for one in total.states]),
+            frozenset().union(*(one.batches for one in total.states)),
         )
 
     def digest(self, state: Chain) -> str:

@@ -10,7 +10,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
@@ -40,6 +40,30 @@ LATE_S = (0.5, 30.0)
 ECHO_S = 0.2
 LINGER_S = 3.0
 """The coordinator does not leave at once when the run is over."""
+
+
+class Core(Protocol):
+    """A coordinator, of an exact or of a grouped run."""
+
+    @property
+    def state(self) -> c.State: ...
+
+    def start(self) -> list[c.Effect]: ...
+
+    def receive(self, peer: str, message: m.Message, now: float) -> list[c.Effect]: ...
+
+    def broken(self, peer: str, now: float) -> list[c.Effect]: ...
+
+    def resumed(self, peer: str, now: float) -> list[c.Effect]: ...
+
+    def saved(self, version: int, block: int, digest: str, now: float) -> list[c.Effect]: ...
+
+    def not_saved(self, version: int, now: float) -> list[c.Effect]: ...
+
+    def tick(self, now: float) -> list[c.Effect]: ...
+
+    def working(self) -> dict[str, m.Range]:
+        """Everybody who takes part in steps, with the blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +106,7 @@ class Swarm:
         self.network = Network(self.world, config.latency_s)
         self.board = Board(self.world, seed)
         self.checks = Checks(numerics, config.steps, config.microbatches)
-        self.coordinator: c.Coordinator | None = None
+        self.coordinator: Core | None = None
         self.log: list[Mapping[str, Any]] = []
         self.completed: bool | None = None
         self.faults = 0
@@ -93,10 +117,12 @@ class Swarm:
         """(receiver, kind) → the last such message on a line of history."""
         self._coverage = coverage
         self._reign = 0
+        self._saving = 0
         self._gate = Gate(self.world)
         self._channels: dict[str, int] = {}
         """Volunteer → its session that the coordinator knows."""
-        self._store = {(0, b): numerics.initial(b) for b in range(numerics.blocks)}
+        self._store = {(0, 0, b): numerics.initial(b) for b in range(numerics.blocks)}
+        """(cluster, version, block) → state."""
         machines = zip(
             range(config.volunteers), itertools.cycle(config.speeds), itertools.cycle(config.uplinks)
         )
@@ -123,7 +149,7 @@ class Swarm:
             )
         if not self.completed:
             raise ViolationError(f"the run was halted: {self.log[-1]}")
-        last = {b: self._store[self.config.steps, b] for b in range(self.numerics.blocks)}
+        last = {b: self._store[*self._last_checkpoint, b] for b in range(self.numerics.blocks)}
         self.checks.ended(last)
         for tie in self.config.ties:
             if len({self.numerics.shared(last[block], begin, end) for block, begin, end in tie.uses}) > 1:
@@ -131,8 +157,18 @@ class Swarm:
 
     def start_coordinator(self) -> None:
         """A new reign from the log."""
+        self._reign += 1
+        self._channels = {}
+        self.coordinator = self._new_core(self._coordinator_config())
+        self._perform(self.coordinator.start())
+        self._tick(self._reign)
+
+    def _new_core(self, config: c.CoordinatorConfig) -> Core:
+        return c.Coordinator(c.over_all(config, History.of(self.log)), self.world.now)
+
+    def _coordinator_config(self) -> c.CoordinatorConfig:
         cfg = self.config
-        config = c.CoordinatorConfig(
+        return c.CoordinatorConfig(
             run="sim",
             steps=cfg.steps,
             sizes=[1] * cfg.microbatches,
@@ -150,11 +186,6 @@ class Swarm:
             reduce_s=cfg.reduce_s,
             sync_s=cfg.sync_s,
         )
-        self._reign += 1
-        self._channels = {}
-        self.coordinator = c.Coordinator(config, History.of(self.log), self.world.now)
-        self._perform(self.coordinator.start())
-        self._tick(self._reign)
 
     def crash_coordinator(self, away_s: float) -> None:
         """The coordinator dies; its log stays. Volunteers find out and come back to its successor."""
@@ -186,7 +217,7 @@ class Swarm:
                 self.tell(volunteer, m.Heartbeat())
         self.world.after(BEAT_S, self._beat)
 
-    def _event(self, name: str, act: Callable[[c.Coordinator, float], Iterable[c.Effect]]) -> None:
+    def _event(self, name: str, act: Callable[[Core, float], Iterable[c.Effect]]) -> None:
         """Something happens to the coordinator, if there is one."""
         core = self.coordinator
         if core is not None:
@@ -209,15 +240,15 @@ class Swarm:
                     session = self._channels.pop(peer, None)
                     if session is not None:
                         self.network.send(COORDINATOR, peer, self.volunteers[peer].lost_session(session))
-                case c.CollectCheckpoint(version, savers):
-                    self._collect(version, dict(savers), {}, COLLECT_TRIES)
+                case c.CollectCheckpoint():
+                    self._collect(effect, {}, COLLECT_TRIES)
                 case c.Halt(_, completed):
                     self.completed = completed
 
     def _check_promise(self, to: str, message: m.Message) -> None:
         """Plans are made of live holders, a commit is told to holders of its gradients."""
         if isinstance(message, m.Plan) and self.coordinator is not None:
-            self.checks.planned(self.coordinator.members.roster(), message)
+            self.checks.planned(self.coordinator.working(), message)
         if isinstance(message, m.Commit):
             volunteer = self.volunteers[to]
             if volunteer.alive and _works_on(volunteer.member, message):
@@ -277,7 +308,7 @@ class Swarm:
             return
 
         def to_volunteer(core: Member) -> Iterable[MemberEffect]:
-            if not _is_past(message, core.line, core.version or 0):
+            if not is_past(message, core.line, core.version or 0):
                 return ()
             self._coverage.member[core.phase.value, message.kind] += 1
             return core.receive(message)
@@ -285,13 +316,18 @@ class Swarm:
         def to_coordinator() -> None:
             core = self.coordinator
             over = core is not None and core.state is c.State.FINISHED
-            if core is not None and (over or _is_past(message, core.line, core.history.version)):
+            if core is not None and (over or self._is_past(core, message)):
                 self._event(message.kind, lambda core, now: core.receive(name, message, now))
 
         if self._said.get((name, message.kind)) is message:
             volunteer.later(volunteer.process, to_volunteer)
         else:
             self._gate.enter(to_coordinator)
+
+    def _is_past(self, core: Core, message: m.Message) -> bool:
+        """Whether `message` is of a line or a step that is past for the coordinator."""
+        assert isinstance(core, c.Coordinator)
+        return is_past(message, core.line, core.history.version)
 
     def stream_broken(self, name: str) -> None:
         """The coordinator sees the control stream of `name` break."""
@@ -346,9 +382,10 @@ class Swarm:
 
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _collect(self, version: int, savers: dict[int, str], states: dict[int, Any], tries: int) -> None:
+    def _collect(self, order: c.CollectCheckpoint, states: dict[int, Any], tries: int) -> None:
         """Fetch the blocks' states from those who save them; one that cannot be had ends it."""
-        reign = self._reign
+        reign, version, savers = self._reign, order.version, order.savers
+        self._saving = version
 
         def fetch() -> None:
             if reign != self._reign or self.coordinator is None:
@@ -357,13 +394,13 @@ class Swarm:
             saver = self.volunteers[savers[block]]
             state = saver.state(version, block) if saver.alive and not saver.frozen else None
             if state is not None:
-                states[block] = self._store[version, block] = state
+                states[block] = self._store[order.cluster, version, block] = state
                 digest = self.numerics.digest(state)
                 self._event("saved", lambda core, now: core.saved(version, block, digest, now))
                 if len(states) < len(savers):
-                    self._collect(version, savers, states, COLLECT_TRIES)
+                    self._collect(order, states, COLLECT_TRIES)
             elif tries:
-                self._collect(version, savers, states, tries - 1)
+                self._collect(order, states, tries - 1)
             else:
                 self.save_failed(version)
 
@@ -371,16 +408,30 @@ class Swarm:
         wait = (SLOW_COLLECT_S if slow else COLLECT_RETRY_S) * self.world.random.random()
         self.world.after(wait, lambda: self._gate.enter(fetch))
 
+    @property
+    def saving(self) -> int:
+        """The version of the last checkpoint that was asked for."""
+        return self._saving
+
     def save_failed(self, version: int) -> None:
         """The checkpoint of `version` cannot be collected or written."""
         self._event("not_saved", lambda core, now: core.not_saved(version, now))
 
-    def sealed_state(self, version: int, block: int) -> Any:
+    @property
+    def _last_checkpoint(self) -> tuple[int, int]:
+        """Its cluster and version."""
+        sealed = [(r.get("cluster", 0), r["version"]) for r in self.log if r["kind"] == "checkpoint"]
+        return sealed[-1] if sealed else (0, 0)
+
+    def sealed_state(self, cluster: int, version: int, block: int) -> Any:
         """A block's state from a complete checkpoint; None if there is none of that version."""
         complete = version == 0 or any(
-            r["kind"] == "checkpoint" and r["version"] == version for r in self.log
+            r["kind"] == "checkpoint" and (r.get("cluster", 0), r["version"]) == (cluster, version)
+            for r in self.log
         )
-        return self._store.get((version, block)) if complete and self.coordinator is not None else None
+        return (
+            self._store.get((cluster, version, block)) if complete and self.coordinator is not None else None
+        )
 
     def happened(self, what: str) -> None:
         """Something fault hooks may want to strike at."""
@@ -393,7 +444,7 @@ def _works_on(core: Member, message: m.Plan | m.Commit) -> bool:
     return core.step is not None and core.step.on_wire == StepId(message.line, message.step)
 
 
-def _is_past(message: m.Message, line: m.Line, version: int) -> bool:
+def is_past(message: m.Message, line: m.Line, version: int) -> bool:
     """Whether `message` is of an older line of history, or of a step that made a version before `version`."""
     theirs = getattr(message, "line", None)
     if not isinstance(theirs, m.Line) or isinstance(message, m.Welcome):

@@ -140,9 +140,16 @@ class ToyNet:
             exp_avg_sq=after.exp_avg_sq,
             gradient=gradient,
             coefficient=coefficient,
+            update=after.version,
             step=after.version,
         )
         return after
+
+    def parameters(self, state: BlockState, begin: int, end: int) -> Tensor:
+        return state.parameters[begin:end]
+
+    def install(self, state: BlockState, total: Tensor, coefficient: float) -> BlockState:
+        return BlockState(total * coefficient, state.exp_avg, state.exp_avg_sq, state.version + 1)
 
     def digest(self, state: BlockState) -> str:
         return _digest(torch.cat([state.parameters, state.exp_avg, state.exp_avg_sq]))

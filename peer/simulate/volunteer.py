@@ -203,7 +203,7 @@ class Volunteer:
                 worker.sum(step, effect)
             case e.Inspect():
                 worker.inspect(step, effect)
-            case e.ApplyUpdate():
+            case e.ApplyUpdate() | e.InstallAverage():
                 worker.apply(step, effect)
             case p.Release(handle):
                 self.boxes.release(handle)
@@ -323,6 +323,7 @@ class Volunteer:
         """Load the graphs of `place`; a later order takes the place of an earlier one."""
         self._preparing += 1
         order = self._preparing
+        self.snapshots.clear()
         self.worker.unload()
 
         def finish(core: Member) -> Iterable[Effect]:
@@ -389,7 +390,7 @@ class Volunteer:
                 state = holder.state(order.version, block)
                 if state is not None and wanted in (None, self.swarm.numerics.digest(state)):
                     return state
-        return self.swarm.sealed_state(order.version, block)
+        return self.swarm.sealed_state(order.origin, order.version, block)
 
     # ── states ───────────────────────────────────────────────────────────────────────────────────────────────────
 

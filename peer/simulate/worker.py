@@ -92,7 +92,7 @@ class Worker:
             if self._poisoned(2 * key.id):
                 return core.work_failed(step, key, "non-finite output")
             states = [self._state(block, step) for block in range(key.begin, work.end)]
-            kept, out = self._numerics.forward(states, key.begin, (step.number, key.id), bundle)
+            kept, out = self._numerics.forward(states, key.begin, (step.batch, key.id), bundle)
             if work.train:
                 self._graphs[key] = kept
             if work.end == self._numerics.blocks:
@@ -147,7 +147,10 @@ class Worker:
 
         def finish(_core: Member) -> Iterable[Effect]:
             shard = work.shard
-            value = self._numerics.shard(self._slots[work.slot, shard.block], shard.begin, shard.end)
+            if work.slot == e.STATE:
+                value = self._numerics.parameters(self._state(shard.block, step), shard.begin, shard.end)
+            else:
+                value = self._numerics.shard(self._slots[work.slot, shard.block], shard.begin, shard.end)
             send(self._boxes.new(step, value))
             return ()
 
@@ -182,13 +185,15 @@ class Worker:
 
         self.submit(REDUCE_S, finish)
 
-    def apply(self, step: e.StepId, work: e.ApplyUpdate) -> None:
-        """`ApplyUpdate` → `applied`."""
-        gradient = self._boxes.value(work.gradient)
+    def apply(self, step: e.StepId, work: e.ApplyUpdate | e.InstallAverage) -> None:
+        """`ApplyUpdate` or `InstallAverage` → `applied`."""
+        averages = isinstance(work, e.InstallAverage)
+        given = self._boxes.value(work.total if isinstance(work, e.InstallAverage) else work.gradient)
+        update = self._numerics.install if averages else self._numerics.apply
 
         def finish(core: Member) -> Iterable[Effect]:
             before = self._state(work.block, step)
-            after = self._numerics.apply(before, gradient, work.coefficient)
+            after = update(before, given, work.coefficient)
             self.states[work.block] = (step.number + 1, after)
             self.before[work.block] = self._numerics.digest(before)
             return core.applied(step, work.block, self._numerics.digest(after))

@@ -159,6 +159,17 @@ class ExportSlot(Command[Done]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExportState(Command[Done]):
+    """Copy the elements [begin, end) of the block's parameters and statistics into `extent`."""
+
+    kind: Literal["export_state"] = "export_state"
+    block: Count
+    begin: Count
+    end: Count
+    extent: Extent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClearStep(Command[Done]):
     """Forget every kept graph and every slot: the step was given up, or another begins."""
 
@@ -188,7 +199,8 @@ class Inspect(Command[Inspected]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Apply(Command[Applied]):
-    """Update `block` with the committed gradient of a step of so many microbatches, times `coefficient` (clipping).
+    """Update `block` with the committed gradient of a step of so many microbatches, times `coefficient` (clipping). `batch`
+    is what was trained, from 0: the place in the schedule.
 
     The block's slots and kept graphs belonged to the step that ends here and are forgotten. A gradient that is not
     finite is refused before anything changes.
@@ -199,7 +211,22 @@ class Apply(Command[Applied]):
     block: Count
     gradient: Extent
     coefficient: Number
+    batch: Count
     microbatches: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Install(Command[Applied]):
+    """The parameters and statistics of `block` are `total`·`coefficient` from now on: clusters have averaged.
+
+    Slots and kept graphs are forgotten. Numbers that are not finite are refused before anything changes.
+    """
+
+    answer: ClassVar[type[Any]] = Applied
+    kind: Literal["install"] = "install"
+    block: Count
+    total: Extent
+    coefficient: Number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,10 +284,12 @@ AnyCommand = (
     | MergeSlot
     | DropSlot
     | ExportSlot
+    | ExportState
     | ClearStep
     | Sum
     | Inspect
     | Apply
+    | Install
     | DumpState
     | WarmUp
     | Rehearse

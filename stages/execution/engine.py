@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import psutil
@@ -19,6 +20,7 @@ from blake3 import blake3
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import device as devices
 from hetpeer.stages.execution import results as r
+from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.executor import Executor
 from hetpeer.stages.execution.groups import MakeRule, Segment, segments
 from hetpeer.stages.execution.held import HeldBlock, dump_bytes
@@ -61,10 +63,12 @@ class Engine(Executor):
                 c.MergeSlot: self._merge_slot,
                 c.DropSlot: self._drop_slot,
                 c.ExportSlot: self._export_slot,
+                c.ExportState: self._export_state,
                 c.ClearStep: self._clear_step,
                 c.Sum: self._sum,
                 c.Inspect: self._inspect,
                 c.Apply: self._apply,
+                c.Install: self._install,
                 c.DumpState: self._dump_state,
                 c.WarmUp: self._warm_up,
                 c.Rehearse: self._rehearse,
@@ -115,16 +119,33 @@ class Engine(Executor):
         return self._blocks[block]
 
     def _apply(self, command: c.Apply) -> r.Applied:
-        held = self._held(command.block)
-        gradient = self._staging.floats(command.gradient, held.spec.vector_count)
-        refuse_not_finite(f"block {command.block}", {"gradient": gradient})
-        self._tasks.forget(command.block)
-        try:
-            held.update(self._staging.up(gradient), command.coefficient, command.microbatches)
-        except BaseException:
-            self._forget(command.block)  # half updated: of no version
-            raise
+        held, gradient = self._to_update(command.block, "gradient", command.gradient)
+        with self._whole(held):
+            held.update(gradient, command.coefficient, command.batch, command.microbatches)
         return r.Applied(version=held.version, digest=held.state().digest())
+
+    def _install(self, command: c.Install) -> r.Applied:
+        held, total = self._to_update(command.block, "average", command.total)
+        with self._whole(held):
+            held.install(total, command.coefficient)
+        return r.Applied(version=held.version, digest=held.state().digest())
+
+    def _to_update(self, block: int, name: str, extent: Extent) -> tuple[HeldBlock, torch.Tensor]:
+        """The block, and what it is to be updated with, on the device."""
+        held = self._held(block)
+        vector = self._staging.floats(extent, held.spec.vector_count)
+        refuse_not_finite(f"block {block}", {name: vector})
+        return held, self._staging.up(vector)
+
+    @contextmanager
+    def _whole(self, held: HeldBlock) -> Iterator[None]:
+        """An update of `held` is done whole, or the block is forgotten: half updated it is of no version."""
+        self._tasks.forget(held.spec.index)
+        try:
+            yield
+        except BaseException:
+            self._forget(held.spec.index)
+            raise
 
     def _dump_state(self, command: c.DumpState) -> r.Dumped:
         held = self._held(command.block)
@@ -148,10 +169,15 @@ class Engine(Executor):
         return r.Done()
 
     def _export_slot(self, command: c.ExportSlot) -> r.Done:
-        vector = self._held(command.block).slot(command.slot)
+        return self._export(self._held(command.block).slot(command.slot), command)
+
+    def _export_state(self, command: c.ExportState) -> r.Done:
+        return self._export(self._held(command.block).vector, command)
+
+    def _export(self, vector: torch.Tensor, command: c.ExportSlot | c.ExportState) -> r.Done:
         if not command.begin <= command.end <= len(vector):
             raise CommandError(
-                f"a slot of {len(vector)} elements has no part [{command.begin}, {command.end})"
+                f"a vector of {len(vector)} elements has no part [{command.begin}, {command.end})"
             )
         part = vector[command.begin : command.end]
         self._staging.down(part, self._staging.floats(command.extent, len(part)))

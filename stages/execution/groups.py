@@ -32,9 +32,12 @@ class UpdateRule(Protocol):
         exp_avg_sq: torch.Tensor,
         gradient: torch.Tensor,
         coefficient: float,
+        update: int,
         step: int,
     ) -> None:
-        """Update number `step`, from 1, of the first three in place: flat float32 vectors on one device."""
+        """Update number `update`, from 1, of the first three in place: flat float32 vectors on one device. `step`, from 1, is
+        where the run is in its schedule; the same, unless several clusters share the run's batches.
+        """
 
 
 MakeRule = Callable[[Settings], UpdateRule]

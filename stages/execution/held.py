@@ -13,6 +13,7 @@ import torch
 
 from hetpeer.stages.execution.block import Block, flat_views, statistic_views
 from hetpeer.stages.execution.groups import Segment
+from hetpeer.stages.execution.numerics import float32
 from hetpeer.stages.execution.staging import CommandError
 from hetpeer.stages.execution.state import FLOAT32, HEADER_BYTES_PER_TENSOR, PREFIXES, BlockState, layout_of
 from hetpeer.stages.execution.statistics import RunningStatistics
@@ -33,6 +34,7 @@ class HeldBlock:
     ) -> None:
         self.spec = spec
         self.version = state.version
+        self._averages = state.averages
         self._rules = rules
         self._vector, self._exp_avg, self._exp_avg_sq = (
             torch.from_numpy(vector).to(device) for vector in state.vectors()
@@ -50,12 +52,17 @@ class HeldBlock:
         """The state as numpy vectors: on a CPU the memory itself, not a copy."""
         vectors = [vector.cpu().numpy() for vector in (self._vector, self._exp_avg, self._exp_avg_sq)]
         return BlockState(
-            version=self.version, parameters=vectors[0], exp_avg=vectors[1], exp_avg_sq=vectors[2]
+            version=self.version,
+            parameters=vectors[0],
+            exp_avg=vectors[1],
+            exp_avg_sq=vectors[2],
+            averages=self._averages,
         )
 
-    def update(self, gradient: torch.Tensor, coefficient: float, microbatches: int) -> None:
-        """Version s → s + 1, by a step of so many microbatches. The slots belonged to the step that ends here."""
+    def update(self, gradient: torch.Tensor, coefficient: float, batch: int, microbatches: int) -> None:
+        """Version s → s + 1, by batch `batch` of so many microbatches. The slots belonged to the step that ends here."""
         self._slots.clear()
+        updates = self.version - self._averages
         for segment in self._rules:
             part = slice(segment.begin, segment.end)
             segment.rule.apply(
@@ -64,10 +71,23 @@ class HeldBlock:
                 exp_avg_sq=self._exp_avg_sq[part],
                 gradient=gradient[part],
                 coefficient=coefficient,
-                step=self.version + 1,
+                update=updates + 1,
+                step=batch + 1,
             )
         self._running.update(self._statistics, gradient[self.spec.parameter_count :], microbatches)
         self.version += 1
+
+    def install(self, total: torch.Tensor, coefficient: float) -> None:
+        """Version s → s + 1: parameters and statistics are `total`·`coefficient`, the moments stay (docs/averaging.md)."""
+        self._slots.clear()
+        torch.mul(total, float32(coefficient), out=self._vector)
+        self.version += 1
+        self._averages += 1
+
+    @property
+    def vector(self) -> torch.Tensor:
+        """The flat parameters and statistics."""
+        return self._vector
 
     # ── slots ────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -46,17 +46,23 @@ DTYPES = {
     "float64": "F64",
 }
 """Our name of a dtype -> that of safetensors."""
-LABEL = re.compile(r"block (?P<block>[0-9]{1,9}) version (?P<version>[0-9]{1,15})")
+LABEL = re.compile(
+    r"block (?P<block>[0-9]{1,9}) version (?P<version>[0-9]{1,15})(?: averages (?P<averages>[1-9][0-9]{0,14}))?"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockState:
-    """Parameters and AdamW moments of one block after `version` updates; the three vectors have equal length."""
+    """Parameters and AdamW moments of one block at `version`; the three vectors have equal length.
+
+    Each update is a version, and in a grouped run each averaging: `averages` of them, which the moments know nothing of.
+    """
 
     version: int
     parameters: Vector
     exp_avg: Vector
     exp_avg_sq: Vector
+    averages: int = 0
 
     @classmethod
     def initial(cls, parameters: Vector) -> BlockState:
@@ -72,11 +78,14 @@ class BlockState:
         return self.parameters, self.exp_avg, self.exp_avg_sq
 
     def digest(self) -> str:
-        """Blake3 (64 hex digits) of parameters ‖ exp_avg ‖ exp_avg_sq as little-endian float32 ‖ version as u64."""
+        """Blake3 (64 hex digits) of parameters ‖ exp_avg ‖ exp_avg_sq as little-endian float32 ‖ version as u64
+        (‖ averages as u64, if there were any).
+        """
         hasher = blake3()
         for vector in self.vectors():
             hasher.update(np.ascontiguousarray(vector, dtype=FLOAT32).data.cast("B"))
-        hasher.update(self.version.to_bytes(8, "little"))
+        for number in (self.version, *([self.averages] if self.averages else [])):
+            hasher.update(number.to_bytes(8, "little"))
         return hasher.hexdigest()
 
 
@@ -116,7 +125,9 @@ def dump(state: BlockState, block: int, layout: Layout) -> bytes:
             continue
         for name, part in split(np.ascontiguousarray(vector, dtype=FLOAT32), layout):
             tensors[prefix + name] = part
-    data: bytes = save(tensors, metadata={"state": f"block {block} version {state.version}"})
+    averages = f" averages {state.averages}" if state.averages else ""
+    label = f"block {block} version {state.version}{averages}"
+    data: bytes = save(tensors, metadata={"state": label})
     return data
 
 
@@ -132,11 +143,17 @@ def load(data: bytes, block: int, layout: Layout) -> BlockState:
         metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__") or {}
     except (SafetensorError, ValueError) as error:
         raise ProtocolError(f"state of block {block} is not a safetensors file", why=str(error)) from error
-    version = _read_version(metadata, block)
+    version, averages = _read_version(metadata, block)
     vectors = [_take_vector(found, prefix, layout, required=not prefix) for prefix in PREFIXES]
     if found:
         raise ProtocolError(f"state of block {block} holds a tensor nobody asked for: {min(found)[:80]!r}")
-    return BlockState(version=version, parameters=vectors[0], exp_avg=vectors[1], exp_avg_sq=vectors[2])
+    return BlockState(
+        version=version,
+        parameters=vectors[0],
+        exp_avg=vectors[1],
+        exp_avg_sq=vectors[2],
+        averages=averages,
+    )
 
 
 def load_constants(data: bytes, specs: Mapping[str, TensorSpec]) -> dict[str, bytes]:
@@ -168,13 +185,17 @@ def _check_sizes(data: bytes, layout: Layout) -> None:
         raise ProtocolError(f"state of {len(data)} bytes does not fit a block of {payload} bytes")
 
 
-def _read_version(metadata: dict[str, str], block: int) -> int:
+def _read_version(metadata: dict[str, str], block: int) -> tuple[int, int]:
+    """Version, and how many averagings are in it."""
     match = LABEL.fullmatch(metadata.get("state", ""))
     if match is None:
         raise ProtocolError("state does not say which block and version it is")
     if match["block"] != str(block):
         raise ProtocolError(f"state is of block {match['block']}, not of block {block}")
-    return int(match["version"])
+    version, averages = int(match["version"]), int(match["averages"] or 0)
+    if averages > version:
+        raise ProtocolError(f"state says that {averages} of {version} updates were averagings")
+    return version, averages
 
 
 def _take_vector(

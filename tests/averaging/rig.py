@@ -35,6 +35,7 @@ def begin(step=STEP.number, line=LINE):
     return m.Begin(
         line=line,
         step=step,
+        batch=0,
         microbatches=1,
         roster={ME: PLACE},
         incarnations={ME: 7},
@@ -91,7 +92,7 @@ def member_in(phase):
     member = new_member()
     stages = [
         (Phase.JOINING, lambda: member.receive(welcome())),
-        (Phase.PREPARING, lambda: member.receive(m.Granted(begin=0, end=2))),
+        (Phase.PREPARING, lambda: member.receive(m.Granted(line=LINE, begin=0, end=2))),
         (Phase.SYNCING, lambda: (member.prepared(1e9), member.receive(fetch()))),
         (Phase.READY, lambda: member.state_loaded(LINE, STEP.number, DIGESTS)),
         (Phase.TRAINING, lambda: member.receive(begin())),

@@ -32,7 +32,7 @@ OLD_STEP = e.StepId(OLD, STEP.number)
 
 MESSAGES = {
     "welcome": welcome(),
-    "granted": m.Granted(begin=1, end=2),
+    "granted": m.Granted(line=LINE, begin=1, end=2),
     "refused": m.Refused(why="taken", places=(place(),)),
     "fetch": fetch(version=4),
     "begin": begin(),
@@ -174,7 +174,7 @@ def test_a_life_from_the_handshake_to_the_second_step():
     member = new_member()
     assert names(member.receive(welcome())) == "Choose"
     assert names(member.chosen(place())) == "Tell claim"
-    assert member.receive(m.Granted(begin=0, end=2)) == [e.Prepare(0, 2)]
+    assert member.receive(m.Granted(line=LINE, begin=0, end=2)) == [e.Prepare(0, 2)]
     assert names(member.prepared(1e9)) == "Tell prepared"
     assert names(member.receive(fetch())) == "FetchState"
     (ready,) = member.state_loaded(LINE, 3, DIGESTS)
@@ -352,10 +352,10 @@ def test_a_fetch_of_what_is_held_needs_no_transfer():
 def test_graphs_that_are_loaded_are_not_loaded_again():
     member = member_in(Phase.SYNCING)
     assert names(member.receive(welcome())) == "Choose"
-    assert names(member.receive(m.Granted(begin=0, end=2))) == "Tell prepared"
-    assert member.receive(m.Granted(begin=1, end=2)) == [e.Prepare(1, 2)]
+    assert names(member.receive(m.Granted(line=LINE, begin=0, end=2))) == "Tell prepared"
+    assert member.receive(m.Granted(line=LINE, begin=1, end=2)) == [e.Prepare(1, 2)]
     member.receive(welcome())
-    assert member.receive(m.Granted(begin=1, end=2)) == []
+    assert member.receive(m.Granted(line=LINE, begin=1, end=2)) == []
     assert names(member.prepared(1e9)) == "Tell prepared"
 
 

@@ -52,6 +52,7 @@ def train(size, steps, *, coefficient=1.0, offset=0):
             exp_avg_sq=exp_avg_sq,
             gradient=gradient,
             coefficient=coefficient,
+            update=step,
             step=step,
         )
     return [bytes(vector.numpy().data.cast("B")) for vector in (parameters, exp_avg, exp_avg_sq)]
@@ -115,6 +116,7 @@ def test_follows_torch_adamw():
             exp_avg_sq=exp_avg_sq,
             gradient=gradient,
             coefficient=1.0,
+            update=step,
             step=step,
         )
         difference = (mine - theirs.detach()).abs().max()
@@ -148,6 +150,7 @@ def test_follows_torch_sgd_with_a_schedule(changes):
             exp_avg_sq=unused,
             gradient=gradient,
             coefficient=0.5,
+            update=step,
             step=step,
         )
         difference = (mine - theirs.detach()).abs().max()

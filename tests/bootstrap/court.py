@@ -1,7 +1,7 @@
 """A coordinator driven by hand: two blocks in one place, two microbatches a step, volunteers that do as they are told."""
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.coordinator import Coordinator, CoordinatorConfig, Record, Send, State
+from hetpeer.bootstrap.coordinator import Coordinator, CoordinatorConfig, Record, Send, State, over_all
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import BlockCost
 
@@ -25,7 +25,8 @@ class Court:
     def __init__(self, records=(), **changes):
         self.now = 100.0
         self.records = list(records)
-        self.core = Coordinator(CoordinatorConfig(**(CONFIG | changes)), History.of(records), self.now)
+        config = CoordinatorConfig(**(CONFIG | changes))
+        self.core = Coordinator(over_all(config, History.of(records)), self.now)
         self.sent = {}
         self.do(self.core.start())
 

@@ -211,7 +211,7 @@ def test_a_vote_for_something_not_finite_halts_the_run_by_name():
     court.vote("a", finite=False)
     effects = court.vote("b", finite=False)
     assert kinds(effects) == ["halt"]
-    assert "block 0 is not finite at step 0" in effects[-1].why
+    assert "the sum of block 0 is not finite at step 0" in effects[-1].why
     assert not effects[-1].completed
 
 

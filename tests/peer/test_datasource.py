@@ -213,6 +213,7 @@ def begin(step: int, *ids: int) -> m.Begin:
     return m.Begin(
         line=LINE,
         step=step,
+        batch=step,
         microbatches=6,
         roster={"me": (0, 4)},
         incarnations={"me": 1},
@@ -235,7 +236,9 @@ async def test_tasks_wait_at_the_gate_for_their_data_and_for_nobody_elses(peers:
     assert source.is_ready(1, 3)
 
     passed: list[int] = []
-    head = ActivationHead(line=LINE, step=1, incarnation=1, id=4, route=(Hop("me", 1, 4),), attempt=0)
+    head = ActivationHead(
+        line=LINE, step=1, incarnation=1, id=4, batch=1, route=(Hop("me", 1, 4),), attempt=0
+    )
     gate.activation(head, lambda: passed.append(4))
     assert passed == []
     await until(lambda: passed == [4])

@@ -35,7 +35,7 @@ def used(schema: Schema) -> Intake:
 def activation(schema: Schema, hops: int = 1, coded: Coded | None = None) -> ActivationHead:
     first = min(schema.specs)
     route = tuple(Hop("us", first + n, first + n + 1) for n in range(hops))
-    return ActivationHead(**OWN, id=0, route=route, attempt=0, coded=coded)
+    return ActivationHead(**OWN, id=0, batch=0, route=route, attempt=0, coded=coded)
 
 
 def test_pools_and_costs(schema: Schema) -> None:

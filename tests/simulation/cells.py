@@ -10,9 +10,6 @@ from hetpeer.peer.simulate.coverage import MEMBER_MESSAGES
 _OVER = "after Finished or Rejected the driver ends, and with it the core"
 _FIRST_ANSWER = "only the answer to the first Hello, whose run and wire version never change"
 _ONE_CLAIM = "the answer to a claim, made once per session while JOINING; a later one is not answered"
-_MOVED_AT_REST = (
-    "a claim is made while JOINING, and a move comes in WAITING: every step ended by a message before"
-)
 
 IMPOSSIBLE_COORDINATOR: dict[tuple[str, str], str] = {}
 
@@ -24,8 +21,6 @@ IMPOSSIBLE_MEMBER: dict[tuple[str, str], str] = {
         if phase.value not in ("joining", "stopped")
     },
     **{(phase.value, "refused"): _ONE_CLAIM for phase in Phase if phase.value not in ("joining", "stopped")},
-    ("training", "granted"): _MOVED_AT_REST,
-    ("reducing", "granted"): _MOVED_AT_REST,
 }
 
 STEERED_COORDINATOR = {
@@ -48,8 +43,8 @@ STEERED_MEMBER = {
     *(("preparing", kind) for kind in (*_PAST, "welcome", "granted", "rolled_back", "fenced", "finished")),
     *(("syncing", kind) for kind in ("granted", "joined", "evict", "commit", "save")),
     *(("ready", kind) for kind in ("granted", "evict", "fenced", "finished")),
-    *(("training", kind) for kind in ("begin", "evict", "save", "fenced")),
-    *(("reducing", kind) for kind in ("begin", "evict", "save", "fenced", "finished")),
+    *(("training", kind) for kind in ("granted", "begin", "evict", "save", "fenced")),
+    *(("reducing", kind) for kind in ("granted", "begin", "evict", "save", "fenced", "finished")),
     *(("applying", kind) for kind in MEMBER_MESSAGES if kind not in ("begin", "rejected", "refused")),
 }
 """The same for members, whose phases often last milliseconds: tests/averaging/test_member.py drives every message in

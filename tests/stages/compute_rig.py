@@ -190,7 +190,7 @@ class Holder:
 
     async def apply(self, spec, gradient, coefficient):
         return await self.submit(
-            Apply(block=spec.index, gradient=gradient, coefficient=coefficient, microbatches=8)
+            Apply(block=spec.index, gradient=gradient, coefficient=coefficient, batch=0, microbatches=8)
         )
 
 

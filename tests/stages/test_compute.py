@@ -60,6 +60,7 @@ def plain_training():
                 exp_avg_sq=second,
                 gradient=vector,
                 coefficient=clip_coefficient(length, 0.5),
+                update=step + 1,
                 step=step + 1,
             )
             at = 0

@@ -43,7 +43,7 @@ VOLUNTEER = (
     "end_step:4",
 )
 WORKER = (
-    "worker_forward:40",
+    "worker_forward:20",
     "worker_backward:40",
     "worker_merge_slot:25",
     "worker_export_slot:30",

@@ -1,0 +1,52 @@
+"""What the next step does: batch after batch in order, and held-out microbatches in between and at the end.
+
+Pure. A grouped run hands its batches out to clusters instead (bootstrap/grouped/).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from hetpeer.bootstrap.decisions import CoordinatorConfig, Work
+from hetpeer.bootstrap.history import History
+
+
+class Agenda(Protocol):
+    """What a coordinator is to do."""
+
+    def take(self) -> Work | None:
+        """The work of the step that begins now; None: there is none for now."""
+
+    def saves(self, version: int) -> bool:
+        """Whether the state at `version` is to be stored."""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing will be left to do once the current version is stored."""
+
+
+class InOrder:
+    """All batches of the run one by one: step n trains batch n."""
+
+    def __init__(self, config: CoordinatorConfig, history: History) -> None:
+        self._config = config
+        self._history = history
+
+    def take(self) -> Work | None:
+        steps, version = self._config.steps, self._history.version
+        due = version % self._config.evaluate_every == 0 or version == steps
+        return None if self.over else Work(version, version < steps, due)
+
+    def saves(self, version: int) -> bool:
+        return version % self._config.checkpoint_every == 0 or version == self._config.steps
+
+    @property
+    def over(self) -> bool:
+        due = self._config.evaluation_microbatches
+        history = self._history
+        return history.version == self._config.steps and (not due or history.version in history.evaluations)
+
+
+def is_complete(config: CoordinatorConfig, history: History) -> bool:
+    """Whether nothing is left to do of an exact run: trained, evaluated, and its last state stored."""
+    return InOrder(config, history).over and history.stored

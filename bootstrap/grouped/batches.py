@@ -1,0 +1,131 @@
+"""Which batch is in whose parameters, in a run whose clusters train batches of their own.
+
+Pure: the log, folded, and what was handed out since. A batch is *in* a cluster if an update with its gradient, or an averaging with
+somebody that it is in, led to the cluster's parameters. A cluster that falls apart takes with it what is in no other: that
+is trained again. Docs: averaging.md, "Exactly once".
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+Record = Mapping[str, Any]
+
+
+class Batches:
+    """`count` batches. All methods take clusters by their numbers."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._in: dict[int, dict[int, tuple[int, int]]] = {}
+        """Living cluster → batch → (which commit of the log it was, the cluster's version from which on it is in)."""
+        self._holders: Counter[int] = Counter()
+        """Batch → how many living clusters it is in."""
+        self._stored: Mapping[int, int] = {}
+        """Batch → commit, of the last checkpoint."""
+        self._commits = 0
+        self._handed: dict[int, int] = {}
+        """Cluster → the batch that it trains."""
+        self._fresh = 0
+        """Batches from here on were never handed out."""
+        self._again: list[int] = []
+        """Smaller ones that may be in no cluster, smallest first; some are looked at in vain."""
+        self.unsaved = 0
+        """Commits since the last checkpoint."""
+
+    def add(self, record: Record) -> None:
+        """Fold one more record of the log."""
+        cluster = record.get("cluster", 0)
+        match record["kind"]:
+            case "commit":
+                self._commits += 1
+                self._handed.pop(cluster, None)
+                self._put(cluster, {record["batch"]: self._commits}, record["step"] + 1)
+                self._seen(record["batch"])
+                self.unsaved += 1
+            case "average":
+                together: dict[int, int] = {}
+                for member, _ in record["clusters"]:
+                    together |= {batch: commit for batch, (commit, _) in self._in[member].items()}
+                for member, step in record["clusters"]:
+                    self._put(member, together, step + 1)
+            case "checkpoint":
+                known, version = self._in[cluster], record["version"]
+                self._stored = {batch: commit for batch, (commit, since) in known.items() if since <= version}
+                self.unsaved = 0
+            case "founded":
+                self._in[cluster] = {}
+                self._put(cluster, self._stored, record["version"])
+            case "dissolved":
+                if (handed := self._handed.pop(cluster, None)) is not None:
+                    heapq.heappush(self._again, handed)
+                for batch in self._in.pop(cluster, {}):
+                    self._holders[batch] -= 1
+                    if not self._holders[batch]:
+                        heapq.heappush(self._again, batch)
+            case _:
+                pass
+
+    def _put(self, cluster: int, batches: Mapping[int, int], version: int) -> None:
+        known = self._in[cluster]
+        for batch, commit in batches.items():
+            if batch not in known:
+                known[batch] = (commit, version)
+                self._holders[batch] += 1
+
+    def _seen(self, batch: int) -> None:
+        """When the log is folded nobody has said what was handed out."""
+        for skipped in range(self._fresh, batch):
+            heapq.heappush(self._again, skipped)
+        self._fresh = max(self._fresh, batch + 1)
+
+    # ── handing out ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def take(self, cluster: int) -> int | None:
+        """The next batch that is in no cluster and in nobody's hands; None: there is none for now."""
+        batch = self._next()
+        if batch is not None:
+            self._handed[cluster] = batch
+        return batch
+
+    def _next(self) -> int | None:
+        while self._again:
+            batch = heapq.heappop(self._again)
+            if not self._holders[batch] and batch not in self._handed.values():
+                return batch
+        if self._fresh == self._count:
+            return None
+        self._fresh += 1
+        return self._fresh - 1
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether all batches are in living clusters."""
+        while self._again and self._holders[self._again[0]]:
+            heapq.heappop(self._again)
+        return self._fresh == self._count and not self._again and not self._handed
+
+    # ── founding ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def living(self) -> frozenset[int]:
+        """Clusters with parameters of their own."""
+        return frozenset(self._in)
+
+    @property
+    def compatible(self) -> bool:
+        """Whether a cluster may begin from the last checkpoint: nothing in it was, or is being, trained again elsewhere."""
+        stored = self._stored
+        again = any(
+            stored.get(batch, commit) != commit
+            for known in self._in.values()
+            for batch, (commit, _) in known.items()
+        )
+        return not again and stored.keys().isdisjoint(self._handed.values())
+
+    def inside(self, cluster: int) -> Mapping[int, int]:
+        """Batch → commit, of what is in `cluster`."""
+        return {batch: commit for batch, (commit, _) in self._in[cluster].items()}

@@ -1,0 +1,119 @@
+"""One cluster of a grouped run: a coordinator of its own, that falls apart where an exact run would go back.
+
+Pure. It is *forming* until all its places are taken by volunteers that are prepared; then the run *founds* it from a checkpoint, and it
+fetches that and trains. When a block has lost its last holder it is dissolved (docs/averaging.md, "Grouped runs").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.coordinator import Coordinator
+from hetpeer.bootstrap.decisions import Effect, State
+from hetpeer.bootstrap.membership import Standing, Volunteer
+from hetpeer.bootstrap.reign import Reign
+
+
+class Cluster(Coordinator):
+    """The coordinator of cluster `reign.line.cluster`."""
+
+    def __init__(self, reign: Reign, now: float, *, founded: bool) -> None:
+        super().__init__(reign, now)
+        self.founded = founded
+        self._whole_by = now + reign.config.return_s
+        """Who is to hold its blocks has so long to come back, or to fetch them."""
+        self.dissolved: str | None = None
+        """Why it has fallen apart."""
+
+    @property
+    def reign(self) -> Reign:
+        return self._reign
+
+    @property
+    def number(self) -> int:
+        return self.line.cluster
+
+    @property
+    def complete(self) -> bool:
+        """Whether all its places are taken by volunteers that are prepared for them."""
+        ready = [v.place for v in self.members.volunteers.values() if v.standing is not Standing.JOINING]
+        return not self.members.uncovered(
+            {str(n): place for n, place in enumerate(ready) if place is not None}
+        )
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has its parameters."""
+        return self.founded and not self.members.uncovered()
+
+    @property
+    def at_rest(self) -> bool:
+        return self._reign.resting
+
+    def has_room(self, place: tuple[int, int]) -> bool:
+        """Whether `place` is one of its places, and open."""
+        free = any(p.open and (p.begin, p.end) == place for p in self.members.places())
+        return free and self.dissolved is None
+
+    def refuse(self, peer: str, hello: m.Hello) -> list[Effect]:
+        """The answer to a session that is older than the one that is here."""
+        return self._admission.refuse(peer, hello)
+
+    def dismiss(self, peer: str, now: float) -> list[Effect]:
+        """A new session of `peer` has begun: the one that is here is over."""
+        return self._lose({peer: "came back as a new session"}, now)
+
+    def enter(self, volunteer: Volunteer, claim: m.Claim) -> bool:
+        """A volunteer of nowhere claims a place here; it is taken in only if it gets it."""
+        given = self.members.claim(volunteer, claim.cluster, (claim.begin, claim.end))
+        if given:
+            self.members.volunteers[volunteer.peer] = volunteer
+        return given
+
+    def found(self, now: float) -> list[Effect]:
+        """The run's log says from what it begins."""
+        self.founded = True
+        self._whole_by = now + self._reign.config.sync_s
+        return self.go_on(now)
+
+    def go_on(self, now: float) -> list[Effect]:
+        """There may be something to do again."""
+        return self._cross(now) if self._reign.resting else []
+
+    def averaged(self, members: Collection[str], now: float) -> list[Effect]:
+        """An averaging in which `members` took part is in the log."""
+        self._pace.committed()
+        self.members.outdate(members)
+        return self.go_on(now)
+
+    def silence(self, peers: Sequence[str], why: str, now: float) -> list[Effect]:
+        """`peers` have to come back with new incarnations."""
+        return self._fence(dict.fromkeys(peers, why), now)
+
+    # ── where an exact run would do otherwise ────────────────────────────────────────────────────────────────────
+
+    def _cross(self, now: float) -> list[Effect]:
+        return super()._cross(now) if self.founded and self.dissolved is None else []
+
+    def _waited(self, now: float) -> list[Effect]:
+        if not self.founded:
+            return []
+        if self.members.uncovered() and now > self._whole_by:
+            return self._roll_back("the holders of its blocks did not come in time", now)
+        return self._cross(now)
+
+    def _leave_step(self, volunteers: Sequence[Volunteer], now: float) -> list[Effect]:
+        lost = self.members.held_only_by(volunteers)
+        if lost and self.founded:
+            return self._roll_back(f"no holder is left of block {lost[0]}", now)
+        return super()._leave_step(volunteers, now)
+
+    def _roll_back(self, why: str, now: float) -> list[Effect]:  # noqa: ARG002 - as the original
+        self._step, self.dissolved = None, why
+        self._reign.state = State.WAITING
+        self._saving.abandon()
+        return []
+
+    def _complete(self) -> list[Effect]:
+        return []

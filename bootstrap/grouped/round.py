@@ -1,0 +1,149 @@
+"""An averaging at the coordinator: clusters that are at rest add up their parameters, and all of them install the mean.
+
+Pure. To its members it is a step of their own cluster, with a plan, votes and a commit as any other; among each other they
+name it by its group. Who leaves is left out of the next plan. It always ends in a commit, be it of one cluster: a number of a step is begun once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.decisions import Effect, Send
+from hetpeer.bootstrap.membership import Range
+from hetpeer.bootstrap.patience import Pace
+from hetpeer.bootstrap.reduce import Reduce
+from hetpeer.bootstrap.reign import Reign
+
+
+class Round:
+    """Group `number` of the clusters with these reigns, all at rest and whole."""
+
+    def __init__(self, number: int, reigns: Mapping[int, Reign], pace: Pace, now: float) -> None:
+        self.number = number
+        self.began_at = now
+        self._steps = {cluster: (reign.line, reign.version) for cluster, reign in sorted(reigns.items())}
+        self._rosters = {cluster: dict(reign.members.roster()) for cluster, reign in sorted(reigns.items())}
+        self._incarnations = {
+            peer: reigns[cluster].members.volunteers[peer].incarnation
+            for cluster, roster in self._rosters.items()
+            for peer in roster
+        }
+        uplinks = {peer: rate for reign in reigns.values() for peer, rate in reign.members.uplinks().items()}
+        first = next(iter(reigns.values()))
+        self._blocks = first.members.blocks
+        self.reduce = Reduce(first.config, uplinks, pace, now)
+
+    @property
+    def clusters(self) -> tuple[int, ...]:
+        """Who takes part."""
+        return tuple(self._rosters)
+
+    @property
+    def steps(self) -> dict[int, int]:
+        """Cluster → the number of the step that this is to it."""
+        return {cluster: self._steps[cluster][1] for cluster in self._rosters}
+
+    def roster(self) -> dict[str, Range]:
+        """All members, with their blocks."""
+        return {peer: place for roster in self._rosters.values() for peer, place in roster.items()}
+
+    def begin(self, now: float) -> list[Effect]:
+        """Tell everybody who takes part, and make the first plan."""
+        roster = self.roster()
+        told: list[Effect] = [
+            Send(
+                peer,
+                m.Begin(
+                    line=line,
+                    step=step,
+                    batch=0,
+                    group=self.number,
+                    microbatches=0,
+                    roster=roster,
+                    incarnations=self._incarnations,
+                    tasks=(),
+                ),
+            )
+            for peer, (line, step) in self._addresses()
+        ]
+        return told + self._plan(now)
+
+    def _addresses(self) -> Iterable[tuple[str, tuple[m.Line, int]]]:
+        """Every member, with the line and the number by which it knows this step."""
+        return ((peer, self._steps[c]) for c, roster in self._rosters.items() for peer in sorted(roster))
+
+    def _plan(self, now: float) -> list[Effect]:
+        covers = self.reduce.make(self._sums(), self.roster(), now)
+        return [
+            Send(peer, m.Plan(line=line, step=step, plan=self.reduce.plan, covers=covers[peer]))
+            for peer, (line, step) in self._addresses()
+        ]
+
+    def _sums(self) -> dict[int, list[tuple[str, tuple[int, ...]]]]:
+        """Of each block one holder of each cluster, in the clusters' order; the work shared within a cluster."""
+        load: Counter[str] = Counter()
+        sums: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
+        for block in range(self._blocks):
+            sums[block] = []
+            for cluster, roster in self._rosters.items():
+                holders = sorted(peer for peer, (i, j) in roster.items() if i <= block < j)
+                sender = min(holders, key=lambda peer: load[peer])
+                load[sender] += 1
+                sums[block].append((sender, (cluster,)))
+        return sums
+
+    # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def vote(self, peer: str, message: m.Vote, now: float) -> list[Effect]:
+        """A member's word on the sums of its blocks; the last one decides."""
+        return self._plan(now) if self.reduce.vote(peer, message, self.roster()) else []
+
+    def without(self, clusters: Iterable[int], now: float) -> list[Effect]:
+        """`clusters` have fallen apart; the others average without them, if there are any."""
+        gone = tuple(sorted(peer for cluster in clusters for peer in self._rosters.pop(cluster)))
+        self.reduce.left()
+        told: list[Effect] = [
+            Send(peer, m.Gone(line=line, peers=gone)) for peer, (line, _) in self._addresses()
+        ]
+        return told + self._plan(now) if self._rosters else []
+
+    def tick(self, now: float) -> list[Effect]:
+        """A plan of which nothing comes for too long is made anew."""
+        if not self.reduce.overdue(now):
+            return []
+        self.reduce.ran_out()
+        return self._plan(now)
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def record(self, now: float) -> dict[str, Any]:
+        """What the log says of it, once it is decided."""
+        assert self.reduce.decision is not None
+        return {
+            "kind": "average",
+            "term": next(iter(self._steps.values()))[0].term,
+            "group": self.number,
+            "plan": self.reduce.plan,
+            "clusters": list(self.steps.items()),
+            "sums": {block: vote.digest for block, vote in sorted(self.reduce.decision.items())},
+            "seconds": now - self.began_at,
+        }
+
+    def told(self, record: Mapping[str, Any]) -> list[Effect]:
+        """The commit, to every member."""
+        return [Send(peer, average_message(record, line)) for peer, (line, _) in self._addresses()]
+
+
+def average_message(record: Mapping[str, Any], line: m.Line) -> m.Commit:
+    """An averaging's record as the members of the cluster of `line` are told."""
+    return m.Commit(
+        line=line,
+        step=dict(record["clusters"])[line.cluster],
+        plan=record["plan"],
+        coefficient=1.0 / len(record["clusters"]),
+        loss=0.0,
+        digests={int(block): digest for block, digest in record["sums"].items()},
+    )

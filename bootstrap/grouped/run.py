@@ -1,0 +1,468 @@
+"""A grouped run: clusters that train batches of their own, and average with those that are ready at about the same time.
+
+Pure. Each cluster has a coordinator (cluster.py), whose volunteers work in it as in an exact run; here is what they have in common: the
+door, the batches, the group scheduler, averagings and founding. One log for all. Docs: averaging.md, "Grouped runs".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hetpeer.averaging import messages as m
+from hetpeer.averaging.groups.scheduler import Group, GroupScheduler
+from hetpeer.bootstrap.decisions import (
+    CollectCheckpoint,
+    CoordinatorConfig,
+    Disconnect,
+    Effect,
+    Halt,
+    Record,
+    Send,
+    State,
+    Work,
+)
+from hetpeer.bootstrap.grouped.batches import Batches
+from hetpeer.bootstrap.grouped.cluster import Cluster
+from hetpeer.bootstrap.grouped.door import Door
+from hetpeer.bootstrap.grouped.round import Round
+from hetpeer.bootstrap.history import History
+from hetpeer.bootstrap.membership import Membership, Volunteer
+from hetpeer.bootstrap.patience import Pace
+from hetpeer.bootstrap.reign import Reign
+
+STAGE = 0
+"""The group scheduler's only one: pipelines are ready as a whole."""
+
+MUTE = "it did not vote on three plans"
+
+
+class Grouped:
+    """One reign over the run whose log says `records`. `scheduler` knows no worker yet."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        records: Iterable[Mapping[str, Any]],
+        scheduler: GroupScheduler,
+        now: float,
+    ) -> None:
+        self._config = config
+        self._scheduler = scheduler
+        self._records: list[Mapping[str, Any]] = []
+        self.batches = Batches(config.steps)
+        self.clusters: dict[int, Cluster] = {}
+        self.state = State.WAITING
+        self._rounds: dict[int, Round] = {}
+        """Cluster → the averaging that it takes part in."""
+        self._present: set[int] = set()
+        """Clusters that the scheduler knows."""
+        self._in_line: set[int] = set()
+        """Those of them that wait for a group."""
+        self._released: dict[int, int] = {}
+        """Cluster → the version with which it may go on though it has not averaged."""
+        self._saver: int | None = None
+        """Whose checkpoint is collected."""
+        self._term = 0
+        self._groups = self._numbers = 0
+        """The last group; how many clusters there have been. No number is used twice."""
+        self._pace = Pace()
+        for record in records:
+            self._fold(record)
+        self._term += 1
+        for cluster in sorted(self.batches.living):
+            self._open(cluster, now, founded=True)
+        self._door = Door(config, self._term, now)
+
+    def _fold(self, record: Mapping[str, Any]) -> None:
+        self._records.append(record)
+        self.batches.add(record)
+        match record["kind"]:
+            case "reign":
+                self._term = int(record["term"])
+            case "average":
+                self._groups = record["group"]
+            case "founded":
+                self._numbers = max(self._numbers, record["cluster"] + 1)
+            case _:
+                pass
+
+    def start(self) -> list[Effect]:
+        """The first effects of a reign: its term is durable before anything is said in its name."""
+        reign = self._log(kind="reign", term=self._term)
+        over = self._ending and self._evaluated and self._heir.history.stored
+        return [reign, *(self._complete() if over else [])]
+
+    # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def receive(self, peer: str, message: m.Message, now: float) -> list[Effect]:
+        """A message of `peer` (the transport's word, not the message's)."""
+        if self.state is State.FINISHED and not isinstance(message, m.Hello):
+            return []
+        if isinstance(message, m.Hello):
+            return self._settle(self._hello(peer, message, now), now)
+        cluster = self._of(peer)
+        if cluster is not None:
+            return self._settle(self._to(cluster, peer, message, now), now)
+        if peer not in self._door:
+            return [
+                Send(peer, m.Fenced(why="the coordinator does not know this volunteer")),
+                Disconnect(peer),
+            ]
+        self._door.heard(peer, now)
+        match message:
+            case m.Claim():
+                return self._settle(self._claim(peer, message), now)
+            case m.Farewell():
+                self._door.leave(peer)
+                return [Disconnect(peer)]
+            case _:
+                return []
+
+    def _to(self, cluster: Cluster, peer: str, message: m.Message, now: float) -> list[Effect]:
+        """`cluster`'s volunteer says something to it, or of an averaging."""
+        one = self._rounds.get(cluster.number)
+        if one is None or not isinstance(message, m.Vote | m.Reducing):
+            return self._by(cluster, cluster.receive(peer, message, now))
+        if (message.line, message.step) != (cluster.line, one.steps[cluster.number]):
+            return []
+        cluster.resumed(peer, now)
+        if isinstance(message, m.Vote):
+            return one.vote(peer, message, now)
+        one.reduce.moves(message, now)
+        return []
+
+    def broken(self, peer: str, now: float) -> list[Effect]:
+        """The stream of `peer` broke; it may come back within the grace."""
+        cluster = self._of(peer)
+        if cluster is not None:
+            return cluster.broken(peer, now)
+        self._door.broken(peer, now)
+        return []
+
+    def resumed(self, peer: str, now: float) -> list[Effect]:
+        """The stream of `peer` is back and nothing was lost on the way."""
+        cluster = self._of(peer)
+        if cluster is not None:
+            return cluster.resumed(peer, now)
+        self._door.heard(peer, now)
+        return []
+
+    def saved(self, version: int, block: int, digest: str, now: float) -> list[Effect]:
+        """The state of `block` at `version` of the cluster that saves lies durably in the checkpoint store."""
+        saver = self.clusters.get(-1 if self._saver is None else self._saver)
+        return (
+            []
+            if saver is None
+            else self._settle(self._by(saver, saver.saved(version, block, digest, now)), now)
+        )
+
+    def not_saved(self, version: int, now: float) -> list[Effect]:
+        """The checkpoint could not be collected: it is tried again at the next border."""
+        saver = self.clusters.get(-1 if self._saver is None else self._saver)
+        return [] if saver is None else saver.not_saved(version, now)
+
+    def tick(self, now: float) -> list[Effect]:
+        """Time passes. To be called a few times a second."""
+        if self.state is State.FINISHED:
+            return []
+        effects = self._door.tick(now)
+        for cluster in list(self.clusters.values()):
+            effects += self._by(cluster, cluster.tick(now))
+        effects += self._settle(self._silence(now), now)
+        for one in dict.fromkeys(self._rounds.values()):
+            effects += one.tick(now)
+        return effects + self._settle(self._form(self._scheduler.tick(now), now), now)
+
+    def _silence(self, now: float) -> list[Effect]:
+        """Who does not vote on what it averages has to come back."""
+        effects: list[Effect] = []
+        for one in dict.fromkeys(self._rounds.values()):
+            for peer in one.reduce.mute(one.roster(), now):
+                cluster = self._of(peer)
+                if cluster is not None:
+                    effects += self._by(cluster, cluster.silence([peer], MUTE, now))
+        return effects
+
+    def working(self) -> dict[str, m.Range]:
+        """Everybody who holds parameters, with the blocks."""
+        return {peer: place for c in self.clusters.values() for peer, place in c.working().items()}
+
+    # ── who is where ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _of(self, peer: str) -> Cluster | None:
+        return next((c for c in self.clusters.values() if peer in c.members.volunteers), None)
+
+    def _hello(self, peer: str, hello: m.Hello, now: float) -> list[Effect]:
+        known = self._of(peer)
+        refusal = self._door.refuse(peer, hello) or ([] if known is None else known.refuse(peer, hello))
+        if refusal:
+            return refusal
+        effects = [] if known is None else self._by(known, known.dismiss(peer, now))
+        if peer in self._door:
+            self._door.leave(peer)
+        back = self.clusters.get(hello.cluster)
+        if back is not None and hello.place is not None and back.has_room(hello.place):
+            return effects + self._by(back, back.receive(peer, hello, now))
+        return effects + self._door.enter(Volunteer.of(peer, hello, now), self._places(now))
+
+    def _claim(self, peer: str, claim: m.Claim) -> list[Effect]:
+        cluster, volunteer = self.clusters.get(claim.cluster), self._door.leave(peer)
+        if cluster is not None and cluster.enter(volunteer, claim):
+            return [Send(peer, m.Granted(line=cluster.line, begin=claim.begin, end=claim.end))]
+        return self._door.enter(volunteer, self._places(volunteer.heard_at))
+
+    def _places(self, now: float) -> list[m.Place]:
+        """All places of clusters that are not full; if there is no open one, those of a new cluster."""
+        places = [place for cluster in self.clusters.values() for place in cluster.members.places()]
+        if not any(place.open for place in places):
+            places += self._open(self._numbers, now, founded=False).members.places()
+        return places
+
+    def _open(self, number: int, now: float, *, founded: bool) -> Cluster:
+        config, history = self._config, History.of(self._records, number)
+        members = Membership(config.layouts, config.costs, history.departures, only=number)
+        line = m.Line(term=self._term, view=0, cluster=number)
+        reign = Reign(config, history, _Share(self, number), line, members)
+        self._numbers = max(self._numbers, number + 1)
+        self.clusters[number] = Cluster(reign, now, founded=founded)
+        return self.clusters[number]
+
+    # ── what follows ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _log(self, **record: Any) -> Record:
+        """Of all clusters together."""
+        self._fold(record)
+        for cluster in self.clusters.values():
+            cluster.history.add(record)
+        return Record(record)
+
+    def _by(self, cluster: Cluster, effects: list[Effect]) -> list[Effect]:
+        """What `cluster` decides concerns the others, too."""
+        for effect in effects:
+            match effect:
+                case Record(record):
+                    self._fold(record)
+                    for other in self.clusters.values():
+                        if other is not cluster:
+                            other.history.add(record)
+                    if record["kind"] == "checkpoint":
+                        self._saver = None
+                case CollectCheckpoint():
+                    self._saver = cluster.number
+                case Halt(why, completed):
+                    return [*effects, *self._close(m.Finished(why=why, completed=completed), but=cluster)]
+                case _:
+                    pass
+        return effects
+
+    def _settle(self, effects: list[Effect], now: float) -> list[Effect]:
+        """All that can be done at once is done."""
+        done = list(effects)
+        while self.state is not State.FINISHED:
+            more = (
+                self._bury(now)
+                or self._decide(now)
+                or self._found(now)
+                or self._line_up(now)
+                or self._finish(now)
+            )
+            if not more:
+                break
+            done += more
+        return done
+
+    def _bury(self, now: float) -> list[Effect]:
+        """Clusters have fallen apart: the others go on without them, their volunteers choose again."""
+        fallen = [c for c in self.clusters.values() if c.dissolved is not None]
+        effects: list[Effect] = []
+        for cluster in fallen:
+            del self.clusters[cluster.number]
+            effects.append(self._log(kind="dissolved", cluster=cluster.number, why=cluster.dissolved))
+        numbers = {cluster.number for cluster in fallen}
+        for one in dict.fromkeys(self._rounds[number] for number in numbers & self._rounds.keys()):
+            effects += one.without(numbers.intersection(one.clusters), now)
+        for number in numbers & self._rounds.keys():
+            del self._rounds[number]
+        self._in_line -= numbers
+        self._saver = None if self._saver in numbers else self._saver
+        for cluster in fallen:
+            for volunteer in cluster.members.volunteers.values():
+                effects += self._door.enter(volunteer.homeless(), self._places(now))
+        for number in sorted(numbers & self._present):
+            self._present.discard(number)
+            effects += self._form(self._scheduler.left(str(number), now), now)
+        return effects
+
+    def _decide(self, now: float) -> list[Effect]:
+        """An averaging is decided, or cannot be."""
+        for one in dict.fromkeys(self._rounds.values()):
+            if one.reduce.trouble is not None:
+                why = f"{one.reduce.trouble} in group {one.number}"
+                return [self._log(kind="halt", why=why), *self._close(m.Finished(why=why, completed=False))]
+            if one.reduce.decision is not None:
+                record = one.record(now)
+                effects: list[Effect] = [self._log(**record), *one.told(record)]
+                self._pace.committed()
+                members = one.roster()
+                for number in one.clusters:
+                    del self._rounds[number]
+                for number in one.clusters:
+                    cluster = self.clusters[number]
+                    effects += self._by(cluster, cluster.averaged(members, now))
+                return effects
+        return []
+
+    def _found(self, now: float) -> list[Effect]:
+        """A cluster has all its volunteers: it begins from the last checkpoint, if that is as new as can be."""
+        forming = next((c for c in self.clusters.values() if not c.founded and c.complete), None)
+        living = self._living
+        if forming is None or (living and self.batches.exhausted):
+            return []
+        if living and (self.batches.unsaved or not self.batches.compatible):
+            return []  # one of them is asked to store what it has
+        version = forming.history.checkpoint_version
+        record = self._log(kind="founded", cluster=forming.number, version=version)
+        return [record, *self._by(forming, forming.found(now))]
+
+    def _line_up(self, now: float) -> list[Effect]:
+        """Who has trained a batch waits for a group."""
+        if self.batches.exhausted:
+            return []
+        for number, cluster in self.clusters.items():
+            if cluster.whole and number not in self._present:
+                self._present.add(number)
+                base = (cluster.history.base or {}).get("cluster")
+                like = str(base) if base in self._present else None
+                return self._form(self._scheduler.joined(str(number), like, now), now) or self._line_up(now)
+            if self._waits(cluster) and number in self._present - self._in_line:
+                self._in_line.add(number)
+                return self._form(self._scheduler.ready(STAGE, str(number), now), now) or self._line_up(now)
+        return []
+
+    def _waits(self, cluster: Cluster) -> bool:
+        """Whether it has trained a batch since it averaged, and may not go on alone."""
+        history, number = cluster.history, cluster.number
+        trained = history.version - 1 in history.commits
+        free = self._released.get(number) == history.version or number in self._rounds
+        return cluster.whole and cluster.at_rest and trained and not free
+
+    def _form(self, groups: Sequence[Group], now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for group in groups:
+            members = [self.clusters[int(name)] for name in group.members if int(name) in self.clusters]
+            self._in_line -= {cluster.number for cluster in members}
+            effects += self._average(members, now)
+        return effects
+
+    def _average(self, members: Sequence[Cluster], now: float) -> list[Effect]:
+        if len(members) < 2:
+            if not members:
+                return []
+            (alone,) = members
+            self._released[alone.number] = alone.history.version
+            return self._by(alone, alone.go_on(now))
+        self._groups += 1
+        one = Round(self._groups, {c.number: c.reign for c in members}, self._pace, now)
+        self._rounds |= dict.fromkeys(one.clusters, one)
+        return one.begin(now)
+
+    # ── what clusters ask ────────────────────────────────────────────────────────────────────────────────────────
+
+    def take(self, number: int) -> Work | None:
+        """What `number` does next."""
+        cluster = self.clusters[number]
+        if number in self._rounds or (self._waits(cluster) and not self._ending):
+            return None
+        if self._ending:
+            due = cluster is self._heir and not self._evaluated
+            return Work(self._config.steps, trains=False, evaluates=True) if due else None
+        batch = self.batches.take(number)
+        due = batch is not None and batch % self._config.evaluate_every == 0
+        return None if batch is None else Work(batch, evaluates=due)
+
+    def saves(self, number: int) -> bool:
+        """Whether `number` is to store its parameters now. Not while others fetch the last ones that were stored."""
+        clusters = self.clusters.values()
+        if self._saver not in (None, number) or any(c.founded and not c.whole for c in clusters):
+            return False
+        if self._ending:
+            return number == self._heir.number
+        wanted = any(not c.founded and c.complete for c in clusters)
+        return self.batches.unsaved >= (1 if wanted else self._config.checkpoint_every)
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _living(self) -> list[Cluster]:
+        return [cluster for cluster in self.clusters.values() if cluster.founded]
+
+    @property
+    def _agreed(self) -> bool:
+        """Whether all clusters have the same parameters, by a last averaging of all of them."""
+        living = self._living
+        last = [cluster.history.averages.get(cluster.history.version - 1, {}) for cluster in living]
+        numbers = sorted(cluster.number for cluster in living)
+        return len(living) == 1 or all(
+            sorted(n for n, _ in one.get("clusters", ())) == numbers for one in last
+        )
+
+    @property
+    def _ending(self) -> bool:
+        """Whether only the last evaluation and the last checkpoint are left to do, by the heir."""
+        return self.batches.exhausted and bool(self._living) and self._agreed
+
+    @property
+    def _heir(self) -> Cluster:
+        return min(self._living, key=lambda cluster: cluster.number)
+
+    @property
+    def _evaluated(self) -> bool:
+        history = self._heir.history
+        return not self._config.evaluation_microbatches or history.version in history.evaluations
+
+    def _finish(self, now: float) -> list[Effect]:
+        """All batches are in: everybody averages with everybody, one evaluates and stores what has become of it."""
+        living = self._living
+        if (
+            not (self.batches.exhausted and living and all(c.whole and c.at_rest for c in living))
+            or self._rounds
+        ):
+            return []
+        if not self._agreed:
+            for number in self._present:
+                self._scheduler.left(str(number), now)
+            self._present.clear()
+            self._in_line.clear()
+            return self._average(living, now)
+        heir = self._heir
+        if self._evaluated and heir.history.stored:
+            return self._complete()
+        return self._by(heir, heir.go_on(now))
+
+    def _complete(self) -> list[Effect]:
+        return self._close(m.Finished(why=f"all {self._config.steps} batches are committed", completed=True))
+
+    def _close(self, end: m.Finished, but: Cluster | None = None) -> list[Effect]:
+        self.state = State.FINISHED
+        told: list[Effect] = [
+            Send(peer, end) for c in self.clusters.values() if c is not but for peer in c.members.volunteers
+        ]
+        halt: list[Effect] = [Halt(end.why, end.completed)] if but is None else []
+        return [*told, *self._door.close(end), *halt]
+
+
+class _Share:
+    """The agenda of one cluster: its part of the run."""
+
+    over = False
+
+    def __init__(self, run: Grouped, number: int) -> None:
+        self._run = run
+        self._number = number
+
+    def take(self) -> Work | None:
+        return self._run.take(self._number)
+
+    def saves(self, version: int) -> bool:  # noqa: ARG002 - whatever its version
+        return self._run.saves(self._number)

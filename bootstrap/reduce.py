@@ -1,0 +1,142 @@
+"""A reduce at the coordinator: one plan after the other, until everybody has voted alike on the latest.
+
+Pure. What is summed, a step's exact cover or the states of clusters that average, is the caller's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from hetpeer.averaging import messages as m
+from hetpeer.averaging.shares import Load, divide
+from hetpeer.bootstrap.decisions import CoordinatorConfig
+from hetpeer.bootstrap.membership import Range
+from hetpeer.bootstrap.patience import Pace
+
+MAX_PLANS = 3
+"""So many plans in a row may run out of time before those who do not vote are fenced, or end in differing votes."""
+
+Sums = tuple[str, tuple[int, ...]]
+"""A holder, and the ids whose sum it sends."""
+
+
+class Reduce:
+    """Plans and votes. `uplinks` is what leaves each holder, in bytes/s; 0: not known."""
+
+    def __init__(
+        self, config: CoordinatorConfig, uplinks: Mapping[str, float], pace: Pace, now: float
+    ) -> None:
+        self.plan = 0
+        """The latest plan."""
+        self.under_way = False
+        self.began_at = self._moved_at = now
+        self.decision: Mapping[int, m.BlockVote] | None = None
+        """The votes of all holders on each block's sum, once they agree."""
+        self.trouble: str | None = None
+        """Why there will be no decision."""
+        self._config = config
+        self._uplinks = uplinks
+        self._pace = pace
+        self._votes: dict[str, dict[int, m.BlockVote]] = {}
+        self._late = 0
+        self._split = 0
+
+    def make(
+        self, sums: Mapping[int, Sequence[Sums]], roster: Mapping[str, Range], now: float
+    ) -> dict[str, tuple[m.Cover, ...]]:
+        """A new plan that adds `sums` (block → in this order) for the holders in `roster`. Returns what each is told."""
+        self.plan += 1
+        self.under_way = True
+        self.began_at = self._moved_at = now
+        self._votes.clear()
+        holders = {b: sorted(p for p, (i, j) in roster.items() if i <= b < j) for b in sums}
+        senders = {b: frozenset(peer for peer, _ in sums[b]) for b in sums}
+        costs = self._config.costs
+        loads = {b: Load(costs[b].elements, senders[b], tuple(holders[b])) for b in sums}
+        shares = divide(loads, self._uplinks)
+        covers = [
+            m.Cover(
+                block=block,
+                slots=tuple(sums[block]),
+                reducers=shares[block],
+                receivers=tuple(holders[block]),
+                observers=tuple(self._observers(block, holders)),
+            )
+            for block in sorted(sums)
+        ]
+        return {
+            peer: tuple(c for c in covers if peer in (*c.receivers, *c.observers) or peer in senders[c.block])
+            for peer in sorted(roster)
+        }
+
+    def _observers(self, block: int, holders: Mapping[int, Sequence[str]]) -> list[str]:
+        """Holders of blocks tied to `block` who do not hold it themselves."""
+        partners = self._config.ties.get(block, ())
+        return sorted({peer for other in partners for peer in holders[other]} - set(holders[block]))
+
+    def void(self) -> None:
+        """The latest plan cannot be completed, or is not to be."""
+        self.under_way = False
+        self._votes.clear()
+
+    def left(self) -> None:
+        """Somebody has left: whoever is late may have waited for it."""
+        self._late = 0
+        self._votes.clear()
+
+    def vote(self, peer: str, message: m.Vote, roster: Mapping[str, Range]) -> bool:
+        """A holder's word on the sums of its blocks. True: all have voted, and differ, so that another plan is needed."""
+        if not self.under_way or message.plan != self.plan:
+            return False
+        votes = {b.block: b for b in message.blocks}
+        if votes.keys() != set(range(*roster[peer])):
+            return False
+        self._votes[peer] = votes
+        if self._votes.keys() != roster.keys():
+            return False
+        agreed, split = self._outcome()
+        broken = [b for b, vote in agreed.items() if not vote.finite]
+        if broken:
+            self.trouble = f"the sum of block {broken[0]} is not finite"
+        elif not split:
+            self.decision = agreed
+        else:
+            self._split += 1
+            if self._split < MAX_PLANS:
+                return True
+            self.trouble = (
+                f"holders of block {min(split)} differ in the bits of the sum after {MAX_PLANS} plans"
+            )
+        return False
+
+    def _outcome(self) -> tuple[dict[int, m.BlockVote], set[int]]:
+        """One vote per block, and the blocks whose votes differ in their bits."""
+        agreed: dict[int, m.BlockVote] = {}
+        split: set[int] = set()
+        for votes in self._votes.values():
+            for block, vote in votes.items():
+                if agreed.setdefault(block, vote).digest != vote.digest:
+                    split.add(block)
+        return agreed, split
+
+    # ── patience ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def moves(self, message: m.Reducing, now: float) -> None:
+        """Shards of the plan arrive: it is slow, not stuck."""
+        if self.under_way and message.plan == self.plan:
+            self._moved_at = now
+
+    def overdue(self, now: float) -> bool:
+        """Whether nothing has come of the plan for too long."""
+        return self.under_way and now - self._moved_at >= self._pace.patience(self._config.reduce_s)
+
+    def ran_out(self) -> None:
+        """It is made anew for that reason."""
+        self._pace.ran_out()
+        self._late += 1
+
+    def mute(self, roster: Iterable[str], now: float) -> list[str]:
+        """Who of `roster` did not vote in time on the last plan that they are given."""
+        if self._late < MAX_PLANS - 1 or not self.overdue(now):
+            return []
+        return sorted(set(roster) - self._votes.keys())

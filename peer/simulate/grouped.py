@@ -1,0 +1,171 @@
+"""A simulated swarm of clusters that average (mode `grouped`), and what must hold in its histories.
+
+* Every update is the sum of exactly one batch's ids; that batch is in no living cluster and nobody else trains it.
+* An averaging adds the parameters of exactly the clusters that its record names, and all holders have the same bits after it.
+* No batch is in any parameters twice, by two trainings. At the end every batch is in them once (docs/averaging.md, "Exactly once").
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hetpeer.averaging import messages as m
+from hetpeer.averaging.effects import RecordApplied
+from hetpeer.averaging.groups.scheduler import Pipelines
+from hetpeer.averaging.groups.window import Adaptive
+from hetpeer.bootstrap import coordinator as c
+from hetpeer.bootstrap.grouped.run import Grouped
+from hetpeer.peer.simulate.checks import Checks, Digests, require
+from hetpeer.peer.simulate.coverage import Coverage
+from hetpeer.peer.simulate.faults import Faults
+from hetpeer.peer.simulate.numerics import Chain, Symbols
+from hetpeer.peer.simulate.run import BLOCKS, LIMIT_S, shape
+from hetpeer.peer.simulate.swarm import Core, Swarm, SwarmConfig, is_past
+
+SPAN = 3
+BATCHES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one history."""
+
+    seed: int
+    violation: str | None
+    faults: int
+    kinds: frozenset[str]
+    """Of the records in its log."""
+
+
+def simulate(seed: int, *, faults: int, config: SwarmConfig | None = None) -> Outcome:
+    """One history with the symbolic model; never raises for a violation, it is in the outcome."""
+    shaped = config or replace(shape(seed), steps=BATCHES)
+    swarm = GroupedSwarm(seed, shaped, Symbols(BLOCKS), Coverage())
+    Faults(swarm, faults)
+    violation: str | None = None
+    try:
+        swarm.run(LIMIT_S)
+    except (AssertionError, LookupError, TypeError, ValueError) as error:
+        violation = f"{type(error).__name__}: {error}"
+    return Outcome(seed, violation, swarm.faults, frozenset(record["kind"] for record in swarm.log))
+
+
+class GroupedSwarm(Swarm):
+    """One history of a grouped run: `config.steps` batches."""
+
+    def __init__(
+        self, seed: int, config: SwarmConfig, numerics: Any, coverage: Any, span: int = SPAN
+    ) -> None:
+        super().__init__(seed, config, numerics, coverage)
+        self.checks: GroupedChecks = GroupedChecks(numerics, config.steps, config.microbatches)
+        self._span = span
+
+    def _new_core(self, config: c.CoordinatorConfig) -> Core:
+        scheduler = Pipelines(1, (), self._span, Adaptive())
+        return Grouped(config, self.log, scheduler, self.world.now)
+
+    def _is_past(self, core: Core, message: m.Message) -> bool:
+        assert isinstance(core, Grouped)
+        theirs = getattr(message, "line", None)
+        cluster = core.clusters.get(theirs.cluster) if isinstance(theirs, m.Line) else None
+        if cluster is None:
+            return isinstance(theirs, m.Line) and theirs.cluster != m.EVERYBODY
+        return is_past(message, cluster.line, cluster.history.version)
+
+
+class GroupedChecks(Checks):
+    """Watches one history of `steps` batches."""
+
+    def __init__(self, numerics: Any, steps: int, microbatches: int) -> None:
+        super().__init__(numerics, steps, microbatches)
+        self._term = 0
+        self._inside: dict[int, list[frozenset[tuple[int, int]]]] = {}
+        """Living cluster → version by version what is in it: (batch, which training of it)."""
+        self._base: dict[int, int] = {}
+        """Cluster → the version from which it began."""
+        self._stored: tuple[int, frozenset[tuple[int, int]]] = (0, frozenset())
+        self._trained: Counter[int] = Counter()
+        self._averages: dict[tuple[int, int], frozenset[int]] = {}
+        """(cluster, step) → the clusters that averaged in it."""
+        self._batches: dict[tuple[int, int], int] = {}
+        self._after: dict[tuple[int, int, int], str] = {}
+        """(cluster, version, block) → digest of the state."""
+
+    def recorded(self, record: Mapping[str, Any]) -> None:
+        kind, cluster = record["kind"], record.get("cluster", 0)
+        match kind:
+            case "reign":
+                require(record["term"] > self._term, f"term {record['term']} after {self._term}")
+                self._term = record["term"]
+            case "founded":
+                version, stored = self._stored
+                require(record["version"] == version, f"cluster {cluster} begins at {record['version']}")
+                require(cluster not in self._inside, f"cluster {cluster} is founded twice")
+                require(self._fits(stored), f"cluster {cluster} begins with what others have trained again")
+                self._base[cluster], self._inside[cluster] = version, [stored]
+            case "commit":
+                batch, step = record["batch"], record["step"]
+                self._grows(cluster, step)
+                exact = self._numerics.check_loss(batch, self._microbatches, record["loss"])
+                require(exact, f"batch {batch} has the loss {record['loss']}")
+                known = {b for inside in self._inside.values() for b, _ in inside[-1]}
+                require(batch not in known, f"batch {batch} is trained though it is somewhere")
+                self._trained[batch] += 1
+                self._batches[cluster, step] = batch
+                self._inside[cluster].append(self._inside[cluster][-1] | {(batch, self._trained[batch])})
+            case "average":
+                members = frozenset(number for number, _ in record["clusters"])
+                together = frozenset().union(*(self._inside[number][-1] for number in members))
+                for number, step in record["clusters"]:
+                    self._grows(number, step)
+                    self._averages[number, step] = members
+                    self._inside[number].append(together)
+            case "checkpoint":
+                at = record["version"] - self._base[cluster]
+                self._stored = (record["version"], self._inside[cluster][at])
+            case "dissolved":
+                self._inside.pop(cluster, None)
+            case "rollback":
+                require(False, "a grouped run goes back")
+            case _:
+                pass
+
+    def _grows(self, cluster: int, step: int) -> None:
+        version = self._base[cluster] + len(self._inside[cluster]) - 1
+        require(step == version, f"step {step} is committed at version {version} of cluster {cluster}")
+
+    def _fits(self, stored: frozenset[tuple[int, int]]) -> bool:
+        others = frozenset().union(*(inside[-1] for inside in self._inside.values()))
+        return len({batch for batch, _ in stored | others}) == len(stored | others)
+
+    def applied(self, volunteer: str, record: RecordApplied, before: Digests) -> None:
+        step, number = record.step, record.step.number
+        cluster = step.line.cluster
+        members = self._averages.get((cluster, number))
+        if step.group:
+            require(members is not None, f"{volunteer} averaged in step {number} uncommitted")
+        else:
+            require(self._batches.get((cluster, number)) == step.batch, f"{volunteer} applied step {number}")
+        for cover in record.covers:
+            where = f"cluster {cluster} step {number} block {cover.block}"
+            ids = Counter(i for _, held in cover.slots for i in held)
+            expected = members if members is not None else range(self._microbatches)
+            require(ids == Counter(expected), f"{where}: counted {dict(ids)}")
+            known = self._after.setdefault((cluster, number, cover.block), before[cover.block])
+            require(known == before[cover.block], f"{where}: {volunteer} applied it to another state")
+            after = record.states[cover.block]
+            known = self._after.setdefault((cluster, number + 1, cover.block), after)
+            require(known == after, f"{where}: holders differ at {volunteer}")
+
+    def ended(self, states: Mapping[int, Any]) -> None:
+        everything = set(range(self._steps))
+        for inside in self._inside.values():
+            found = [batch for batch, _ in inside[-1]]
+            require(len(found) == len(set(found)), f"a batch is in twice: {sorted(found)}")
+            require(set(found) == everything, f"batches {everything - set(found)} are missing")
+        for block, state in states.items():
+            if isinstance(state, Chain):
+                require(state.batches == everything, f"block {block} lacks {everything - state.batches}")

@@ -1,0 +1,130 @@
+"""Which batch is in whose parameters."""
+
+import random
+
+import pytest
+
+from hetpeer.bootstrap.grouped.batches import Batches
+
+
+def founded(cluster, version=0):
+    return {"kind": "founded", "cluster": cluster, "version": version}
+
+
+def commit(cluster, step, batch):
+    return {"kind": "commit", "cluster": cluster, "step": step, "batch": batch}
+
+
+def average(*clusters):
+    return {"kind": "average", "group": 1, "clusters": list(clusters)}
+
+
+def books(*records, count=6):
+    batches = Batches(count)
+    for record in records:
+        batches.add(record)
+    return batches
+
+
+def test_each_batch_is_handed_out_once():
+    batches = books(founded(0), founded(1), count=3)
+    assert [batches.take(0), batches.take(1)] == [0, 1]
+    batches.add(commit(0, 0, 0))
+    assert batches.take(0) == 2
+    batches.add(commit(0, 1, 2))
+    assert batches.take(0) is None
+    assert not batches.exhausted
+    batches.add(commit(1, 0, 1))
+    assert batches.exhausted
+
+
+def test_what_was_only_in_a_cluster_that_fell_apart_is_trained_again():
+    batches = books(founded(0), founded(1), count=4)
+    batches.take(0), batches.take(1)
+    batches.add(commit(1, 0, 1))
+    assert batches.take(1) == 2
+    batches.add({"kind": "dissolved", "cluster": 1})
+    batches.add(commit(0, 0, 0))
+    assert [batches.take(0), batches.take(0), batches.take(0)] == [1, 2, 3]
+
+
+def test_what_was_averaged_lives_on_in_the_others():
+    batches = books(
+        founded(0), founded(1), commit(0, 0, 0), commit(1, 0, 1), average((0, 1), (1, 1)), count=2
+    )
+    batches.add({"kind": "dissolved", "cluster": 0})
+    assert batches.exhausted
+    assert batches.inside(1).keys() == {0, 1}
+
+
+def test_a_new_cluster_has_what_is_in_the_checkpoint_as_it_was_at_its_version():
+    checkpoint = {"kind": "checkpoint", "cluster": 0, "version": 1}
+    batches = books(founded(0), commit(0, 0, 0), commit(0, 1, 1), checkpoint, founded(1, version=1))
+    assert batches.inside(1).keys() == {0}
+    assert batches.inside(0).keys() == {0, 1}
+
+
+def test_nobody_begins_from_a_checkpoint_whose_batches_are_trained_again():
+    batches = books(
+        founded(0), founded(1), commit(0, 0, 0), commit(1, 0, 1), {"kind": "checkpoint", "version": 1}
+    )
+    assert batches.compatible
+    batches.add({"kind": "dissolved", "cluster": 0})
+    assert batches.compatible
+    assert batches.take(1) == 0
+    assert not batches.compatible, "somebody is about to train it again"
+    batches.add(commit(1, 1, 0))
+    assert not batches.compatible, "somebody has"
+    batches.add({"kind": "checkpoint", "cluster": 1, "version": 2})
+    assert batches.compatible
+
+
+def test_a_log_that_is_read_again_leaves_open_what_nobody_committed():
+    batches = books(founded(0), founded(1), commit(0, 0, 3), commit(1, 0, 1), count=5)
+    assert [batches.take(0) for _ in range(4)] == [0, 2, 4, None]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_all_batches_come_in_whatever_falls_apart(seed):
+    """Against sets: a batch is trained only when it is in nobody, and in the end all are in."""
+    choose, batches, inside, versions = random.Random(seed), Batches(30), {}, {}
+    stored, training, next_cluster = (0, frozenset()), {}, 0
+    for _ in range(2000):
+        match choose.randrange(5):
+            case 0 if len(inside) < 4 and batches.compatible:
+                batches.add(founded(next_cluster, stored[0]))
+                inside[next_cluster], versions[next_cluster] = set(stored[1]), stored[0]
+                next_cluster += 1
+            case 1 if inside and choose.random() < 0.2:
+                fallen = choose.choice(list(inside))
+                batches.add({"kind": "dissolved", "cluster": fallen})
+                del inside[fallen]
+                training.pop(fallen, None)
+            case 2 if len(inside) > 1:
+                group = choose.sample(list(inside), 2)
+                if not training.keys() & set(group):
+                    batches.add(average(*((c, versions[c]) for c in group)))
+                    for c in group:
+                        versions[c] += 1
+                    inside |= dict.fromkeys(group, inside[group[0]] | inside[group[1]])
+                    inside |= {c: set(inside[c]) for c in group}
+            case 3 if inside:
+                saver = choose.choice(list(inside))
+                batches.add({"kind": "checkpoint", "cluster": saver, "version": versions[saver]})
+                stored = (versions[saver], frozenset(inside[saver]))
+            case _:
+                for cluster in inside:
+                    if cluster in training:
+                        batches.add(commit(cluster, versions[cluster], training[cluster]))
+                        inside[cluster].add(training.pop(cluster))
+                        versions[cluster] += 1
+                    elif (batch := batches.take(cluster)) is not None:
+                        assert all(batch not in known for known in inside.values())
+                        assert batch not in training.values()
+                        training[cluster] = batch
+        assert all(batches.inside(c).keys() == known for c, known in inside.items())
+        everywhere = set().union(*inside.values()) if inside else set()
+        assert batches.exhausted == (len(everywhere) == 30 and not training)
+        if batches.exhausted:
+            return
+    raise AssertionError("it does not end")

@@ -1,0 +1,103 @@
+"""Plans and votes of a reduce."""
+
+from hetpeer.averaging.messages import BlockVote, Line, Reducing, Vote
+from hetpeer.bootstrap.decisions import CoordinatorConfig
+from hetpeer.bootstrap.patience import Pace
+from hetpeer.bootstrap.reduce import MAX_PLANS, Reduce
+from tests.bootstrap.court import CONFIG as SETTINGS
+
+CONFIG = CoordinatorConfig(**(SETTINGS | {"reduce_s": 10.0}))
+
+LINE = Line(term=1, view=0)
+ROSTER = {"a": (0, 2), "b": (0, 2)}
+SUMS = {0: [("a", (0, 1))], 1: [("a", (0,)), ("b", (1,))]}
+
+
+def vote(plan=1, digests=("x", "y"), *, finite=True):
+    blocks = tuple(
+        BlockVote(block=b, digest=digest, squared_norm=1.0, finite=finite) for b, digest in enumerate(digests)
+    )
+    return Vote(line=LINE, step=0, plan=plan, blocks=blocks)
+
+
+def reduce():
+    one = Reduce(CONFIG, {}, Pace(), 0.0)
+    told = one.make(SUMS, ROSTER, 0.0)
+    assert told.keys() == ROSTER.keys()
+    return one
+
+
+def test_a_plan_names_sums_in_the_callers_order():
+    told = Reduce(CONFIG, {}, Pace(), 0.0).make(SUMS, ROSTER, 0.0)
+    assert [cover.slots for cover in told["b"]] == [(("a", (0, 1)),), (("a", (0,)), ("b", (1,)))]
+    assert {cover.receivers for cover in told["b"]} == {("a", "b")}
+
+
+def test_who_only_sends_is_told_of_that_block_alone():
+    told = Reduce(CONFIG, {}, Pace(), 0.0).make(
+        {0: [("c", (0,))], 1: [("b", (0,))]}, {"a": (0, 1), "b": (1, 2), "c": (1, 2)}, 0.0
+    )
+    assert [c.block for c in told["a"]] == [0]
+    assert [c.block for c in told["c"]] == [0, 1]
+    assert told["b"][0].receivers == ("b", "c")
+
+
+def test_all_votes_alike_decide_and_an_older_plans_do_not_count():
+    one = reduce()
+    one.vote("a", vote(), ROSTER)
+    one.make(SUMS, ROSTER, 1.0)
+    assert not one.vote("b", vote(plan=1), ROSTER)
+    one.vote("b", vote(plan=2), ROSTER)
+    assert one.decision is None
+    one.vote("a", vote(plan=2), ROSTER)
+    assert one.decision is not None
+    assert one.decision[1].digest == "y"
+
+
+def test_votes_of_other_blocks_than_ones_own_do_not_count():
+    one = reduce()
+    one.vote("a", vote(), ROSTER)
+    one.vote("b", vote(digests=("x",)), ROSTER)
+    assert one.decision is None
+
+
+def test_differing_votes_ask_for_another_plan_and_are_trouble_in_the_end():
+    one = reduce()
+    for plan in range(1, MAX_PLANS + 1):
+        one.vote("a", vote(plan=plan), ROSTER)
+        again = one.vote("b", vote(plan=plan, digests=("x", "z")), ROSTER)
+        assert again == (plan < MAX_PLANS)
+        if again:
+            one.make(SUMS, ROSTER, float(plan))
+    assert "block 1 differ in the bits" in one.trouble
+    assert one.decision is None
+
+
+def test_a_sum_that_is_not_finite_is_trouble():
+    one = reduce()
+    one.vote("a", vote(finite=False), ROSTER)
+    one.vote("b", vote(finite=False), ROSTER)
+    assert one.trouble == "the sum of block 0 is not finite"
+
+
+def test_who_leaves_takes_the_votes_with_it_and_excuses_who_was_late():
+    one = reduce()
+    one.vote("a", vote(), ROSTER)
+    one.left()
+    one.vote("b", vote(), ROSTER)
+    assert one.decision is None
+
+
+def test_a_plan_is_overdue_when_nothing_comes_and_who_is_silent_three_times_is_mute():
+    one, now = reduce(), 0.0
+    one.moves(Reducing(line=LINE, step=0, plan=1), 9.0)
+    assert not one.overdue(18.0)
+    assert one.overdue(19.0)
+    for _ in range(MAX_PLANS - 1):
+        one.ran_out()
+        now += 1000.0
+        one.make(SUMS, ROSTER, now)
+        assert one.mute(ROSTER, now) == []
+    one.vote("b", vote(plan=MAX_PLANS), ROSTER)
+    assert one.mute(ROSTER, now + 1000.0) == ["a"]
+    assert one.mute(ROSTER, now + 1.0) == []

@@ -1,0 +1,64 @@
+"""Seeded histories of clusters that train batches of their own and average: every batch is in the result exactly once."""
+
+from itertools import islice
+from unittest.mock import patch
+
+import pytest
+
+from hetpeer.averaging.holding import HeldStep
+from hetpeer.bootstrap.grouped.batches import Batches
+from hetpeer.bootstrap.grouped.round import Round
+from hetpeer.peer.simulate.grouped import simulate
+
+SEEDS = range(24)
+FAULTS = 20
+
+
+def test_histories_with_many_faults_keep_every_invariant():
+    kinds = set()
+    for seed in SEEDS:
+        outcome = simulate(seed, faults=FAULTS)
+        assert outcome.violation is None, outcome
+        assert outcome.faults >= 14, outcome
+        kinds |= outcome.kinds
+    assert kinds >= {"founded", "commit", "average", "dissolved", "checkpoint", "evaluation"}
+
+
+def test_without_faults_nobody_falls_apart_and_groups_are_formed():
+    outcome = simulate(3, faults=0)
+    assert outcome.violation is None
+    assert "dissolved" not in outcome.kinds
+    assert "average" in outcome.kinds
+
+
+def forgetful(self, record, original=Batches.add):
+    """What a cluster that falls apart was training is not handed out again."""
+    if record["kind"] == "dissolved":
+        self._handed.pop(record["cluster"], None)
+    original(self, record)
+
+
+def alone(self, original=Round._sums):
+    """A cluster is left out of the sum of one block."""
+    sums = original(self)
+    return sums | {0: sums[0][:1]}
+
+
+def anybody(self, original=HeldStep._sums):
+    """A holder sends its parameters for any cluster that a plan names."""
+    slot, ids = original(self)
+    return (slot, {b: frozenset((0,)) for b in ids}) if self.averages else (slot, ids)
+
+
+MUTANTS = {
+    "forgetful": lambda: patch.object(Batches, "add", forgetful),
+    "alone": lambda: patch.object(Round, "_sums", alone),
+    "anybody": lambda: patch.object(HeldStep, "_sums", anybody),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_seeded_bug_is_caught_three_times(name):
+    with MUTANTS[name]():
+        broken = (seed for seed in range(8) if simulate(seed, faults=FAULTS).violation)
+        assert len(list(islice(broken, 3))) == 3
