@@ -4,6 +4,7 @@ Nothing waits for a fixed time: every wait is for a condition and has a deadline
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -83,10 +84,11 @@ class Child:
     def helpers(self) -> dict[str, psutil.Process]:
         """Its own children: `p2pd` and `worker`, as far as they run."""
         found = {}
-        for process in filter(_runs, psutil.Process(self.pid).children()):
-            line = " ".join(process.cmdline())
-            is_worker = process.name() == NAME or "worker_main" in line
-            found["worker" if is_worker else "p2pd" if "p2pd" in line else line] = process
+        with contextlib.suppress(psutil.NoSuchProcess):  # it, or one of them, has just ended
+            for process in filter(_runs, psutil.Process(self.pid).children()):
+                line = " ".join(process.cmdline())
+                is_worker = process.name() == NAME or "worker_main" in line
+                found["worker" if is_worker else "p2pd" if "p2pd" in line else line] = process
         return found
 
     async def blocks(self) -> tuple[int, int]:
