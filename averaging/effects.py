@@ -138,11 +138,12 @@ class Inspect:
 
 @dataclass(frozen=True, slots=True)
 class ApplyUpdate:
-    """Run the optimizer on `block` with `gradient`·`coefficient` → `Member.applied`."""
+    """Run the optimizer on `block` with `gradient`·`coefficient`, one of `workers` that will be averaged → `Member.applied`."""
 
     block: int
     gradient: Handle
     coefficient: float
+    workers: int = 1
 
 
 @dataclass(frozen=True, slots=True)

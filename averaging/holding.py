@@ -253,8 +253,10 @@ class HeldStep:
         self.commit = commit
         self.pipeline.decided()
         gradients = self.reduction.gradients
-        update = InstallAverage if self.averages else ApplyUpdate
-        return self._wrap([update(b, gradients[b], commit.coefficient) for b in self._blocks])
+        if self.averages:
+            return self._wrap([InstallAverage(b, gradients[b], commit.coefficient) for b in self._blocks])
+        one = (commit.coefficient, commit.workers)
+        return self._wrap([ApplyUpdate(b, gradients[b], *one) for b in self._blocks])
 
     def applied(self, block: int, digest: str) -> RecordApplied | None:
         """`ApplyUpdate` or `InstallAverage` is done; after the last block, what there is to be written down."""

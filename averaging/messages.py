@@ -416,6 +416,8 @@ class Commit(Schema):
     coefficient: float
     loss: float
     digests: dict[Block, Digest]
+    workers: Count = 1
+    """Clusters that averaged last time: of how many gradients the next mean is."""
 
 
 class RolledBack(Schema):

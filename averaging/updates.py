@@ -94,6 +94,7 @@ class SGD:
         coefficient: float,
         update: int,  # noqa: ARG002 - nothing of it is biased
         step: int,
+        workers: int = 1,  # noqa: ARG002 - the mean of such updates is the update by the mean gradient
     ) -> None:
         """As `AdamW.apply`; `exp_avg_sq` is left as it is."""
         one = self.settings
@@ -126,13 +127,15 @@ class AdamW:
         coefficient: float,
         update: int,
         step: int,
+        workers: int = 1,
     ) -> None:
         """Update number `update` (from 1) at place `step` of the schedule, in place in the first three; `gradient` is left as it is.
 
+        With `workers` > 1 the second moment is taken for that of a mean of so many gradients (SDPipe, section 4; docs/averaging.md).
         The four are 1-D float32 tensors of one length on one device. The gradient counts `coefficient` times
         (global-norm clipping). Deterministic to the bit for equal inputs.
         """
-        scalars = _Scalars(self.settings, coefficient, update, step)
+        scalars = _Scalars(self.settings, coefficient, update, step, workers)
         with torch.no_grad():
             for begin in range(0, len(parameters), CHUNK):
                 part = slice(begin, begin + CHUNK)
@@ -142,7 +145,9 @@ class AdamW:
 class _Scalars:
     """One step's scalars: computed in Python's float64, each rounded to float32 once."""
 
-    def __init__(self, settings: AdamWSettings, coefficient: float, update: int, step: int) -> None:
+    def __init__(
+        self, settings: AdamWSettings, coefficient: float, update: int, step: int, workers: int
+    ) -> None:
         beta1, beta2 = settings.betas
         correction1, correction2 = 1.0 - power(beta1, update), 1.0 - power(beta2, update)
         rate = settings.rate(step)
@@ -154,6 +159,9 @@ class _Scalars:
         self.unbias2 = float32(1.0 / math.sqrt(correction2))
         self.epsilon = float32(settings.eps)
         self.minus_rate = float32(-rate / correction1)
+        self.unbias1_squared = float32(correction2 / (correction1 * correction1))
+        self.share = float32(1.0 / workers)
+        """Of the variance, in a mean of `workers`."""
 
 
 def _update(
@@ -172,8 +180,18 @@ def _update(
     gradient.mul_(gradient).mul_(scalars.blend2)
     exp_avg_sq.mul_(scalars.beta2).add_(gradient)
     # p ← p - rate / (1 - β1ᵗ) · m / (√v / √(1 - β2ᵗ) + ε)
-    denominator = _sqrt(exp_avg_sq).mul_(scalars.unbias2).add_(scalars.epsilon)
+    second = exp_avg_sq if scalars.share == 1.0 else _of_mean(scalars, exp_avg, exp_avg_sq)
+    denominator = _sqrt(second).mul_(scalars.unbias2).add_(scalars.epsilon)
     parameters.add_((exp_avg / denominator).mul_(scalars.minus_rate))
+
+
+def _of_mean(scalars: _Scalars, exp_avg: torch.Tensor, exp_avg_sq: torch.Tensor) -> torch.Tensor:
+    """The second moment that the mean of several workers' gradients has: its variance is that much smaller.
+
+    Unbiased, m̂² + (v̂ - m̂²) / N; here all is multiplied by 1 - β2ᵗ, as v is. An estimate below m̂² is no variance.
+    """
+    squared_mean = (exp_avg * exp_avg).mul_(scalars.unbias1_squared)
+    return (exp_avg_sq - squared_mean).clamp_(min=0.0).mul_(scalars.share).add_(squared_mean)
 
 
 def _sqrt(vector: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,9 @@
 """The group scheduler: does it ever hang or leave somebody apart, how fast does it decide, and what do groups cost?
 
-Three parts, all on the real scheduler in virtual time:
+Four parts, all in virtual time:
 
-* random schedules with stragglers, arrivals and departures (peer/simulate/grouping.py), with hetpeer's rules and with SDPipe's two;
+* histories of whole grouped runs with faults (peer/simulate/grouped.py): every batch is in the result once;
+* random schedules of the real scheduler with stragglers, arrivals and departures (peer/simulate/grouping.py), with hetpeer's rules and with SDPipe's two;
 * one decision for 1,000 workers, on this machine's clock;
 * SDPipe's settings (Miao et al., VLDB 2023, section 5): homogeneous, hete-A and hete-B, where a stage sleeps 0.2 or 0.6 s before one
   iteration in ten. Throughput is that of all pipelines, beside no synchronisation at all and all-reduce; every swarm of a row draws the same naps.
@@ -29,10 +30,13 @@ from hetpeer.averaging.groups.scheduler import GroupScheduler, Pipelines
 from hetpeer.averaging.groups.sdpipe import Artifact, Paper
 from hetpeer.averaging.groups.window import Adaptive, Window
 from hetpeer.dht.processes import dying_with_us
+from hetpeer.peer.simulate.grouped import simulate
 from hetpeer.peer.simulate.grouping import RULES, Watch, schedule
 from hetpeer.peer.simulate.pipelines import Pipelines as Swarm
 from hetpeer.peer.simulate.pipelines import Setting, names
 
+FAULTS = 20
+"""Of a history."""
 WORKERS, DECISION_S = 1000, 1e-3
 ITERATIONS = 120
 SLEEPS = {"homogeneous": 0.0, "hete-A": 0.2, "hete-B": 0.6}
@@ -70,6 +74,19 @@ def schedules(first: int, count: int, processes: int) -> dict[str, Any]:
                 "apart": sum(o.apart > 0 for o in outcomes),
             }
     return found
+
+
+def runs(first: int, count: int, processes: int) -> dict[str, Any]:
+    """`count` histories of grouped runs."""
+    with ProcessPoolExecutor(processes, initializer=dying_with_us()) as pool:
+        one = partial(simulate, faults=FAULTS)
+        outcomes = list(pool.map(one, range(first, first + count), chunksize=20))
+    return {
+        "histories": len(outcomes),
+        "faults": sum(o.faults for o in outcomes),
+        "broken": {o.seed: o.violation for o in outcomes if o.violation},
+        "dissolved": sum("dissolved" in o.kinds for o in outcomes),
+    }
 
 
 # ── one decision ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -144,6 +161,11 @@ def sdpipe(seed: int) -> list[dict[str, Any]]:
 
 
 def show(figures: dict[str, Any]) -> None:
+    whole = figures["runs"]
+    print(
+        f"{whole['histories']} grouped runs with {whole['faults']} faults: {len(whole['broken'])} broken or hung,"
+        f" in {whole['dissolved']} a cluster fell apart"
+    )
     for rules, found in figures["schedules"].items():
         print(
             f"{rules}: {found['schedules']} schedules, {found['groups']} groups, {found['came']} came, {found['went']} went:"
@@ -173,9 +195,11 @@ def main() -> int:
     parser.add_argument(
         "--count", type=int, default=10_000, help="random schedules of each kind (default: 10000)"
     )
+    parser.add_argument("--runs", type=int, default=2_000, help="histories of grouped runs (default: 2000)")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     figures: dict[str, Any] = {
+        "runs": runs(options.seed, options.runs, options.processes),
         "schedules": schedules(options.seed, options.count, options.processes),
         "decision_s": decisions(),
         "sdpipe": sdpipe(options.seed),
@@ -187,6 +211,7 @@ def main() -> int:
         for row in figures["sdpipe"]
     ]
     figures["goals"] = goals = {
+        "every batch of a grouped run is in the result once": not figures["runs"]["broken"],
         "no schedule hangs, and none leaves anybody apart": not ours["broken"] and not ours["apart"],
         "a decision for 1,000 workers takes less than 1 ms": figures["decision_s"]["99 %"] < DECISION_S,
         "nine tenths of the throughput without synchronisation": min(shares) >= SHARE,

@@ -18,7 +18,7 @@ import psutil
 
 from hetpeer.bootstrap.create import create_run
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.settings import LinkSettings, TrainingSettings
+from hetpeer.bootstrap.settings import AveragingSettings, LinkSettings, TrainingSettings
 from hetpeer.dht.clock import SystemClock
 from hetpeer.peer.children import COMMAND, Child, end_all
 from hetpeer.peer.demo.feed import LedgerFeed
@@ -59,6 +59,7 @@ def make_run(
     training: TrainingSettings,
     seed: int,
     links: LinkSettings | None = None,
+    averaging: AveragingSettings | None = None,
 ) -> RunDirectory:
     """A run directory under `folder`, on the text of Python's library."""
     return create_run(
@@ -70,6 +71,7 @@ def make_run(
         stages=[stages],
         training=training,
         links=links or LinkSettings(),
+        averaging=averaging,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.commits import commit_message
+from hetpeer.bootstrap.commits import last_message
 from hetpeer.bootstrap.decisions import Disconnect, Effect, Send, State
 from hetpeer.bootstrap.membership import Standing, Volunteer
 from hetpeer.bootstrap.reign import Reign
@@ -46,14 +46,13 @@ class Admission:
         volunteer = Volunteer.of(peer, hello, now)
         reign.members.volunteers[peer] = volunteer
         member = hello.place is not None and reign.members.adopt(volunteer, hello.place)
-        last = reign.history.commits.get(reign.version - 1)
         missed = any(held.version == reign.version - 1 for held in hello.held)
         welcome = m.Welcome(
             line=reign.line,
             version=reign.version,
             member=member,
             places=reign.members.places(),
-            commit=commit_message(last) if member and missed and last is not None else None,
+            commit=last_message(reign.history) if member and missed else None,
         )
         return [Send(peer, welcome)]
 

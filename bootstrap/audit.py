@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hetpeer.bootstrap.deciding import Decision, decisions_of
+from hetpeer.bootstrap.grouped.lineage import lineage
 from hetpeer.bootstrap.history import History, Record
 from hetpeer.bootstrap.log import read_log
 from hetpeer.bootstrap.manifest import Manifest
@@ -28,6 +30,7 @@ RULES: Mapping[str, str] = {
     "F4": "a checkpoint is made of states that holders had at that version",
     "F5": "who was given up changes nothing: nobody applies under an incarnation that it has left",
     "F6": "one coordinator at a time decides one step after the other",
+    "G1": "no batch of a grouped run is in its parameters twice",
     "I3": "nothing is applied that was not decided",
     "I5": "a run goes back to its last complete checkpoint only",
 }
@@ -93,17 +96,20 @@ def audit(directory: Path) -> Verdict:
         verdict.complain(line)
     _check_decisions(records, verdict)
     _check_every_update_was_decided(records, said.applied, verdict)
-    _check_steps(run.manifest, history, said.applied, verdict)
+    _check_steps(run.manifest, records, said.applied, verdict)
     _check_checkpoints(records, said.applied, verdict)
     _check_lives(said.lives, verdict)
-    verdict.leftovers = len(_counted_leftovers(history, said))
+    verdict.leftovers = len(_counted_leftovers(records, said))
     return verdict
 
 
 def _check_decisions(records: Iterable[Record], verdict: Verdict) -> None:
     """F6 and I5: steps are committed one after the other, by the reign in force; only a roll-back goes back, and not anywhere."""
-    version = stored = term = view = 0
+    stored = term = view = 0
+    versions: Counter[int] = Counter()
+    """Of each cluster."""
     for record in records:
+        cluster = record.get("cluster", 0)
         match record["kind"]:
             case "reign":
                 if record["term"] <= term:
@@ -115,77 +121,106 @@ def _check_decisions(records: Iterable[Record], verdict: Verdict) -> None:
                     verdict.complain(f"{went}, and the last complete checkpoint was {stored}", "I5")
                 if record["view"] <= view:
                     verdict.complain(f"view {record['view']} began after view {view}", "F6")
-                version, view = record["to_version"], record["view"]
+                versions[cluster], view = record["to_version"], record["view"]
+            case "founded":
+                if record["version"] != stored:
+                    began = f"cluster {cluster} began at version {record['version']}"
+                    verdict.complain(f"{began}, and the last complete checkpoint was {stored}", "I5")
+                versions[cluster] = record["version"]
             case "commit":
-                if record["step"] != version:
-                    verdict.complain(f"step {record['step']} was committed when step {version} was due", "F6")
+                _check_turn(cluster, record["step"], versions, verdict)
                 if (record["term"], record["view"]) != (term, view):
                     decided = (
                         f"step {record['step']} was decided in term {record['term']}, view {record['view']}"
                     )
                     verdict.complain(f"{decided}, while term {term}, view {view} was in force", "F6")
-                version = record["step"] + 1
+            case "average":
+                for member, step in record["clusters"]:
+                    _check_turn(member, step, versions, verdict)
             case "checkpoint":
                 stored = record["version"]
+
+
+def _check_turn(cluster: int, step: int, versions: Counter[int], verdict: Verdict) -> None:
+    due = versions[cluster]
+    if step != due:
+        whose = f" of cluster {cluster}" if cluster else ""
+        verdict.complain(f"step {step}{whose} was committed when step {due} was due", "F6")
+    versions[cluster] = step + 1
 
 
 def _check_every_update_was_decided(
     records: Iterable[Record], applied: Mapping[Key, list[Applied]], verdict: Verdict
 ) -> None:
     """I3: nobody may have applied what was never committed, not even in a history that was rolled back later."""
-    decided = {(r["view"], r["step"], r["plan"]) for r in records if r["kind"] == "commit"}
-    for view, step, plan, block in applied:
-        if (view, step, plan) not in decided:
+    decided = {one.key for record in records for one in decisions_of(record)}
+    for *key, block in applied:
+        if tuple(key) not in decided:
+            _, view, step, plan = key
             problem = f"step {step} block {block}: view {view} plan {plan} was applied and never committed"
             verdict.complain(problem, "I3")
 
 
 def _check_steps(
-    manifest: Manifest, history: History, applied: Mapping[Key, list[Applied]], verdict: Verdict
+    manifest: Manifest, records: Sequence[Record], applied: Mapping[Key, list[Applied]], verdict: Verdict
 ) -> None:
-    """F1 to F3: count the microbatches of every step up to the last one committed."""
+    """F1 to F3: count the microbatches of every step that is part of the result, and the clusters of every averaging."""
+    surviving = _surviving(manifest, records, verdict)
+    trained = [one for one in surviving if one.trains]
     microbatches = range(manifest.training.microbatches)
-    verdict.steps = history.version
+    verdict.steps = len(trained)
     verdict.microbatches_expected = verdict.steps * len(microbatches)
     if not verdict.steps:
         verdict.complain("no step was committed")
-    for step in range(verdict.steps):
+    for one in surviving:
+        expected = microbatches if one.trains else one.clusters
         tallies: list[Counter[int]] = []
         for block in range(len(manifest.blocks)):
-            events = _committed_events(history, applied, step, block)
+            events = applied.get((*one.key, block), [])
             tallies += [event.tally() for event in events] or [Counter()]
             if not events:
-                problem = f"step {step} block {block}: no volunteer says it applied a committed plan"
+                problem = f"{one} block {block}: no volunteer says it applied a committed plan"
                 verdict.complain(problem, "F3")
-            for problem in _disagreements(history, events):
-                verdict.complain(f"step {step} block {block}: {problem}", "F2")
-        lost = {m for m in microbatches if any(tally[m] == 0 for tally in tallies)}
-        duplicated = {m for m in microbatches if any(tally[m] > 1 for tally in tallies)}
-        strangers = {m for tally in tallies for m in tally if m not in microbatches}
-        verdict.lost += len(lost)
-        verdict.duplicated += len(duplicated)
-        verdict.counted += len(microbatches) - len(lost | duplicated)
+            for problem in _disagreements(one, block, events):
+                verdict.complain(f"{one} block {block}: {problem}", "F2")
+        lost = {m for m in expected if any(tally[m] == 0 for tally in tallies)}
+        duplicated = {m for m in expected if any(tally[m] > 1 for tally in tallies)}
+        strangers = {m for tally in tallies for m in tally if m not in expected}
+        if one.trains:
+            verdict.lost += len(lost)
+            verdict.duplicated += len(duplicated)
+            verdict.counted += len(microbatches) - len(lost | duplicated)
         for what, found in (("lost", lost), ("counted twice", duplicated), ("unknown", strangers)):
             if found:
                 names = ", ".join(map(str, sorted(found)))
-                verdict.complain(f"step {step}: microbatches {what}: {names}", "F1")
+                verdict.complain(
+                    f"{one}: {'microbatches' if one.trains else 'clusters'} {what}: {names}", "F1"
+                )
 
 
-def _committed_events(
-    history: History, applied: Mapping[Key, list[Applied]], step: int, block: int
-) -> list[Applied]:
-    """What the block's holders say about the step as it was committed; nothing if it was not."""
-    commit = history.commits.get(step)
-    return applied.get((commit["view"], step, commit["plan"], block), []) if commit else []
+def _surviving(manifest: Manifest, records: Sequence[Record], verdict: Verdict) -> list[Decision]:
+    """What the run's parameters are made of. In a grouped run no batch may be in them twice."""
+    if manifest.averaging is None:
+        history = History.of(records)
+        steps = [history.commits.get(step, _gap(step)) for step in range(history.version)]
+        return [one for commit in steps for one in decisions_of(commit)]
+    found = lineage(records)
+    if found.twice:
+        names = ", ".join(map(str, sorted(found.twice)))
+        verdict.complain(f"batches that are in the parameters twice: {names}", "G1")
+    return list(found.decisions)
 
 
-def _disagreements(history: History, events: Sequence[Applied]) -> Iterator[str]:
+def _gap(step: int) -> Record:
+    """In the place of a commit that the log lacks: nobody can have applied it."""
+    return {"kind": "commit", "view": 0, "step": step, "plan": -1, "gradients": {}}
+
+
+def _disagreements(one: Decision, block: int, events: Sequence[Applied]) -> Iterator[str]:
     """What is wrong between the holders of one block at one step, and between them and the commit."""
     if not events:
         return
-    step, block = events[0].step, events[0].block
-    gradients = history.commits[step]["gradients"]
-    if any(event.gradient != gradients.get(block, gradients.get(str(block))) for event in events):
+    if any(event.gradient != one.digests.get(block) for event in events):
         yield "the gradient applied is not the gradient committed"
     if len({event.gradient for event in events}) > 1:
         yield "the holders' gradients differ"
@@ -210,26 +245,28 @@ def _check_lives(lives: Mapping[str, Sequence[Applied]], verdict: Verdict) -> No
     """F5: in the order of its log a volunteer's incarnations rise, and within a view it applies each step of a block once."""
     for peer, events in lives.items():
         incarnation = 0
-        done: set[tuple[int, int, int]] = set()
+        done: set[tuple[int, int, int, int]] = set()
         for event in events:
             where = f"{peer}: step {event.step} block {event.block}"
             if event.incarnation < incarnation:
                 left = f"incarnation {event.incarnation}, which it had left"
                 verdict.complain(f"{where} was applied under {left}", "F5")
             incarnation = max(incarnation, event.incarnation)
-            key = (event.view, event.step, event.block)
+            key = (event.cluster, event.view, event.step, event.block)
             if key in done and event.incarnation == incarnation:
                 verdict.complain(f"{where} was applied twice in view {event.view}", "F5")
             done.add(key)
 
 
-def _counted_leftovers(history: History, said: Testimony) -> set[tuple[int, int]]:
-    """(step, id) of microbatches that the board showed to a volunteer, and whose gradient is that volunteer's there."""
+def _counted_leftovers(records: Sequence[Record], said: Testimony) -> set[tuple[int, int, int]]:
+    """(cluster, step, id) of microbatches that the board showed to a volunteer, and whose gradient is that volunteer's there."""
+    plans = {(one.cluster, one.view, one.step): one.plan for r in records for one in decisions_of(r)}
     return {
-        (one.step, microbatch)
+        (one.cluster, one.step, microbatch)
         for one in said.found
-        for event in _committed_events(history, said.applied, one.step, one.border)[:1]
-        if event.view == one.view
+        for event in said.applied.get(
+            (one.cluster, one.view, one.step, plans.get((one.cluster, one.view, one.step), 0), one.border), []
+        )[:1]
         for holder, ids in event.cover
         if holder == one.peer
         for microbatch in set(ids).intersection(one.ids)

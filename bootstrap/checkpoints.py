@@ -8,7 +8,7 @@ initial state is version 0; its record is in no log, the manifest stands for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from hetpeer.stages.execution import state
 from hetpeer.stages.execution.state import BlockState, Layout
 
 Record = Mapping[str, Any]
-"""{"kind": "checkpoint", "version", "blocks": [state digest of each block]}"""
+"""{"kind": "checkpoint", "version", "blocks": [state digest of each block], "cluster" in a grouped run, but for cluster 0}"""
 
 
 def initial_record(manifest: Manifest) -> Record:
@@ -75,9 +75,9 @@ class CheckpointStore:
         """The same, parsed."""
         return self._load(record, block)[1]
 
-    def prune(self, sealed: Iterable[Record], keep: int = 2) -> None:
-        """Delete every file but those of the newest `keep` sealed checkpoints and of the one being made."""
-        newest = sorted(sealed, key=lambda record: int(record["version"]))[-keep:]
+    def prune(self, sealed: Sequence[Record], keep: int = 2) -> None:
+        """Delete every file but those of the last `keep` of the `sealed` checkpoints and of the one being made."""
+        newest = sealed[-keep:]
         wanted = {
             self._path(record["version"], block, digest)
             for record in newest
@@ -119,6 +119,7 @@ class CheckpointStore:
         return parsed
 
 
-def record_of(version: int, digests: Sequence[str]) -> Record:
+def record_of(version: int, digests: Sequence[str], cluster: int = 0) -> Record:
     """The record of a complete checkpoint: the blocks' digests in order."""
-    return {"kind": "checkpoint", "version": version, "blocks": list(digests)}
+    whose = {"cluster": cluster} if cluster else {}
+    return {"kind": "checkpoint", "version": version, "blocks": list(digests), **whose}

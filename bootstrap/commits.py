@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.ledger import clip_coefficient
 from hetpeer.bootstrap.training import CoordinatedStep
 
@@ -22,6 +23,7 @@ def commit_record(
         "view": step.line.view,
         "step": step.number,
         "batch": step.batch,
+        "workers": step.workers,
         "plan": step.reduce.plan,
         "loss": step.ledger.train_loss(step.sizes),
         "norm": norm,
@@ -34,7 +36,8 @@ def commit_record(
 
 def evaluation_record(step: CoordinatedStep) -> dict[str, Any]:
     """The held-out loss of the state with which `step` began."""
-    return {"kind": "evaluation", "step": step.number, "loss": step.ledger.evaluation_loss()}
+    loss = step.ledger.evaluation_loss()
+    return {"kind": "evaluation", "step": step.number, "batch": step.batch, "loss": loss}
 
 
 def commit_message(record: Mapping[str, Any]) -> m.Commit:
@@ -45,5 +48,26 @@ def commit_message(record: Mapping[str, Any]) -> m.Commit:
         plan=record["plan"],
         coefficient=record["coefficient"],
         loss=record["loss"],
+        workers=record.get("workers", 1),
         digests={int(block): digest for block, digest in record["gradients"].items()},
     )
+
+
+def average_message(record: Mapping[str, Any], cluster: int) -> m.Commit:
+    """An averaging's record as the members of `cluster` are told, on the line on which it was decided."""
+    return m.Commit(
+        line=m.Line(term=record["term"], view=0, cluster=cluster),
+        step=dict(record["clusters"])[cluster],
+        plan=record["plan"],
+        coefficient=1.0 / len(record["clusters"]),
+        loss=0.0,
+        digests={int(block): digest for block, digest in record["sums"].items()},
+    )
+
+
+def last_message(history: History) -> m.Commit | None:
+    """What led to the version of `history`, for whoever was not told; nothing at its beginning."""
+    step = history.version - 1
+    if step in history.averages:
+        return average_message(history.averages[step], history.cluster)
+    return commit_message(history.commits[step]) if step in history.commits else None

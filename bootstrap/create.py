@@ -20,7 +20,7 @@ from hetpeer.bootstrap.datasets import absolute_data, write_data
 from hetpeer.bootstrap.files import atomic_write, disk_errors, sync_folder
 from hetpeer.bootstrap.manifest import Manifest, public_bytes, sign, validated
 from hetpeer.bootstrap.rundir import FOLDERS, RunDirectory
-from hetpeer.bootstrap.settings import Count, LinkSettings, Positive, TrainingSettings
+from hetpeer.bootstrap.settings import AveragingSettings, Count, LinkSettings, Positive, TrainingSettings
 from hetpeer.bootstrap.shipping import ship
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.identity import Identity
@@ -48,13 +48,14 @@ def create_run(
     stages: Sequence[int] = (),
     training: TrainingSettings | None = None,
     links: LinkSettings | None = None,
+    averaging: AveragingSettings | None = None,
     reliable: Sequence[str] = (),
 ) -> RunDirectory:
     """Make a run directory from the author's functions `model` and `loss` ("module.py:function"; bootstrap/objective.py).
 
     `data` is one such function, which yields the samples, or the paths of texts, of which samples of `sequence_length`
     tokens are made; without it, Python's standard library. `stages` has one number for each way in which clusters cut the
-    model: cluster c is a pipeline of `stages[c % len(stages)]` stages. `reliable` are the ids of the other reliable peers. Raises `LocalError`: HP-MODEL-*, HP-DATA-*,
+    model: cluster c is a pipeline of `stages[c % len(stages)]` stages. With `averaging` these are clusters of a grouped run. `reliable` are the ids of the other reliable peers. Raises `LocalError`: HP-MODEL-*, HP-DATA-*,
     HP-RUN-001 (a setting), HP-DISK-*; then nothing is left at `directory`.
     """
     training = training or TrainingSettings()
@@ -79,6 +80,7 @@ def create_run(
             "name": name or directory.resolve().name.lower(),
             **decided,
             "links": (links or LinkSettings()).model_dump(),
+            "averaging": averaging and averaging.model_dump(),
             "owner": public_bytes(owner_key),
             "coordinators": [Identity.create(folder / "identity.key").peer_id, *reliable],
             **ship(folder, built, example, training, stages),

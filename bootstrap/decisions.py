@@ -26,6 +26,8 @@ class CoordinatorConfig:
     evaluate_every: int
     checkpoint_every: int
     clip_norm: float | None
+    corrected: bool = False
+    """Whether Adam's second moments are those of the mean gradient of clusters that average."""
     layouts: Sequence[Sequence[Range]]
     costs: Sequence[BlockCost]
     ties: Mapping[int, Sequence[int]] = field(default_factory=dict)
@@ -62,6 +64,8 @@ class Work:
     batch: int
     trains: bool = True
     evaluates: bool = False
+    workers: int = 1
+    """Of how many clusters' updates the mean is likely to be taken."""
 
 
 class State(enum.Enum):

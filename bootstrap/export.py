@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,8 @@ from safetensors.numpy import load_file, save
 from hetpeer.bootstrap.author import build_model
 from hetpeer.bootstrap.checkpoints import CheckpointStore, initial_record
 from hetpeer.bootstrap.files import atomic_write, disk_errors
-from hetpeer.bootstrap.history import History
+from hetpeer.bootstrap.grouped.lineage import lineage
+from hetpeer.bootstrap.history import History, Record
 from hetpeer.bootstrap.log import read_log
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.errors import ExitCode, LocalError
@@ -23,7 +24,7 @@ from hetpeer.stages.execution import state
 if TYPE_CHECKING:
     from torch import nn
 
-COMMIT_FIELDS = ("step", "loss", "norm", "seconds", "term", "view", "plan")
+FIELDS = ("step", "cluster", "batch", "loss", "norm", "seconds", "term", "view", "plan")
 """What of a commit goes into metrics.jsonl, where the log has it."""
 
 
@@ -44,15 +45,17 @@ def export(directory: Path, out: Path) -> Exported:
     is damaged, HP-LOG-001, HP-DISK-*.
     """
     run = RunDirectory.open(directory)
-    history = History.of(read_log(run.log_path))
-    weights, version = _weights(run, history)
+    records = list(read_log(run.log_path))
+    weights, version = _weights(run, History.of(records))
     with disk_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
     metadata = {"run": json.dumps({"name": run.manifest.name, "id": run.run_id, "version": version})}
     atomic_write(out, save(weights, metadata=metadata))
-    metrics = out.with_name("metrics.jsonl")
-    atomic_write(metrics, "".join(json.dumps(line) + "\n" for line in _curve(history)).encode())
-    return Exported(weights=out, metrics=metrics, version=version, steps=history.version)
+    metrics, curve = out.with_name("metrics.jsonl"), _curve(run, records)
+    atomic_write(metrics, "".join(json.dumps(line) + "\n" for line in curve).encode())
+    return Exported(
+        weights=out, metrics=metrics, version=version, steps=sum(p["kind"] == "step" for p in curve)
+    )
 
 
 def generate(directory: Path, prompt: str, *, tokens: int, temperature: float, seed: int) -> Iterator[bytes]:
@@ -125,11 +128,25 @@ def _load_model(run: RunDirectory) -> nn.Module:
     return model
 
 
-def _curve(history: History) -> Iterator[dict[str, Any]]:
-    """The surviving curve in order: each evaluation before the step that follows it."""
-    for version in range(history.version + 1):
-        if version in history.evaluations:
-            yield {"kind": "evaluation", "step": version, "loss": history.evaluations[version]}
-        if version in history.commits:
-            commit = history.commits[version]
-            yield {"kind": "step", **{name: commit[name] for name in COMMIT_FIELDS if name in commit}}
+def _curve(run: RunDirectory, records: Sequence[Record]) -> list[dict[str, Any]]:
+    """The surviving curve in order: each evaluation before the step that follows it. Of a grouped run in the log's order."""
+    averaging = run.manifest.averaging
+    if averaging is None:
+        history = History.of(records)
+        evaluations = [
+            (step, 0, _point("evaluation", {"step": step, "loss": loss}))
+            for step, loss in history.evaluations.items()
+        ]
+        steps = [(step, 1, _point("step", commit)) for step, commit in history.commits.items()]
+        return [point for _, _, point in sorted(evaluations + steps, key=lambda entry: entry[:2])]
+    kept = {id(record) for record in lineage(records).records}
+    kinds = {"commit": "step", "evaluation": "evaluation"}
+    return [
+        _point(kinds[record["kind"]], record)
+        for record in records
+        if record["kind"] == "evaluation" or (record["kind"] == "commit" and id(record) in kept)
+    ]
+
+
+def _point(kind: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    return {"kind": kind, **{name: record[name] for name in FIELDS if name in record}}

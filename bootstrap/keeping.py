@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Annotated, Final
 
 from pydantic import Field
 
 from hetpeer.averaging.messages import Count, Digest, Schema
 from hetpeer.bootstrap.checkpoints import CheckpointStore, Record, initial_record, record_of
+from hetpeer.bootstrap.decisions import CollectCheckpoint
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.serving import Served, fetch
+from hetpeer.bootstrap.serving import Served, fetch, state_name
 from hetpeer.dht.errors import ProtocolError, RemoteError
 from hetpeer.dht.listener import CONTROL as CONTROL_BUDGET
 from hetpeer.dht.node import Node
@@ -38,6 +39,7 @@ class _Keep(Schema):
     """What one reliable peer asks of another: to have the files of this checkpoint too."""
 
     version: Count
+    cluster: Count = 0
     blocks: Annotated[tuple[Digest, ...], Field(min_length=1, max_length=1 << 12)]
 
 
@@ -66,6 +68,10 @@ class Checkpoints:
         """Copy what the other reliable peers ask us to."""
         await self._node.serve(KEEP, self._asked, CONTROL_BUDGET)
 
+    def is_newest(self, record: Record) -> bool:
+        """Whether it is the last of those that are here."""
+        return bool(self._sealed[-1]["blocks"] == record["blocks"])
+
     @property
     def newest(self) -> int:
         """The version of the newest sealed checkpoint."""
@@ -73,24 +79,24 @@ class Checkpoints:
 
     # ── making one ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def collect(self, version: int, savers: Mapping[int, str], members: Sequence[str]) -> Sequence[str]:
+    async def collect(self, order: CollectCheckpoint, members: Sequence[str]) -> Sequence[str]:
         """Fetch the state of every block from its saver, check it, write it, and have most `members` copy it.
 
         Returns the blocks' digests. Raises `RemoteError` or `LocalError` HP-DISK-* if it cannot be had or kept.
         """
+        version, cluster = order.version, order.cluster
         async with self._making:
             self._store.begin(version)
             digests = []
-            for block, saver in sorted(savers.items()):
-                name = f"state/{version}/{block}"
+            for block, saver in sorted(order.savers.items()):
+                name = state_name(cluster, version, block)
                 data, facts = await fetch(self._node, saver, name, self._limits[block])
                 digests.append(str(facts.get("digest", "")))
                 await to_its_end(self._store.put, version, block, bytes(data), digests[-1])
-            self._collected = record_of(version, digests)
+            self._collected = record_of(version, digests, cluster)
         others = [peer for peer in members if peer != self._node.peer_id]
-        await self._kept_by(
-            len(others) - (len(members) - 1) // 2, others, _Keep(version=version, blocks=tuple(digests))
-        )
+        keep = _Keep(version=version, cluster=cluster, blocks=tuple(digests))
+        await self._kept_by(len(others) - (len(members) - 1) // 2, others, keep)
         return digests
 
     async def _kept_by(self, enough: int, others: Sequence[str], keep: _Keep) -> None:
@@ -131,7 +137,7 @@ class Checkpoints:
             keep = _Keep.model_validate((await stream.receive(timeout_s=ASK_S)).header)
         except ValueError as error:
             raise ProtocolError("not a request to keep a checkpoint", peer=stream.peer_id) from error
-        await self.copy(record_of(keep.version, keep.blocks), [stream.peer_id])
+        await self.copy(record_of(keep.version, keep.blocks, keep.cluster), [stream.peer_id])
         await stream.send({"kept": True}, timeout_s=ASK_S)
 
     async def copy(self, record: Record, sources: Iterable[str]) -> None:
@@ -142,7 +148,8 @@ class Checkpoints:
                 return
             self._store.begin(version)
             for block, digest in enumerate(record["blocks"]):
-                data = await self._first(sources, f"state/{version}/{block}", self._limits[block])
+                name = state_name(record.get("cluster", 0), version, block)
+                data = await self._first(sources, name, self._limits[block])
                 await to_its_end(self._store.put, version, block, data, digest)
 
     async def _first(self, sources: Iterable[str], name: str, limit: int) -> bytes:
@@ -162,10 +169,11 @@ class Checkpoints:
         self._sealed.append(record)
         await to_its_end(self._store.prune, self._sealed)
 
-    async def state(self, version: int, block: int) -> Served | None:
+    async def state(self, cluster: int, version: int, block: int) -> Served | None:
         """The state of a checkpoint, for whoever joins or copies it."""
         known = [*self._sealed, *filter(None, [self._collected])]
-        record = next((r for r in reversed(known) if r["version"] == version), None)
+        which = (cluster if version else 0, version)
+        record = next((r for r in reversed(known) if (r.get("cluster", 0), r["version"]) == which), None)
         if record is None or not 0 <= block < len(self._limits) or not self._store.has(record, block):
             return None
         data = await asyncio.to_thread(self._store.load, record, block)

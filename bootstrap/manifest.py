@@ -21,7 +21,14 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from hetpeer.averaging.ties import Tie
 from hetpeer.bootstrap.amendment import Coordinators, SignedAmendment, read_amendment
 from hetpeer.bootstrap.files import FILE_NAME
-from hetpeer.bootstrap.settings import Count, Entry, LinkSettings, Positive, TrainingSettings
+from hetpeer.bootstrap.settings import (
+    AveragingSettings,
+    Count,
+    Entry,
+    LinkSettings,
+    Positive,
+    TrainingSettings,
+)
 from hetpeer.bootstrap.signing import MANIFEST
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.stages.data.arrays import MAX_DIMENSIONS, NAME
@@ -139,6 +146,8 @@ class Manifest(Entry):
     data: DataSettings
     training: TrainingSettings
     links: LinkSettings = LinkSettings()
+    averaging: AveragingSettings | None = None
+    """None: every update is that of one machine (mode `exact`)."""
     ties: tuple[Tie, ...] = ()
     """Parameters that several blocks share."""
     counters: Mapping[str, Count] = Field(default_factory=dict)

@@ -5,7 +5,8 @@ Pure. The decisions are in coordinator.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.agenda import InOrder
@@ -54,6 +55,19 @@ class Reigning:
     def step(self) -> int | None:
         """The step in progress."""
         return self._step.number if self._step else None
+
+    @property
+    def volunteers(self) -> int:
+        return len(self.members.volunteers)
+
+    @property
+    def done(self) -> int:
+        return self.history.version
+
+    @property
+    def last(self) -> list[Mapping[str, Any]]:
+        commit = self.history.commits.get(self.history.version - 1)
+        return [] if commit is None else [commit]
 
     def working(self) -> dict[str, m.Range]:
         """Everybody who holds the current version, with the blocks."""

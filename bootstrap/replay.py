@@ -25,7 +25,7 @@ from hetpeer.bootstrap.checkpoints import CheckpointStore
 from hetpeer.bootstrap.history import History, Record
 from hetpeer.bootstrap.log import read_log
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.processes import dying_with_us
 from hetpeer.stages.execution import state
 
@@ -71,9 +71,18 @@ class ReferenceRun:
 def replay(directory: Path) -> Comparison:
     """Train as many steps again as were committed, and compare.
 
-    Raises `LocalError` HP-AUDIT-001 if the reference cannot run here.
+    Raises `LocalError`: HP-AUDIT-001 if the reference cannot run here, HP-AUDIT-002 for a grouped run.
     """
-    steps = History.of(read_log(RunDirectory.open(directory).log_path)).version
+    run = RunDirectory.open(directory)
+    if run.manifest.averaging is not None:
+        raise LocalError(
+            "HP-AUDIT-002",
+            "a grouped run cannot be trained again on one machine",
+            why="which clusters were ready together is part of what came out",
+            fix="leave out --replay: the audit itself needs the logs alone",
+            exit_code=ExitCode.CONFIG,
+        )
+    steps = History.of(read_log(run.log_path)).version
     return compare(directory, run_reference(directory, steps))
 
 

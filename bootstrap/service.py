@@ -17,9 +17,9 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.heads import Introduction
 from hetpeer.averaging.ties import Ties
 from hetpeer.bootstrap import coordinator as core
-from hetpeer.bootstrap.coordinator import Coordinator, CoordinatorConfig
+from hetpeer.bootstrap.coordinator import CoordinatorConfig
+from hetpeer.bootstrap.core import new_core
 from hetpeer.bootstrap.eventlog import keep_event, read_event, read_events
-from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.keeping import Checkpoints
 from hetpeer.bootstrap.membership import BlockCost
 from hetpeer.bootstrap.replica import DeposedError, Replica
@@ -56,6 +56,7 @@ def coordinator_config(run: RunDirectory) -> CoordinatorConfig:
         evaluate_every=training.eval_every,
         checkpoint_every=training.checkpoint_every,
         clip_norm=training.clip_norm,
+        corrected=manifest.averaging is not None and manifest.averaging.corrected,
         layouts=manifest.layouts,
         link_ratio=manifest.links.ratio,
         ties={block.index: Ties(manifest.ties).partners(block.index) for block in manifest.blocks},
@@ -82,8 +83,8 @@ class CoordinatorService:
         self._replica = replica
         self._checkpoints = checkpoints
         self._clock = clock
-        history = History.of(replica.records)
-        self.core = Coordinator(core.over_all(coordinator_config(run), history), clock.monotonic())
+        averaging = run.manifest.averaging
+        self.core = new_core(coordinator_config(run), averaging, replica.records, clock.monotonic())
         self._channels = ChannelServer(self._accept, m.MAX_MESSAGE_BYTES)
         self._effects: asyncio.Queue[core.Effect] = asyncio.Queue()
         self._collecting: asyncio.Task[None] | None = None
@@ -159,11 +160,11 @@ class CoordinatorService:
                         channel.send(Parcel({}, (m.encode(message),)))
                 case core.Disconnect(peer):
                     self._tasks.create_task(self._disconnect(peer))
-                case core.CollectCheckpoint(version, savers):
+                case core.CollectCheckpoint():
                     failpoints.reached("collect_checkpoint")
                     if self._collecting is not None:
                         self._collecting.cancel()
-                    self._collecting = self._tasks.create_task(self._collect(version, savers))
+                    self._collecting = self._tasks.create_task(self._collect(effect))
                 case core.Halt():
                     self.halted.set_result(effect)
 
@@ -245,26 +246,29 @@ class CoordinatorService:
 
     # ── checkpoints and states ───────────────────────────────────────────────────────────────────────────────────
 
-    async def _collect(self, version: int, savers: Mapping[int, str]) -> None:
+    async def _collect(self, order: core.CollectCheckpoint) -> None:
         """The core seals the checkpoint when the last block is here, and at most reliable peers."""
+        version = order.version
         try:
-            digests = await self._checkpoints.collect(version, savers, self._replica.members)
+            digests = await self._checkpoints.collect(order, self._replica.members)
         except (RemoteError, LocalError) as error:
             _log.warning("checkpoint %d is not saved: %s", version, error)
             await asyncio.sleep(SAVE_RETRY_S)
             self._queue(self.core.not_saved(version, self._clock.monotonic()))
             return
-        for block, digest in zip(sorted(savers), digests, strict=True):
+        for block, digest in zip(sorted(order.savers), digests, strict=True):
             self._queue(self.core.saved(version, block, digest, self._clock.monotonic()))
 
+    @property
+    def blocks(self) -> int:
+        """How many the model has."""
+        return len(self._run.manifest.blocks)
+
     def tokens_per_second(self) -> float:
-        """Of the last committed step; 0 before the first."""
-        last = self.core.history.commits.get(self.core.history.version - 1)
-        if last is None or not last.get("seconds"):
-            return 0.0
+        """Of the last committed step, or those of all clusters; 0 before the first."""
         manifest = self._run.manifest
         tokens = manifest.training.batch_size * manifest.data.tokens_per_sample
-        return float(tokens / last["seconds"])
+        return sum(float(tokens / commit["seconds"]) for commit in self.core.last if commit.get("seconds"))
 
 
 class _Control:

@@ -86,6 +86,11 @@ async def fetch(
         return data, facts if isinstance(facts, dict) else {}
 
 
+def state_name(cluster: int, version: int, block: int) -> str:
+    """Under which a block's state is asked for; of the initial one any cluster will do."""
+    return f"state/{cluster}/{version}/{block}"
+
+
 async def fetch_file(node: Node, peers: Iterable[str], digest: str, size: int) -> bytearray:
     """The file with this blake3 from the first of `peers` that has it undamaged.
 

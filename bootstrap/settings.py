@@ -78,6 +78,17 @@ class LinkSettings(Entry):
         return self.codec != "none" or self.backward not in (None, "none")
 
 
+class AveragingSettings(Entry):
+    """Mode `grouped`: clusters train batches of their own and average with those that are ready (docs/averaging.md)."""
+
+    span: Positive = 10
+    """Any so many groups in a row connect all clusters."""
+    corrected: bool = False
+    """Whether Adam's second moments are taken for those of the group's mean gradient (SDPipe, section 4)."""
+    window_s: Annotated[float, Field(ge=0)] | Literal["adaptive", "all"] = "adaptive"
+    """How long the first that is ready waits for others; `all`: for all of them, `adaptive`: as it turns out to be worth."""
+
+
 class AdamW(Entry):
     """Loshchilov & Hutter (2019), as torch has it."""
 

@@ -10,8 +10,8 @@ from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.serving import Served
 
-StateSource = Callable[[int, int], Awaitable[Served | None]]
-"""(version, block) → the block's state file, or None if it is not to be had here."""
+StateSource = Callable[[int, int, int], Awaitable[Served | None]]
+"""(cluster, version, block) → the block's state file, or None if it is not to be had here."""
 
 
 class RunShelf:
@@ -25,7 +25,7 @@ class RunShelf:
 
     @asynccontextmanager
     async def find(self, name: str) -> AsyncIterator[Served | None]:
-        """`manifest`, `amendment`, `file/<blake3>` or `state/<version>/<block>`; None for anything else or what is not here."""
+        """`manifest`, `amendment`, `file/<blake3>` or `state/<cluster>/<version>/<block>`; None for anything else or what is not here."""
         match name.split("/"):
             case ["manifest"]:
                 yield Served(self._run.signed.data, {})
@@ -33,7 +33,8 @@ class RunShelf:
                 yield Served(self._council.data, {})
             case ["file", digest] if digest in self._files and self._files[digest].is_file():
                 yield Served(await asyncio.to_thread(self._files[digest].read_bytes), {})
-            case ["state", version, block] if version.isdecimal() and block.isdecimal():
-                yield await self._states(int(version), int(block))
+            case ["state", *numbers] if len(numbers) == 3 and all(map(str.isdecimal, numbers)):
+                cluster, version, block = map(int, numbers)
+                yield await self._states(cluster, version, block)
             case _:
                 yield None

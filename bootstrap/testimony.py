@@ -18,12 +18,12 @@ from hetpeer.bootstrap.manifest import Digest
 from hetpeer.bootstrap.settings import Count
 from hetpeer.dht.errors import ProtocolError
 
-Key = tuple[int, int, int, int]
-"""View, step, plan and block: what was applied where."""
+Key = tuple[int, int, int, int, int]
+"""Cluster, view, step, plan and block: what was applied where."""
 
 
 class Applied(BaseModel):
-    """A volunteer's word that it updated a block: with the sum of these slots, and to this state."""
+    """A volunteer's word that it updated a block: with the sum of these slots, and to this state. `group` above 0: it averaged."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -33,7 +33,9 @@ class Applied(BaseModel):
     incarnation: Count
     term: Count
     view: Count
+    cluster: Count = 0
     step: Count
+    group: Count = 0
     block: Count
     plan: Count
     cover: list[tuple[str, list[Count]]]
@@ -43,10 +45,10 @@ class Applied(BaseModel):
 
     @property
     def key(self) -> Key:
-        return self.view, self.step, self.plan, self.block
+        return self.cluster, self.view, self.step, self.plan, self.block
 
     def tally(self) -> Counter[int]:
-        """How often each microbatch is in the gradient that was applied."""
+        """How often each microbatch, or cluster, is in the sum that was applied."""
         return Counter(microbatch for _, ids in self.cover for microbatch in ids)
 
 
@@ -59,6 +61,7 @@ class Found(BaseModel):
     run: str
     peer: PeerId
     view: Count
+    cluster: Count = 0
     step: Count
     border: Count
     sender: PeerId

@@ -39,6 +39,7 @@ class CoordinatedStep:
         evaluation = range(first, first + (config.evaluation_microbatches if work.evaluates else 0))
         self.number = reign.version
         self.batch = work.batch
+        self.workers = work.workers
         self.began_at = now
         self.roster = members.roster()
         self.ledger = StepLedger(train, evaluation, members.blocks)

@@ -94,14 +94,13 @@ def reliable_advert(service: CoordinatorService | None, node: Node) -> Advert:
         return Advert(
             addresses=tuple(node.addresses()[:8]), role="reliable", state="following", **_reach(node)
         )
-    history = service.core.history
-    last = history.commits.get(history.version - 1)
+    last = [float(commit["loss"]) for commit in service.core.last]
     return Advert(
         addresses=tuple(node.addresses()[:8]),
         role="coordinator",
         state=service.core.state.value,
-        step=history.version,
-        loss=None if last is None else float(last["loss"]),
+        step=service.core.done,
+        loss=sum(last) / len(last) if last else None,
         tokens_per_second=service.tokens_per_second(),
         **_reach(node),
     )

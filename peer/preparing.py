@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from hetpeer.averaging.effects import FetchState
 from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.keeping import STATE_OVERHEAD
 from hetpeer.bootstrap.manifest import FileRef
 from hetpeer.bootstrap.rundir import RunDirectory, check_file
-from hetpeer.bootstrap.serving import fetch, fetch_file
+from hetpeer.bootstrap.serving import fetch, fetch_file, state_name
 from hetpeer.dht.errors import LocalError, RemoteError
 from hetpeer.dht.node import Node
 from hetpeer.peer.home import place_file
@@ -116,31 +117,27 @@ class StateFetcher:
 
     async def load(
         self,
-        version: int,
+        order: FetchState,
         specs: Sequence[BlockSpec],
-        sources: Mapping[int, tuple[str, ...]],
-        digests: Mapping[int, str],
     ) -> dict[int, str]:
-        """Load `version` of every block of `specs`; returns the digests of what was loaded.
+        """Load the version that `order` names of every block of `specs`; returns the digests of what was loaded.
 
         Tries the holders, then the reliable peers' checkpoints, again and again: cancel it when the version is no longer
         wanted. Raises `WorkerDiedError`.
         """
-        return {
-            spec.index: await self._load_block(
-                version, spec, sources.get(spec.index, ()), digests.get(spec.index)
-            )
-            for spec in specs
-        }
+        return {spec.index: await self._load_block(order, spec) for spec in specs}
 
-    async def _load_block(
-        self, version: int, spec: BlockSpec, sources: tuple[str, ...], digest: str | None
-    ) -> str:
+    async def _load_block(self, order: FetchState, spec: BlockSpec) -> str:
+        version, digest = order.version, order.digests.get(spec.index)
+        holders = [p for p in order.sources.get(spec.index, ()) if p != self._node.peer_id]
+        theirs = state_name(order.line.cluster, version, spec.index)
+        stored = state_name(order.origin, version, spec.index)
+        places = [*((peer, theirs) for peer in holders), *((peer, stored) for peer in self._reliable)]
         limit = 3 * spec.parameter_bytes + STATE_OVERHEAD
         while True:
-            for peer in (*(p for p in sources if p != self._node.peer_id), *self._reliable):
+            for peer, name in places:
                 try:
-                    data, _ = await fetch(self._node, peer, f"state/{version}/{spec.index}", limit)
+                    data, _ = await fetch(self._node, peer, name, limit)
                     loaded = await self._load_into_worker(spec.index, data)
                 except (RemoteError, LocalError) as error:
                     if isinstance(error, LocalError) and error.code == "HP-GPU-001":

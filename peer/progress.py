@@ -132,13 +132,12 @@ class ReliableProgress:
 
     def _look(self, service: CoordinatorService, now: float) -> None:
         core = service.core
-        key = (core.state.value if core.missing_blocks else "running", len(core.members.volunteers))
+        key = (core.state.value if core.missing_blocks else "running", core.volunteers)
         if key == self._told and (core.missing_blocks or now - self._told_at < EVERY_S):
             return
         self._told, self._told_at = key, now
-        last = core.history.commits.get(core.history.version - 1)
-        loss = "" if last is None else f"  loss {last['loss']:.4f}"
-        line = f"step {core.history.version}  {key[1]} volunteers{loss}"
+        loss = "".join(f"  loss {last['loss']:.4f}" for last in core.last)
+        line = f"step {core.done}  {key[1]} volunteers{loss}"
         if core.missing_blocks:
             line += f"  waiting for volunteers for blocks {', '.join(map(str, core.missing_blocks))}"
         say(line)

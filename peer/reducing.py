@@ -147,6 +147,7 @@ class Reducing:
                 gradient=given.extent,
                 coefficient=work.coefficient,
                 batch=step.batch,
+                workers=work.workers,
                 microbatches=self._schema.training.microbatches,
             )
         posted = self._posts.post(command, [given])

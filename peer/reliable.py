@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetpeer.bootstrap.agenda import is_complete
 from hetpeer.bootstrap.amending import Amending
 from hetpeer.bootstrap.coordinator import Halt
+from hetpeer.bootstrap.core import is_over
 from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.keeping import Checkpoints
 from hetpeer.bootstrap.replica import Replica, run_logs
@@ -61,6 +61,8 @@ class ReliablePeer:
         self._checkpoints = Checkpoints(node, run, replica.records, replica.company)
         self._shelf = RunShelf(run, replica.council, self._checkpoints.state)
         self._begun_with = len(replica.records)
+        self._looked_at = -1
+        """How many records there were when we last looked whether the run is over."""
         self.service: CoordinatorService | None = None
         """While it leads."""
         self.ready = asyncio.Event()
@@ -138,14 +140,17 @@ class ReliablePeer:
     def _outcome(self) -> Halt | None:
         """How the run has ended, if the log says so; a halt of an earlier life is none."""
         records, config = self.replica.records, coordinator_config(self._run)
-        if is_complete(config, self.replica.history):
+        if len(records) == self._looked_at:
+            return None
+        self._looked_at = len(records)
+        if is_over(config, self._run.manifest.averaging, records):
             return Halt(f"all {config.steps} steps are committed", completed=True)
         halts = [r for r in records[self._begun_with :] if r["kind"] == "halt"]
         return Halt(halts[-1]["why"], completed=False) if halts else None
 
     async def _keep_up(self) -> None:
         last = self.replica.history.checkpoint
-        if last is None or last["version"] == self._checkpoints.newest:
+        if last is None or self._checkpoints.is_newest(last):
             return
         try:
             await self._checkpoints.copy(last, self.replica.company())

@@ -106,9 +106,9 @@ class StandIn:
         service = self._service()
         if service is None or service.halted.done():
             return False
-        members = service.core.members
-        others = {other: place for other, place in members.roster().items() if other != peer}
-        return bool(members.uncovered(others))
+        core = service.core
+        places = [place for other, place in core.working().items() if other != peer]
+        return any(not any(i <= b < j for i, j in places) for b in range(service.blocks))
 
     async def _start(self) -> None:
         _log.warning("nobody else comes for what is missing: a stand-in takes part")

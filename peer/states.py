@@ -55,8 +55,10 @@ class HeldStates:
         self._snapshots[version, block] = (await copied, digest)
         self._changed.set()
 
-    async def find(self, version: int, block: int) -> Served | None:
+    async def find(self, cluster: int, version: int, block: int) -> Served | None:
         """The state of `block` at `version`: the checkpoint's copy, or what we hold if that is where we are."""
+        if cluster != self._member.line.cluster:
+            return None
         try:
             async with asyncio.timeout(STATE_WAIT_S):
                 while True:

@@ -169,9 +169,9 @@ class Volunteer:
         """Say that we leave; returns when the coordinator knows it. To be given a dead-line by the caller."""
         await self.session.farewell()
 
-    async def state(self, version: int, block: int) -> Served | None:
+    async def state(self, cluster: int, version: int, block: int) -> Served | None:
         """A state of ours, for whoever joins and for the checkpoint."""
-        return await self._states.find(version, block)
+        return await self._states.find(cluster, version, block)
 
     async def _watch_worker(self) -> None:
         raise await self._compute.died()
@@ -317,7 +317,7 @@ class Volunteer:
 
     async def _fetch_state(self, order: e.FetchState) -> None:
         fetcher = StateFetcher(self._node, self._compute, self._files.council.peers)
-        loading = fetcher.load(order.version, self._specs, order.sources, order.digests)
+        loading = fetcher.load(order, self._specs)
         warming = () if self._source is None else (self._source.warm_up(order.version),)
         digests, *_ = await asyncio.gather(loading, *warming)
         self.perform(self.member.state_loaded(order.line, order.version, digests))

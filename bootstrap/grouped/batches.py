@@ -102,6 +102,11 @@ class Batches:
         return self._fresh - 1
 
     @property
+    def known(self) -> int:
+        """How many batches are in living clusters."""
+        return len(+self._holders)
+
+    @property
     def exhausted(self) -> bool:
         """Whether all batches are in living clusters."""
         while self._again and self._holders[self._again[0]]:
@@ -125,6 +130,10 @@ class Batches:
             for batch, (commit, _) in known.items()
         )
         return not again and stored.keys().isdisjoint(self._handed.values())
+
+    def has(self, cluster: int, batch: int) -> bool:
+        """Whether `batch` is in `cluster`."""
+        return batch in self._in.get(cluster, {})
 
     def inside(self, cluster: int) -> Mapping[int, int]:
         """Batch → commit, of what is in `cluster`."""

@@ -45,6 +45,9 @@ class Door:
         self._reign.state, self._reign.end = State.FINISHED, end
         return [Send(peer, end) for peer in self._reign.members.volunteers]
 
+    def __len__(self) -> int:
+        return len(self._reign.members.volunteers)
+
     def __contains__(self, peer: str) -> bool:
         return peer in self._reign.members.volunteers
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.commits import average_message
 from hetpeer.bootstrap.decisions import Effect, Send
 from hetpeer.bootstrap.membership import Range
 from hetpeer.bootstrap.patience import Pace
@@ -134,16 +135,4 @@ class Round:
 
     def told(self, record: Mapping[str, Any]) -> list[Effect]:
         """The commit, to every member."""
-        return [Send(peer, average_message(record, line)) for peer, (line, _) in self._addresses()]
-
-
-def average_message(record: Mapping[str, Any], line: m.Line) -> m.Commit:
-    """An averaging's record as the members of the cluster of `line` are told."""
-    return m.Commit(
-        line=line,
-        step=dict(record["clusters"])[line.cluster],
-        plan=record["plan"],
-        coefficient=1.0 / len(record["clusters"]),
-        loss=0.0,
-        digests={int(block): digest for block, digest in record["sums"].items()},
-    )
+        return [Send(peer, average_message(record, line.cluster)) for peer, (line, _) in self._addresses()]

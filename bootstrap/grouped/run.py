@@ -89,9 +89,12 @@ class Grouped:
 
     def start(self) -> list[Effect]:
         """The first effects of a reign: its term is durable before anything is said in its name."""
-        reign = self._log(kind="reign", term=self._term)
-        over = self._ending and self._evaluated and self._heir.history.stored
-        return [reign, *(self._complete() if over else [])]
+        return [self._log(kind="reign", term=self._term), *(self._complete() if self.over else [])]
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to do: all batches are in, averaged, evaluated and stored."""
+        return self._ending and self._evaluated and self._heir.history.stored
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -184,9 +187,29 @@ class Grouped:
                     effects += self._by(cluster, cluster.silence([peer], MUTE, now))
         return effects
 
+    # ── what others show of it ───────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def volunteers(self) -> int:
+        return sum(cluster.volunteers for cluster in self.clusters.values()) + len(self._door)
+
     def working(self) -> dict[str, m.Range]:
-        """Everybody who holds parameters, with the blocks."""
         return {peer: place for c in self.clusters.values() for peer, place in c.working().items()}
+
+    @property
+    def missing_blocks(self) -> Sequence[int]:
+        """Blocks that no cluster has: none, as long as there is a whole one."""
+        held = self.working().values()
+        return [b for b in range(len(self._config.costs)) if not any(i <= b < j for i, j in held)]
+
+    @property
+    def done(self) -> int:
+        return self.batches.known
+
+    @property
+    def last(self) -> list[Mapping[str, Any]]:
+        histories = [cluster.history for cluster in self._living]
+        return [h.commits[max(h.commits)] for h in histories if h.commits]
 
     # ── who is where ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -379,7 +402,10 @@ class Grouped:
             return Work(self._config.steps, trains=False, evaluates=True) if due else None
         batch = self.batches.take(number)
         due = batch is not None and batch % self._config.evaluate_every == 0
-        return None if batch is None else Work(batch, evaluates=due)
+        averages = cluster.history.averages
+        last = len(averages[max(averages)]["clusters"]) if averages else 1
+        workers = last if self._config.corrected else 1
+        return None if batch is None else Work(batch, evaluates=due, workers=workers)
 
     def saves(self, number: int) -> bool:
         """Whether `number` is to store its parameters now. Not while others fetch the last ones that were stored."""
@@ -436,7 +462,7 @@ class Grouped:
             self._in_line.clear()
             return self._average(living, now)
         heir = self._heir
-        if self._evaluated and heir.history.stored:
+        if self.over:
             return self._complete()
         return self._by(heir, heir.go_on(now))
 

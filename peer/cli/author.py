@@ -28,6 +28,13 @@ class Shape(enum.StrEnum):
     COSINE = "cosine"
 
 
+class Mode(enum.StrEnum):
+    """How clusters come to the same parameters."""
+
+    EXACT = "exact"
+    GROUPED = "grouped"
+
+
 def register(app: typer.Typer) -> None:
     """Add the author's commands to the command line."""
     app.command()(init)
@@ -113,6 +120,29 @@ def init(
             metavar="K", help="Stages of a pipeline; repeated: one per cluster in turn (default: 2)."
         ),
     ] = None,
+    mode: Annotated[
+        Mode,
+        typer.Option(
+            help="exact: every update is that of one big machine. grouped: each pipeline trains batches of its own, and those that"
+            " are ready at about the same time average."
+        ),
+    ] = Mode.EXACT,
+    span: Annotated[
+        int, typer.Option(min=1, help="Of grouped: any so many groups in a row connect all pipelines.")
+    ] = 10,
+    window: Annotated[
+        str,
+        typer.Option(
+            metavar="SECONDS | adaptive | all",
+            help="Of grouped: how long the first that is ready waits for others.",
+        ),
+    ] = "adaptive",
+    corrected: Annotated[
+        bool,
+        typer.Option(
+            "--corrected", help="Of grouped with AdamW: divide the gradient's variance by the group's size."
+        ),
+    ] = False,
     reliable: Annotated[
         list[str] | None,
         typer.Option(
@@ -126,7 +156,12 @@ def init(
     from hetpeer.averaging.schedule import knots_of
     from hetpeer.bootstrap.create import create_run
     from hetpeer.bootstrap.manifest import validated
-    from hetpeer.bootstrap.settings import LinkSettings, TrainingSettings, parameter_group
+    from hetpeer.bootstrap.settings import (
+        AveragingSettings,
+        LinkSettings,
+        TrainingSettings,
+        parameter_group,
+    )
 
     training = {
         "steps": steps,
@@ -153,6 +188,11 @@ def init(
         "adaptive": not uniform,
         "feedback": feedback,
     }
+    averaging = (
+        validated(AveragingSettings, {"span": span, "window_s": window, "corrected": corrected})
+        if mode is Mode.GROUPED
+        else None
+    )
     slot_size = min(settings.microbatches, TrainingSettings.model_fields["slot_size"].default)
     run = create_run(
         directory,
@@ -165,6 +205,7 @@ def init(
         stages=stages or (),
         training=settings.model_copy(update={"slot_size": slot_size}),
         links=validated(LinkSettings, links),
+        averaging=averaging,
         reliable=reliable or (),
     )
     parameters = sum(block.parameter_count for block in run.manifest.blocks)

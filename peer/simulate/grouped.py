@@ -17,13 +17,15 @@ from hetpeer.averaging.effects import RecordApplied
 from hetpeer.averaging.groups.scheduler import Pipelines
 from hetpeer.averaging.groups.window import Adaptive
 from hetpeer.bootstrap import coordinator as c
+from hetpeer.bootstrap.core import Core
+from hetpeer.bootstrap.grouped.lineage import lineage
 from hetpeer.bootstrap.grouped.run import Grouped
 from hetpeer.peer.simulate.checks import Checks, Digests, require
 from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.faults import Faults
 from hetpeer.peer.simulate.numerics import Chain, Symbols
 from hetpeer.peer.simulate.run import BLOCKS, LIMIT_S, shape
-from hetpeer.peer.simulate.swarm import Core, Swarm, SwarmConfig, is_past
+from hetpeer.peer.simulate.swarm import Swarm, SwarmConfig, is_past
 
 SPAN = 3
 BATCHES = 12
@@ -48,6 +50,8 @@ def simulate(seed: int, *, faults: int, config: SwarmConfig | None = None) -> Ou
     violation: str | None = None
     try:
         swarm.run(LIMIT_S)
+        made_of = sorted(one["batch"] for one in lineage(swarm.log).records if one["kind"] == "commit")
+        require(made_of == list(range(shaped.steps)), f"by its log the result is made of batches {made_of}")
     except (AssertionError, LookupError, TypeError, ValueError) as error:
         violation = f"{type(error).__name__}: {error}"
     return Outcome(seed, violation, swarm.faults, frozenset(record["kind"] for record in swarm.log))

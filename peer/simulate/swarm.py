@@ -10,7 +10,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
@@ -20,6 +20,7 @@ from hetpeer.averaging.member import Member
 from hetpeer.averaging.reduction import LENGTH
 from hetpeer.averaging.ties import Tie, Ties
 from hetpeer.bootstrap import coordinator as c
+from hetpeer.bootstrap.core import Core
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import BlockCost
 from hetpeer.peer.simulate.board import Board
@@ -40,30 +41,6 @@ LATE_S = (0.5, 30.0)
 ECHO_S = 0.2
 LINGER_S = 3.0
 """The coordinator does not leave at once when the run is over."""
-
-
-class Core(Protocol):
-    """A coordinator, of an exact or of a grouped run."""
-
-    @property
-    def state(self) -> c.State: ...
-
-    def start(self) -> list[c.Effect]: ...
-
-    def receive(self, peer: str, message: m.Message, now: float) -> list[c.Effect]: ...
-
-    def broken(self, peer: str, now: float) -> list[c.Effect]: ...
-
-    def resumed(self, peer: str, now: float) -> list[c.Effect]: ...
-
-    def saved(self, version: int, block: int, digest: str, now: float) -> list[c.Effect]: ...
-
-    def not_saved(self, version: int, now: float) -> list[c.Effect]: ...
-
-    def tick(self, now: float) -> list[c.Effect]: ...
-
-    def working(self) -> dict[str, m.Range]:
-        """Everybody who takes part in steps, with the blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

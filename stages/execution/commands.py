@@ -213,6 +213,8 @@ class Apply(Command[Applied]):
     coefficient: Number
     batch: Count
     microbatches: Count
+    workers: Annotated[int, Field(ge=1, lt=1 << 32)] = 1
+    """Of so many updates the mean will be taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,7 +121,7 @@ class Engine(Executor):
     def _apply(self, command: c.Apply) -> r.Applied:
         held, gradient = self._to_update(command.block, "gradient", command.gradient)
         with self._whole(held):
-            held.update(gradient, command.coefficient, command.batch, command.microbatches)
+            held.update(gradient, command.coefficient, command.batch, command.microbatches, command.workers)
         return r.Applied(version=held.version, digest=held.state().digest())
 
     def _install(self, command: c.Install) -> r.Applied:

@@ -34,9 +34,11 @@ class UpdateRule(Protocol):
         coefficient: float,
         update: int,
         step: int,
+        workers: int = 1,
     ) -> None:
         """Update number `update`, from 1, of the first three in place: flat float32 vectors on one device. `step`, from 1, is
-        where the run is in its schedule; the same, unless several clusters share the run's batches.
+        where the run is in its schedule; the same, unless several clusters share the run's batches. Then the mean of `workers` such
+        updates is what counts.
         """
 
 

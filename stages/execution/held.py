@@ -59,8 +59,12 @@ class HeldBlock:
             averages=self._averages,
         )
 
-    def update(self, gradient: torch.Tensor, coefficient: float, batch: int, microbatches: int) -> None:
-        """Version s → s + 1, by batch `batch` of so many microbatches. The slots belonged to the step that ends here."""
+    def update(
+        self, gradient: torch.Tensor, coefficient: float, batch: int, microbatches: int, workers: int
+    ) -> None:
+        """Version s → s + 1, by batch `batch` of so many microbatches; of `workers` such updates the mean will be taken. The slots
+        belonged to the step that ends here.
+        """
         self._slots.clear()
         updates = self.version - self._averages
         for segment in self._rules:
@@ -73,6 +77,7 @@ class HeldBlock:
                 coefficient=coefficient,
                 update=updates + 1,
                 step=batch + 1,
+                workers=workers,
             )
         self._running.update(self._statistics, gradient[self.spec.parameter_count :], microbatches)
         self.version += 1

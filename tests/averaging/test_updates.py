@@ -246,3 +246,40 @@ def test_one_bad_value_is_found_anywhere(bad):
 def test_wrong_settings_name_the_field(values, named):
     with pytest.raises(LocalError, match=rf"HP-CFG-010: the optimizer's {named}.* cannot be used"):
         rule_of(SETTINGS.model_dump() | values)
+
+
+def test_the_second_moment_of_a_mean_of_gradients_has_less_variance():
+    """Against the formula in float64: m² + (v - m²) / N, unbiased; of one worker it is v, bit for bit."""
+    size, update, workers = 1000, 7, 4
+    one, (beta1, beta2) = AdamW(SETTINGS), SETTINGS.betas
+    start = {
+        name: torch.rand(size, generator=torch.Generator().manual_seed(n)) for n, name in enumerate("pmvg")
+    }
+    start["v"] += start["m"] ** 2
+
+    def updated(**options):
+        parameters, m, v = (start[name].clone() for name in "pmv")
+        one.apply(
+            parameters=parameters,
+            exp_avg=m,
+            exp_avg_sq=v,
+            gradient=start["g"],
+            coefficient=1.0,
+            update=update,
+            step=update,
+            **options,
+        )
+        return parameters, m, v
+
+    alone, m, v = updated()
+    assert updated(workers=1)[0].equal(alone)
+    together, same_m, same_v = updated(workers=workers)
+    assert same_m.equal(m)
+    assert same_v.equal(v)
+    mean, second = m.double() / (1 - beta1**update), v.double() / (1 - beta2**update)
+    second = mean**2 + (second - mean**2).clamp(min=0) / workers
+    rate = SETTINGS.rate(update)
+    kept = start["p"].double() * (1 - rate * SETTINGS.weight_decay)
+    expected = kept - rate * mean / (second.sqrt() + SETTINGS.eps)
+    assert torch.allclose(together.double(), expected, rtol=1e-6, atol=1e-7)
+    assert not together.equal(alone)

@@ -246,6 +246,50 @@ async def test_apply_refuses_bad_numbers_and_ends_the_step(holder):
         await holder.export(spec, 0)
 
 
+async def test_an_average_replaces_the_parameters_and_leaves_the_moments(holder, arena):
+    spec = holder.blocks[0]
+    gradient = holder.put(flat(plain_gradient(1, 1.0), spec))
+    await holder.apply(spec, gradient, 1.0)
+    before = load(await holder.state(0), 0, layout(spec))
+    count = spec.parameter_count
+    sent = arena.allocate(4 * count)
+    await holder.submit(c.ExportState(block=0, begin=0, end=count, extent=sent))
+    assert arena.view(sent).tobytes() == before.parameters.tobytes()
+    total = before.parameters * np.float32(3.0) + np.float32(1.0)
+    installed = await holder.submit(c.Install(block=0, total=holder.put(total), coefficient=1 / 3))
+    after = load(await holder.state(0), 0, layout(spec))
+    assert (after.version, after.averages, after.digest()) == (2, 1, installed.digest)
+    assert after.parameters.tobytes() == (total * np.float32(1 / 3)).tobytes()
+    assert [v.tobytes() for v in after.vectors()[1:]] == [v.tobytes() for v in before.vectors()[1:]]
+    bad = total.copy()
+    bad[0] = np.inf
+    with refused("HP-NUM-001", "block 0: 'average' is not finite"):
+        await holder.submit(c.Install(block=0, total=holder.put(bad), coefficient=1.0))
+    assert load(await holder.state(0), 0, layout(spec)).digest() == after.digest()
+
+
+async def test_the_schedule_follows_the_batch_and_the_bias_correction_the_updates(arena):
+    """Adam's second update, whatever was averaged in between and whatever batch it is of."""
+    spec, falling = tiny_blocks()[0], UPDATE | {"schedule": ((1, 1.0), (10, 0.1))}
+    gradient = flat(plain_gradient(1, 1.0), spec)
+
+    async def two_updates(batch, *, averaging):
+        holder = Holder(submitter(cpu_engine(arena)), arena, [spec])
+        prepared = await holder.submit(c.Prepare(block=0, graph=pack_block(spec), update=falling))
+        holder.dump_bytes[0] = prepared.dump_bytes
+        await holder.submit(c.Load(block=0, state=holder.put(state_file(MODEL, spec))))
+        one = {"block": 0, "gradient": holder.put(gradient), "coefficient": 1.0, "microbatches": 1}
+        await holder.submit(c.Apply(**one, batch=0))
+        if averaging:
+            same = load(await holder.state(0), 0, layout(spec)).parameters
+            await holder.submit(c.Install(block=0, total=holder.put(same), coefficient=1.0))
+        await holder.submit(c.Apply(**one, batch=batch))
+        return load(await holder.state(0), 0, layout(spec)).parameters.tobytes()
+
+    assert await two_updates(5, averaging=True) == await two_updates(5, averaging=False)
+    assert await two_updates(5, averaging=False) != await two_updates(1, averaging=False)
+
+
 async def test_a_half_made_update_leaves_no_block(arena):
     class Breaks:
         def apply(self, **vectors):

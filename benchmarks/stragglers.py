@@ -1,0 +1,210 @@
+"""What stragglers cost clusters that average: SDPipe's settings (Miao et al., VLDB 2023, section 5) with real processes.
+
+Four clusters in the laboratory (root), so far from each other that a batch takes its time without keeping this machine's two cores busy.
+`homogeneous`; `hete-A` and `hete-B`: after one batch in ten a cluster's worker is stopped (SIGSTOP) for 0.2 or 0.6 s. Each way trains the same
+batches to the end: without any synchronisation until the end, with groups of those that are ready (P = 10 per cluster), and all-reduce.
+Speed is batches a second between the warm-up and the last batch, loss that of the averaged result; ways take turns, the middle of several runs.
+
+    python -m benchmarks.stragglers
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import signal
+import statistics
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks import report
+from benchmarks.swarm import NEVER, POLL_S, Model, Site, Swarm, make_run, running
+from hetpeer.bootstrap.audit import audit
+from hetpeer.bootstrap.eventlog import read_event, read_events
+from hetpeer.bootstrap.settings import AveragingSettings, TrainingSettings
+from tests.wanlab.lab import Lab
+
+CLUSTERS, STAGES = 4, 2
+LATENCY_MS = 25.0
+SLEEPS = {"homogeneous": 0.0, "hete-A": 0.2, "hete-B": 0.6}
+CHANCE = 0.1
+WAYS = {
+    "no synchronisation": AveragingSettings(span=NEVER, window_s=0.0),
+    "grouped": AveragingSettings(span=10 * CLUSTERS),
+    "all-reduce": AveragingSettings(span=1, window_s="all"),
+}
+WARM_UP = 10 * CLUSTERS
+"""Batches before the clock starts."""
+SHARE, LOSS_WITHIN = 0.9, 0.02
+TRAINING = TrainingSettings(
+    steps=240,
+    batch_size=16,
+    microbatch_size=4,
+    slot_size=2,
+    eval_every=NEVER,
+    eval_microbatches=16,
+    checkpoint_every=NEVER,
+    learning_rate=1e-3,
+)
+TRAIN_S = 400.0
+
+
+def site() -> dict[str, Any]:
+    """Everybody equally far from everybody, with lines that are no limit."""
+    nodes = 1 + CLUSTERS * STAGES
+    return {
+        "nodes": nodes,
+        "latency_ms": [[0.0 if a == b else LATENCY_MS for a in range(nodes)] for b in range(nodes)],
+        "uplink_mbps": [1000] * nodes,
+        "downlink_mbps": [1000] * nodes,
+    }
+
+
+class Naps:
+    """Stops a worker of a cluster for `seconds` after one of its batches in ten."""
+
+    def __init__(self, swarm: Swarm, seconds: float, seed: int) -> None:
+        self._swarm = swarm
+        self._seconds = seconds
+        self._random = random.Random(seed)
+        self._napping: set[asyncio.Task[None]] = set()
+        self._workers: dict[int, psutil.Process] = {}
+        """Cluster → a worker of it, the first that is found."""
+
+    def look(self) -> None:
+        """Whoever has trained a batch since the last look may be a straggler in the next one."""
+        for seen in self._swarm.feed.poll():
+            if seen.record["kind"] == "commit" and self._random.random() < CHANCE and self._seconds:
+                task = asyncio.create_task(self._nap(seen.record.get("cluster", 0)))
+                self._napping.add(task)
+                task.add_done_callback(self._napping.discard)
+
+    async def _nap(self, cluster: int) -> None:
+        worker = self._worker(cluster)
+        worker.send_signal(signal.SIGSTOP)
+        try:
+            await asyncio.sleep(self._seconds)
+        finally:
+            worker.send_signal(signal.SIGCONT)
+
+    def _worker(self, cluster: int) -> psutil.Process:
+        if cluster not in self._workers:
+            for number in self._swarm.volunteers:
+                if cluster_of(self._swarm, number) == cluster:
+                    family = self._swarm.family(number)
+                    self._workers[cluster] = next(p for p in family if "worker_main" in " ".join(p.cmdline()))
+                    break
+        return self._workers[cluster]
+
+    async def over(self) -> None:
+        await asyncio.gather(*self._napping)
+
+
+def cluster_of(swarm: Swarm, number: int) -> int:
+    """Which cluster volunteer `number` is in, by its own log."""
+    path = swarm.home(number) / "runs" / swarm.run.run_id / "events.jsonl"
+    lines = list(read_events(path))
+    return int(read_event(lines[-1][1])[1]["cluster"]) if lines else -1
+
+
+async def trained(
+    averaging: AveragingSettings, sleep_s: float, seed: int, lab: Lab, folder: Path
+) -> dict[str, Any]:
+    """One run to its end."""
+    model = Model(width=32, layers=2, heads=2, sequence_length=32)
+    run = make_run(folder, model, STAGES, TRAINING, 0, averaging=averaging)
+    async with running(run, folder, CLUSTERS * STAGES, site=Site(lab=lab)) as swarm:
+        naps = Naps(swarm, sleep_s, seed)
+        async with asyncio.timeout(TRAIN_S):
+            while swarm.bootstrap.status is None:
+                swarm.check()
+                naps.look()
+                await asyncio.sleep(POLL_S)
+        await naps.over()
+        swarm.feed.poll()
+        records = swarm.feed.seen
+    verdict = audit(run.path)
+    assert verdict.ok, verdict.problems
+    commits = [one.at for one in records if one.record["kind"] == "commit"]
+    groups = Counter(len(one.record["clusters"]) for one in records if one.record["kind"] == "average")
+    return {
+        "batches_per_s": (len(commits) - WARM_UP) / (commits[-1] - commits[WARM_UP - 1]),
+        "loss": [one.record["loss"] for one in records if one.record["kind"] == "evaluation"][-1],
+        "averages": dict(sorted(groups.items())),
+        "dissolved": sum(one.record["kind"] == "dissolved" for one in records),
+    }
+
+
+def measure(options: Any) -> dict[str, Any]:
+    """Every setting, every way, several times; ways take turns."""
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {s: {w: [] for w in WAYS} for s in SLEEPS}
+    for turn in range(options.rounds):
+        for setting, sleep_s in SLEEPS.items():
+            for way, averaging in WAYS.items():
+                with Lab(site()) as lab, tempfile.TemporaryDirectory(prefix="hetpeer-stragglers-") as folder:
+                    one = asyncio.run(trained(averaging, sleep_s, options.seed + turn, lab, Path(folder)))
+                found[setting][way].append(one)
+                print(f"{setting} {way}: {one}", file=sys.stderr, flush=True)
+    rows = {s: {w: middle(runs) for w, runs in ways.items()} for s, ways in found.items()}
+    return {
+        "clusters": CLUSTERS,
+        "stages": STAGES,
+        "latency_ms": LATENCY_MS,
+        "batches": TRAINING.steps,
+        "rounds": options.rounds,
+        "settings": rows,
+        "runs": found,
+        "goals": goals(rows),
+    }
+
+
+def middle(runs: list[dict[str, Any]]) -> dict[str, float]:
+    return {name: statistics.median(run[name] for run in runs) for name in ("batches_per_s", "loss")}
+
+
+def goals(rows: dict[str, dict[str, dict[str, float]]]) -> dict[str, bool]:
+    def rate(setting: str, way: str) -> float:
+        return rows[setting][way]["batches_per_s"]
+
+    losses = [(rows[s]["grouped"]["loss"], rows[s]["all-reduce"]["loss"]) for s in rows]
+    return {
+        "nine tenths of the speed without synchronisation": all(
+            rate(s, "grouped") >= SHARE * rate(s, "no synchronisation") for s in rows
+        ),
+        "faster than all-reduce among stragglers": all(
+            rate(s, "grouped") > rate(s, "all-reduce") for s in ("hete-A", "hete-B")
+        ),
+        "loss within 2 % of all-reduce's": all(math.isclose(a, b, rel_tol=LOSS_WITHIN) for a, b in losses),
+    }
+
+
+def main() -> int:
+    parser = report.parser(__doc__ or "")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each (default: 5)")
+    options = parser.parse_args()
+    figures = measure(options)
+    document = report.keep("stragglers", figures, seed=options.seed)
+    if options.json:
+        print(json.dumps(document))
+    else:
+        for setting, ways in figures["settings"].items():
+            alone = ways["no synchronisation"]["batches_per_s"]
+            for way, one in ways.items():
+                rate = one["batches_per_s"]
+                print(
+                    f"{setting:12} {way:20} {rate:6.2f} batches/s ({rate / alone:.2f})  loss {one['loss']:.4f}"
+                )
+        for goal, met in figures["goals"].items():
+            print(f"{goal}: {'met' if met else 'MISSED'}")
+    return 0 if all(figures["goals"].values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""What a log record decides for holders: the very updates that they may apply."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from hetpeer.bootstrap.history import Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """A committed step of one cluster, or its part in an averaging of `clusters`."""
+
+    cluster: int
+    view: int
+    step: int
+    plan: int
+    digests: Mapping[int, str]
+    """Block → digest of the sum that is to be applied."""
+    clusters: frozenset[int] = frozenset()
+
+    @property
+    def trains(self) -> bool:
+        return not self.clusters
+
+    @property
+    def key(self) -> tuple[int, int, int, int]:
+        return self.cluster, self.view, self.step, self.plan
+
+    def __str__(self) -> str:
+        return f"step {self.step} of cluster {self.cluster}" if self.cluster else f"step {self.step}"
+
+
+def decisions_of(record: Record) -> Iterator[Decision]:
+    """One of a commit, one for each cluster of an averaging."""
+    match record["kind"]:
+        case "commit":
+            yield Decision(
+                cluster=record.get("cluster", 0),
+                view=record["view"],
+                step=record["step"],
+                plan=record["plan"],
+                digests={int(block): digest for block, digest in record["gradients"].items()},
+            )
+        case "average":
+            members = frozenset(cluster for cluster, _ in record["clusters"])
+            digests = {int(block): digest for block, digest in record["sums"].items()}
+            for cluster, step in record["clusters"]:
+                yield Decision(
+                    cluster=cluster,
+                    view=0,
+                    step=step,
+                    plan=record["plan"],
+                    digests=digests,
+                    clusters=members,
+                )
+        case _:
+            return

@@ -1,0 +1,113 @@
+"""An averaging as a member lives it: a step of its own cluster, named by its group among others."""
+
+from hetpeer.averaging import effects as e
+from hetpeer.averaging import messages as m
+from hetpeer.averaging.member import InStep, Origin, Phase
+from hetpeer.stages.execution.effects import Release
+from tests.averaging.rig import DIGESTS, LINE, ME, STEP, member_in, new_member, place, welcome
+
+GROUP = 5
+WIRE = e.StepId(m.Line(term=LINE.term, view=0, cluster=m.EVERYBODY), GROUP)
+THERE = "member of another cluster"
+AT = e.StepId(LINE, STEP.number, group=GROUP)
+
+
+def begin():
+    return m.Begin(
+        line=LINE,
+        step=STEP.number,
+        batch=0,
+        group=GROUP,
+        microbatches=0,
+        roster={ME: (0, 2), THERE: (0, 2)},
+        incarnations={ME: 7, THERE: 1},
+        tasks=(),
+    )
+
+
+def plan(number=1):
+    covers = tuple(
+        m.Cover(block=b, slots=((ME, (0,)), (THERE, (3,))), reducers=((ME, 1),), receivers=(ME, THERE))
+        for b in (0, 1)
+    )
+    return m.Plan(line=LINE, step=STEP.number, plan=number, covers=covers)
+
+
+def averaging():
+    member = member_in(Phase.READY)
+    assert member.receive(begin()) == []
+    return member
+
+
+def inner(effects):
+    return [x.effect for x in effects if isinstance(x, InStep)]
+
+
+def test_it_sends_its_parameters_and_installs_the_mean():
+    member = averaging()
+    assert member.step.on_wire == WIRE
+    parts = inner(member.receive(plan()))
+    assert {(part.shard.block, part.slot) for part in parts} == {(0, e.STATE), (1, e.STATE)}
+    told = []
+    for part in parts:
+        shard = part.shard
+        assert member.part(Origin(ME, 7, WIRE, 1), shard.block, shard.index, "mine") == []
+        (summing,) = inner(member.part(Origin(THERE, 1, WIRE, 1), shard.block, shard.index, "theirs"))
+        assert summing.parts == ("mine", "theirs"), "in the plan's order"
+        sent = inner(member.summed(AT, shard, "sum"))
+        assert {x.to for x in sent if isinstance(x, e.SendResult)} == {ME, THERE}
+        member.result(Origin(ME, 7, WIRE, 1), shard.block, shard.index, "result")
+        vote = m.BlockVote(block=shard.block, digest=f"sum {shard.block}", squared_norm=1.0, finite=True)
+        told += member.inspected(AT, 1, vote, f"sum {shard.block}")
+    assert [x.message.kind for x in told if isinstance(x, e.Tell)][-1] == "vote"
+    commit = m.Commit(
+        line=LINE, step=STEP.number, plan=1, coefficient=0.5, loss=0.0, digests={0: "sum 0", 1: "sum 1"}
+    )
+    installs = inner(member.receive(commit))
+    assert installs == [e.InstallAverage(b, f"sum {b}", 0.5) for b in (0, 1)]
+    member.applied(AT, 0, "after 0")
+    effects = member.applied(AT, 1, "after 1")
+    assert isinstance(effects[0], e.RecordApplied)
+    assert (member.version, member.phase) == (STEP.number + 1, Phase.READY)
+
+
+def test_a_plan_that_takes_it_for_another_cluster_gets_nothing():
+    member = averaging()
+    wrong = plan()
+    covers = tuple(c.model_copy(update={"slots": ((ME, (1,)), (THERE, (3,)))}) for c in wrong.covers)
+    assert inner(member.receive(wrong.model_copy(update={"covers": covers}))) == []
+
+
+def test_parts_that_come_before_the_group_is_known_wait_and_those_of_a_past_one_do_not():
+    member = member_in(Phase.READY)
+    assert member.part(Origin(THERE, 1, WIRE, 1), 0, 0, "early") == []
+    member.receive(begin())
+    effects = member.receive(plan())
+    assert Release("early") not in effects
+    past = e.StepId(WIRE.line, GROUP - 1)
+    assert member.part(Origin(THERE, 1, past, 1), 0, 0, "late") == [Release("late")]
+
+
+def test_tensors_of_another_clusters_steps_are_not_taken():
+    member = member_in(Phase.READY)
+    other = e.StepId(LINE.model_copy(update={"cluster": 3, "term": 99}), 1000)
+    assert member.gradient(Origin(THERE, 1, other), 0, 1, "foreign") == [Release("foreign")]
+
+
+def test_whoever_has_no_place_is_on_the_line_of_everybody_until_it_has_one():
+    member = new_member()
+    door = m.Line(term=LINE.term, view=0, cluster=m.EVERYBODY)
+    (choose,) = member.receive(welcome(line=door, places=(place(cluster=4),)))
+    assert choose.places[0].cluster == 4
+    mine = LINE.model_copy(update={"cluster": 4})
+    assert member.receive(m.Granted(line=mine, begin=0, end=2)) == [e.Prepare(0, 2)]
+    assert member.line == mine
+    again = m.Granted(line=mine.model_copy(update={"cluster": 5}), begin=0, end=1)
+    assert member.receive(again) == [], "it has a place"
+
+
+def test_a_state_of_another_cluster_is_not_vouched_for():
+    member = member_in(Phase.READY)
+    assert member.digests == DIGESTS
+    member.receive(welcome(line=LINE.model_copy(update={"cluster": 4}), member=True))
+    assert member.version is None

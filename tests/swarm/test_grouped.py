@@ -1,0 +1,70 @@
+"""Clusters of real processes that train batches of their own and average (mode `grouped`)."""
+
+import signal
+from typing import Any
+
+from hetpeer.bootstrap.audit import audit
+from hetpeer.bootstrap.settings import AveragingSettings
+from tests.swarm.swarm import Child, Swarm, resign, until
+
+ENDLESS = 100_000
+
+
+async def clusters_of_two(swarm: Swarm, names: str, **training: Any) -> list[Child]:
+    """Two stages are a cluster, so four volunteers are two."""
+    settings = swarm.run.manifest.training.model_copy(update=training)
+    swarm.run = resign(swarm.run, averaging=AveragingSettings(span=2), training=settings)
+    await swarm.bootstrap()
+    return [swarm.volunteer(name) for name in names]
+
+
+def averaged(swarm: Swarm, clusters: set[int]) -> bool:
+    """Whether these have averaged with each other."""
+    return any({number for number, _ in r["clusters"]} == clusters for r in swarm.records("average"))
+
+
+def all_batches_once(swarm: Swarm) -> None:
+    verdict = audit(swarm.run.path)
+    assert verdict.ok, verdict.problems
+    assert verdict.steps == verdict.steps_planned
+    losses = [record["loss"] for record in swarm.records("evaluation")]
+    assert losses[-1] < losses[0]
+
+
+async def test_two_clusters_share_the_batches_and_end_with_the_same_parameters(swarm: Swarm) -> None:
+    volunteers = await clusters_of_two(swarm, "abcd")
+    await swarm.finished(swarm.children[0], *volunteers)
+    all_batches_once(swarm)
+    assert {record.get("cluster", 0) for record in swarm.records("commit")} == {0, 1}
+    assert not swarm.records("dissolved")
+    averages = swarm.records("average")
+    assert len(averages[-1]["clusters"]) == 2
+    assert all(sorted(record["sums"], key=int) for record in averages)
+
+
+async def test_what_falls_apart_with_a_killed_volunteer_is_trained_again(swarm: Swarm) -> None:
+    volunteers = await clusters_of_two(swarm, "abcd", steps=ENDLESS, checkpoint_every=4)
+    await until(lambda: averaged(swarm, {0, 1}), "they have averaged")
+    await volunteers.pop().kill()
+    await until(lambda: swarm.records("dissolved"), "its cluster has fallen apart")
+    volunteers.append(swarm.volunteer("e"))
+    (fallen,) = swarm.records("dissolved")
+    await until(lambda: averaged(swarm, {1 - fallen.get("cluster", 0), 2}), "a new one has taken its place")
+    stored = len(swarm.records("checkpoint"))
+    await until(lambda: len(swarm.records("checkpoint")) > stored, "what they trained together is stored")
+    for child in (*volunteers, swarm.children[0]):
+        child.signal(signal.SIGINT)
+        await child.ended()
+    verdict = audit(swarm.run.path)
+    assert verdict.ok, verdict.problems
+    assert verdict.steps
+
+
+async def test_a_coordinator_that_dies_goes_on_with_the_clusters_that_are_there(swarm: Swarm) -> None:
+    volunteers = await clusters_of_two(swarm, "abcd")
+    await until(lambda: swarm.records("average"), "they have averaged")
+    await swarm.children[0].kill()
+    bootstrap = await swarm.bootstrap()
+    await swarm.finished(bootstrap, *volunteers)
+    all_batches_once(swarm)
+    assert not swarm.records("dissolved")
