@@ -54,16 +54,33 @@ def run_app(
     logging.captureWarnings(capture=False)
 
 
+SMALLEST = """
+import sys
+import typer
+app = typer.Typer()
+app.callback()(lambda: None)
+@app.command("status")
+def status(peer: str = ""): pass
+sys.argv = ["smallest", "status", "--help"]
+app()
+"""
+"""What anybody's command made with this library takes."""
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["status", "--help"]])
 def test_help_answers_at_once(arguments: list[str]) -> None:
-    """Processor time: the process never waits, so on an idle machine it is the time a user waits."""
-    seconds = []
+    """Processor time: the process never waits, so on an idle machine it is the time a user waits.
+
+    Machines differ, and one differs with its neighbours, so it is compared with what the smallest such program takes, in turns.
+    """
+    ours, smallest = [], []
     for _ in range(3):
-        begin = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert hetpeer(*arguments).returncode == 0
-        end = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime)
-    assert min(seconds) < 0.5
+        for seconds, command in ((ours, [*COMMAND, *arguments]), (smallest, [sys.executable, "-c", SMALLEST])):
+            begin = resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run(command, env=ENVIRONMENT, capture_output=True, check=True, timeout=30)
+            end = resource.getrusage(resource.RUSAGE_CHILDREN)
+            seconds.append(end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime)
+    assert min(ours) < 2 * min(smallest)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["status", "--help"], ["demo", "--help"]])
