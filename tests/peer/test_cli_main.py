@@ -75,7 +75,10 @@ def test_help_answers_at_once(arguments: list[str]) -> None:
     """
     ours, smallest = [], []
     for _ in range(3):
-        for seconds, command in ((ours, [*COMMAND, *arguments]), (smallest, [sys.executable, "-c", SMALLEST])):
+        for seconds, command in (
+            (ours, [*COMMAND, *arguments]),
+            (smallest, [sys.executable, "-c", SMALLEST]),
+        ):
             begin = resource.getrusage(resource.RUSAGE_CHILDREN)
             subprocess.run(command, env=ENVIRONMENT, capture_output=True, check=True, timeout=30)
             end = resource.getrusage(resource.RUSAGE_CHILDREN)
