@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import shutil
-import signal
 import statistics
 import sys
 import tempfile
@@ -36,16 +34,15 @@ from hetpeer.dht.identity import Identity
 from hetpeer.peer.children import end_all
 from hetpeer.peer.demo.feed import recovery_seconds
 from hetpeer.peer.perfetto import perfetto
+from tests.wanlab.chaos import KINDS, Chaos, Fault, homes
 from tests.wanlab.lab import Lab
 
 STAGES = 4
 LEASE_S = 10.0
-UPLINK_MBPS, SLOW_MBPS = 20, 1
 WARM_UP_STEPS, HEALED_STEPS, HEALED_S = 3, 3, 90.0
 LOOK_S = 0.05
 MICROBATCHES = 12
 GOODPUT = 0.8
-KINDS = ("kill", "kill", "kill worker", "freeze", "cut", "slow", "kill coordinator")
 KILLED_S, AWAY_S = 6.0, LEASE_S + 5.0
 """Goals: the middle of those that died, the longest of those that were frozen or cut off."""
 
@@ -59,96 +56,6 @@ class Trial:
     every_s: float = 30.0
     kinds: Sequence[str] = KINDS
     seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What happened to whom (0: the coordinator), and when by the monotonic clock."""
-
-    kind: str
-    node: int
-    at: float
-
-
-class Chaos:
-    """Hurts the volunteers of `swarm`, one after the other, as `trial` says."""
-
-    def __init__(self, swarm: Swarm, lab: Lab, trial: Trial) -> None:
-        self.faults: list[Fault] = []
-        self._swarm = swarm
-        self._lab = lab
-        self._kinds = trial.kinds
-        self._peers = trial.peers
-        self._random = random.Random(trial.seed)
-        self._turn: list[str] = []
-        self._mending: set[asyncio.Task[None]] = set()
-        self._hurt: set[int] = set()
-
-    def strike(self) -> None:
-        """The next fault; all kinds come round before one comes again."""
-        if not self._turn:
-            self._turn = list(self._kinds)
-            self._random.shuffle(self._turn)
-        kind = self._turn.pop()
-        well = [node for node in range(1, self._peers + 1) if node not in self._hurt]
-        node = 0 if kind == "kill coordinator" else self._random.choice(well)
-        self.faults.append(Fault(kind, node, time.monotonic()))
-        self._hurt.add(node)
-        task = asyncio.create_task(self._hurt_and_mend(kind, node))
-        self._mending.add(task)
-
-    async def healed(self) -> None:
-        """Return when everybody is there again."""
-        await asyncio.gather(*self._mending)
-
-    async def _hurt_and_mend(self, kind: str, node: int) -> None:
-        swarm, pause = self._swarm, self._random.uniform(1.0, 8.0)
-        match kind:
-            case "kill":
-                await swarm.volunteers[node].kill()
-                await asyncio.sleep(pause)
-                await swarm.add(node, "--trace")
-            case "kill worker":
-                for process in swarm.family(node):
-                    if "worker_main" in " ".join(process.cmdline()):
-                        process.kill()
-            case "freeze":
-                family = swarm.family(node)
-                for process in family:
-                    process.send_signal(signal.SIGSTOP)
-                await asyncio.sleep(2 * LEASE_S)
-                for process in reversed(family):
-                    process.send_signal(signal.SIGCONT)
-            case "cut":
-                self._lab.order(f"partition {node}")
-                await asyncio.sleep(1.5 * LEASE_S)
-                self._lab.order(f"heal {node}")
-            case "slow":
-                self._lab.order(f"uplink {node} {SLOW_MBPS}")
-                await asyncio.sleep(2 * LEASE_S)
-                self._lab.order(f"uplink {node} {UPLINK_MBPS}")
-            case "kill coordinator":
-                await swarm.bootstrap.kill()
-                await asyncio.sleep(pause / 4)
-                await swarm.start_bootstrap()
-        self._hurt.discard(node)
-
-
-def homes(peers: int) -> dict[str, Any]:
-    """The bootstrap in a data centre, everybody else at home."""
-    nodes = peers + 1
-    choose = random.Random(peers)
-    latency = [[0.0] * nodes for _ in range(nodes)]
-    for one in range(nodes):
-        for other in range(one):
-            latency[one][other] = latency[other][one] = choose.uniform(8, 30)
-    return {
-        "nodes": nodes,
-        "latency_ms": latency,
-        "uplink_mbps": [1000] + [UPLINK_MBPS] * peers,
-        "downlink_mbps": [1000] + [100] * peers,
-        "queue_ms": 150,
-    }
 
 
 async def train(trial: Trial, folder: Path) -> dict[str, Any]:
@@ -170,7 +77,7 @@ async def _train(trial: Trial, lab: Lab, folder: Path) -> dict[str, Any]:
     run = make_run(folder, Model(width=32, heads=2, sequence_length=32), STAGES, training, trial.seed)
     async with running(run, folder, trial.peers, "--trace", site=Site(lab=lab)) as swarm:
         await swarm.until(WARM_UP_STEPS, 240.0)
-        chaos = Chaos(swarm, lab, trial)
+        chaos = Chaos(swarm, lab, trial.peers, LEASE_S, trial.kinds, trial.seed)
         began, version = time.monotonic(), swarm.feed.history.version
         due = began
         while time.monotonic() - began < 60 * trial.minutes:

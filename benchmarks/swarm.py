@@ -96,7 +96,15 @@ class Site:
 class Swarm:
     """The processes of one run. Volunteers are numbered from 1, as the nodes they are at; the bootstrap is at node 0."""
 
-    def __init__(self, run: RunDirectory, folder: Path, bootstrap: Child, address: str, site: Site) -> None:
+    def __init__(
+        self,
+        run: RunDirectory,
+        folder: Path,
+        bootstrap: Child,
+        address: str,
+        site: Site,
+        options: Sequence[str] = (),
+    ) -> None:
         self.run = run
         self.feed = LedgerFeed(run.log_path, SystemClock())
         self.volunteers: dict[int, Child] = {}
@@ -104,10 +112,11 @@ class Swarm:
         self._folder = folder
         self._address = address
         self._site = site
+        self._options = options
         self._frozen: list[psutil.Process] = []
 
     async def add(self, number: int, *options: str) -> None:
-        """Start volunteer `number`, anew if it had been there before; `options` are those of `join`."""
+        """Start volunteer `number`; `options` are those of `join`."""
         arguments = ("join", "--bootstrap", self._address, "--name", f"v{number}", *options)
         self.volunteers[number] = await Child.start(
             f"volunteer {number}",
@@ -132,11 +141,22 @@ class Swarm:
         finally:
             await end_all([child])
 
-    async def start_bootstrap(self) -> None:
-        """Start the bootstrap node again, where it was; volunteers come back to it."""
+    async def kill(self, node: int) -> None:
+        """The daemon at `node`, without a word."""
+        await (self.volunteers[node] if node else self.bootstrap).kill()
+
+    async def start(self, node: int) -> None:
+        """The daemon at `node` again, where it was; volunteers come back to the bootstrap node."""
+        if node:
+            await self.add(node, *self._options)
+            return
         port = self._address.split("/")[4]
         where = [*self._site.listening(0)[:-1], port]
         self.bootstrap = await _bootstrap(self.run, self._folder, self._site, where)
+
+    def worker(self, node: int) -> psutil.Process | None:
+        """The compute worker at `node`, if there is one."""
+        return next((one for one in self.family(node) if _kind(one) == "worker"), None)
 
     def family(self, number: int) -> list[psutil.Process]:
         """The processes of volunteer `number`: the daemon first."""
@@ -205,7 +225,7 @@ async def running(
     swarm = None
     try:
         address = (await bootstrap.next_line(START_S)).split()[-1]
-        swarm = Swarm(run, folder, bootstrap, address, site)
+        swarm = Swarm(run, folder, bootstrap, address, site, options)
         for number in range(1, volunteers + 1):
             await swarm.add(number, *options)
         yield swarm

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import shutil
@@ -22,8 +21,6 @@ from typing import Any
 
 from hetpeer.averaging.effects import Stop
 from hetpeer.bootstrap.council import Council
-from hetpeer.bootstrap.files import atomic_write
-from hetpeer.bootstrap.service import CONTROL
 from hetpeer.bootstrap.serving import PROTOCOL as FILES
 from hetpeer.bootstrap.serving import FileService
 from hetpeer.bootstrap.shelf import RunShelf
@@ -34,16 +31,14 @@ from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.dht.roster import Roster
 from hetpeer.dht.tasks import TaskSet
 from hetpeer.peer.adverts import publish_forever, volunteer_advert
+from hetpeer.peer.arriving import arrived
 from hetpeer.peer.evidence import Evidence
 from hetpeer.peer.figures import Offer
 from hetpeer.peer.foresight import prepare_ahead
 from hetpeer.peer.home import Home
 from hetpeer.peer.lifecycle import unless
-from hetpeer.peer.link import TENSORS
-from hetpeer.peer.manifests import fetch_manifest
 from hetpeer.peer.preparing import RunFiles
 from hetpeer.peer.progress import VolunteerProgress
-from hetpeer.peer.reach import tell_forever
 from hetpeer.peer.tracing import Trace
 from hetpeer.peer.volunteer import Volunteer
 from hetpeer.stages.execution import commands as c
@@ -118,10 +113,9 @@ async def _enter(options: JoinOptions, stack: contextlib.AsyncExitStack) -> _Pre
     """Join the network, and get to know the run."""
     home = Home(options.home)
     identity = home.identity()
-    node = await stack.enter_async_context(_running_node(options, home))
-    signed = await fetch_manifest(node, options.bootstrap)
+    config = NodeConfig(host=options.host, port=options.port, peers=options.bootstrap, reachability="ask")
+    node, signed = await stack.enter_async_context(arrived(config, home))
     run = home.run(signed)
-    remember_addresses(home, options.bootstrap)
     evidence = stack.enter_context(contextlib.closing(Evidence(home, run, identity)))
     path = home.trace_path(run, os.getpid()) if options.trace else None
     trace = stack.enter_context(
@@ -211,11 +205,6 @@ async def _take_part(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def remember_addresses(home: Home, addresses: Sequence[Address]) -> None:
-    """Keep the addresses that worked, for `hetpeer status` and the next join."""
-    atomic_write(home.path / "addresses.json", json.dumps([str(a) for a in addresses]).encode())
-
-
 def _memory_offered(limit: float) -> int:
     machine = device.survey()
     return int(limit) if limit > 1 else int(machine.ram_free_bytes * limit)
@@ -224,20 +213,6 @@ def _memory_offered(limit: float) -> int:
 def _disk_offered(options: JoinOptions) -> int:
     limit = options.disk_limit
     return int(limit) if limit > 1 else int(shutil.disk_usage(options.home).free * limit)
-
-
-@contextlib.asynccontextmanager
-async def _running_node(options: JoinOptions, home: Home) -> AsyncIterator[Node]:
-    config = NodeConfig(host=options.host, port=options.port, peers=options.bootstrap, reachability="ask")
-    node = await Node.start(config, home.identity())
-    node.may_cut(CONTROL, TENSORS)
-    telling = TaskSet()
-    telling.spawn(tell_forever(node, reliable=False), name="words on reachability")
-    try:
-        yield node
-    finally:
-        await telling.close()
-        await node.close()
 
 
 @contextlib.asynccontextmanager

@@ -8,7 +8,6 @@ nothing: `hetpeer audit` proves.
 from __future__ import annotations
 
 import asyncio
-import json
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -17,7 +16,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.reachability import Reach
 
 if TYPE_CHECKING:
@@ -183,23 +181,6 @@ def summarise(
         progress=progress,
         swarm=swarm,
     )
-
-
-def known_addresses(home: Path) -> tuple[str, ...]:
-    """The addresses by which this machine joined last. Raises `LocalError` HP-ADDR-002 if it never did."""
-    try:
-        addresses = json.loads((home / "addresses.json").read_bytes())
-    except (OSError, ValueError):
-        addresses = []
-    if not addresses or not isinstance(addresses, list):
-        raise LocalError(
-            "HP-ADDR-002",
-            "no peer to ask is known",
-            why=f"nobody has joined a run from {home} yet",
-            fix="say whom to ask: hetpeer status --bootstrap ADDR",
-            exit_code=ExitCode.USAGE,
-        )
-    return tuple(map(str, addresses))
 
 
 MAX_CLAIMANTS = 8

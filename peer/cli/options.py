@@ -71,7 +71,7 @@ def asked(bootstrap: list[str] | None, home: Path | None) -> list[Address]:
     """The peers to ask: those of `--bootstrap`, or those last joined by. Raises `LocalError` HP-ADDR-001, HP-ADDR-002."""
     from hetpeer.dht.addresses import parse_address
     from hetpeer.peer.home import default_home
-    from hetpeer.peer.status import known_addresses
+    from hetpeer.peer.known import known_addresses
 
     return [parse_address(text) for text in bootstrap or known_addresses(home or default_home())]
 

@@ -25,8 +25,9 @@ from hetpeer.dht.records import MAX_LINKS, Advert, LinkNote
 from hetpeer.dht.roster import Roster
 from hetpeer.peer.adverts import link_notes
 from hetpeer.peer.cli.status import _duration, _lines, _tables
+from hetpeer.peer.known import known_addresses
 from hetpeer.peer.linkbook import LinkFigures
-from hetpeer.peer.status import SwarmStatus, known_addresses, summarise
+from hetpeer.peer.status import SwarmStatus, summarise
 from tests.bootstrap.engine import make_run
 
 

@@ -43,3 +43,19 @@ async def test_bootstrap_is_killed_and_finds_no_room(swarm: Swarm, reference: Re
     assert [r["term"] for r in swarm.records("reign")] == [1, 2, 3]
     assert not swarm.records("rollback")
     swarm.exact(reference)
+
+
+async def test_a_volunteer_comes_back_before_the_coordinator_does(
+    swarm: Swarm, reference: ReferenceRun
+) -> None:
+    """It has been there before, so it waits for it."""
+    bootstrap = await swarm.bootstrap()
+    one, other = swarm.volunteer("one"), swarm.volunteer("other")
+    await swarm.committed(4)
+    await bootstrap.kill()
+    await other.kill()
+    back = swarm.volunteer("other")
+    await back.says("they were there before")
+    last = await swarm.bootstrap()
+    await swarm.finished(last, one, back)
+    swarm.exact(reference)
