@@ -120,15 +120,20 @@ class RunDirectory:
 
     def block_spec(self, block: BlockEntry) -> BlockSpec:
         """The block's graph, checked against the manifest. Raises `LocalError` HP-RUN-005."""
-        from hetpeer.stages.graph.wire import Limits, unpack_block
+        from hetpeer.stages.graph.wire import unpack_block
 
-        path = self.graph_path(block)
-        check_file(block.graph, path)
-        return unpack_block(path.read_bytes(), Limits())
+        return unpack_block(self._graph(block))
 
     def layouts(self) -> list[Layout]:
-        """Parameter names and shapes of every block, from the graphs. Raises `LocalError` HP-RUN-005."""
-        return [layout_of(self.block_spec(block)) for block in self.manifest.blocks]
+        """Parameter names and shapes of every block, from the graphs, which are not run for it. Raises `LocalError` HP-RUN-005."""
+        from hetpeer.stages.graph.wire import read_block
+
+        return [layout_of(read_block(self._graph(block))) for block in self.manifest.blocks]
+
+    def _graph(self, block: BlockEntry) -> bytes:
+        path = self.graph_path(block)
+        check_file(block.graph, path)
+        return path.read_bytes()
 
     def author(self) -> Author:
         """Where the author's module and texts are. Raises `LocalError` HP-RUN-006 on any other machine."""

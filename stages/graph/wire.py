@@ -80,9 +80,9 @@ def unpack_block(data: bytes, limits: Limits = DEFAULT_LIMITS) -> BlockSpec:
 
 
 def read_block(data: bytes, limits: Limits = DEFAULT_LIMITS) -> BlockSpec:
-    """`unpack_block` without running the block on meta tensors: for the compute worker, whose daemon has done that.
+    """`unpack_block` without running the block on meta tensors: for the compute worker, whose daemon has done that, and for who runs no block.
 
-    The first such run in a process imports torch's compiler, a second that no worker's start needs.
+    The first such run in a process imports torch's compiler, which takes seconds.
     """
     if len(data) > limits.packed_bytes:
         raise ProtocolError(f"a block of {len(data)} bytes is over the limit of {limits.packed_bytes}")
