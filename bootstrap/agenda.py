@@ -5,7 +5,8 @@ Pure. A grouped run hands its batches out to clusters instead (bootstrap/grouped
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from hetpeer.bootstrap.decisions import CoordinatorConfig, Work
 from hetpeer.bootstrap.history import History
@@ -19,6 +20,9 @@ class Agenda(Protocol):
 
     def saves(self, version: int) -> bool:
         """Whether the state at `version` is to be stored."""
+
+    def logged(self, record: Mapping[str, Any]) -> None:
+        """The coordinator that asks has just written `record`."""
 
     @property
     def over(self) -> bool:
@@ -39,6 +43,9 @@ class InOrder:
 
     def saves(self, version: int) -> bool:
         return version % self._config.checkpoint_every == 0 or version == self._config.steps
+
+    def logged(self, record: Mapping[str, Any]) -> None:
+        """All is in the history."""
 
     @property
     def over(self) -> bool:

@@ -28,6 +28,8 @@ class CoordinatorConfig:
     clip_norm: float | None
     corrected: bool = False
     """Whether Adam's second moments are those of the mean gradient of clusters that average."""
+    averaging_interval: int = 1
+    """Batches that a cluster trains before it averages."""
     layouts: Sequence[Sequence[Range]]
     costs: Sequence[BlockCost]
     ties: Mapping[int, Sequence[int]] = field(default_factory=dict)

@@ -56,4 +56,5 @@ class Reign:
         if self.line.cluster:
             record["cluster"] = self.line.cluster
         self.history.add(record)
+        self.agenda.logged(record)
         return Record(record)

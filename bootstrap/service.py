@@ -57,6 +57,7 @@ def coordinator_config(run: RunDirectory) -> CoordinatorConfig:
         checkpoint_every=training.checkpoint_every,
         clip_norm=training.clip_norm,
         corrected=manifest.averaging is not None and manifest.averaging.corrected,
+        averaging_interval=1 if manifest.averaging is None else manifest.averaging.interval,
         layouts=manifest.layouts,
         link_ratio=manifest.links.ratio,
         ties={block.index: Ties(manifest.ties).partners(block.index) for block in manifest.blocks},

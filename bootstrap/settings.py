@@ -83,6 +83,8 @@ class AveragingSettings(Entry):
 
     span: Positive = 10
     """Any so many groups in a row connect all clusters."""
+    interval: Positive = 1
+    """Batches that a cluster trains before it averages."""
     corrected: bool = False
     """Whether Adam's second moments are taken for those of the group's mean gradient (SDPipe, section 4)."""
     window_s: Annotated[float, Field(ge=0)] | Literal["adaptive", "all"] = "adaptive"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.admission import Admission
@@ -23,6 +24,9 @@ class _Nothing:
 
     def saves(self, version: int) -> bool:  # noqa: ARG002
         return False
+
+    def logged(self, record: Mapping[str, Any]) -> None:
+        """It writes nothing."""
 
 
 class Door:

@@ -59,8 +59,8 @@ class Grouped:
         """Clusters that the scheduler knows."""
         self._in_line: set[int] = set()
         """Those of them that wait for a group."""
-        self._released: dict[int, int] = {}
-        """Cluster → the version with which it may go on though it has not averaged."""
+        self._since: dict[int, int] = {}
+        """Cluster → its version when it was founded, averaged or was let go on alone: what it trains counts from there."""
         self._saver: int | None = None
         """Whose checkpoint is collected."""
         self._term = 0
@@ -82,8 +82,10 @@ class Grouped:
                 self._term = int(record["term"])
             case "average":
                 self._groups = record["group"]
+                self._since |= {cluster: step + 1 for cluster, step in record["clusters"]}
             case "founded":
                 self._numbers = max(self._numbers, record["cluster"] + 1)
+                self._since[record["cluster"]] = record["version"]
             case _:
                 pass
 
@@ -264,13 +266,6 @@ class Grouped:
         """What `cluster` decides concerns the others, too."""
         for effect in effects:
             match effect:
-                case Record(record):
-                    self._fold(record)
-                    for other in self.clusters.values():
-                        if other is not cluster:
-                            other.history.add(record)
-                    if record["kind"] == "checkpoint":
-                        self._saver = None
                 case CollectCheckpoint():
                     self._saver = cluster.number
                 case Halt(why, completed):
@@ -349,7 +344,7 @@ class Grouped:
         return [record, *self._by(forming, forming.found(now))]
 
     def _line_up(self, now: float) -> list[Effect]:
-        """Who has trained a batch waits for a group."""
+        """Who has trained its batches waits for a group."""
         if self.batches.exhausted:
             return []
         for number, cluster in self.clusters.items():
@@ -364,11 +359,10 @@ class Grouped:
         return []
 
     def _waits(self, cluster: Cluster) -> bool:
-        """Whether it has trained a batch since it averaged, and may not go on alone."""
-        history, number = cluster.history, cluster.number
-        trained = history.version - 1 in history.commits
-        free = self._released.get(number) == history.version or number in self._rounds
-        return cluster.whole and cluster.at_rest and trained and not free
+        """Whether it has trained its batches since it averaged, and may not go on alone."""
+        trained = cluster.history.version - self._since.get(cluster.number, 0)
+        due = trained >= self._config.averaging_interval and cluster.number not in self._rounds
+        return due and cluster.whole and cluster.at_rest
 
     def _form(self, groups: Sequence[Group], now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -383,7 +377,7 @@ class Grouped:
             if not members:
                 return []
             (alone,) = members
-            self._released[alone.number] = alone.history.version
+            self._since[alone.number] = alone.history.version
             return self._by(alone, alone.go_on(now))
         self._groups += 1
         one = Round(self._groups, {c.number: c.reign for c in members}, self._pace, now)
@@ -416,6 +410,15 @@ class Grouped:
             return number == self._heir.number
         wanted = any(not c.founded and c.complete for c in clusters)
         return self.batches.unsaved >= (1 if wanted else self._config.checkpoint_every)
+
+    def logged(self, number: int, record: Mapping[str, Any]) -> None:
+        """`number` has written `record`: all know it before anybody decides what follows."""
+        self._fold(record)
+        for other in self.clusters.values():
+            if other.number != number:
+                other.history.add(record)
+        if record["kind"] == "checkpoint":
+            self._saver = None
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -492,3 +495,6 @@ class _Share:
 
     def saves(self, version: int) -> bool:  # noqa: ARG002 - whatever its version
         return self._run.saves(self._number)
+
+    def logged(self, record: Mapping[str, Any]) -> None:
+        self._run.logged(self._number, record)

@@ -137,6 +137,14 @@ def init(
             help="Of grouped: how long the first that is ready waits for others.",
         ),
     ] = "adaptive",
+    interval: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="BATCHES",
+            help="Of grouped: how much a pipeline trains before it averages; more where lines are slow.",
+        ),
+    ] = 1,
     corrected: Annotated[
         bool,
         typer.Option(
@@ -189,7 +197,10 @@ def init(
         "feedback": feedback,
     }
     averaging = (
-        validated(AveragingSettings, {"span": span, "window_s": window, "corrected": corrected})
+        validated(
+            AveragingSettings,
+            {"span": span, "window_s": window, "interval": interval, "corrected": corrected},
+        )
         if mode is Mode.GROUPED
         else None
     )

@@ -27,6 +27,8 @@ from hetpeer.peer.simulate.numerics import Chain, Symbols
 from hetpeer.peer.simulate.run import BLOCKS, LIMIT_S, shape
 from hetpeer.peer.simulate.swarm import Swarm, SwarmConfig, is_past
 
+INTERVALS = (1, 3)
+"""Batches between averagings, in turn."""
 SPAN = 3
 BATCHES = 12
 
@@ -45,7 +47,7 @@ class Outcome:
 def simulate(seed: int, *, faults: int, config: SwarmConfig | None = None) -> Outcome:
     """One history with the symbolic model; never raises for a violation, it is in the outcome."""
     shaped = config or replace(shape(seed), steps=BATCHES)
-    swarm = GroupedSwarm(seed, shaped, Symbols(BLOCKS), Coverage())
+    swarm = GroupedSwarm(seed, shaped, Symbols(BLOCKS), Coverage(), interval=INTERVALS[seed // 2 % 2])
     Faults(swarm, faults)
     violation: str | None = None
     try:
@@ -61,14 +63,22 @@ class GroupedSwarm(Swarm):
     """One history of a grouped run: `config.steps` batches."""
 
     def __init__(
-        self, seed: int, config: SwarmConfig, numerics: Any, coverage: Any, span: int = SPAN
+        self,
+        seed: int,
+        config: SwarmConfig,
+        numerics: Any,
+        coverage: Any,
+        span: int = SPAN,
+        interval: int = 1,
     ) -> None:
         super().__init__(seed, config, numerics, coverage)
         self.checks: GroupedChecks = GroupedChecks(numerics, config.steps, config.microbatches)
         self._span = span
+        self._interval = interval
 
     def _new_core(self, config: c.CoordinatorConfig) -> Core:
         scheduler = Pipelines(1, (), self._span, Adaptive())
+        config = replace(config, averaging_interval=self._interval)
         return Grouped(config, self.log, scheduler, self.world.now)
 
     def _is_past(self, core: Core, message: m.Message) -> bool:

@@ -10,10 +10,10 @@ from tests.swarm.swarm import Child, Swarm, resign, until
 ENDLESS = 100_000
 
 
-async def clusters_of_two(swarm: Swarm, names: str, **training: Any) -> list[Child]:
+async def clusters_of_two(swarm: Swarm, names: str, interval: int = 1, **training: Any) -> list[Child]:
     """Two stages are a cluster, so four volunteers are two."""
     settings = swarm.run.manifest.training.model_copy(update=training)
-    swarm.run = resign(swarm.run, averaging=AveragingSettings(span=2), training=settings)
+    swarm.run = resign(swarm.run, averaging=AveragingSettings(span=2, interval=interval), training=settings)
     await swarm.bootstrap()
     return [swarm.volunteer(name) for name in names]
 
@@ -61,7 +61,7 @@ async def test_what_falls_apart_with_a_killed_volunteer_is_trained_again(swarm: 
 
 
 async def test_a_coordinator_that_dies_goes_on_with_the_clusters_that_are_there(swarm: Swarm) -> None:
-    volunteers = await clusters_of_two(swarm, "abcd")
+    volunteers = await clusters_of_two(swarm, "abcd", interval=2)
     await until(lambda: swarm.records("average"), "they have averaged")
     await swarm.children[0].kill()
     bootstrap = await swarm.bootstrap()
