@@ -2,7 +2,7 @@
 
 `HETPEER_FAIL=NAME:N` kills the process (SIGKILL) when the place NAME is reached for the N-th time; several are separated by
 commas. A place is passed before what it is named after is done: `tell_vote`, `apply_update`, `record_commit`, `send_plan`. Names are
-those of effects and messages (docs/protocol.md has the table), and nothing is asked of a process that was not told to fail.
+those of effects and messages (docs/protocol.md has the table; in an averaging `average_send_part`), and nothing is asked of a process that was not told to fail.
 """
 
 from __future__ import annotations

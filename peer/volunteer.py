@@ -238,7 +238,7 @@ class Volunteer:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case InStep(step, inner):
-                failpoints.before(inner)
+                failpoints.before(inner, "average_" if step.group else "")
                 self._steps.run(step, inner)
                 return
             case e.Tell(message):

@@ -92,7 +92,7 @@ async def test_an_averaging(
     use(swarm, wide[0])
     settings = swarm.run.manifest.training.model_copy(update={"steps": 4 * STEPS})
     swarm.run = resign(swarm.run, averaging=AveragingSettings(span=2), training=settings)
-    await killed_and_started_again(swarm, f"{phase}:{shard}", "abcd")
+    await killed_and_started_again(swarm, f"average_{phase}:{shard}", "abcd")
     verdict = audit(swarm.run.path)
     assert verdict.ok, verdict.problems
     assert verdict.steps == verdict.steps_planned
