@@ -312,7 +312,7 @@ def test_demo_with_a_kill(tmp_path: Path, tiny_model: str) -> None:
 
 
 @pytest.mark.swarm
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_ctrl_c_ends_everybody(tmp_path: Path, tiny_model: str) -> None:
     with demo_process(
         tmp_path / "out", tiny_model, "--peers", "1", "--kill", "0", "--steps", "100000"

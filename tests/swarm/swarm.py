@@ -225,6 +225,14 @@ class Swarm:
 
         await until(reached, f"{steps} steps; {self._voices()}", within_s)
 
+    async def stored(self, steps: int, within_s: float = 30.0) -> None:
+        """Return when a state of so many steps is in the store: with a block's last holder that leaves the rest is gone."""
+        await until(
+            lambda: any(record["version"] >= steps for record in self.records("checkpoint")),
+            f"{steps} steps are stored; {self._voices()}",
+            within_s,
+        )
+
     def incarnations(self, child: Child) -> set[int]:
         """Those under which its events came to the coordinator."""
         path = self.run.volunteers / f"{child.peer_id}.jsonl"

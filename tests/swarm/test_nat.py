@@ -53,9 +53,7 @@ async def test_closed_volunteers_train_through_a_relay_that_dies(swarm: Swarm) -
         before = swarm.version
         shown = ("private", [relay[-8:]], [f"through {relay[-8:]}"])
         await until(lambda: [latest(watcher, name) for name in names] == [shown, shown], "the way of both")
-        await until(
-            lambda: any(r["version"] > before for r in swarm.records("checkpoint")), "a checkpoint", 60.0
-        )
+        await swarm.stored(before + 1, within_s=60.0)
         for child in closed:
             child.signal(signal.SIGINT)
         for child in closed:
@@ -87,6 +85,7 @@ async def test_volunteers_that_cannot_reach_each_other_train_through_the_reliabl
         shown = ("public", [], [f"through {relay[-8:]}"])
         await until(lambda: [latest(watcher, name) for name in names] == [shown, shown], "the way of both")
         await swarm.committed(5)
+        await swarm.stored(5)
         for child in (*volunteers, bootstrap):
             child.signal(signal.SIGINT)
             assert await child.ended() == 0, child.said
