@@ -222,6 +222,21 @@ class HeldStep:
         assert self.reduction is not None
         return self._wrap(self.reduction.summed(shard, handle))
 
+    def unusable(self, shard: Shard, part: int, why: str) -> list[Effect]:
+        """`SumParts` cannot be done: whose fault it is."""
+        if not self._is_current(shard.plan):
+            return []
+        assert self.reduction is not None
+        holder, _ = self.reduction.covers[shard.block].slots[part]
+        line, step = self.id.line, self.id.number
+        return [
+            Tell(
+                m.Objection(
+                    line=line, step=step, plan=shard.plan, block=shard.block, peer=holder, why=why[:500]
+                )
+            )
+        ]
+
     def inspected(self, plan: int, vote: m.BlockVote, gradient: Handle) -> list[Effect]:
         """`Inspect` is done; after the last of our blocks we vote."""
         if not self._is_current(plan):

@@ -220,6 +220,18 @@ class Reducing(Schema):
     plan: Count
 
 
+class Objection(Schema):
+    """What `peer` sent of `block` for plan `plan` cannot be added, and `why`: the sum is not made."""
+
+    kind: Literal["objection"] = "objection"
+    line: Line
+    step: Count
+    plan: Count
+    block: Block
+    peer: Peer
+    why: Text
+
+
 class Applied(Schema):
     """The update of `step` is applied; `event` is the signed line of the volunteer's own log."""
 
@@ -470,6 +482,7 @@ FromVolunteer = (
     | Evaluated
     | Failed
     | Reducing
+    | Objection
     | Vote
     | Applied
     | Paced

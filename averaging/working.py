@@ -85,6 +85,11 @@ class Working:
         held = self._in(step)
         return [Release(handle)] if held is None else held.summed(shard, handle)
 
+    def unusable(self, step: StepId, shard: Shard, part: int, why: str) -> list[Effect]:
+        """`SumParts` cannot be done: number `part` of its parts is no such thing."""
+        held = self._in(step)
+        return [] if held is None else held.unusable(shard, part, why)
+
     def inspected(self, step: StepId, plan: int, vote: m.BlockVote, gradient: Handle) -> list[Effect]:
         """`Inspect` is done."""
         held = self._in(step)

@@ -227,6 +227,8 @@ class Coordinator(Reigning):
             case m.Reducing():
                 effects = []
                 step.reduce.moves(message, now)
+            case m.Objection():
+                return self._fence(step.reduce.accused(message, step.roster), now)
             case m.Vote():
                 effects = step.vote(volunteer.peer, message, now)
         return effects + self._follow(step, now)
@@ -329,6 +331,7 @@ class Coordinator(Reigning):
         m.Evaluated: _in_step,
         m.Failed: _in_step,
         m.Reducing: _in_step,
+        m.Objection: _in_step,
         m.Vote: _in_step,
         m.Applied: _applied,
         m.Paced: _paced,

@@ -119,6 +119,12 @@ class Reduce:
                     split.add(block)
         return agreed, split
 
+    def accused(self, message: m.Objection, roster: Iterable[str]) -> dict[str, str]:
+        """Who is to come back as another, with the reason: nobody for a plan that is not the latest."""
+        if not self.under_way or message.plan != self.plan or message.peer not in roster:
+            return {}
+        return {message.peer: f"what it sent of block {message.block} cannot be added: {message.why}"}
+
     # ── patience ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def moves(self, message: m.Reducing, now: float) -> None:

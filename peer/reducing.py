@@ -47,21 +47,30 @@ class Reducing:
         return answer()
 
     def sum(self, member: Member, step: e.StepId, work: e.SumParts) -> Answer | None:
-        """`SumParts` → `Member.summed`. Parts of another length are not summed: the plan then times out."""
+        """`SumParts` → `Member.summed`, or `Member.unusable`: parts of another length, or parameters that are not finite.
+
+        A gradient that is not finite is everybody's business: it is voted on, and the run halts.
+        """
         shard = work.shard
         elements = shard.end - shard.begin
         parts = [part for part in work.parts if isinstance(part, Tensor)]
-        if any(part.extent.nbytes != elements * FLOAT_BYTES for part in parts):
-            return None
+        for place, part in enumerate(parts):
+            if part.extent.nbytes != elements * FLOAT_BYTES:
+                why = f"a shard of {part.extent.nbytes} bytes, and the plan says {elements * FLOAT_BYTES}"
+                self._answer(member.unusable(step, shard, place, why))
+                return None
         single = len(parts) == 1  # its own sum: nothing is added to zeros
         total = self._store.share(parts[0]) if single else self._store.new(step, elements * FLOAT_BYTES)
         command = c.Sum(parts=tuple(p.extent for p in parts), into=total.extent, elements=elements)
         posted = None if single else self._posts.post(command, [*parts, total])
 
         async def answer() -> None:
-            if posted is not None:
-                await posted
-            self._answer(member.summed(step, shard, total))
+            unsound = () if posted is None else (await posted).unsound
+            if unsound and step.group:
+                self._store.release(total)
+                self._answer(member.unusable(step, shard, unsound[0], "its parameters are not finite"))
+            else:
+                self._answer(member.summed(step, shard, total))
 
         return answer()
 

@@ -127,14 +127,20 @@ class Grouped:
     def _to(self, cluster: Cluster, peer: str, message: m.Message, now: float) -> list[Effect]:
         """`cluster`'s volunteer says something to it, or of an averaging."""
         one = self._rounds.get(cluster.number)
-        if one is None or not isinstance(message, m.Vote | m.Reducing):
+        if one is None or not isinstance(message, m.Vote | m.Reducing | m.Objection):
             return self._by(cluster, cluster.receive(peer, message, now))
         if (message.line, message.step) != (cluster.line, one.steps[cluster.number]):
             return []
         cluster.resumed(peer, now)
-        if isinstance(message, m.Vote):
-            return one.vote(peer, message, now)
-        one.reduce.moves(message, now)
+        match message:
+            case m.Vote():
+                return one.vote(peer, message, now)
+            case m.Reducing():
+                one.reduce.moves(message, now)
+            case m.Objection():
+                for accused, why in one.reduce.accused(message, one.roster()).items():
+                    other = self._of(accused)
+                    return [] if other is None else self._by(other, other.silence([accused], why, now))
         return []
 
     def broken(self, peer: str, now: float) -> list[Effect]:

@@ -134,9 +134,14 @@ class Faults:
         swarm.world.after(seconds, lambda: swarm.stream_resumed(name))
 
     def _poison(self, victim: Volunteer) -> None:
-        """Some forward or backward of this volunteer is going to fail; no id so often that the run must halt."""
-        if self._wholesome:
-            victim.poison.add(self._wholesome.pop())
+        """Some forward or backward of this volunteer is going to fail; no id so often that the run must halt. Or what it sends next to be
+        added cannot be.
+        """
+        work = self._wholesome.pop() if self._wholesome else 0
+        if work % 3:
+            victim.poison.add(work)
+        else:
+            victim.worker.spoils = 1
 
     def _leave(self, victim: Volunteer) -> None:
         self._swarm.tell(victim, m.Farewell())

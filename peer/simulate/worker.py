@@ -25,6 +25,8 @@ Answer = Callable[[Finish], None]
 
 FORWARD_S, BACKWARD_S, REDUCE_S, APPLY_S, LOAD_S = 0.05, 0.1, 0.01, 0.02, 0.05
 """Virtual seconds: per block, per block, per call, per block, per block; at speed 1."""
+SPOILT = "spoilt"
+"""In the place of a part: numbers that are none, or too few."""
 
 
 class Worker:
@@ -46,6 +48,8 @@ class Worker:
         """Blocks whose graphs are loaded."""
         self.before: dict[int, str] = {}
         """Block → digest of the state to which the last update was applied."""
+        self.spoils = 0
+        """So many of the next parts that are sent cannot be added."""
         self._world = world
         self._numerics = numerics
         self._boxes = boxes
@@ -151,16 +155,25 @@ class Worker:
                 value = self._numerics.parameters(self._state(shard.block, step), shard.begin, shard.end)
             else:
                 value = self._numerics.shard(self._slots[work.slot, shard.block], shard.begin, shard.end)
-            send(self._boxes.new(step, value))
+            send(self._boxes.new(step, self._spoilt(value)))
             return ()
 
         self.submit(0.0, finish)
+
+    def _spoilt(self, value: Any) -> Any:
+        if not self.spoils:
+            return value
+        self.spoils -= 1
+        return SPOILT
 
     def sum(self, step: e.StepId, work: e.SumParts) -> None:
         """`SumParts` → `summed`."""
         parts = [self._boxes.value(handle) for handle in work.parts]
 
         def finish(core: Member) -> Iterable[Effect]:
+            spoilt = next((place for place, part in enumerate(parts) if part is SPOILT), None)
+            if spoilt is not None:
+                return core.unusable(step, work.shard, spoilt, "it is spoilt")
             return core.summed(step, work.shard, self._boxes.new(step, self._numerics.add(parts)))
 
         self.submit(REDUCE_S, finish)

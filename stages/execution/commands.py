@@ -29,6 +29,7 @@ from hetpeer.stages.execution.results import (
     Prepared,
     Rehearsed,
     Setting,
+    Summed,
     WarmedUp,
     WorkerInfo,
 )
@@ -177,9 +178,10 @@ class ClearStep(Command[Done]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sum(Command[Done]):
+class Sum(Command[Summed]):
     """Float32 sum of `parts` in the order given, into `into`: the first is copied, the others are added one by one."""
 
+    answer: ClassVar[type[Any]] = Summed
     kind: Literal["sum"] = "sum"
     parts: Annotated[tuple[Extent, ...], Field(min_length=1)]
     into: Extent

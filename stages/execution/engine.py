@@ -191,15 +191,18 @@ class Engine(Executor):
 
     # ── gradients in the arena ───────────────────────────────────────────────────────────────────────────────────
 
-    def _sum(self, command: c.Sum) -> r.Done:
-        if command.into in command.parts[1:]:
-            raise CommandError("a sum would overwrite one of its later parts")
+    def _sum(self, command: c.Sum) -> r.Summed:
+        if command.into in command.parts:
+            raise CommandError("a sum would overwrite one of its parts")
         into = self._staging.floats(command.into, command.elements)
-        first, *others = [self._staging.floats(part, command.elements) for part in command.parts]
-        into.copy_(first)
-        for part in others:
+        parts = [self._staging.floats(part, command.elements) for part in command.parts]
+        into.copy_(parts[0])
+        for part in parts[1:]:
             into.add_(part)
-        return r.Done()
+        sound = is_finite(into)
+        return r.Summed(
+            unsound=() if sound else tuple(n for n, part in enumerate(parts) if not is_finite(part))
+        )
 
     def _inspect(self, command: c.Inspect) -> r.Inspected:
         vector = self._staging.floats(command.extent, command.elements)

@@ -72,6 +72,14 @@ class Backpropagated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Summed:
+    """The sum is there. Where it is not all finite, `unsound` are the places of the parts that are not."""
+
+    kind: Literal["summed"] = "summed"
+    unsound: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Inspected:
     """Blake3 (hex) of the bytes, sum of squares in float64 (numerics.py), and whether every value is finite."""
 
@@ -145,6 +153,7 @@ Result = (
     | Loaded
     | Forwarded
     | Backpropagated
+    | Summed
     | Inspected
     | Applied
     | Dumped

@@ -41,6 +41,12 @@ def finished():
     return court
 
 
+def objection(court, peer, plan=1):
+    return m.Objection(
+        line=court.line, step=court.core.step or 0, plan=plan, block=1, peer=peer, why="not finite"
+    )
+
+
 COURTS = {
     State.WAITING: waiting,
     State.SYNCING: syncing,
@@ -495,6 +501,17 @@ def test_bits_that_differ_from_the_others_or_from_the_checkpoint_are_fenced():
     assert court.told("c", court.ready("c", digest="wrong")) == ["fenced"]
 
 
+def test_who_sends_what_cannot_be_added_has_to_come_back_and_its_work_is_done_again():
+    court = training()
+    court.count("a")
+    assert court.core.state is State.REDUCING
+    assert court.tell("a", objection(court, "b", plan=2)) == []
+    assert court.tell("a", objection(court, "stranger")) == []
+    assert court.told("b", court.tell("a", objection(court, "b"))) == ["fenced"]
+    (gone,) = [record for record in court.records if record["kind"] == "gone"]
+    assert (gone["peer"], gone["why"]) == ("b", "what it sent of block 1 cannot be added: not finite")
+
+
 # ── border ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -631,6 +648,7 @@ def test_after_the_end_nothing_is_decided():
     before = len(court.records)
     court.tell("a", m.Farewell())
     court.tell("a", m.Prepared())
+    court.tell("a", objection(court, "b"))
     court.tick(30.0)
     assert court.core.saved(0, 0, "x", court.now) == []
     assert court.core.not_saved(0, court.now) == []

@@ -29,6 +29,7 @@ STEERED_COORDINATOR = {
     ("reducing", "resumed"),
     ("reducing", "not_saved"),
     ("finished", "farewell"),
+    ("finished", "objection"),
     ("finished", "saved"),
     ("finished", "not_saved"),
     *((state.value, "paced") for state in State),

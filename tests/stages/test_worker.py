@@ -134,10 +134,18 @@ async def test_sum_adds_one_by_one_in_the_order_given(holder):
         for i in order[1:]:
             expected = expected + parts[i]
         assert np.array_equal(holder.floats(into), expected)
-    await holder.submit(c.Sum(parts=(extents[0], extents[1]), into=extents[0], elements=2))  # in place
-    assert np.array_equal(holder.floats(extents[0]), parts[0] + parts[1])
-    with refused("HP-WORK-001", "overwrite"):
-        await holder.submit(c.Sum(parts=(extents[1], into), into=into, elements=2))
+    for overwritten in (extents[1], extents[0]):
+        with refused("HP-WORK-001", "overwrite"):
+            await holder.submit(c.Sum(parts=tuple(extents[:2]), into=overwritten, elements=2))
+
+
+async def test_a_sum_names_the_parts_that_are_no_numbers(holder):
+    parts = [np.array(part, np.float32) for part in ((1, 2), (np.nan, 1), (2, -np.inf), (3e38, 1), (3e38, 1))]
+    extents = [holder.put(part) for part in parts]
+    into = holder.arena.allocate(8)
+    for chosen, unsound in (((0, 3), ()), ((0, 1, 2), (1, 2)), ((2, 0), (0,)), ((3, 4), ())):
+        summed = await holder.submit(c.Sum(parts=tuple(extents[i] for i in chosen), into=into, elements=2))
+        assert summed.unsound == unsound
 
 
 async def test_a_bad_number_from_a_peer_is_named_and_changes_no_slot(engine, arena):

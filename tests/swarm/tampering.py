@@ -6,7 +6,9 @@ import os
 import resource
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _NEWNS, _NEWUSER = 0x00020000, 0x10000000
@@ -67,6 +69,33 @@ def sends_nan() -> None:
         return parcel
 
     dataplane._departing = damaged
+
+
+def _sends_once(wrong: Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]) -> None:
+    """The first part of a sum that leaves for somebody else is what `wrong` makes of it."""
+    from hetpeer.peer import dataplane
+
+    depart, left = dataplane._departing, [1]
+
+    def damaged(store, tensor, parcel):
+        parcel = depart(store, tensor, parcel)
+        if parcel is not None and parcel.header["kind"] == "part" and left[0]:
+            left[0] -= 1
+            header, payload = wrong(parcel.header, bytes(parcel.payload[0]))
+            parcel = dataclasses.replace(parcel, header=header, payload=(payload,))
+        return parcel
+
+    dataplane._departing = damaged
+
+
+def sends_nan_parameters() -> None:
+    """A volunteer that sends a NaN to be averaged."""
+    _sends_once(lambda header, payload: (header, b"\x00\x00\xc0\x7f" + payload[4:]))
+
+
+def sends_a_short_part() -> None:
+    """A volunteer that cuts its shards otherwise than the plan says."""
+    _sends_once(lambda header, payload: (header | {"end": header["end"] - 1}, payload[:-4]))
 
 
 def sends_garbage() -> None:

@@ -60,6 +60,17 @@ async def test_what_falls_apart_with_a_killed_volunteer_is_trained_again(swarm: 
     assert verdict.steps
 
 
+async def test_who_sends_what_cannot_be_averaged_is_named_and_left_out(swarm: Swarm) -> None:
+    volunteers = await clusters_of_two(swarm, "ac", steps=40)
+    nan = swarm.volunteer("nan", before="sends_nan_parameters")
+    short = swarm.volunteer("short", before="sends_a_short_part")
+    await swarm.finished(swarm.children[0], *volunteers, nan, short, within_s=120.0)
+    all_batches_once(swarm)
+    why = {record["peer"]: record["why"] for record in swarm.records("gone")}
+    assert "cannot be added: its parameters are not finite" in why[nan.peer_id]
+    assert "cannot be added: a shard of" in why[short.peer_id]
+
+
 async def test_a_coordinator_that_dies_goes_on_with_the_clusters_that_are_there(swarm: Swarm) -> None:
     volunteers = await clusters_of_two(swarm, "abcd", interval=2)
     await until(lambda: swarm.records("average"), "they have averaged")
