@@ -257,7 +257,7 @@ class Member(Working):
         if not step.matches(message):
             return [*self._drop_step(), self._sync()]
         self.phase = Phase.APPLYING
-        self.loss = message.loss
+        self.loss = self.loss if message.loss is None else message.loss
         return step.apply(message)
 
     def applied(self, step: StepId, block: int, digest: str) -> list[Effect]:

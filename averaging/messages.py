@@ -418,7 +418,7 @@ class Plan(Schema):
 class Commit(Schema):
     """Step `step` is decided: apply plan `plan`'s gradients, scaled by `coefficient` (global-norm clipping).
 
-    If it is an averaging: `coefficient` times the sums are the parameters from now on. `loss` is 0 then.
+    If it is an averaging: `coefficient` times the sums are the parameters from now on, and there is no loss.
     """
 
     kind: Literal["commit"] = "commit"
@@ -426,7 +426,8 @@ class Commit(Schema):
     step: Count
     plan: Count
     coefficient: float
-    loss: float
+    loss: float | None
+    """Of the whole batch, nats per token."""
     digests: dict[Block, Digest]
     workers: Count = 1
     """Clusters that averaged last time: of how many gradients the next mean is."""

@@ -60,7 +60,7 @@ def average_message(record: Mapping[str, Any], cluster: int) -> m.Commit:
         step=dict(record["clusters"])[cluster],
         plan=record["plan"],
         coefficient=1.0 / len(record["clusters"]),
-        loss=0.0,
+        loss=None,
         digests={int(block): digest for block, digest in record["sums"].items()},
     )
 

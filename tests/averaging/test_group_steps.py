@@ -45,6 +45,7 @@ def inner(effects):
 
 def test_it_sends_its_parameters_and_installs_the_mean():
     member = averaging()
+    member.loss = 3.5
     assert member.step.on_wire == WIRE
     parts = inner(member.receive(plan()))
     assert {(part.shard.block, part.slot) for part in parts} == {(0, e.STATE), (1, e.STATE)}
@@ -61,7 +62,7 @@ def test_it_sends_its_parameters_and_installs_the_mean():
         told += member.inspected(AT, 1, vote, f"sum {shard.block}")
     assert [x.message.kind for x in told if isinstance(x, e.Tell)][-1] == "vote"
     commit = m.Commit(
-        line=LINE, step=STEP.number, plan=1, coefficient=0.5, loss=0.0, digests={0: "sum 0", 1: "sum 1"}
+        line=LINE, step=STEP.number, plan=1, coefficient=0.5, loss=None, digests={0: "sum 0", 1: "sum 1"}
     )
     installs = inner(member.receive(commit))
     assert installs == [e.InstallAverage(b, f"sum {b}", 0.5) for b in (0, 1)]
@@ -69,6 +70,7 @@ def test_it_sends_its_parameters_and_installs_the_mean():
     effects = member.applied(AT, 1, "after 1")
     assert isinstance(effects[0], e.RecordApplied)
     assert (member.version, member.phase) == (STEP.number + 1, Phase.READY)
+    assert member.loss == 3.5, "of the last batch: a mean of parameters has none"
 
 
 def test_a_plan_that_takes_it_for_another_cluster_gets_nothing():

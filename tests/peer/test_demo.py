@@ -294,6 +294,7 @@ def demo_process(out: Path, model: str, *arguments: str) -> subprocess.Popen[str
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - what a shell starts with & ignores Ctrl-C
     )
 
 

@@ -60,5 +60,5 @@ MUTANTS = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_seeded_bug_is_caught_three_times(name):
     with MUTANTS[name]():
-        broken = (seed for seed in range(8) if simulate(seed, faults=FAULTS).violation)
+        broken = (seed for seed in range(16) if simulate(seed, faults=FAULTS).violation)
         assert len(list(islice(broken, 3))) == 3

@@ -23,6 +23,22 @@ def averaged(swarm: Swarm, clusters: set[int]) -> bool:
     return any({number for number, _ in r["clusters"]} == clusters for r in swarm.records("average"))
 
 
+def is_said(swarm: Swarm, peer: str, why: str) -> bool:
+    return any(record["peer"] == peer and why in record["why"] for record in swarm.records("gone"))
+
+
+async def ended_with_all_in_the_log(swarm: Swarm, volunteers: list[Child]) -> None:
+    """Everybody leaves once what they have trained is stored."""
+    stored = len(swarm.records("checkpoint"))
+    await until(lambda: len(swarm.records("checkpoint")) > stored, "what they trained together is stored")
+    for child in (*volunteers, swarm.children[0]):
+        child.signal(signal.SIGINT)
+        await child.ended()
+    verdict = audit(swarm.run.path)
+    assert verdict.ok, verdict.problems
+    assert verdict.steps
+
+
 def all_batches_once(swarm: Swarm) -> None:
     verdict = audit(swarm.run.path)
     assert verdict.ok, verdict.problems
@@ -50,25 +66,19 @@ async def test_what_falls_apart_with_a_killed_volunteer_is_trained_again(swarm: 
     volunteers.append(swarm.volunteer("e"))
     (fallen,) = swarm.records("dissolved")
     await until(lambda: averaged(swarm, {1 - fallen.get("cluster", 0), 2}), "a new one has taken its place")
-    stored = len(swarm.records("checkpoint"))
-    await until(lambda: len(swarm.records("checkpoint")) > stored, "what they trained together is stored")
-    for child in (*volunteers, swarm.children[0]):
-        child.signal(signal.SIGINT)
-        await child.ended()
-    verdict = audit(swarm.run.path)
-    assert verdict.ok, verdict.problems
-    assert verdict.steps
+    await ended_with_all_in_the_log(swarm, volunteers)
 
 
 async def test_who_sends_what_cannot_be_averaged_is_named_and_left_out(swarm: Swarm) -> None:
-    volunteers = await clusters_of_two(swarm, "ac", steps=40)
-    nan = swarm.volunteer("nan", before="sends_nan_parameters")
-    short = swarm.volunteer("short", before="sends_a_short_part")
-    await swarm.finished(swarm.children[0], *volunteers, nan, short, within_s=120.0)
-    all_batches_once(swarm)
-    why = {record["peer"]: record["why"] for record in swarm.records("gone")}
-    assert "cannot be added: its parameters are not finite" in why[nan.peer_id]
-    assert "cannot be added: a shard of" in why[short.peer_id]
+    volunteers = await clusters_of_two(swarm, "abc", steps=ENDLESS, checkpoint_every=4)
+    wrongs = {"sends_nan_parameters": "its parameters are not finite", "sends_a_short_part": "a shard of"}
+    for wrong, why in wrongs.items():
+        liar = swarm.volunteer(wrong, before=wrong)
+        await liar.says("offering")
+        accused = {"peer": liar.peer_id, "why": f"cannot be added: {why}"}
+        await until(lambda accused=accused: is_said(swarm, **accused), f"{wrong} is named", within_s=90.0)
+        await liar.kill()
+    await ended_with_all_in_the_log(swarm, volunteers)
 
 
 async def test_a_coordinator_that_dies_goes_on_with_the_clusters_that_are_there(swarm: Swarm) -> None:
