@@ -10,7 +10,8 @@ what they seem are avoided as well: division by a scalar (CUDA multiplies by the
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -56,6 +57,7 @@ class SGDSettings(_Common):
     nesterov: bool = False
 
 
+_Checked = TypeVar("_Checked")
 _SETTINGS: TypeAdapter[AdamWSettings | SGDSettings] = TypeAdapter(
     Annotated[AdamWSettings | SGDSettings, Field(discriminator="name")]
 )
@@ -63,8 +65,14 @@ _SETTINGS: TypeAdapter[AdamWSettings | SGDSettings] = TypeAdapter(
 
 def rule_of(values: Settings) -> UpdateRule:
     """The rule with these settings, as they stand in a manifest. Raises `LocalError` HP-CFG-010 naming the wrong one."""
+    settings = checked(_SETTINGS, {"name": "AdamW", **values})
+    return SGD(settings) if isinstance(settings, SGDSettings) else AdamW(settings)
+
+
+def checked(kind: TypeAdapter[_Checked], values: Mapping[str, Any]) -> _Checked:
+    """Settings that came with a manifest. Raises `LocalError` HP-CFG-010 naming the wrong one."""
     try:
-        settings = _SETTINGS.validate_python({"name": "AdamW", **values})
+        return kind.validate_python(values)
     except ValidationError as error:
         first = error.errors()[0]
         where = [str(part) for part in first["loc"] if part not in ("AdamW", "SGD")]
@@ -75,11 +83,10 @@ def rule_of(values: Settings) -> UpdateRule:
             fix="correct the optimizer in the run's manifest",
             exit_code=ExitCode.CONFIG,
         ) from error
-    return SGD(settings) if isinstance(settings, SGDSettings) else AdamW(settings)
 
 
 class SGD:
-    """The rule for one set of settings; the momentum is kept as `exp_avg`, the second moment stays zero."""
+    """The rule for one set of settings; the momentum is kept as `momentum_buffer`, if there is one."""
 
     def __init__(self, settings: SGDSettings) -> None:
         self.settings = settings
@@ -88,26 +95,26 @@ class SGD:
         self,
         *,
         parameters: torch.Tensor,
-        exp_avg: torch.Tensor,
-        exp_avg_sq: torch.Tensor,  # noqa: ARG002 - it has one moment
+        state: Mapping[str, torch.Tensor],
         gradient: torch.Tensor,
         coefficient: float,
         update: int,  # noqa: ARG002 - nothing of it is biased
         step: int,
         workers: int = 1,  # noqa: ARG002 - the mean of such updates is the update by the mean gradient
     ) -> None:
-        """As `AdamW.apply`; `exp_avg_sq` is left as it is."""
+        """As `AdamW.apply`."""
         one = self.settings
         scale, decay, momentum = (float32(x) for x in (coefficient, one.weight_decay, one.momentum))
         minus_rate = float32(-one.rate(step))
+        buffer = state["momentum_buffer"] if momentum else gradient
         with torch.no_grad():
             for begin in range(0, len(parameters), CHUNK):
                 part = slice(begin, begin + CHUNK)
                 # g ← g + λ p; b ← μ b + g; p ← p - rate · (g + μ b or b)
                 move = (gradient[part] * scale).add_(parameters[part] * decay)
                 if momentum:
-                    exp_avg[part].mul_(momentum).add_(move)
-                    move = move.add_(exp_avg[part] * momentum) if one.nesterov else exp_avg[part]
+                    buffer[part].mul_(momentum).add_(move)
+                    move = move.add_(buffer[part] * momentum) if one.nesterov else buffer[part]
                 parameters[part].add_(move * minus_rate)
 
 
@@ -121,21 +128,22 @@ class AdamW:
         self,
         *,
         parameters: torch.Tensor,
-        exp_avg: torch.Tensor,
-        exp_avg_sq: torch.Tensor,
+        state: Mapping[str, torch.Tensor],
         gradient: torch.Tensor,
         coefficient: float,
         update: int,
         step: int,
         workers: int = 1,
     ) -> None:
-        """Update number `update` (from 1) at place `step` of the schedule, in place in the first three; `gradient` is left as it is.
+        """Update number `update` (from 1) at place `step` of the schedule, in place in the parameters and in `exp_avg` and
+        `exp_avg_sq` of `state`; `gradient` is left as it is.
 
         With `workers` > 1 the second moment is taken for that of a mean of so many gradients (SDPipe, section 4; docs/averaging.md).
         The four are 1-D float32 tensors of one length on one device. The gradient counts `coefficient` times
         (global-norm clipping). Deterministic to the bit for equal inputs.
         """
         scalars = _Scalars(self.settings, coefficient, update, step, workers)
+        exp_avg, exp_avg_sq = state["exp_avg"], state["exp_avg_sq"]
         with torch.no_grad():
             for begin in range(0, len(parameters), CHUNK):
                 part = slice(begin, begin + CHUNK)

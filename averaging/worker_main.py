@@ -22,6 +22,7 @@ def main(arguments: list[str]) -> int:
 
     import torch
 
+    from hetpeer.averaging.outer import outer_of
     from hetpeer.averaging.updates import rule_of
     from hetpeer.stages.execution import device
     from hetpeer.stages.execution.arena import SharedMemory
@@ -29,6 +30,7 @@ def main(arguments: list[str]) -> int:
     from hetpeer.stages.execution.copying import Copier
     from hetpeer.stages.execution.engine import Engine
     from hetpeer.stages.execution.executor import Executor
+    from hetpeer.stages.execution.groups import MakeRules
     from hetpeer.stages.execution.staging import Staging
     from hetpeer.stages.execution.transcoding import Decoder, Encoder
 
@@ -44,7 +46,7 @@ def main(arguments: list[str]) -> int:
     copiers = {lane: Copier.of(chosen) for lane in Lane}
     compute, send, receive = (Staging(memory, copiers[lane]) for lane in Lane)
     executors: dict[Lane, Executor] = {
-        Lane.COMPUTE: Engine(chosen, compute, rule_of),
+        Lane.COMPUTE: Engine(chosen, compute, MakeRules(update=rule_of, outer=outer_of)),
         Lane.SEND: Encoder(send),
         Lane.RECEIVE: Decoder(receive),
     }

@@ -77,7 +77,14 @@ def equal_bits(device: torch.device) -> dict[str, bool]:
     for place in (torch.device("cpu"), device):
         mine = dict(zip(names, (vector.clone().to(place) for vector in vectors), strict=True))
         for step in (1, 2, 3):
-            rule.apply(**mine, coefficient=0.37, update=step, step=step)
+            rule.apply(
+                parameters=mine["parameters"],
+                state=mine,
+                gradient=mine["gradient"],
+                coefficient=0.37,
+                update=step,
+                step=step,
+            )
         updated.append([mine[name].cpu() for name in names])
     draw = draws.Draw(seed=7, step=100, microbatch=3, microbatches=8)
     drawn = torch.from_numpy(draws.keep_mask(draw, 5, 0.1, 100_001))

@@ -111,7 +111,7 @@ class CheckpointStore:
             ) from error
 
     def _parse(self, data: bytes, version: int, block: int, digest: str) -> BlockState:
-        parsed = state.load(data, block, self._layouts[block])
+        parsed = state.load(data, block, self._layouts[block], self._run.manifest.optimizer_state)
         if parsed.version != version or parsed.digest() != digest:
             raise ProtocolError(
                 f"the state of block {block} is not the one of version {version} that was agreed on"

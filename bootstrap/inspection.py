@@ -68,7 +68,8 @@ def inspect_run(directory: Path) -> Inspection:
     run = RunDirectory.open(directory)
     manifest = run.manifest
     specs = [run.block_spec(block) for block in manifest.blocks]
-    return _inspection(manifest.name, run.run_id, specs, manifest.layouts, manifest.training.microbatches)
+    kept, microbatches = len(manifest.optimizer_state), manifest.training.microbatches
+    return _inspection(manifest.name, run.run_id, specs, manifest.layouts, kept, microbatches)
 
 
 def plan_model(
@@ -96,7 +97,7 @@ def plan_model(
     specs = cut_blocks(trace(built, sample), mode=mode)
     counts = stages or [min(DEFAULT_STAGES, len(specs))]
     layouts = [balanced_ranges(specs, count) for count in counts]
-    return _inspection(Path(model).name, "", specs, layouts, None)
+    return _inspection(Path(model).name, "", specs, layouts, len(training.optimizer.keeps), None)
 
 
 def text_sample(batch: int, sequence_length: int) -> dict[str, Tensor]:
@@ -112,6 +113,7 @@ def _inspection(
     run_id: str,
     specs: Sequence[BlockSpec],
     layouts: Sequence[Sequence[tuple[int, int]]],
+    kept: int,
     microbatches: int | None,
 ) -> Inspection:
     from hetpeer.stages.execution.footprint import stage_memory
@@ -131,7 +133,7 @@ def _inspection(
                     flops_forward=sum(cost.flops_forward for cost in costs[begin:end]),
                     flops_backward=sum(cost.flops_backward for cost in costs[begin:end]),
                     leaves=costs[end - 1].leaves,
-                    memory=stage_memory(specs[begin:end], len(layout) - 1 - number, microbatches),
+                    memory=stage_memory(specs[begin:end], len(layout) - 1 - number, kept, microbatches),
                 )
                 for number, (begin, end) in enumerate(layout)
             ]

@@ -23,14 +23,12 @@ from hetpeer.dht.listener import CONTROL as CONTROL_BUDGET
 from hetpeer.dht.node import Node
 from hetpeer.dht.streams import Stream
 from hetpeer.dht.tasks import to_its_end
-from hetpeer.stages.execution.state import element_count
+from hetpeer.stages.execution.state import file_bytes
 
 KEEP: Final = "hetpeer/1/keep"
 ASK_S = 8.0
 COPY_S = 600.0
 """A member that takes longer to copy a checkpoint does not count."""
-STATE_OVERHEAD = 1 << 20
-"""Bytes a state file may have beyond its three float32 vectors."""
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +53,8 @@ class Checkpoints:
     ) -> None:
         self._node = node
         layouts = run.layouts()
-        self._limits = [12 * element_count(layout) + STATE_OVERHEAD for layout in layouts]
+        vectors = 1 + len(run.manifest.optimizer_state)
+        self._limits = [file_bytes(layout, vectors) for layout in layouts]
         self._store = CheckpointStore(run, layouts)
         self._company = company
         self._sealed: list[Record] = [initial_record(run.manifest)]

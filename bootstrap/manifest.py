@@ -26,6 +26,7 @@ from hetpeer.bootstrap.settings import (
     Count,
     Entry,
     LinkSettings,
+    Outer,
     Positive,
     TrainingSettings,
 )
@@ -177,6 +178,15 @@ class Manifest(Entry):
     def data_plan(self) -> DataPlan:
         """Which samples a microbatch consists of, and how they are read."""
         return DataPlan.of(self.model_dump(include={"seed", "data", "training"}))
+
+    @property
+    def outer(self) -> Outer | None:
+        return None if self.averaging is None else self.averaging.outer
+
+    @property
+    def optimizer_state(self) -> tuple[str, ...]:
+        """Names of the vectors that holders keep of a block besides its parameters (stages/execution/state.py)."""
+        return self.training.optimizer.keeps + (() if self.outer is None else self.outer.keeps)
 
     def layout(self, cluster: int) -> tuple[Range, ...]:
         """The stages of a cluster, as block ranges [begin, end)."""

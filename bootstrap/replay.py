@@ -49,7 +49,7 @@ class Comparison:
     max_relative_norm_difference: float = 0.0
     """Over all steps' gradient norms before clipping."""
     relative_moment_difference: float | None = None
-    """The larger of the two moments' differences (SGD has one); None if the last step has no checkpoint to compare with."""
+    """The largest difference of what the optimizer keeps; None if the last step has no checkpoint to compare with."""
     relative_parameter_difference: float | None = None
     lossy: bool = False
     """Whether the run's codec changes numbers: then the differences are told and not judged."""
@@ -147,19 +147,25 @@ def _compare_states(
     """Relative 2-norm of the difference, over the whole model."""
     layouts = run.layouts()
     store = CheckpointStore(run, layouts)
-    states = [store.load_state(checkpoint, block).vectors() for block in range(len(layouts))]
+    states = [store.load_state(checkpoint, block) for block in range(len(layouts))]
     names = [name for layout in layouts for name, _ in layout]
-    reference = {name.replace("momentum_buffer:", "exp_avg:"): array for name, array in reference.items()}
     differences = []
-    for kind, prefix in enumerate(state.PREFIXES):
-        ours = np.concatenate([vectors[kind] for vectors in states]).astype(np.float64)
+    for kind in ("", *run.manifest.optimizer_state):
+        ours = np.concatenate([_vector(one, kind) for one in states]).astype(np.float64)
         zeros = [np.zeros(math.prod(shape)) for layout in layouts for _, shape in layout]
         theirs = np.concatenate(
-            [reference.get(prefix + n, zero).ravel() for n, zero in zip(names, zeros, strict=True)]
+            [
+                reference.get(state.tensor_name(kind, n), zero).ravel()
+                for n, zero in zip(names, zeros, strict=True)
+            ]
         ).astype(np.float64)  # BatchNorm's running values have no moments
         differences.append(float(np.linalg.norm(ours - theirs) / (np.linalg.norm(theirs) or 1.0)))
     comparison.relative_parameter_difference = differences[0]
-    comparison.relative_moment_difference = float(np.max(differences[1:]))
+    comparison.relative_moment_difference = float(np.max(differences[1:], initial=0.0))
+
+
+def _vector(one: state.BlockState, kind: str) -> state.Vector:
+    return one.vectors().get(kind, np.zeros_like(one.parameters))
 
 
 def _judge(comparison: Comparison) -> None:

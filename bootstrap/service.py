@@ -64,8 +64,9 @@ def coordinator_config(run: RunDirectory) -> CoordinatorConfig:
         costs=[
             BlockCost(
                 elements=block.vector_count,
-                # parameters, two moments, the gradient, slots; activations of the microbatches in flight
-                memory_bytes=(4 + LIVE) * block.parameter_bytes + 4 * block.activation_bytes,
+                # parameters, what the optimizer keeps, the gradient, slots; activations of the microbatches in flight
+                memory_bytes=(2 + len(manifest.optimizer_state) + LIVE) * block.parameter_bytes
+                + 4 * block.activation_bytes,
                 flops=float(block.flops_forward),
             )
             for block in manifest.blocks

@@ -78,6 +78,17 @@ class LinkSettings(Entry):
         return self.codec != "none" or self.backward not in (None, "none")
 
 
+class Outer(Entry):
+    """An outer optimizer: Nesterov's momentum over what averagings move (DiLoCo; averaging/outer.py)."""
+
+    learning_rate: Annotated[float, Field(gt=0, le=2)] = 0.7
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        return "outer_anchor", "outer_momentum"
+
+
 class AveragingSettings(Entry):
     """Mode `grouped`: clusters train batches of their own and average with those that are ready (docs/averaging.md)."""
 
@@ -89,6 +100,8 @@ class AveragingSettings(Entry):
     """Whether Adam's second moments are taken for those of the group's mean gradient (SDPipe, section 4)."""
     window_s: Annotated[float, Field(ge=0)] | Literal["adaptive", "all"] = "adaptive"
     """How long the first that is ready waits for others; `all`: for all of them, `adaptive`: as it turns out to be worth."""
+    outer: Outer | None = None
+    """None: a cluster goes on from the mean."""
 
 
 class AdamW(Entry):
@@ -98,6 +111,11 @@ class AdamW(Entry):
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
     eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
 
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        """What is kept of each parameter between updates, by torch's names."""
+        return "exp_avg", "exp_avg_sq"
+
 
 class SGD(Entry):
     """Stochastic gradient descent, as torch has it."""
@@ -105,6 +123,10 @@ class SGD(Entry):
     name: Literal["SGD"] = "SGD"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     nesterov: bool = False
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        return ("momentum_buffer",) if self.momentum else ()
 
 
 class TrainingSettings(Entry):

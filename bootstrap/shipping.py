@@ -129,7 +129,7 @@ def _initial_state(spec: BlockSpec, tensors: Mapping[str, Tensor]) -> state.Bloc
     vector = np.zeros(spec.vector_count, dtype=np.float32)
     for name, part in state.split(vector, state.layout_of(spec)):
         part[...] = tensors[name].numpy()
-    return state.BlockState.initial(vector)
+    return state.BlockState(version=0, parameters=vector)
 
 
 def _write_rest(folder: Path, dag: OpDag) -> Fields | None:

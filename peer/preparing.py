@@ -14,7 +14,6 @@ from typing import TypeVar
 
 from hetpeer.averaging.effects import FetchState
 from hetpeer.bootstrap.council import Council
-from hetpeer.bootstrap.keeping import STATE_OVERHEAD
 from hetpeer.bootstrap.manifest import FileRef
 from hetpeer.bootstrap.rundir import RunDirectory, check_file
 from hetpeer.bootstrap.serving import fetch, fetch_file, state_name
@@ -26,7 +25,7 @@ from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.compute import Compute
 from hetpeer.stages.execution.results import Loaded
-from hetpeer.stages.execution.state import load_constants
+from hetpeer.stages.execution.state import file_bytes, layout_of, load_constants
 from hetpeer.stages.graph.spec import BlockSpec
 
 RETRY_S = 0.3
@@ -110,10 +109,12 @@ class RunFiles:
 class StateFetcher:
     """Loads the agreed state of blocks into the worker."""
 
-    def __init__(self, node: Node, compute: Compute, reliable: Sequence[str]) -> None:
+    def __init__(self, node: Node, compute: Compute, reliable: Sequence[str], kept: int) -> None:
+        """The run's optimizer keeps `kept` vectors of each block."""
         self._node = node
         self._compute = compute
         self._reliable = reliable
+        self._vectors = 1 + kept
 
     async def load(
         self,
@@ -133,7 +134,7 @@ class StateFetcher:
         theirs = state_name(order.line.cluster, version, spec.index)
         stored = state_name(order.origin, version, spec.index)
         places = [*((peer, theirs) for peer in holders), *((peer, stored) for peer in self._reliable)]
-        limit = 3 * spec.parameter_bytes + STATE_OVERHEAD
+        limit = file_bytes(layout_of(spec), self._vectors)
         while True:
             for peer, name in places:
                 try:
@@ -167,7 +168,8 @@ async def prepare_block(compute: Compute, files: RunFiles, block: int) -> tuple[
     """Load a block's graph and constants into the worker; returns its spec and the room its state needs to be dumped."""
     from hetpeer.stages.graph.wire import unpack_block
 
-    training = files.run.manifest.training
+    manifest = files.run.manifest
+    training = manifest.training
     graph = await files.graph(block)
     spec = await asyncio.to_thread(unpack_block, graph)
     groups = tuple((group.pattern, group.changes) for group in training.groups)
@@ -177,7 +179,15 @@ async def prepare_block(compute: Compute, files: RunFiles, block: int) -> tuple[
             extents[name] = compute.arena.allocate(len(data))
             compute.arena.view(extents[name])[:] = data
         prepared = await compute.submit(
-            c.Prepare(block=block, graph=graph, buffers=extents, update=training.update, groups=groups)
+            c.Prepare(
+                block=block,
+                graph=graph,
+                buffers=extents,
+                update=training.update,
+                groups=groups,
+                keeps=manifest.optimizer_state,
+                outer=None if manifest.outer is None else manifest.outer.model_dump(),
+            )
         )
     finally:
         for extent in extents.values():

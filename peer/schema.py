@@ -10,19 +10,17 @@ from hetpeer.stages.execution.bundles import BundleLayout
 from hetpeer.stages.execution.slots import LIVE
 from hetpeer.stages.graph.spec import ITEM_BYTES, BlockSpec
 
-VECTORS = 4 + LIVE
-"""Of a block: parameters, two moments, the gradient, and slots."""
 
-
-def microbatches_in(memory_bytes: int, specs: Sequence[BlockSpec]) -> int:
+def microbatches_in(memory_bytes: int, specs: Sequence[BlockSpec], kept: int) -> int:
     """How many microbatches of consecutive blocks have room in so much memory between their forward and backward.
 
-    Each takes what autograd keeps, and the bundles that enter and leave, both ways.
+    The optimizer keeps `kept` numbers of each parameter. Each takes what autograd keeps, and the bundles that enter and leave, both ways.
     """
     first, last = specs[0].at(specs[0].batch), specs[-1].at(specs[-1].batch)
     bundles = sum(tensor.nbytes for tensor in (*first.inputs.values(), *last.outputs.values()))
     kept = sum(spec.activation_bytes for spec in specs) + 2 * bundles
-    owned = VECTORS * ITEM_BYTES["float32"] * sum(spec.vector_count for spec in specs)
+    vectors = 2 + kept + LIVE  # parameters, the gradient, slots
+    owned = vectors * ITEM_BYTES["float32"] * sum(spec.vector_count for spec in specs)
     return max(memory_bytes - owned, 0) // max(kept, 1)
 
 

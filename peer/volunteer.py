@@ -298,7 +298,9 @@ class Volunteer:
         self._source = (
             DataSource(self._files, specs, self._tasks) if any(spec.data for spec in specs) else None
         )
-        self._window.reset(microbatches_in(self.offer.memory_bytes, specs))
+        self._window.reset(
+            microbatches_in(self.offer.memory_bytes, specs, len(self._manifest.optimizer_state))
+        )
         posts, schema = Posts(self._compute, self._store, self._trace), Schema(specs, self._manifest)
         tasks = Execution(
             posts, schema, self._source, self.links, self._window, self.perform, self._plane.offended
@@ -316,7 +318,9 @@ class Volunteer:
         return await prepare_block(self._compute, self._files, block)
 
     async def _fetch_state(self, order: e.FetchState) -> None:
-        fetcher = StateFetcher(self._node, self._compute, self._files.council.peers)
+        fetcher = StateFetcher(
+            self._node, self._compute, self._files.council.peers, len(self._manifest.optimizer_state)
+        )
         loading = fetcher.load(order, self._specs)
         warming = () if self._source is None else (self._source.warm_up(order.version),)
         digests, *_ = await asyncio.gather(loading, *warming)

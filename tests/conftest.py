@@ -1,6 +1,10 @@
-"""Which tests run in one process of pytest-xdist, and in which order."""
+"""Which tests run in one process of pytest-xdist, and in which order; what no test is failed for."""
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("hetpeer", deadline=None)  # a busy machine is no bug; pytest bounds the whole test
+settings.load_profile("hetpeer")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

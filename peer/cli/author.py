@@ -151,6 +151,11 @@ def init(
             "--corrected", help="Of grouped with AdamW: divide the gradient's variance by the group's size."
         ),
     ] = False,
+    outer_learning_rate: Annotated[
+        float | None,
+        typer.Option(help="Of grouped: an outer optimizer (DiLoCo) with this learning rate, such as 0.7."),
+    ] = None,
+    outer_momentum: Annotated[float, typer.Option(help="Its Nesterov momentum.")] = 0.9,
     reliable: Annotated[
         list[str] | None,
         typer.Option(
@@ -170,6 +175,7 @@ def init(
         TrainingSettings,
         parameter_group,
     )
+    from hetpeer.dht.errors import ExitCode, LocalError
 
     training = {
         "steps": steps,
@@ -196,14 +202,23 @@ def init(
         "adaptive": not uniform,
         "feedback": feedback,
     }
-    averaging = (
-        validated(
-            AveragingSettings,
-            {"span": span, "window_s": window, "interval": interval, "corrected": corrected},
+    outer = {"learning_rate": outer_learning_rate, "momentum": outer_momentum}
+    asked = {
+        "span": span,
+        "window_s": window,
+        "interval": interval,
+        "corrected": corrected,
+        "outer": None if outer_learning_rate is None else outer,
+    }
+    averaging = validated(AveragingSettings, asked)
+    if mode is Mode.EXACT and averaging != AveragingSettings():
+        raise LocalError(
+            "HP-RUN-001",
+            "--span, --window, --interval, --corrected and --outer-* are not of an exact run",
+            why="pipelines of an exact run are never apart",
+            fix="leave them out, or add --mode grouped",
+            exit_code=ExitCode.CONFIG,
         )
-        if mode is Mode.GROUPED
-        else None
-    )
     slot_size = min(settings.microbatches, TrainingSettings.model_fields["slot_size"].default)
     run = create_run(
         directory,
@@ -216,7 +231,7 @@ def init(
         stages=stages or (),
         training=settings.model_copy(update={"slot_size": slot_size}),
         links=validated(LinkSettings, links),
-        averaging=averaging,
+        averaging=averaging if mode is Mode.GROUPED else None,
         reliable=reliable or (),
     )
     parameters = sum(block.parameter_count for block in run.manifest.blocks)

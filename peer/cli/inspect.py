@@ -27,7 +27,7 @@ STAGE_HEADS = (
     "FLOPs",
     "sends",
     "state",
-    "moments",
+    "optimizer",
     "slots",
     "flight",
     "waiting",
@@ -206,7 +206,7 @@ def _stage_cells(found: Inspection) -> Iterator[Sequence[str]]:
                 str(stage.begin) if stage.end - stage.begin == 1 else f"{stage.begin}-{stage.end - 1}",
                 f"{share:.0%}",
                 bytes_text(sum(stage.leaves.values())),
-                *map(bytes_text, (memory.state, memory.moments, memory.slots)),
+                *map(bytes_text, (memory.state, memory.optimizer, memory.slots)),
                 str(memory.in_flight),
                 *map(bytes_text, (memory.waiting, memory.working, memory.total)),
             )

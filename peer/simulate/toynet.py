@@ -136,8 +136,7 @@ class ToyNet:
         )
         self._rule.apply(
             parameters=after.parameters,
-            exp_avg=after.exp_avg,
-            exp_avg_sq=after.exp_avg_sq,
+            state={"exp_avg": after.exp_avg, "exp_avg_sq": after.exp_avg_sq},
             gradient=gradient,
             coefficient=coefficient,
             update=after.version,

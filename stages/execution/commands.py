@@ -43,7 +43,8 @@ Extents = dict[Name, Extent]
 class Prepare(Command[Prepared]):
     """Check and keep a block's packed graph (graph/wire.py), its buffers' raw bytes and its update rule.
 
-    `update` are the rule's settings as the manifest has them, `groups` what differs for some parameters (groups.py). The buffers are copied. A block of the same index is
+    `update` are the rule's settings as the manifest has them, `groups` what differs for some parameters (groups.py), `keeps` names what the
+    rules keep of each parameter, `outer` are the settings of what is done with means. The buffers are copied. A block of the same index is
     forgotten first.
     """
 
@@ -54,6 +55,8 @@ class Prepare(Command[Prepared]):
     buffers: Extents = field(default_factory=dict)
     update: dict[Name, Setting]
     groups: tuple[tuple[Name, dict[Name, Setting]], ...] = ()
+    keeps: tuple[Name, ...]
+    outer: dict[Name, Setting] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +224,7 @@ class Apply(Command[Applied]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Install(Command[Applied]):
-    """The parameters and statistics of `block` are `total`·`coefficient` from now on: clusters have averaged.
+    """The parameters and statistics of `block` are `total`·`coefficient` from now on, or what the outer rule makes of that: clusters have averaged.
 
     Slots and kept graphs are forgotten. Numbers that are not finite are refused before anything changes.
     """

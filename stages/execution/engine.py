@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ from hetpeer.stages.execution import device as devices
 from hetpeer.stages.execution import results as r
 from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.executor import Executor
-from hetpeer.stages.execution.groups import MakeRule, Segment, segments
+from hetpeer.stages.execution.groups import BlockRules, MakeRules, segments
 from hetpeer.stages.execution.held import HeldBlock, dump_bytes
 from hetpeer.stages.execution.numerics import is_finite, squared_norm
 from hetpeer.stages.execution.rehearsal import rehearse
@@ -39,16 +39,16 @@ class _Prepared:
 
     spec: BlockSpec
     buffers: Mapping[str, torch.Tensor]
-    rules: Sequence[Segment]
+    rules: BlockRules
 
 
 class Engine(Executor):
     """All that the worker holds on one device."""
 
-    def __init__(self, device: torch.device, staging: Staging, make_rule: MakeRule) -> None:
+    def __init__(self, device: torch.device, staging: Staging, make: MakeRules) -> None:
         self._device = device
         self._staging = staging
-        self._make_rule = make_rule
+        self._make = make
         self._prepared: dict[int, _Prepared] = {}
         self._blocks: dict[int, HeldBlock] = {}
         self._tasks = Tasks(self._staging, self._held)
@@ -84,15 +84,20 @@ class Engine(Executor):
             raise CommandError(f"the graph of block {command.block} says it is block {spec.index}")
         buffers = self._staging.read(f"block {spec.index}", spec.buffer_specs, command.buffers)
         own = {name: buffer.clone() for name, buffer in buffers.items()}  # the daemon releases the extents
-        rules = segments(spec, command.update, command.groups, self._make_rule)
+        rules = BlockRules(
+            segments=segments(spec, command.update, command.groups, self._make.update),
+            keeps=command.keeps,
+            outer=None if command.outer is None else self._make.outer(command.outer),
+        )
         self._forget(spec.index)
         self._prepared[spec.index] = _Prepared(spec=spec, buffers=own, rules=rules)
-        return r.Prepared(dump_bytes=dump_bytes(spec))
+        return r.Prepared(dump_bytes=dump_bytes(spec, rules))
 
     def _load(self, command: c.Load) -> r.Loaded:
         prepared = self._ready_for_state(command.block)
         spec = prepared.spec
-        state = load(bytes(self._staging.raw(command.state)), spec.index, layout_of(spec))
+        data = bytes(self._staging.raw(command.state))
+        state = load(data, spec.index, layout_of(spec), prepared.rules.keeps)
         held = HeldBlock(spec, prepared.buffers, state, prepared.rules, self._device)
         self._forget(spec.index)
         self._blocks[spec.index] = held

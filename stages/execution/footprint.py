@@ -25,7 +25,6 @@ from hetpeer.stages.graph.passes import Pass
 from hetpeer.stages.graph.spec import ITEM_BYTES, BlockSpec
 
 CPU = torch.device("cpu")
-MOMENTS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +43,8 @@ class StageMemory:
 
     state: int
     """Parameters, running statistics, constants."""
-    moments: int
+    optimizer: int
+    """What the update rule keeps of the parameters."""
     slots: int
     in_flight: int
     """A number of microbatches: those between forward and backward at most, the one at work included."""
@@ -55,15 +55,15 @@ class StageMemory:
 
     @property
     def total(self) -> int:
-        return self.state + self.moments + self.slots + self.waiting + self.working
+        return self.state + self.optimizer + self.slots + self.waiting + self.working
 
 
 def stage_memory(
-    blocks: Sequence[BlockSpec], hops_after: int, microbatches: int | None = None
+    blocks: Sequence[BlockSpec], hops_after: int, kept: int, microbatches: int | None = None
 ) -> StageMemory:
     """What these consecutive blocks take as one stage with `hops_after` stages behind it, by the depth of 1F1B.
 
-    A step of few `microbatches` has no more of them in flight; None: it has many.
+    The optimizer keeps `kept` numbers of each parameter. A step of few `microbatches` has no more of them in flight; None: it has many.
     """
     found = footprint(blocks)
     vectors = ITEM_BYTES["float32"] * sum(block.vector_count for block in blocks)
@@ -72,7 +72,7 @@ def stage_memory(
     in_flight = in_flight if microbatches is None else min(in_flight, microbatches)
     return StageMemory(
         state=vectors + constants,
-        moments=MOMENTS * vectors,
+        optimizer=kept * vectors,
         slots=LIVE * vectors,
         in_flight=in_flight,
         waiting=(in_flight - 1) * found.kept,

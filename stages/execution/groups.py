@@ -28,22 +28,38 @@ class UpdateRule(Protocol):
         self,
         *,
         parameters: torch.Tensor,
-        exp_avg: torch.Tensor,
-        exp_avg_sq: torch.Tensor,
+        state: Mapping[str, torch.Tensor],
         gradient: torch.Tensor,
         coefficient: float,
         update: int,
         step: int,
         workers: int = 1,
     ) -> None:
-        """Update number `update`, from 1, of the first three in place: flat float32 vectors on one device. `step`, from 1, is
-        where the run is in its schedule; the same, unless several clusters share the run's batches. Then the mean of `workers` such
+        """Update number `update`, from 1, of the parameters and of what is kept of them in `state`, in place: flat float32 vectors on
+        one device. `step`, from 1, is where the run is in its schedule; the same, unless several clusters share the run's batches. Then the mean of `workers` such
         updates is what counts.
         """
 
 
+class OuterRule(Protocol):
+    """What becomes of parameters that were averaged with other clusters' (averaging/outer.py)."""
+
+    def begin(self, *, parameters: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
+        """Make zeros what is kept of a run's first parameters, in place."""
+
+    def apply(self, *, parameters: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
+        """`parameters` are the mean; both in place, as above."""
+
+
 MakeRule = Callable[[Settings], UpdateRule]
-"""Optimizer settings → the rule. Raises a HetpeerError when they make none."""
+
+
+@dataclass(frozen=True, slots=True)
+class MakeRules:
+    """Settings → the rule. Both raise a HetpeerError when they make none."""
+
+    update: MakeRule
+    outer: Callable[[Settings], OuterRule]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +75,18 @@ def settings_of(name: str, settings: Settings, groups: Groups) -> dict[str, Sett
     """The settings of one parameter."""
     changes = next((changes for pattern, changes in groups if fnmatchcase(name, pattern)), {})
     return {**settings, **changes}
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRules:
+    """All that changes a block's state."""
+
+    segments: Sequence[Segment]
+    """Of the parameters, in order."""
+    keeps: Sequence[str]
+    """Names of the vectors that the rules keep (state.py)."""
+    outer: OuterRule | None
+    """None: the mean as it is."""
 
 
 def segments(spec: BlockSpec, settings: Settings, groups: Groups, make_rule: MakeRule) -> list[Segment]:

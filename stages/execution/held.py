@@ -7,15 +7,16 @@ microbatches' gradients and weighted statistics.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from hetpeer.stages.execution.block import Block, flat_views, statistic_views
-from hetpeer.stages.execution.groups import Segment
+from hetpeer.stages.execution.groups import BlockRules
 from hetpeer.stages.execution.numerics import float32
 from hetpeer.stages.execution.staging import CommandError
-from hetpeer.stages.execution.state import FLOAT32, HEADER_BYTES_PER_TENSOR, PREFIXES, BlockState, layout_of
+from hetpeer.stages.execution.state import BlockState, file_bytes, layout_of
 from hetpeer.stages.execution.statistics import RunningStatistics
 from hetpeer.stages.graph.passes import Pass
 from hetpeer.stages.graph.spec import BlockSpec
@@ -29,16 +30,22 @@ class HeldBlock:
         spec: BlockSpec,
         buffers: Mapping[str, torch.Tensor],
         state: BlockState,
-        rules: Sequence[Segment],
+        rules: BlockRules,
         device: torch.device,
     ) -> None:
         self.spec = spec
         self.version = state.version
         self._averages = state.averages
         self._rules = rules
-        self._vector, self._exp_avg, self._exp_avg_sq = (
-            torch.from_numpy(vector).to(device) for vector in state.vectors()
-        )
+        self._vector = torch.from_numpy(state.parameters).to(device)
+        self._optimizer = {
+            name: torch.from_numpy(state.optimizer[name]).to(device)
+            if name in state.optimizer
+            else torch.zeros_like(self._vector)
+            for name in rules.keeps
+        }
+        if rules.outer is not None and self.version == 0:
+            rules.outer.begin(**self._averaged())
         self.parameters = {
             name: view.detach().requires_grad_() for name, view in flat_views(spec, self._vector).items()
         }
@@ -50,12 +57,12 @@ class HeldBlock:
 
     def state(self) -> BlockState:
         """The state as numpy vectors: on a CPU the memory itself, not a copy."""
-        vectors = [vector.cpu().numpy() for vector in (self._vector, self._exp_avg, self._exp_avg_sq)]
         return BlockState(
             version=self.version,
-            parameters=vectors[0],
-            exp_avg=vectors[1],
-            exp_avg_sq=vectors[2],
+            parameters=self._vector.cpu().numpy(),
+            optimizer={
+                name: vector.cpu().numpy() for name, vector in self._optimizer.items() if self.version
+            },
             averages=self._averages,
         )
 
@@ -67,12 +74,11 @@ class HeldBlock:
         """
         self._slots.clear()
         updates = self.version - self._averages
-        for segment in self._rules:
+        for segment in self._rules.segments:
             part = slice(segment.begin, segment.end)
             segment.rule.apply(
                 parameters=self._vector[part],
-                exp_avg=self._exp_avg[part],
-                exp_avg_sq=self._exp_avg_sq[part],
+                state={name: vector[part] for name, vector in self._optimizer.items()},
                 gradient=gradient[part],
                 coefficient=coefficient,
                 update=updates + 1,
@@ -83,11 +89,21 @@ class HeldBlock:
         self.version += 1
 
     def install(self, total: torch.Tensor, coefficient: float) -> None:
-        """Version s → s + 1: parameters and statistics are `total`·`coefficient`, the moments stay (docs/averaging.md)."""
+        """Version s → s + 1: parameters and statistics are `total`·`coefficient`, or what the outer rule makes of those parameters; what
+        the updates keep stays (docs/averaging.md).
+        """
         self._slots.clear()
         torch.mul(total, float32(coefficient), out=self._vector)
+        if self._rules.outer is not None:
+            self._rules.outer.apply(**self._averaged())
         self.version += 1
         self._averages += 1
+
+    def _averaged(self) -> dict[str, Any]:
+        """What an outer rule works on: running statistics are averaged, and that is all."""
+        own = slice(self.spec.parameter_count)
+        kept = {name: vector[own] for name, vector in self._optimizer.items()}
+        return {"parameters": self._vector[own], "state": kept}
 
     @property
     def vector(self) -> torch.Tensor:
@@ -142,7 +158,6 @@ class HeldBlock:
         self._slots.clear()
 
 
-def dump_bytes(spec: BlockSpec) -> int:
-    """Room that the block's state file needs at most: tensors, header and length prefix (state.py)."""
-    names = sum(HEADER_BYTES_PER_TENSOR + 6 * len(name) for name, _ in layout_of(spec))
-    return len(PREFIXES) * (FLOAT32.itemsize * spec.vector_count + names) + 512
+def dump_bytes(spec: BlockSpec, rules: BlockRules) -> int:
+    """Room that the block's state file needs at most."""
+    return file_bytes(layout_of(spec), 1 + len(rules.keeps))

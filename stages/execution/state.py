@@ -1,9 +1,9 @@
 """One block's training state as bytes: the initial state, a checkpoint and a transfer between holders are the same file.
 
 The file is safetensors: a float32 tensor `<name>` for each parameter and each running statistic of BatchNorm,
-`exp_avg:<name>` and `exp_avg_sq:<name>` for AdamW's moments (left out while they are zero; statistics have zeros), and one metadata entry, `state: "block 2 version 40"` (one, because
+one `exp_avg:<name>` and the like for each vector of the optimizer's state (left out while it is zero), and one metadata entry, `state: "block 2 version 40"` (one, because
 safetensors writes several in random order and equal states must be equal bytes: a file is fetched from several
-holders at once). In memory the three are flat vectors in the order of the block's layout (names and shapes), which
+holders at once). In memory all are flat vectors in the order of the block's layout (names and shapes), which
 is what the optimizer and the rings work on. No torch here: daemon and coordinator read and check states too.
 """
 
@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from blake3 import blake3
@@ -24,12 +24,11 @@ from hetpeer.dht.errors import ProtocolError
 from hetpeer.stages.graph.spec import BlockSpec, TensorSpec
 
 Vector = np.ndarray[tuple[int], np.dtype[np.float32]]
-"""A flat float32 vector: the parameters (or one of their moments) of a block one after the other, then its statistics."""
+"""A flat float32 vector: the parameters (or, of each, something the optimizer keeps) of a block one after the other, then its statistics."""
 
 Layout = Sequence[tuple[str, tuple[int, ...]]]
 """Names and shapes of a block's parameters and then of its statistics, in the order of its spec."""
 
-PREFIXES = ("", "exp_avg:", "exp_avg_sq:")
 FLOAT32 = np.dtype("<f4")
 HEADER_BYTES_PER_TENSOR = 256
 """Generous room for one tensor's JSON entry besides its name; bounds the header before it is parsed."""
@@ -53,36 +52,28 @@ LABEL = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockState:
-    """Parameters and AdamW moments of one block at `version`; the three vectors have equal length.
-
-    Each update is a version, and in a grouped run each averaging: `averages` of them, which the moments know nothing of.
-    """
+    """One block at `version`. Each update is a version, and in a grouped run each averaging: `averages` of them."""
 
     version: int
     parameters: Vector
-    exp_avg: Vector
-    exp_avg_sq: Vector
+    optimizer: Mapping[str, Vector] = field(default_factory=dict)
+    """What the run's update rules keep of each parameter, by torch's names (`exp_avg`); as long as `parameters`. What is not
+    there is zero; nothing is there at version 0, whatever the rules begin with.
+    """
     averages: int = 0
 
-    @classmethod
-    def initial(cls, parameters: Vector) -> BlockState:
-        """Version 0: these parameters and zero moments."""
-        return cls(
-            version=0,
-            parameters=parameters,
-            exp_avg=np.zeros_like(parameters),
-            exp_avg_sq=np.zeros_like(parameters),
-        )
-
-    def vectors(self) -> tuple[Vector, Vector, Vector]:
-        return self.parameters, self.exp_avg, self.exp_avg_sq
+    def vectors(self) -> dict[str, Vector]:
+        """The parameters as "", and what of the optimizer's state is not zero, by name and in order of names."""
+        kept = {name: self.optimizer[name] for name in sorted(self.optimizer)}
+        return {"": self.parameters} | {name: vector for name, vector in kept.items() if not _is_zero(vector)}
 
     def digest(self) -> str:
-        """Blake3 (64 hex digits) of parameters ‖ exp_avg ‖ exp_avg_sq as little-endian float32 ‖ version as u64
+        """Blake3 (64 hex digits) of `vectors`, each its name and little-endian float32 ‖ version as u64
         (‖ averages as u64, if there were any).
         """
         hasher = blake3()
-        for vector in self.vectors():
+        for name, vector in self.vectors().items():
+            hasher.update(name.encode())
             hasher.update(np.ascontiguousarray(vector, dtype=FLOAT32).data.cast("B"))
         for number in (self.version, *([self.averages] if self.averages else [])):
             hasher.update(number.to_bytes(8, "little"))
@@ -118,42 +109,36 @@ def dump(state: BlockState, block: int, layout: Layout) -> bytes:
     """The state as a safetensors file. The vectors must be as long as the layout says."""
     expected = element_count(layout)
     tensors = {}
-    for prefix, vector in zip(PREFIXES, state.vectors(), strict=True):
+    for kind, vector in state.vectors().items():
         if vector.shape != (expected,):
             raise ValueError(f"block {block} has {expected} parameters, the vector {vector.shape}")
-        if prefix and not vector.any():
-            continue
         for name, part in split(np.ascontiguousarray(vector, dtype=FLOAT32), layout):
-            tensors[prefix + name] = part
+            tensors[tensor_name(kind, name)] = part
     averages = f" averages {state.averages}" if state.averages else ""
     label = f"block {block} version {state.version}{averages}"
     data: bytes = save(tensors, metadata={"state": label})
     return data
 
 
-def load(data: bytes, block: int, layout: Layout) -> BlockState:
-    """Parse and check a state that came from outside.
+def load(data: bytes, block: int, layout: Layout, kept: Sequence[str]) -> BlockState:
+    """Parse and check a state that came from outside; `kept` names all that the run's optimizer keeps.
 
     Raises `ProtocolError`, and nothing else, when size, names, dtypes, shapes, block or version differ from what
     the layout asks for, or when a value is not finite.
     """
-    _check_sizes(data, layout)
+    _check_sizes(data, layout, 1 + len(kept))
     try:
         found = dict(deserialize(data))  # type: ignore[no-untyped-call]
         metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__") or {}
     except (SafetensorError, ValueError) as error:
         raise ProtocolError(f"state of block {block} is not a safetensors file", why=str(error)) from error
     version, averages = _read_version(metadata, block)
-    vectors = [_take_vector(found, prefix, layout, required=not prefix) for prefix in PREFIXES]
+    parameters = _take_vector(found, "", layout)
+    there = [kind for kind in kept if any(tensor_name(kind, name) in found for name, _ in layout)]
+    optimizer = {kind: _take_vector(found, kind, layout) for kind in there}
     if found:
         raise ProtocolError(f"state of block {block} holds a tensor nobody asked for: {min(found)[:80]!r}")
-    return BlockState(
-        version=version,
-        parameters=vectors[0],
-        exp_avg=vectors[1],
-        exp_avg_sq=vectors[2],
-        averages=averages,
-    )
+    return BlockState(version=version, parameters=parameters, optimizer=optimizer, averages=averages)
 
 
 def load_constants(data: bytes, specs: Mapping[str, TensorSpec]) -> dict[str, bytes]:
@@ -176,12 +161,30 @@ def load_constants(data: bytes, specs: Mapping[str, TensorSpec]) -> dict[str, by
     return constants
 
 
-def _check_sizes(data: bytes, layout: Layout) -> None:
+def file_bytes(layout: Layout, vectors: int) -> int:
+    """Bytes that a state file of so many vectors has at most."""
+    return 8 + _header_bytes(layout, vectors) + vectors * FLOAT32.itemsize * element_count(layout)
+
+
+def _header_bytes(layout: Layout, vectors: int) -> int:
+    return 256 + sum(vectors * (HEADER_BYTES_PER_TENSOR + 6 * len(name)) for name, _ in layout)
+
+
+def _is_zero(vector: Vector) -> bool:
+    """The first elements decide nearly always, and the whole vector need not be read."""
+    return not vector[:1024].any() and not vector.any()
+
+
+def tensor_name(kind: str, name: str) -> str:
+    """How a state file calls the part of a vector that belongs to the parameter `name`; `kind` is "" for itself."""
+    return f"{kind}:{name}" if kind else name
+
+
+def _check_sizes(data: bytes, layout: Layout, vectors: int) -> None:
     """Refuse by size alone, before a byte is parsed."""
-    room = 256 + sum(len(PREFIXES) * (HEADER_BYTES_PER_TENSOR + 6 * len(name)) for name, _ in layout)
     header = int.from_bytes(data[:8], "little")
-    payload = len(PREFIXES) * FLOAT32.itemsize * element_count(layout)
-    if len(data) < 8 or header > room or len(data) > 8 + header + payload:
+    payload = vectors * FLOAT32.itemsize * element_count(layout)
+    if len(data) < 8 or header > _header_bytes(layout, vectors) or len(data) > 8 + header + payload:
         raise ProtocolError(f"state of {len(data)} bytes does not fit a block of {payload} bytes")
 
 
@@ -198,22 +201,18 @@ def _read_version(metadata: dict[str, str], block: int) -> tuple[int, int]:
     return version, averages
 
 
-def _take_vector(
-    found: dict[str, dict[str, object]], prefix: str, layout: Layout, *, required: bool
-) -> Vector:
-    """Remove one kind of tensors from `found` and return them as a flat vector; zeros if none is there and none must be."""
-    vector = np.zeros(element_count(layout), dtype=np.float32)
-    if not required and not any(prefix + name in found for name, _ in layout):
-        return vector
+def _take_vector(found: dict[str, dict[str, object]], kind: str, layout: Layout) -> Vector:
+    """Remove one kind of tensors from `found` and return them as a flat vector."""
+    vector = np.empty(element_count(layout), dtype=np.float32)
     for name, part in split(vector, layout):
-        entry = found.pop(prefix + name, None)
+        entry = found.pop(tensor_name(kind, name), None)
         if entry is None:
-            raise ProtocolError(f"state lacks {(prefix + name)[:80]!r}")
+            raise ProtocolError(f"state lacks {tensor_name(kind, name)[:80]!r}")
         if entry["dtype"] != "F32" or tuple(entry["shape"]) != part.shape:  # type: ignore[arg-type]
             raise ProtocolError(
-                f"{(prefix + name)[:80]!r} is {entry['dtype']} {entry['shape']}, not F32 {part.shape}"
+                f"{tensor_name(kind, name)[:80]!r} is {entry['dtype']} {entry['shape']}, not F32 {part.shape}"
             )
         part[...] = np.frombuffer(entry["data"], dtype=FLOAT32).reshape(part.shape)  # type: ignore[call-overload]
     if not np.isfinite(vector).all():
-        raise ProtocolError(f"state holds values that are not finite in {prefix or 'the parameters'}")
+        raise ProtocolError(f"state holds values that are not finite in {kind or 'the parameters'}")
     return vector

@@ -69,7 +69,7 @@ ALL = [*typing.get_args(FromVolunteer), *typing.get_args(FromCoordinator)]
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_round_trip_through_the_wire(kind, data):
     message = data.draw(values(kind))
@@ -100,14 +100,14 @@ def attempt(decoder, data):
         assert error.why
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(JSON)
 def test_nonsense_is_a_protocol_error(data):
     attempt(decode, msgpack.packb(data))
     attempt(lambda found: heads.decode_head(found, "peer"), data)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(KINDS), st.data())
 def test_a_message_with_wrong_fields_is_a_protocol_error(kind, data):
     model = next(k for k in ALL if k.model_fields["kind"].default == kind)
@@ -117,7 +117,7 @@ def test_a_message_with_wrong_fields_is_a_protocol_error(kind, data):
     attempt(decode, msgpack.packb({"kind": kind, **fields}))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=60), st.integers(0, 200), st.integers(0, 255))
 def test_damaged_bytes_are_a_protocol_error(noise, place, value):
     attempt(decode, noise)
@@ -131,7 +131,7 @@ def test_nesting_without_end_is_a_protocol_error():
     attempt(decode, b"\x91" * 100_000)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.sampled_from(["activation", "gradient", "part", "result"]), st.dictionaries(st.text(max_size=8), JSON)
 )

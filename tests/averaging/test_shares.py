@@ -65,7 +65,7 @@ def test_who_holds_more_reduces_less_of_it():
 rates = st.floats(1.0, 100.0)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(rates, min_size=2, max_size=9))
 def test_one_block_is_done_as_soon_as_can_be(lines):
     uplinks = {f"p{n}": rate for n, rate in enumerate(lines)}
@@ -73,7 +73,7 @@ def test_one_block_is_done_as_soon_as_can_be(lines):
     assert seconds(loads, uplinks, divide(loads, uplinks)) <= 1.02 * least(loads, uplinks)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data(), st.lists(rates, min_size=3, max_size=8), st.integers(2, 5), st.booleans())
 def test_several_blocks_of_uneven_clusters_are_done_almost_as_soon_as_can_be(data, lines, blocks, all_send):
     """Exactly, up to rounding, where every holder has sums; water does not know that who has none pays more for reducing."""

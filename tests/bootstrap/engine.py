@@ -96,7 +96,7 @@ class Engine:
         self.specs = [self.run.block_spec(block) for block in self.run.manifest.blocks]
         self.layouts = self.run.layouts()
         paths = [self.run.state_path(block) for block in self.run.manifest.blocks]
-        initial = [state.load(path.read_bytes(), b, self.layouts[b]) for b, path in enumerate(paths)]
+        initial = [state.load(path.read_bytes(), b, self.layouts[b], ()) for b, path in enumerate(paths)]
         self.flats = [torch.from_numpy(block.parameters) for block in initial]
         self.views = [flat_views(spec, flat) for spec, flat in zip(self.specs, self.flats, strict=True)]
         for view in (view for views in self.views for view in views.values()):
@@ -194,8 +194,7 @@ class Engine:
         return state.BlockState(
             version=version,
             parameters=flat.detach().numpy(),
-            exp_avg=moments["exp_avg"].numpy(),
-            exp_avg_sq=moments["exp_avg_sq"].numpy(),
+            optimizer={name: moments[name].numpy() for name in self.run.manifest.optimizer_state},
         )
 
     def report(self, log: EventLog, line: dict[str, int], gradients: list[str], states: list[str]) -> None:

@@ -33,7 +33,7 @@ def test_initial_state_is_the_authors_model(fresh: RunDirectory) -> None:
     model = build_model(fresh.author().model, seed=3)
     expected = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
     for block, layout in zip(fresh.manifest.blocks, fresh.layouts(), strict=True):
-        loaded = state.load(fresh.state_path(block).read_bytes(), block.index, layout)
+        loaded = state.load(fresh.state_path(block).read_bytes(), block.index, layout, ())
         assert loaded.digest() == block.state_digest
         assert (block.parameter_count, block.parameter_bytes) == (
             len(loaded.parameters),

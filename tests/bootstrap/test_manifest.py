@@ -122,7 +122,7 @@ def test_every_flipped_byte_is_refused() -> None:
         assert (caught.value.code, caught.value.exit_code) == ("HP-RUN-003", ExitCode.VERSION)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.binary(max_size=300))
 def test_junk_is_refused(data: bytes) -> None:
     with pytest.raises(LocalError) as caught:

@@ -84,7 +84,7 @@ class Line:
 
 
 @given(st.integers(0, 1 << 32))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_nobody_is_accused_nothing_overflows_and_everything_arrives(seed):
     chance = random.Random(seed)
     line = Line(chance)

@@ -10,6 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.settings import AveragingSettings, Outer
 from hetpeer.dht.errors import LocalError
 from hetpeer.dht.identity import Identity
 from hetpeer.peer.cli.author import register
@@ -59,6 +60,25 @@ def test_options_reach_the_manifest(run_path: Path) -> None:
 def test_bad_setting_is_named(tmp_path: Path) -> None:
     with pytest.raises(LocalError, match="learning_rate") as caught:
         run_command("init", tmp_path / "run", "--model", "m.py:f", "--learning-rate", -1)
+    assert caught.value.code == "HP-RUN-001"
+
+
+def test_options_of_a_grouped_run_reach_the_manifest(tmp_path: Path) -> None:
+    model = make_author(tmp_path / "author")
+    options = "--batch-size 8 --microbatch-size 2 --sequence-length 16 --mode grouped --span 3 --window all --interval 5"
+    more = "--outer-learning-rate 0.7 --outer-momentum 0.8 --optimizer SGD --momentum 0.5"
+    text = tmp_path / "author" / "text.txt"
+    run_command("init", tmp_path / "run", "--model", model, "--data", text, *options.split(), *more.split())
+    manifest = RunDirectory.open(tmp_path / "run").manifest
+    assert manifest.averaging == AveragingSettings(
+        span=3, window_s="all", interval=5, outer=Outer(learning_rate=0.7, momentum=0.8)
+    )
+    assert manifest.optimizer_state == ("momentum_buffer", "outer_anchor", "outer_momentum")
+
+
+def test_options_of_a_grouped_run_are_not_ignored_in_an_exact_one(tmp_path: Path) -> None:
+    with pytest.raises(LocalError, match="not of an exact run") as caught:
+        run_command("init", tmp_path / "run", "--model", "m.py:f", "--interval", 5)
     assert caught.value.code == "HP-RUN-001"
 
 

@@ -75,7 +75,7 @@ def test_a_run_in_json(run_path):
         2,
         1,
     )  # a step has two microbatches
-    parts = ("state", "moments", "slots", "waiting", "working")
+    parts = ("state", "optimizer", "slots", "waiting", "working")
     assert first["memory"]["total"] == sum(first["memory"][part] for part in parts)
 
 

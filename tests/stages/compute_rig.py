@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from examples.gpt import build
+from hetpeer.averaging.outer import outer_of
 from hetpeer.averaging.updates import rule_of
 from hetpeer.stages.data.draws import Draw
 from hetpeer.stages.execution.arena import Arena, Extent
@@ -26,6 +27,7 @@ from hetpeer.stages.execution.commands import (
 )
 from hetpeer.stages.execution.copying import Copier
 from hetpeer.stages.execution.engine import Engine
+from hetpeer.stages.execution.groups import MakeRules
 from hetpeer.stages.execution.results import CommandFailedError, Failed
 from hetpeer.stages.execution.staging import Staging
 from hetpeer.stages.execution.state import BlockState, dump
@@ -35,6 +37,8 @@ from hetpeer.stages.graph.trace import trace
 from hetpeer.stages.graph.wire import pack_block
 
 UPDATE = {"learning_rate": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+KEPT = ("exp_avg", "exp_avg_sq")
+"""What that rule keeps of each parameter."""
 BATCH, CONTEXT, VOCABULARY = 2, 8, 17
 CPU = torch.device("cpu")
 
@@ -62,7 +66,7 @@ def tiny_blocks() -> list[BlockSpec]:
 def state_file(model, spec: BlockSpec) -> bytes:
     parameters = dict(model.named_parameters())
     flat = np.concatenate([parameters[name].detach().numpy().ravel() for name in spec.parameter_specs])
-    return dump(BlockState.initial(flat), spec.index, layout(spec))
+    return dump(BlockState(version=0, parameters=flat), spec.index, layout(spec))
 
 
 def layout(spec):
@@ -72,7 +76,7 @@ def layout(spec):
 def cpu_engine(arena: Arena, make_rule=rule_of) -> Engine:
     """An engine without a process."""
     torch.set_num_threads(1)
-    return Engine(CPU, Staging(arena.memory, Copier.of(CPU)), make_rule)
+    return Engine(CPU, Staging(arena.memory, Copier.of(CPU)), MakeRules(make_rule, outer_of))
 
 
 def submitter(engine: Engine):
@@ -117,7 +121,9 @@ class Holder:
 
     async def load(self, model):
         for spec in self.blocks:
-            prepared = await self.submit(Prepare(block=spec.index, graph=pack_block(spec), update=UPDATE))
+            prepared = await self.submit(
+                Prepare(block=spec.index, graph=pack_block(spec), update=UPDATE, keeps=KEPT)
+            )
             self.dump_bytes[spec.index] = prepared.dump_bytes
             state = self.put(state_file(model, spec))
             await self.submit(Load(block=spec.index, state=state))

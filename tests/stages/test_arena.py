@@ -81,7 +81,7 @@ class ArenaMachine(RuleBasedStateMachine):
 
 
 TestArenaMachine = ArenaMachine.TestCase
-TestArenaMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestArenaMachine.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_full_arena_says_what_is_used():

@@ -21,7 +21,7 @@ from hetpeer.stages.execution.commands import DropTask, Info, Inspect, Shutdown,
 from hetpeer.stages.execution.compute import Compute, ComputeConfig, WorkerDiedError
 from hetpeer.stages.execution.results import CommandFailedError, Done
 from hetpeer.stages.execution.state import load
-from tests.stages.compute_rig import UPDATE, Holder, layout, microbatch, norm, tiny_blocks, tiny_gpt
+from tests.stages.compute_rig import KEPT, UPDATE, Holder, layout, microbatch, norm, tiny_blocks, tiny_gpt
 
 WORKER = "hetpeer.averaging.worker_main"
 CONFIG = ComputeConfig(device="cpu", nice=0, arena_bytes=32 << 20)
@@ -56,8 +56,7 @@ def plain_training():
         for flat, (first, second), vector, block in zip(flats, moments, vectors, blocks, strict=True):
             rule.apply(
                 parameters=flat,
-                exp_avg=first,
-                exp_avg_sq=second,
+                state={"exp_avg": first, "exp_avg_sq": second},
                 gradient=vector,
                 coefficient=clip_coefficient(length, 0.5),
                 update=step + 1,
@@ -116,9 +115,9 @@ async def test_two_workers_train_bit_for_bit_as_plain_autograd():
         assert losses == expected_losses
         for holder in holders:
             for spec in holder.blocks:
-                state = load(await holder.state(spec.index), spec.index, layout(spec))
+                state = load(await holder.state(spec.index), spec.index, layout(spec), KEPT)
                 assert state.version == STEPS
-                found = np.concatenate(state.vectors())
+                found = np.concatenate(list(state.vectors().values()))
                 assert found.tobytes() == expected[spec.index].tobytes(), f"block {spec.index} differs"
             assert holder.arena.used == 0
     finally:

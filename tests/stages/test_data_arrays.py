@@ -58,7 +58,7 @@ def test_the_shuffle_is_the_seeds_and_shards_are_named_by_content(tmp_path: Path
     assert held_out != [36, 37, 38, 39]  # not simply the author's last ones
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(dtype=st.sampled_from(DTYPES), shape=st.lists(st.integers(1, 3), max_size=3), count=st.integers(2, 30))
 def test_every_dtype_and_shape_comes_back(
     tmp_path_factory: pytest.TempPathFactory, dtype: str, shape: list[int], count: int

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.stages.data.order import SampleOrder, permutation, size_of
@@ -43,7 +43,6 @@ def test_every_word_of_the_key_and_the_counter_matters() -> None:
     assert len(draws) == 5
 
 
-@settings(deadline=None)
 @given(counts=COUNTS, seed=st.integers(0, 2**60 - 1), epoch=st.integers(0, 2**40))
 def test_every_sample_comes_once_in_every_epoch(counts: list[int], seed: int, epoch: int) -> None:
     order = SampleOrder(counts, seed)
@@ -51,7 +50,6 @@ def test_every_sample_comes_once_in_every_epoch(counts: list[int], seed: int, ep
     assert sorted(drawn(order, epoch * order.total, order.total)) == everything
 
 
-@settings(deadline=None)
 @given(counts=COUNTS, seed=st.integers(0, 9), begin=st.integers(0, 60), count=st.integers(1, 60))
 def test_shards_are_finished_before_others_are_begun(
     counts: list[int], seed: int, begin: int, count: int
@@ -68,7 +66,6 @@ def test_shards_are_finished_before_others_are_begun(
         assert len(order.shards(begin, count)) <= 2
 
 
-@settings(deadline=None)
 @given(counts=COUNTS, seed=st.integers(0, 9), begin=st.integers(0, 10**6), count=st.integers(0, 40))
 def test_it_depends_on_nothing_else(counts: list[int], seed: int, begin: int, count: int) -> None:
     """Whatever was asked before, in however many parts."""
@@ -85,7 +82,6 @@ def test_epochs_differ() -> None:
     assert drawn(order, 0, 40) != drawn(order, 40, 40)
 
 
-@settings(deadline=None)
 @given(counts=COUNTS, begin=st.integers(0, 100), count=st.integers(0, 40))
 def test_without_a_seed_samples_come_as_they_are_stored_again_and_again(
     counts: list[int], begin: int, count: int

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
@@ -84,7 +84,6 @@ def test_a_microbatch_is_the_text_it_names(
     assert evaluated[1].tobytes() == first[5:10].tobytes()
 
 
-@settings(deadline=None)
 @given(count=st.integers(0, 60), length=st.integers(1, 20))
 def test_windows_use_all_of_a_text_but_less_than_one_of_them(count: int, length: int) -> None:
     text = np.arange(count, dtype=np.uint8)
@@ -96,7 +95,6 @@ def test_windows_use_all_of_a_text_but_less_than_one_of_them(count: int, length:
         assert cut["targets"].ravel().tolist() == list(range(1, samples * length + 1))
 
 
-@settings(deadline=None)
 @given(total=st.integers(0, 10_000), largest=st.integers(1, 100))
 def test_even_parts(total: int, largest: int) -> None:
     parts = even_parts(total, largest)

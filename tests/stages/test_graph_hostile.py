@@ -203,7 +203,7 @@ def places(value, at=()):
             yield from places(value[key], (*at, key))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.data())
 def test_any_hostile_values_anywhere(data):
     """Up to three at once; a block that is taken is what its bytes say, and memory and time stay small."""

@@ -83,7 +83,7 @@ def cuts(draw, blocks):
     return list(zip([0, *borders], [*borders, blocks], strict=True))
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(program=st.lists(steps, min_size=2, max_size=9), data=st.data())
 def test_any_module_in_any_stages_is_the_eager_module(program, data):
     torch.set_num_threads(1)

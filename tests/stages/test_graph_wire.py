@@ -83,7 +83,7 @@ def test_other_order_of_parameters_is_another_block():
     assert pack_block(other) != pack_block(layer())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_truncated_and_flipped_bytes(data):
     packed = bytearray(pack_block(head()))
@@ -95,7 +95,7 @@ def test_truncated_and_flipped_bytes(data):
     refused_or_true(bytes(packed))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.binary(max_size=200))
 def test_any_bytes(data):
     with pytest.raises(ProtocolError):
@@ -127,7 +127,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_any_value_anywhere_in_the_document(data):
     """Walk to a random place of a good block and put something else there."""
@@ -152,7 +152,7 @@ def refused_or_true(packed: bytes) -> None:
     assert pack_block(block) == packed
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     op=st.sampled_from(sorted(OPERATORS)),
     args=st.lists(

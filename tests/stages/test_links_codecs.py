@@ -18,7 +18,7 @@ from hetpeer.stages.links.values import STEPS
 
 NAMES = ["none", "bf16", "fp16", "int8", "int4", "topk-bf16", "topk-int8", "topk-int4"]
 RELATIVE = {Values.BF16: 2**-8, Values.FP16: 2**-11, Values.INT8: 0.0, Values.INT4: 0.0}
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 
 def there_and_back(codec, flat, kept, *, squeeze=True):
@@ -165,7 +165,7 @@ def test_names_are_those_that_were_read():
 # ── damage ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_a_damaged_frame_is_our_error_or_a_tensor(data):
     """Never another exception, never much more memory than the tensor takes, never a value that is not finite."""

@@ -118,4 +118,4 @@ class Sums(RuleBasedStateMachine):
 
 
 TestSums = Sums.TestCase
-TestSums.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSums.settings = settings(max_examples=60, stateful_step_count=40)

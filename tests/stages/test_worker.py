@@ -33,6 +33,7 @@ from hetpeer.stages.execution.transfers import ForgetResiduals
 from hetpeer.stages.execution.worker import WorkerOptions, serve
 from hetpeer.stages.graph.wire import pack_block
 from tests.stages.compute_rig import (
+    KEPT,
     UPDATE,
     Holder,
     cpu_engine,
@@ -232,9 +233,9 @@ async def test_state_goes_out_and_comes_back_with_its_digest(holder, engine, are
     gradient = holder.put(flat(plain_gradient(1, 1.0), spec))
     applied = await holder.apply(spec, gradient, 0.5)
     data = await holder.state(1)
-    assert load(data, 1, layout(spec)).digest() == applied.digest
+    assert load(data, 1, layout(spec), KEPT).digest() == applied.digest
     other = Holder(submitter(cpu_engine(arena)), arena, [spec])
-    await other.submit(c.Prepare(block=1, graph=pack_block(spec), update=UPDATE))
+    await other.submit(c.Prepare(block=1, graph=pack_block(spec), update=UPDATE, keeps=KEPT))
     loaded = await other.submit(c.Load(block=1, state=other.put(data)))
     assert (loaded.version, loaded.digest) == (1, applied.digest)
     assert await holder.apply(spec, gradient, 1.0) == await other.apply(spec, gradient, 1.0)
@@ -258,22 +259,45 @@ async def test_an_average_replaces_the_parameters_and_leaves_the_moments(holder,
     spec = holder.blocks[0]
     gradient = holder.put(flat(plain_gradient(1, 1.0), spec))
     await holder.apply(spec, gradient, 1.0)
-    before = load(await holder.state(0), 0, layout(spec))
+    before = load(await holder.state(0), 0, layout(spec), KEPT)
     count = spec.parameter_count
     sent = arena.allocate(4 * count)
     await holder.submit(c.ExportState(block=0, begin=0, end=count, extent=sent))
     assert arena.view(sent).tobytes() == before.parameters.tobytes()
     total = before.parameters * np.float32(3.0) + np.float32(1.0)
     installed = await holder.submit(c.Install(block=0, total=holder.put(total), coefficient=1 / 3))
-    after = load(await holder.state(0), 0, layout(spec))
+    after = load(await holder.state(0), 0, layout(spec), KEPT)
     assert (after.version, after.averages, after.digest()) == (2, 1, installed.digest)
     assert after.parameters.tobytes() == (total * np.float32(1 / 3)).tobytes()
-    assert [v.tobytes() for v in after.vectors()[1:]] == [v.tobytes() for v in before.vectors()[1:]]
+    assert after.optimizer.keys() == before.optimizer.keys() == set(KEPT)
+    assert all((after.optimizer[name] == before.optimizer[name]).all() for name in KEPT)
     bad = total.copy()
     bad[0] = np.inf
     with refused("HP-NUM-001", "block 0: 'average' is not finite"):
         await holder.submit(c.Install(block=0, total=holder.put(bad), coefficient=1.0))
-    assert load(await holder.state(0), 0, layout(spec)).digest() == after.digest()
+    assert load(await holder.state(0), 0, layout(spec), KEPT).digest() == after.digest()
+
+
+async def test_an_outer_optimizer_goes_on_from_what_was_averaged_last(arena):
+    """Without momentum: half of the way from the first parameters to the mean. Its state travels with the block."""
+    spec, outer = tiny_blocks()[0], {"learning_rate": 0.5, "momentum": 0.0}
+    keeps = (*KEPT, "outer_anchor", "outer_momentum")
+    holder = Holder(submitter(cpu_engine(arena)), arena, [spec])
+    prepare = c.Prepare(block=0, graph=pack_block(spec), update=UPDATE, keeps=keeps, outer=outer)
+    holder.dump_bytes[0] = (await holder.submit(prepare)).dump_bytes
+    file = state_file(MODEL, spec)
+    first = load(file, 0, layout(spec), keeps)
+    loaded = await holder.submit(c.Load(block=0, state=holder.put(file)))
+    assert loaded.digest == first.digest(), "what a run begins with is not in its files"
+    await holder.apply(spec, holder.put(flat(plain_gradient(1, 1.0), spec)), 1.0)
+    total = first.parameters + np.float32(2.0)
+    await holder.submit(c.Install(block=0, total=holder.put(total), coefficient=1.0))
+    file = await holder.state(0)
+    after = load(file, 0, layout(spec), keeps)
+    assert np.allclose(after.parameters, first.parameters + 1.0, atol=1e-6)
+    assert (after.optimizer["outer_anchor"] == after.parameters).all()
+    again = await holder.submit(c.Load(block=0, state=holder.put(file)))
+    assert again.digest == after.digest()
 
 
 async def test_the_schedule_follows_the_batch_and_the_bias_correction_the_updates(arena):
@@ -283,16 +307,16 @@ async def test_the_schedule_follows_the_batch_and_the_bias_correction_the_update
 
     async def two_updates(batch, *, averaging):
         holder = Holder(submitter(cpu_engine(arena)), arena, [spec])
-        prepared = await holder.submit(c.Prepare(block=0, graph=pack_block(spec), update=falling))
+        prepared = await holder.submit(c.Prepare(block=0, graph=pack_block(spec), update=falling, keeps=KEPT))
         holder.dump_bytes[0] = prepared.dump_bytes
         await holder.submit(c.Load(block=0, state=holder.put(state_file(MODEL, spec))))
         one = {"block": 0, "gradient": holder.put(gradient), "coefficient": 1.0, "microbatches": 1}
         await holder.submit(c.Apply(**one, batch=0))
         if averaging:
-            same = load(await holder.state(0), 0, layout(spec)).parameters
+            same = load(await holder.state(0), 0, layout(spec), KEPT).parameters
             await holder.submit(c.Install(block=0, total=holder.put(same), coefficient=1.0))
         await holder.submit(c.Apply(**one, batch=batch))
-        return load(await holder.state(0), 0, layout(spec)).parameters.tobytes()
+        return load(await holder.state(0), 0, layout(spec), KEPT).parameters.tobytes()
 
     assert await two_updates(5, averaging=True) == await two_updates(5, averaging=False)
     assert await two_updates(5, averaging=False) != await two_updates(1, averaging=False)
@@ -320,12 +344,12 @@ async def test_what_is_loaded_is_checked(engine, arena):
     with refused("HP-WORK-001", "block 0 is not prepared"):
         await holder.submit(c.Load(block=0, state=holder.put(b"x")))
     with refused("HP-WORK-001", "says it is block 0"):
-        await holder.submit(c.Prepare(block=1, graph=graph, update=UPDATE))
+        await holder.submit(c.Prepare(block=1, graph=graph, update=UPDATE, keeps=KEPT))
     with refused("HP-WIRE-001", "block"):
-        await holder.submit(c.Prepare(block=0, graph=graph[:-1], update=UPDATE))
+        await holder.submit(c.Prepare(block=0, graph=graph[:-1], update=UPDATE, keeps=KEPT))
     with refused("HP-CFG-010", "optimizer"):
-        await holder.submit(c.Prepare(block=0, graph=graph, update={}))
-    await holder.submit(c.Prepare(block=0, graph=graph, update=UPDATE))
+        await holder.submit(c.Prepare(block=0, graph=graph, update={}, keeps=KEPT))
+    await holder.submit(c.Prepare(block=0, graph=graph, update=UPDATE, keeps=KEPT))
     with refused("HP-WIRE-001", "state"):
         await holder.submit(c.Load(block=0, state=holder.put(state_file(MODEL, second))))
     await holder.submit(c.Load(block=0, state=holder.put(state_file(MODEL, first))))
@@ -337,7 +361,7 @@ async def test_what_is_loaded_is_checked(engine, arena):
 
 EXAMPLES = [
     c.Forward(task="3:1", begin=1, end=2, batch=2, draw=DRAW, inputs={"x": Extent(64, 128)}, train=False),
-    c.Prepare(block=2, graph=b"\x00\xff", update=UPDATE),
+    c.Prepare(block=2, graph=b"\x00\xff", update=UPDATE, keeps=KEPT),
     c.Sum(parts=(Extent(0, 8), Extent(64, 8)), into=Extent(128, 8), elements=2),
     c.Shutdown(),
 ]

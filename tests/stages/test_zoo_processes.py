@@ -60,12 +60,18 @@ class Stage:
             buffers = {name: self.put(_bytes(tensors[name])) for name in spec.buffer_specs}
             graph = pack_block(spec)
             await self._compute.submit(
-                c.Prepare(block=spec.index, graph=graph, buffers=buffers, update=UPDATE)
+                c.Prepare(
+                    block=spec.index,
+                    graph=graph,
+                    buffers=buffers,
+                    update=UPDATE,
+                    keeps=("exp_avg", "exp_avg_sq"),
+                )
             )
             vector = np.zeros(spec.vector_count, np.float32)
             for name, part in split(vector, layout_of(spec)):
                 part[...] = tensors[name].numpy()
-            state = self.put(dump(BlockState.initial(vector), spec.index, layout_of(spec)))
+            state = self.put(dump(BlockState(version=0, parameters=vector), spec.index, layout_of(spec)))
             await self._compute.submit(c.Load(block=spec.index, state=state))
 
     async def forward(

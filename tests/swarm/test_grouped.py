@@ -4,16 +4,19 @@ import signal
 from typing import Any
 
 from hetpeer.bootstrap.audit import audit
-from hetpeer.bootstrap.settings import AveragingSettings
+from hetpeer.bootstrap.settings import AveragingSettings, Outer
 from tests.swarm.swarm import Child, Swarm, resign, until
 
 ENDLESS = 100_000
+PAIRS = AveragingSettings(span=2)
 
 
-async def clusters_of_two(swarm: Swarm, names: str, interval: int = 1, **training: Any) -> list[Child]:
+async def clusters_of_two(
+    swarm: Swarm, names: str, averaging: AveragingSettings = PAIRS, **training: Any
+) -> list[Child]:
     """Two stages are a cluster, so four volunteers are two."""
     settings = swarm.run.manifest.training.model_copy(update=training)
-    swarm.run = resign(swarm.run, averaging=AveragingSettings(span=2, interval=interval), training=settings)
+    swarm.run = resign(swarm.run, averaging=averaging, training=settings)
     await swarm.bootstrap()
     return [swarm.volunteer(name) for name in names]
 
@@ -82,7 +85,9 @@ async def test_who_sends_what_cannot_be_averaged_is_named_and_left_out(swarm: Sw
 
 
 async def test_a_coordinator_that_dies_goes_on_with_the_clusters_that_are_there(swarm: Swarm) -> None:
-    volunteers = await clusters_of_two(swarm, "abcd", interval=2)
+    """With an outer optimizer, whose state is in the checkpoints, and after two batches each."""
+    outer = Outer(learning_rate=0.7, momentum=0.5)
+    volunteers = await clusters_of_two(swarm, "abcd", AveragingSettings(span=2, interval=2, outer=outer))
     await until(lambda: swarm.records("average"), "they have averaged")
     await swarm.children[0].kill()
     bootstrap = await swarm.bootstrap()

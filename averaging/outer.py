@@ -1,0 +1,63 @@
+"""The outer optimizer of grouped runs: what an averaging does with the mean besides taking it.
+
+DiLoCo (Douillard et al., 2023, algorithm 1): how far the clusters have moved since they last averaged, in the mean, is taken for a
+gradient, and Nesterov's momentum goes that way. In DiLoCo all average with all; here with whoever is ready, so each cluster starts from
+its own parameters of last time, its *anchor*. If everybody is in every group the two are the same; if not, what clusters differ by shrinks
+from one averaging to the next as long as rate and momentum are those of a stable heavy ball (docs/averaging.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from hetpeer.averaging.updates import CHUNK, checked
+from hetpeer.stages.execution.groups import Settings
+from hetpeer.stages.execution.numerics import float32
+
+
+class NesterovSettings(BaseModel):
+    """As in the manifest."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    learning_rate: Annotated[float, Field(gt=0, le=2)]
+    momentum: Annotated[float, Field(ge=0, lt=1)]
+
+
+_SETTINGS = TypeAdapter(NesterovSettings)
+
+
+def outer_of(values: Settings) -> OuterNesterov:
+    """The rule with these settings. Raises `LocalError` HP-CFG-010 naming the wrong one."""
+    return OuterNesterov(checked(_SETTINGS, values))
+
+
+class OuterNesterov:
+    """SGD with Nesterov's momentum as torch has it, whose gradient is `outer_anchor` less the mean. It holds no state of its own."""
+
+    def __init__(self, settings: NesterovSettings) -> None:
+        self.settings = settings
+
+    def begin(self, *, parameters: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
+        """A run's first parameters are as if everybody had averaged."""
+        state["outer_anchor"].copy_(parameters)
+
+    def apply(self, *, parameters: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
+        """`parameters`, the mean, become the cluster's next ones, in place as `outer_anchor` and `outer_momentum` of `state`: 1-D
+        float32 tensors of one length on one device. Deterministic to the bit for equal inputs (updates.py).
+        """
+        minus_rate, momentum = float32(-self.settings.learning_rate), float32(self.settings.momentum)
+        anchors, moments = state["outer_anchor"], state["outer_momentum"]
+        with torch.no_grad():
+            for begin in range(0, len(parameters), CHUNK):
+                part = slice(begin, begin + CHUNK)
+                # g = a - p; b ← μ b + g; p, a ← a - rate · (g + μ b)
+                move = anchors[part] - parameters[part]
+                moments[part].mul_(momentum).add_(move)
+                move.add_(moments[part] * momentum)
+                anchors[part].add_(move.mul_(minus_rate))
+                parameters[part].copy_(anchors[part])
