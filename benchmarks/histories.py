@@ -2,7 +2,7 @@
 
 Each seed is another swarm (stages, cuts, volunteers, slots, latencies, time-outs) with its own faults (peer/simulate/). A history that breaks an
 invariant is named by its seed: `python -m hetpeer.peer.simulate.run --seed N --faults 20` replays it. What is done is noted chunk by chunk in
-`--journal`: interrupted, the same command goes on where it was.
+`--journal`: interrupted, the same command goes on where it was, also at another commit, as long as no module that a history loads differs.
 
     make proof-churn
 
@@ -21,6 +21,8 @@ from dataclasses import dataclass, field, fields
 from itertools import product
 from pathlib import Path
 from typing import Any
+
+from blake3 import blake3
 
 from benchmarks import report
 from hetpeer.averaging.member import Phase
@@ -88,20 +90,30 @@ def possible() -> list[str]:
     )
 
 
+def sources() -> str:
+    """Hash of all modules of hetpeer that a history loads."""
+    simulate(0, Coverage(), faults=1)
+    modules = [module for name, module in sorted(sys.modules.items()) if name.partition(".")[0] == "hetpeer"]
+    files = [Path(module.__file__) for module in modules if module.__file__]
+    return blake3(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
 class Journal:
-    """The chunks that are done, one line each, of this commit and this number of faults alone."""
+    """The chunks that are done, one line each, of these sources and this number of faults alone."""
 
     def __init__(self, path: Path, faults: int) -> None:
         self._path = path
-        self._about = {"commit": report.commit(), "faults": faults}
+        self._about = {"sources": sources(), "faults": faults}
         self.done: dict[int, Tally] = {}
         """First seed → what came of its chunk."""
+        self.commits: set[str] = {report.commit()}
         for line in path.read_text().splitlines() if path.exists() else ():
             entry = json.loads(line)
             if entry.pop("about") != self._about:
                 raise SystemExit(
-                    f"{path} is of another commit or number of faults: remove it, or name another"
+                    f"{path} is of other sources or another number of faults: remove it, or name another"
                 )
+            self.commits.add(entry.pop("commit"))
             first, cells = entry.pop("first"), Counter(entry.pop("cells"))
             self.done[first] = Tally(**entry, cells=cells)
 
@@ -109,7 +121,10 @@ class Journal:
         self.done[first] = tally
         figures = {one.name: getattr(tally, one.name) for one in fields(tally)}
         with self._path.open("a") as file:
-            file.write(json.dumps({"about": self._about, "first": first, **figures}) + "\n")
+            file.write(
+                json.dumps({"about": self._about, "commit": report.commit(), "first": first, **figures})
+                + "\n"
+            )
 
 
 def measure(options: Any) -> dict[str, Any]:
@@ -130,6 +145,7 @@ def measure(options: Any) -> dict[str, Any]:
     for first in firsts:
         tally.add(journal.done[first])
     return {
+        "commits": sorted(journal.commits),
         "histories": tally.histories,
         "faults": tally.faults,
         "events": tally.events,
