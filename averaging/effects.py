@@ -14,6 +14,8 @@ from hetpeer.stages.execution.effects import Handle
 
 STATE: Final = -1
 """In place of a slot: the parameters themselves, which clusters average."""
+COPY: Final = -2
+"""The copy of them that was taken when a delayed averaging began."""
 
 
 class StepId(NamedTuple):
@@ -93,7 +95,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class SendPart:
-    """Send our slot's elements of `shard`, or STATE's, to its reducer (to ourselves too → `Member.part`)."""
+    """Send our slot's elements of `shard`, or STATE's or COPY's, to its reducer (to ourselves too → `Member.part`)."""
 
     shard: Shard
     slot: int
@@ -147,10 +149,20 @@ class ApplyUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class InstallAverage:
-    """The parameters of `block` are `total`·`coefficient` from now on → `Member.applied`."""
+class KeepCopy:
+    """Copy the parameters of `block` as they are now: they are averaged while others are made of them."""
 
     block: int
+
+
+@dataclass(frozen=True, slots=True)
+class InstallAverage:
+    """The parameters of `block`, of version `version`, become `total`·`coefficient`, and what has changed since their copy was taken is
+    added → `Member.applied`.
+    """
+
+    block: int
+    version: int
     total: Handle
     coefficient: float
 

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging import reduction
 from hetpeer.averaging.early import Due, Origin, due_in_step
 from hetpeer.averaging.effects import (
+    COPY,
     STATE,
     ApplyUpdate,
     Choose,
     EndStep,
     FetchState,
     InstallAverage,
+    KeepCopy,
     Leave,
     Prepare,
     RecordApplied,
@@ -42,7 +45,7 @@ from hetpeer.stages.execution.pipeline import Pipeline
 from hetpeer.stages.execution.routes import Hop, Route
 from hetpeer.stages.execution.window import Depth
 
-StepEffect = pipeline.Effect | reduction.Effect | ApplyUpdate | InstallAverage
+StepEffect = pipeline.Effect | reduction.Effect | ApplyUpdate | KeepCopy | InstallAverage
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,7 @@ class HeldStep:
         self.pipeline = Pipeline(me, begin.roster, begin.microbatches, shape.slot_capacity, depth)
         self.reduction: Reduction | None = None
         self.commit: m.Commit | None = None
+        self.delayed = begin.delayed
         self._me = me
         self._place = place
         self._shape = shape
@@ -112,6 +116,10 @@ class HeldStep:
     def averages(self) -> bool:
         """Whether parameters are averaged in it, and nothing is trained."""
         return self.id.group > 0
+
+    def start(self) -> list[Effect]:
+        """What is averaged beside other steps is kept as it is now."""
+        return self._wrap([KeepCopy(block) for block in self._blocks]) if self.delayed else []
 
     # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -193,7 +201,9 @@ class HeldStep:
     def _sums(self) -> tuple[int | None, Mapping[int, frozenset[int]]]:
         """What we have to send: a slot, and the ids in it per block. In an averaging the clusters are the ids."""
         if self.averages:
-            return STATE, dict.fromkeys(self._blocks, frozenset((self.id.line.cluster,)))
+            return COPY if self.delayed else STATE, dict.fromkeys(
+                self._blocks, frozenset((self.id.line.cluster,))
+            )
         slots = self.pipeline.slots
         slot = slots.accepted()
         return slot, {} if slot is None else slots.contents()[slot]
@@ -213,7 +223,7 @@ class HeldStep:
         assert self.reduction is not None
         if not self.reduction.has_news():
             return []
-        return [Tell(m.Reducing(line=self.id.line, step=self.id.number, plan=self.reduction.number))]
+        return [Tell(m.Reducing(**self._named, plan=self.reduction.number))]
 
     def summed(self, shard: Shard, handle: Handle) -> list[Effect]:
         """`SumParts` is done."""
@@ -228,14 +238,8 @@ class HeldStep:
             return []
         assert self.reduction is not None
         holder, _ = self.reduction.covers[shard.block].slots[part]
-        line, step = self.id.line, self.id.number
-        return [
-            Tell(
-                m.Objection(
-                    line=line, step=step, plan=shard.plan, block=shard.block, peer=holder, why=why[:500]
-                )
-            )
-        ]
+        objection = m.Objection(**self._named, plan=shard.plan, block=shard.block, peer=holder, why=why[:500])
+        return [Tell(objection)]
 
     def inspected(self, plan: int, vote: m.BlockVote, gradient: Handle) -> list[Effect]:
         """`Inspect` is done; after the last of our blocks we vote."""
@@ -246,7 +250,12 @@ class HeldStep:
         if not self.reduction.complete:
             return []
         votes = tuple(self.reduction.votes[b] for b in sorted(self.reduction.votes))
-        return [Tell(m.Vote(line=self.id.line, step=self.id.number, plan=plan, blocks=votes))]
+        return [Tell(m.Vote(**self._named, plan=plan, blocks=votes))]
+
+    @property
+    def _named(self) -> dict[str, Any]:
+        """The step or averaging in a message."""
+        return {"line": self.id.line, "step": self.id.number, "group": self.id.group}
 
     def _is_current(self, plan: int) -> bool:
         return self.reduction is not None and self.reduction.number == plan
@@ -256,7 +265,8 @@ class HeldStep:
     def matches(self, commit: m.Commit) -> bool:
         """Whether `commit` decides this very step, and the gradients that we hold are those that it names."""
         return (
-            (self.id.line, self.id.number) == (commit.line, commit.step)
+            (self.id.line, self.id.group) == (commit.line, commit.group)
+            and (self.averages or self.id.number == commit.step)
             and self._is_current(commit.plan)
             and self.reduction is not None
             and self.reduction.matches(commit.digests, self._blocks)
@@ -269,7 +279,9 @@ class HeldStep:
         self.pipeline.decided()
         gradients = self.reduction.gradients
         if self.averages:
-            return self._wrap([InstallAverage(b, gradients[b], commit.coefficient) for b in self._blocks])
+            return self._wrap(
+                [InstallAverage(b, commit.step, gradients[b], commit.coefficient) for b in self._blocks]
+            )
         one = (commit.coefficient, commit.workers)
         return self._wrap([ApplyUpdate(b, gradients[b], *one) for b in self._blocks])
 
@@ -281,7 +293,7 @@ class HeldStep:
         if len(self._applied) < len(self._blocks):
             return None
         return RecordApplied(
-            step=self.id,
+            step=self.id._replace(number=self.commit.step),
             plan=self.commit.plan,
             covers=tuple(self.reduction.covers[b] for b in self._blocks),
             gradients={b: self.reduction.votes[b].digest for b in self._blocks},

@@ -87,7 +87,7 @@ class Member(Working):
         self._distrust()
         self._hello = self._hello.model_copy(update={"incarnation": incarnation})
         self.phase = Phase.JOINING
-        return self._drop_step()
+        return self._drop_all()
 
     def receive(self, message: m.Message) -> list[Effect]:
         """A message of the coordinator. Messages of another line of history are ignored."""
@@ -106,15 +106,16 @@ class Member(Working):
     # ── joining and syncing ──────────────────────────────────────────────────────────────────────────────────────
 
     def _welcome(self, message: m.Welcome) -> list[Effect]:
-        commit, step = message.commit, self._step
+        commit = message.commit
         if (message.line.cluster, message.line.view) != (self.line.cluster, self.line.view):
             self._distrust()  # the run went back without us: an equal version would be of another history
         self.line = message.line
         self._fetching = None
-        if commit is not None and step is not None and commit.step == self.version and step.matches(commit):
+        if commit is not None and commit.step == self.version and self.holds(commit):
             self._deferred.append(message.model_copy(update={"commit": None}))
-            return self._commit(commit)
-        effects = self._drop_step()
+            effects = [] if commit.group else self._drop_round()
+            return [*effects, *self._commit(commit)]
+        effects = self._drop_all()
         if not message.member or self.place is None:
             self.phase = Phase.JOINING
             return [*effects, Choose(message.places)]
@@ -140,7 +141,7 @@ class Member(Working):
         if message.line != self.line:
             self._distrust()
             self.line = message.line
-        effects = self._drop_step()
+        effects = self._drop_all()
         if self._graphs == place:
             return [*effects, self._sync()]
         self._graphs, self.phase = None, Phase.PREPARING
@@ -166,7 +167,7 @@ class Member(Working):
         if self.phase in (Phase.JOINING, Phase.PREPARING):
             return []  # meant for a place that we had before; we say when we are prepared
         self.phase = Phase.SYNCING
-        effects = self._drop_step()
+        effects = self._drop_all()
         agreed = all(message.digests.get(b, d) == d for b, d in self.digests.items())
         if self.version == message.version and agreed:
             self._fetching = None
@@ -192,23 +193,42 @@ class Member(Working):
     # ── one step ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _begin(self, message: m.Begin) -> list[Effect]:
+        if message.group:
+            return self._begin_round(message)
         line, *last = self._begun
         if line == message.line and [message.step, message.entry] <= last:
             return []  # a step is begun once, unless we were admitted to it again
         self._begun = (message.line, message.step, message.entry)
-        if self.place is None or self.phase in (Phase.JOINING, Phase.PREPARING):
-            return []
-        if self.version is not None and message.step < self.version:
+        if not self._is_for_us(message):
             return []
         if message.step != self.version:
-            return [*self._drop_step(), self._sync()]
-        effects = self._drop_step()
-        if message.group:
-            self._group = (message.line.term, message.group)
+            return [*self._drop_all(), self._sync()]
+        assert self.place is not None
+        beside = self._round is not None and self._round.delayed
+        effects = self._drop_step() if beside else self._drop_all()
         self._step = HeldStep(self.me, self.place, message, self._shape, self._depth)
         self._step.links(self._shunned, self._congested)
         self.phase = Phase.TRAINING
         return [*effects, *self._step.assign(message.tasks), *self._replay_early()]
+
+    def _begin_round(self, message: m.Begin) -> list[Effect]:
+        number = (message.line.term, message.group)
+        if number <= self._group or not self._is_for_us(message):
+            return []
+        self._group = number
+        effects = self._drop_all()
+        if message.step != self.version:
+            return [*effects, self._sync()]
+        assert self.place is not None
+        self._round = HeldStep(self.me, self.place, message, self._shape, self._depth)
+        self.phase = self.phase if message.delayed else Phase.TRAINING
+        return [*effects, *self._round.start(), *self._replay_early()]
+
+    def _is_for_us(self, message: m.Begin) -> bool:
+        """Whether we have a place, and not a later version already."""
+        if self.place is None or self.phase in (Phase.JOINING, Phase.PREPARING):
+            return False
+        return self.version is None or message.step >= self.version
 
     def _reroute(self, message: m.Reroute) -> list[Effect]:
         step = self._at(message.step)
@@ -227,6 +247,9 @@ class Member(Working):
         return effects + self._replay_early()
 
     def _gone(self, message: m.Gone) -> list[Effect]:
+        if message.group:
+            one = self._round
+            return [] if one is None or one.id.group != message.group else one.gone(message.peers)
         return [] if self._step is None else self._step.gone(message.peers)
 
     def _settled(self, message: m.Settled) -> list[Effect]:
@@ -238,27 +261,36 @@ class Member(Working):
         return [] if step is None else step.absorb(step.pipeline.evict(message.blocks))
 
     def _plan(self, message: m.Plan) -> list[Effect]:
-        step = self._at(message.step)
+        step = self._named(message)
         if step is None:
             return []
-        self.phase = Phase.REDUCING
+        self.phase = self.phase if step.delayed else Phase.REDUCING
         return [*step.plan(message), *self._replay_early()]
 
     def _at(self, number: int) -> HeldStep | None:
         """The step in progress, if it has this number."""
         return self._step if self._step is not None and self._step.id.number == number else None
 
+    def _named(self, message: m.Plan | m.Commit) -> HeldStep | None:
+        """The step or averaging that the message is of, if it is in progress."""
+        if not message.group:
+            return self._at(message.step)
+        return self._round if self._round is not None and self._round.id.group == message.group else None
+
     # ── apply ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _commit(self, message: m.Commit) -> list[Effect]:
-        step = self._at(message.step)
+        step = self._named(message)
         if step is None or step.commit is not None:
             return []
-        if not step.matches(message):
-            return [*self._drop_step(), self._sync()]
+        if not step.matches(message) or message.step != self.version:
+            return [*self._drop_all(), self._sync()]
         self.phase = Phase.APPLYING
         self.loss = self.loss if message.loss is None else message.loss
-        return step.apply(message)
+        ended = (
+            self._drop_step() if message.group else []
+        )  # it was of evaluation alone, and nobody says when that is over
+        return [*ended, *step.apply(message)]
 
     def applied(self, step: StepId, block: int, digest: str) -> list[Effect]:
         """`ApplyUpdate` or `InstallAverage` is done: the block is at version `step`+1 with these bits."""
@@ -266,10 +298,11 @@ class Member(Working):
         record = None if held is None else held.applied(block, digest)
         if record is None:
             return []
-        self.version, self.digests = step.number + 1, dict(record.states)
-        told = Tell(m.Applied(line=self.line, step=step.number, held=self._held()))
+        number = record.step.number
+        self.version, self.digests = number + 1, dict(record.states)
+        told = Tell(m.Applied(line=self.line, step=number, held=self._held()))
         self.phase = Phase.READY
-        effects: list[Effect] = [record, told, *self._drop_step()]
+        effects: list[Effect] = [record, told, *(self._drop_round() if step.group else self._drop_step())]
         deferred, self._deferred = self._deferred, []
         for message in deferred:
             effects += self.receive(message)
@@ -288,7 +321,7 @@ class Member(Working):
         if self.phase is Phase.APPLYING or self.version != message.version:
             self._distrust()
         self._deferred.clear()
-        effects = self._drop_step()
+        effects = self._drop_all()
         if self.phase in (Phase.JOINING, Phase.PREPARING):
             return effects
         return [*effects, self._sync()]
@@ -298,11 +331,11 @@ class Member(Working):
 
     def _finished(self, message: m.Finished) -> list[Effect]:
         self.phase = Phase.STOPPED
-        return [*self._drop_step(), Stop(message.why, message.completed)]
+        return [*self._drop_all(), Stop(message.why, message.completed)]
 
     def _rejected(self, message: m.Rejected) -> list[Effect]:
         self.phase = Phase.STOPPED
-        return [*self._drop_step(), Stop(message.why, completed=False, rejected=message.reason)]
+        return [*self._drop_all(), Stop(message.why, completed=False, rejected=message.reason)]
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
 

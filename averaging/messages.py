@@ -207,6 +207,8 @@ class Vote(Schema):
     kind: Literal["vote"] = "vote"
     line: Line
     step: Count
+    group: Count = 0
+    """Above 0: of this averaging, and `step` is the version that is averaged. Likewise below."""
     plan: Count
     blocks: tuple[BlockVote, ...]
 
@@ -217,6 +219,7 @@ class Reducing(Schema):
     kind: Literal["reducing"] = "reducing"
     line: Line
     step: Count
+    group: Count = 0
     plan: Count
 
 
@@ -226,6 +229,7 @@ class Objection(Schema):
     kind: Literal["objection"] = "objection"
     line: Line
     step: Count
+    group: Count = 0
     plan: Count
     block: Block
     peer: Peer
@@ -337,8 +341,8 @@ class Fetch(Schema):
 class Begin(Schema):
     """A step starts: who holds what, and the microbatches of batch `batch` whose first hop is the receiver.
 
-    Ids from `microbatches` on are held-out microbatches, forward only. `group` above 0: nothing is trained, the clusters of that
-    group average their parameters; the roster is that of all of them, and among each other they name the step by the group.
+    Ids from `microbatches` on are held-out microbatches, forward only. `group` above 0: no step, the clusters of that
+    group average their parameters of version `step`; the roster is that of all of them, and among each other they name it by the group.
     """
 
     kind: Literal["begin"] = "begin"
@@ -346,6 +350,8 @@ class Begin(Schema):
     step: Count
     batch: Count
     group: Count = 0
+    delayed: bool = False
+    """Of an averaging: of copies, and the next steps go on meanwhile."""
     microbatches: Count
     roster: dict[Peer, Range]
     incarnations: dict[Peer, Count]
@@ -383,6 +389,7 @@ class Gone(Schema):
 
     kind: Literal["gone"] = "gone"
     line: Line
+    group: Count = 0
     peers: tuple[Peer, ...]
 
 
@@ -411,6 +418,7 @@ class Plan(Schema):
     kind: Literal["plan"] = "plan"
     line: Line
     step: Count
+    group: Count = 0
     plan: Count
     covers: tuple[Cover, ...]
 
@@ -418,12 +426,13 @@ class Plan(Schema):
 class Commit(Schema):
     """Step `step` is decided: apply plan `plan`'s gradients, scaled by `coefficient` (global-norm clipping).
 
-    If it is an averaging: `coefficient` times the sums are the parameters from now on, and there is no loss.
+    If it is an averaging: `coefficient` times the sums are the parameters from version `step`+1 on, and there is no loss.
     """
 
     kind: Literal["commit"] = "commit"
     line: Line
     step: Count
+    group: Count = 0
     plan: Count
     coefficient: float
     loss: float | None

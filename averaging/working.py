@@ -25,6 +25,8 @@ class Working:
         self.version: int | None = None
         """Of the state in the worker; None while there is none to be trusted."""
         self._step: HeldStep | None = None
+        self._round: HeldStep | None = None
+        """The averaging that we take part in; beside a step if it is a delayed one."""
         self._group = (0, 0)
         """Term and number of the last group that we averaged with."""
         self._early: EarlyTensors[HeldStep, list[Effect]] = EarlyTensors()
@@ -33,8 +35,9 @@ class Working:
 
     @property
     def step(self) -> StepId | None:
-        """The step in progress."""
-        return self._step.id if self._step else None
+        """The step in progress, or the averaging if there is none."""
+        one = self._step or self._round
+        return one.id if one else None
 
     @property
     def slots(self) -> SlotBook | None:
@@ -43,19 +46,33 @@ class Working:
 
     def holds(self, commit: m.Commit) -> bool:
         """Whether we hold the gradients that `commit` names."""
-        return self._step is not None and self._step.matches(commit)
+        return any(one.matches(commit) for one in self._under_way())
+
+    def _under_way(self) -> list[HeldStep]:
+        return [one for one in (self._step, self._round) if one is not None]
+
+    def works_on(self, step: StepId) -> bool:
+        """Whether this step or averaging is in progress."""
+        return self._in(step) is not None
 
     def _in(self, step: StepId) -> HeldStep | None:
-        """The step in progress, if it is this one."""
-        return self._step if self._step is not None and self._step.id == step else None
+        """The step or averaging in progress, if it is this one."""
+        return next((one for one in self._under_way() if one.id == step), None)
 
     def _at_origin(self, origin: Origin) -> HeldStep | None:
-        """The step in progress, if `origin` is of it."""
-        return self._step if self._step is not None and self._step.is_at(origin.step) else None
+        """The step or averaging in progress that `origin` is of."""
+        return next((one for one in self._under_way() if one.is_at(origin.step)), None)
 
     def _drop_step(self) -> list[Effect]:
         step, self._step = self._step, None
         return [] if step is None else [EndStep(step.id)]
+
+    def _drop_round(self) -> list[Effect]:
+        one, self._round = self._round, None
+        return [] if one is None else [EndStep(one.id)]
+
+    def _drop_all(self) -> list[Effect]:
+        return [*self._drop_step(), *self._drop_round()]
 
     # ── finished work ────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -134,8 +134,8 @@ def _check_decisions(records: Iterable[Record], verdict: Verdict) -> None:
                         f"step {record['step']} was decided in term {record['term']}, view {record['view']}"
                     )
                     verdict.complain(f"{decided}, while term {term}, view {view} was in force", "F6")
-            case "average":
-                for member, step in record["clusters"]:
+            case "average" | "installed":
+                for member, step in record["installed"]:
                     _check_turn(member, step, versions, verdict)
             case "checkpoint":
                 stored = record["version"]

@@ -53,11 +53,12 @@ def commit_message(record: Mapping[str, Any]) -> m.Commit:
     )
 
 
-def average_message(record: Mapping[str, Any], cluster: int) -> m.Commit:
-    """An averaging's record as the members of `cluster` are told, on the line on which it was decided."""
+def average_message(record: Mapping[str, Any], cluster: int, step: int) -> m.Commit:
+    """An averaging's record as the members of `cluster` are told when it is their step `step`, on the line on which it was decided."""
     return m.Commit(
         line=m.Line(term=record["term"], view=0, cluster=cluster),
-        step=dict(record["clusters"])[cluster],
+        step=step,
+        group=record["group"],
         plan=record["plan"],
         coefficient=1.0 / len(record["clusters"]),
         loss=None,
@@ -69,5 +70,5 @@ def last_message(history: History) -> m.Commit | None:
     """What led to the version of `history`, for whoever was not told; nothing at its beginning."""
     step = history.version - 1
     if step in history.averages:
-        return average_message(history.averages[step], history.cluster)
+        return average_message(history.averages[step], history.cluster, step)
     return commit_message(history.commits[step]) if step in history.commits else None

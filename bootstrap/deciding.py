@@ -33,7 +33,7 @@ class Decision:
 
 
 def decisions_of(record: Record) -> Iterator[Decision]:
-    """One of a commit, one for each cluster of an averaging."""
+    """One of a commit, one for each cluster that has installed an averaging."""
     match record["kind"]:
         case "commit":
             yield Decision(
@@ -43,10 +43,10 @@ def decisions_of(record: Record) -> Iterator[Decision]:
                 plan=record["plan"],
                 digests={int(block): digest for block, digest in record["gradients"].items()},
             )
-        case "average":
+        case "average" | "installed":
             members = frozenset(cluster for cluster, _ in record["clusters"])
             digests = {int(block): digest for block, digest in record["sums"].items()}
-            for cluster, step in record["clusters"]:
+            for cluster, step in record["installed"]:
                 yield Decision(
                     cluster=cluster,
                     view=0,

@@ -30,6 +30,8 @@ class CoordinatorConfig:
     """Whether Adam's second moments are those of the mean gradient of clusters that average."""
     averaging_interval: int = 1
     """Batches that a cluster trains before it averages."""
+    averaging_delayed: bool = False
+    """Whether it goes on with the next ones meanwhile."""
     layouts: Sequence[Sequence[Range]]
     costs: Sequence[BlockCost]
     ties: Mapping[int, Sequence[int]] = field(default_factory=dict)

@@ -2,7 +2,7 @@
 
 Pure. Records are plain dicts as bootstrap/log.py keeps them. A roll-back to version v takes back every commit of a
 step >= v that came before it; what remains is the curve that the run's author sees. In a grouped run each cluster has a
-history of its own in the same log: records name their cluster (none: 0), an averaging names those that took part.
+history of its own in the same log: records name their cluster (none: 0), an averaging names those that took part, and those that have installed it.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class History:
                 self.amendment = str(record["data"])
             case "gone":
                 self.departures[str(record["peer"])] += 1
-            case "average":
-                for cluster, step in record["clusters"]:
+            case "average" | "installed":
+                for cluster, step in record["installed"]:
                     if cluster == self.cluster:
                         self.averages[step] = record
                         self.version = step + 1

@@ -68,8 +68,8 @@ def inspect_run(directory: Path) -> Inspection:
     run = RunDirectory.open(directory)
     manifest = run.manifest
     specs = [run.block_spec(block) for block in manifest.blocks]
-    kept, microbatches = len(manifest.optimizer_state), manifest.training.microbatches
-    return _inspection(manifest.name, run.run_id, specs, manifest.layouts, kept, microbatches)
+    microbatches = manifest.training.microbatches
+    return _inspection(manifest.name, run.run_id, specs, manifest.layouts, manifest.kept, microbatches)
 
 
 def plan_model(

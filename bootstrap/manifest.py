@@ -188,6 +188,12 @@ class Manifest(Entry):
         """Names of the vectors that holders keep of a block besides its parameters (stages/execution/state.py)."""
         return self.training.optimizer.keeps + (() if self.outer is None else self.outer.keeps)
 
+    @property
+    def kept(self) -> int:
+        """Vectors that a holder keeps of each block besides its parameters, its gradient and its slots."""
+        delayed = self.averaging is not None and self.averaging.delayed
+        return len(self.optimizer_state) + (2 if delayed else 0)  # the copy, and the mean of copies
+
     def layout(self, cluster: int) -> tuple[Range, ...]:
         """The stages of a cluster, as block ranges [begin, end)."""
         return self.layouts[cluster % len(self.layouts)]

@@ -58,6 +58,7 @@ def coordinator_config(run: RunDirectory) -> CoordinatorConfig:
         clip_norm=training.clip_norm,
         corrected=manifest.averaging is not None and manifest.averaging.corrected,
         averaging_interval=1 if manifest.averaging is None else manifest.averaging.interval,
+        averaging_delayed=manifest.averaging is not None and manifest.averaging.delayed,
         layouts=manifest.layouts,
         link_ratio=manifest.links.ratio,
         ties={block.index: Ties(manifest.ties).partners(block.index) for block in manifest.blocks},
@@ -65,8 +66,7 @@ def coordinator_config(run: RunDirectory) -> CoordinatorConfig:
             BlockCost(
                 elements=block.vector_count,
                 # parameters, what the optimizer keeps, the gradient, slots; activations of the microbatches in flight
-                memory_bytes=(2 + len(manifest.optimizer_state) + LIVE) * block.parameter_bytes
-                + 4 * block.activation_bytes,
+                memory_bytes=(2 + manifest.kept + LIVE) * block.parameter_bytes + 4 * block.activation_bytes,
                 flops=float(block.flops_forward),
             )
             for block in manifest.blocks

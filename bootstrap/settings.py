@@ -96,6 +96,8 @@ class AveragingSettings(Entry):
     """Any so many groups in a row connect all clusters."""
     interval: Positive = 1
     """Batches that a cluster trains before it averages."""
+    delayed: bool = False
+    """Whether it trains the next ones while the last are averaged."""
     corrected: bool = False
     """Whether Adam's second moments are taken for those of the group's mean gradient (SDPipe, section 4)."""
     window_s: Annotated[float, Field(ge=0)] | Literal["adaptive", "all"] = "adaptive"

@@ -42,10 +42,14 @@ class Entering:
         self._evidence = evidence
         self._perform = perform
         self._tell = tell
+        self._group: frozenset[str] = frozenset()
+        """With whom we averaged last, or do: links to them are kept while we train."""
 
     def begun(self, begin: m.Begin) -> None:
         """A step begins here: who takes part in it, and how we introduce ourselves to whoever was told before us."""
-        self._plane.keep_only(begin.roster)
+        if begin.group:
+            self._group = frozenset(begin.roster)
+        self._plane.keep_only(self._group.union(begin.roster))
         place = self._member.place
         self._plane.introduction(
             None
@@ -59,6 +63,11 @@ class Entering:
                 ticket=begin.ticket,
             )
         )
+
+    def gone(self, message: m.Gone) -> None:
+        """The coordinator says who has left."""
+        self._group = self._group.difference(message.peers)
+        self._plane.dismiss(message.peers)
 
     def joined(self, message: m.Joined) -> None:
         """The coordinator says who came in."""

@@ -28,13 +28,14 @@ class Reducing:
         self._answer = answer
 
     def export(self, step: e.StepId, shard: e.Shard, slot: int, then: Callable[[Tensor], None]) -> Answer:
-        """`then` gets the elements of `shard`, of our slot or STATE."""
+        """`then` gets the elements of `shard`, of our slot, STATE or COPY."""
         piece = self._store.new(step, (shard.end - shard.begin) * FLOAT_BYTES)
         piece.once = True
         begin, end, extent = shard.begin, shard.end, piece.extent
         command: c.ExportState | c.ExportSlot
-        if slot == e.STATE:
-            command = c.ExportState(block=shard.block, begin=begin, end=end, extent=extent)
+        if slot in (e.STATE, e.COPY):
+            copy = slot == e.COPY
+            command = c.ExportState(block=shard.block, begin=begin, end=end, extent=extent, copy=copy)
         else:
             command = c.ExportSlot(block=shard.block, slot=slot, begin=begin, end=end, extent=extent)
         posted = self._posts.post(command, [piece])

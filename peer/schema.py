@@ -14,7 +14,7 @@ from hetpeer.stages.graph.spec import ITEM_BYTES, BlockSpec
 def microbatches_in(memory_bytes: int, specs: Sequence[BlockSpec], kept: int) -> int:
     """How many microbatches of consecutive blocks have room in so much memory between their forward and backward.
 
-    The optimizer keeps `kept` numbers of each parameter. Each takes what autograd keeps, and the bundles that enter and leave, both ways.
+    `kept` more vectors are kept of each block. Each takes what autograd keeps, and the bundles that enter and leave, both ways.
     """
     first, last = specs[0].at(specs[0].batch), specs[-1].at(specs[-1].batch)
     bundles = sum(tensor.nbytes for tensor in (*first.inputs.values(), *last.outputs.values()))

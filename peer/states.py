@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from hetpeer.averaging.member import Member, Phase
+from hetpeer.averaging.messages import Line
 from hetpeer.bootstrap.serving import Served
 from hetpeer.dht.errors import LocalError
 from hetpeer.peer.posting import Posts
@@ -26,7 +27,8 @@ class HeldStates:
         self._member = member
         self._posts: Posts | None = None
         self._rooms: Mapping[int, int] = {}
-        self._snapshots: dict[tuple[int, int], tuple[bytes, str]] = {}
+        self._snapshots: dict[tuple[Line, int, int], tuple[bytes, str]] = {}
+        """Line of history, version and block → the copy, and its digest: another line's version has another state."""
         self._changed = asyncio.Event()
 
     def use(self, posts: Posts | None, rooms: Mapping[int, int]) -> None:
@@ -41,18 +43,17 @@ class HeldStates:
     def snapshot(self, version: int, blocks: Sequence[int]) -> list[Coroutine[Any, Any, None]]:
         """Copy the state of `blocks` before the next update can change it. Posted now; run what is returned."""
         assert self._posts is not None
-        self._snapshots = {  # an older one of that version is of another history
-            key: kept for key, kept in self._snapshots.items() if key[0] == version and key[1] not in blocks
-        }
+        line, digests = self._member.line, self._member.digests
+        self._snapshots = {key: kept for key, kept in self._snapshots.items() if key[:2] == (line, version)}
         return [
-            self._keep(
-                version, block, self._member.digests[block], self._posts.dump(block, self._rooms[block])
-            )
+            self._keep((line, version, block), digests[block], self._posts.dump(block, self._rooms[block]))
             for block in blocks
         ]
 
-    async def _keep(self, version: int, block: int, digest: str, copied: Coroutine[Any, Any, bytes]) -> None:
-        self._snapshots[version, block] = (await copied, digest)
+    async def _keep(
+        self, key: tuple[Line, int, int], digest: str, copied: Coroutine[Any, Any, bytes]
+    ) -> None:
+        self._snapshots[key] = (await copied, digest)
         self._changed.set()
 
     async def find(self, cluster: int, version: int, block: int) -> Served | None:
@@ -62,7 +63,7 @@ class HeldStates:
         try:
             async with asyncio.timeout(STATE_WAIT_S):
                 while True:
-                    if kept := self._snapshots.get((version, block)):
+                    if kept := self._snapshots.get((self._member.line, version, block)):
                         return Served(kept[0], {"digest": kept[1]})
                     if self._holds(version, block) and self._posts is not None:
                         # Posted before anything else can be: an update that comes now is behind it in the worker.

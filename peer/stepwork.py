@@ -105,6 +105,8 @@ class StepWork:
                 self._start(place.reducing.sum(member, step, effect))
             case e.Inspect():
                 self._start(place.reducing.inspect(member, step, effect))
+            case e.KeepCopy(block):
+                self._start(place.posts.command(c.KeepCopy(block=block)))
             case e.ApplyUpdate() | e.InstallAverage():
                 self._spawn(self._apply(place.reducing.apply(member, step, effect)))
             case p.Release(handle):
@@ -114,8 +116,9 @@ class StepWork:
 
     def end(self, step: e.StepId) -> None:
         """Nothing of `step` is needed any more."""
-        self._sent.clear()
-        self._late.clear()
+        if not step.group:
+            self._sent.clear()
+            self._late.clear()
         for name in {step, step.on_wire}:
             self._plane.end_step(name)
             self._store.end_step(name)
@@ -124,7 +127,7 @@ class StepWork:
                 self._place.tasks.end_step(name)
                 self._place.transcoding.end_step(name)
         if self._place is not None:
-            self._start(self._place.posts.command(c.ClearStep()))
+            self._start(self._place.posts.command(c.DropCopies() if step.group else c.ClearStep()))
 
     def release(self, handle: p.Handle) -> None:
         self._store.release(_tensor(handle))

@@ -192,7 +192,7 @@ class Volunteer:
         if isinstance(message, m.Joined):
             self._entering.joined(message)
         if isinstance(message, m.Gone):
-            self._plane.dismiss(message.peers)
+            self._entering.gone(message)
         if isinstance(message, m.Begin):
             self._entering.begun(message)
             self._files.volunteers = tuple(message.roster)
@@ -298,9 +298,7 @@ class Volunteer:
         self._source = (
             DataSource(self._files, specs, self._tasks) if any(spec.data for spec in specs) else None
         )
-        self._window.reset(
-            microbatches_in(self.offer.memory_bytes, specs, len(self._manifest.optimizer_state))
-        )
+        self._window.reset(microbatches_in(self.offer.memory_bytes, specs, self._manifest.kept))
         posts, schema = Posts(self._compute, self._store, self._trace), Schema(specs, self._manifest)
         tasks = Execution(
             posts, schema, self._source, self.links, self._window, self.perform, self._plane.offended

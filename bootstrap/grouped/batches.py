@@ -1,7 +1,7 @@
 """Which batch is in whose parameters, in a run whose clusters train batches of their own.
 
 Pure: the log, folded, and what was handed out since. A batch is *in* a cluster if an update with its gradient, or an averaging with
-somebody that it is in, led to the cluster's parameters. A cluster that falls apart takes with it what is in no other: that
+somebody that it is in, led to the cluster's parameters, or is decided and will. A cluster that falls apart takes with it what is in no other: that
 is trained again. Docs: averaging.md, "Exactly once".
 """
 
@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 Record = Mapping[str, Any]
+PROMISED = 1 << 62
+"""In place of a version: it will be in when the cluster installs a mean that is decided."""
 
 
 class Batches:
@@ -21,12 +23,14 @@ class Batches:
     def __init__(self, count: int) -> None:
         self._count = count
         self._in: dict[int, dict[int, tuple[int, int]]] = {}
-        """Living cluster → batch → (which commit of the log it was, the cluster's version from which on it is in)."""
+        """Living cluster → batch → (which commit of the log it was, the cluster's version from which on it is in, or PROMISED)."""
         self._holders: Counter[int] = Counter()
         """Batch → how many living clusters it is in."""
         self._stored: Mapping[int, int] = {}
         """Batch → commit, of the last checkpoint."""
         self._commits = 0
+        self._promised: dict[int, Mapping[int, int]] = {}
+        """Cluster → batch → commit, of the mean that it will install."""
         self._handed: dict[int, int] = {}
         """Cluster → the batch that it trains."""
         self._fresh = 0
@@ -46,12 +50,21 @@ class Batches:
                 self._put(cluster, {record["batch"]: self._commits}, record["step"] + 1)
                 self._seen(record["batch"])
                 self.unsaved += 1
+            case "reign":
+                for promised in list(self._promised):
+                    self._break(promised)
             case "average":
                 together: dict[int, int] = {}
+                for member, version in record["clusters"]:
+                    together |= {
+                        b: commit for b, (commit, since) in self._in[member].items() if since <= version
+                    }
                 for member, _ in record["clusters"]:
-                    together |= {batch: commit for batch, (commit, _) in self._in[member].items()}
-                for member, step in record["clusters"]:
-                    self._put(member, together, step + 1)
+                    self._promised[member] = together
+                    self._put(member, together, PROMISED)
+                self._install(record)
+            case "installed":
+                self._install(record)
             case "checkpoint":
                 known, version = self._in[cluster], record["version"]
                 self._stored = {batch: commit for batch, (commit, since) in known.items() if since <= version}
@@ -60,14 +73,33 @@ class Batches:
                 self._in[cluster] = {}
                 self._put(cluster, self._stored, record["version"])
             case "dissolved":
+                self._promised.pop(cluster, None)
                 if (handed := self._handed.pop(cluster, None)) is not None:
                     heapq.heappush(self._again, handed)
                 for batch in self._in.pop(cluster, {}):
-                    self._holders[batch] -= 1
-                    if not self._holders[batch]:
-                        heapq.heappush(self._again, batch)
+                    self._lose(batch)
             case _:
                 pass
+
+    def _install(self, record: Record) -> None:
+        for cluster, step in record["installed"]:
+            known = self._in[cluster]
+            for batch, commit in self._promised.pop(cluster).items():
+                if known[batch][1] == PROMISED:
+                    known[batch] = (commit, step + 1)
+
+    def _break(self, cluster: int) -> None:
+        """A promise is void."""
+        known = self._in[cluster]
+        for batch in self._promised.pop(cluster):
+            if known[batch][1] == PROMISED:
+                del known[batch]
+                self._lose(batch)
+
+    def _lose(self, batch: int) -> None:
+        self._holders[batch] -= 1
+        if not self._holders[batch]:
+            heapq.heappush(self._again, batch)
 
     def _put(self, cluster: int, batches: Mapping[int, int], version: int) -> None:
         known = self._in[cluster]

@@ -6,11 +6,13 @@ fetches that and trains. When a block has lost its last holder it is dissolved (
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.commits import average_message
 from hetpeer.bootstrap.coordinator import Coordinator
-from hetpeer.bootstrap.decisions import Effect, State
+from hetpeer.bootstrap.decisions import Effect, Send, State
 from hetpeer.bootstrap.membership import Standing, Volunteer
 from hetpeer.bootstrap.reign import Reign
 
@@ -81,11 +83,14 @@ class Cluster(Coordinator):
         """There may be something to do again."""
         return self._cross(now) if self._reign.resting else []
 
-    def averaged(self, members: Collection[str], now: float) -> list[Effect]:
-        """An averaging in which `members` took part is in the log."""
+    def installs(self, record: Mapping[str, Any], now: float) -> list[Effect]:
+        """The averaging of `record` is its next version; that is in the log."""
+        roster = self.members.roster()
+        message = average_message(record, self.number, self._reign.version - 1)
+        told: list[Effect] = [Send(peer, message) for peer in sorted(roster)]
         self._pace.committed()
-        self.members.outdate(members)
-        return self.go_on(now)
+        self.members.outdate(roster)
+        return [*told, *self.go_on(now)]
 
     def silence(self, peers: Sequence[str], why: str, now: float) -> list[Effect]:
         """`peers` have to come back with new incarnations."""

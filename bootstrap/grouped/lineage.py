@@ -45,11 +45,11 @@ def lineage(records: Sequence[Record]) -> Lineage:
             case "founded":
                 heads[cluster] = cluster, record["version"]
                 parents[heads[cluster]] = [stored] if stored else []
-            case "commit" | "average":
-                before = record.get("clusters") or [(cluster, record["step"])]
-                for member, step in before:
+            case "commit" | "average" | "installed":
+                copies = [(other, version) for other, version in record.get("clusters", ())]
+                for member, step in record.get("installed", [(cluster, record.get("step"))]):
                     heads[member] = member, step + 1
-                    parents[heads[member]] = [(other, version) for other, version in before]
+                    parents[heads[member]] = [(member, step), *copies]
                     made_by[heads[member]] = place
             case "checkpoint":
                 stored = cluster, record["version"]

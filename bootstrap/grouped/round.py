@@ -1,7 +1,7 @@
-"""An averaging at the coordinator: clusters that are at rest add up their parameters, and all of them install the mean.
+"""An averaging at the coordinator: clusters that are at rest add up their parameters, or copies of them, and all install the mean.
 
-Pure. To its members it is a step of their own cluster, with a plan, votes and a commit as any other; among each other they
-name it by its group. Who leaves is left out of the next plan. It always ends in a commit, be it of one cluster: a number of a step is begun once.
+Pure. It has a plan and votes as a step has; what becomes of the decision in each cluster is the run's business. Who leaves is left out of the next
+plan. It always ends in a decision, be it of one cluster.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.commits import average_message
 from hetpeer.bootstrap.decisions import Effect, Send
 from hetpeer.bootstrap.membership import Range
 from hetpeer.bootstrap.patience import Pace
@@ -20,12 +19,15 @@ from hetpeer.bootstrap.reign import Reign
 
 
 class Round:
-    """Group `number` of the clusters with these reigns, all at rest and whole."""
+    """Group `number` of the clusters with these reigns, all at rest and whole. `delayed`: they train on meanwhile."""
 
-    def __init__(self, number: int, reigns: Mapping[int, Reign], pace: Pace, now: float) -> None:
+    def __init__(
+        self, number: int, reigns: Mapping[int, Reign], pace: Pace, now: float, *, delayed: bool
+    ) -> None:
         self.number = number
+        self.delayed = delayed
         self.began_at = now
-        self._steps = {cluster: (reign.line, reign.version) for cluster, reign in sorted(reigns.items())}
+        self._copies = {cluster: (reign.line, reign.version) for cluster, reign in sorted(reigns.items())}
         self._rosters = {cluster: dict(reign.members.roster()) for cluster, reign in sorted(reigns.items())}
         self._incarnations = {
             peer: reigns[cluster].members.volunteers[peer].incarnation
@@ -43,9 +45,9 @@ class Round:
         return tuple(self._rosters)
 
     @property
-    def steps(self) -> dict[int, int]:
-        """Cluster → the number of the step that this is to it."""
-        return {cluster: self._steps[cluster][1] for cluster in self._rosters}
+    def copies(self) -> dict[int, int]:
+        """Cluster → which version of its parameters is averaged."""
+        return {cluster: self._copies[cluster][1] for cluster in self._rosters}
 
     def roster(self) -> dict[str, Range]:
         """All members, with their blocks."""
@@ -59,28 +61,38 @@ class Round:
                 peer,
                 m.Begin(
                     line=line,
-                    step=step,
+                    step=version,
                     batch=0,
                     group=self.number,
+                    delayed=self.delayed,
                     microbatches=0,
                     roster=roster,
                     incarnations=self._incarnations,
                     tasks=(),
                 ),
             )
-            for peer, (line, step) in self._addresses()
+            for peer, (line, version) in self._addresses()
         ]
         return told + self._plan(now)
 
     def _addresses(self) -> Iterable[tuple[str, tuple[m.Line, int]]]:
-        """Every member, with the line and the number by which it knows this step."""
-        return ((peer, self._steps[c]) for c, roster in self._rosters.items() for peer in sorted(roster))
+        """Every member, with its line and the version that is averaged."""
+        return ((peer, self._copies[c]) for c, roster in self._rosters.items() for peer in sorted(roster))
 
     def _plan(self, now: float) -> list[Effect]:
         covers = self.reduce.make(self._sums(), self.roster(), now)
         return [
-            Send(peer, m.Plan(line=line, step=step, plan=self.reduce.plan, covers=covers[peer]))
-            for peer, (line, step) in self._addresses()
+            Send(
+                peer,
+                m.Plan(
+                    line=line,
+                    step=version,
+                    group=self.number,
+                    plan=self.reduce.plan,
+                    covers=covers[peer],
+                ),
+            )
+            for peer, (line, version) in self._addresses()
         ]
 
     def _sums(self) -> dict[int, list[tuple[str, tuple[int, ...]]]]:
@@ -107,7 +119,8 @@ class Round:
         gone = tuple(sorted(peer for cluster in clusters for peer in self._rosters.pop(cluster)))
         self.reduce.left()
         told: list[Effect] = [
-            Send(peer, m.Gone(line=line, peers=gone)) for peer, (line, _) in self._addresses()
+            Send(peer, m.Gone(line=line, group=self.number, peers=gone))
+            for peer, (line, _) in self._addresses()
         ]
         return told + self._plan(now) if self._rosters else []
 
@@ -120,19 +133,14 @@ class Round:
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def record(self, now: float) -> dict[str, Any]:
-        """What the log says of it, once it is decided."""
+    def decided(self, now: float) -> dict[str, Any]:
+        """What the log says of it: of the averaging itself, and of clusters that install it."""
         assert self.reduce.decision is not None
         return {
-            "kind": "average",
-            "term": next(iter(self._steps.values()))[0].term,
+            "term": next(iter(self._copies.values()))[0].term,
             "group": self.number,
             "plan": self.reduce.plan,
-            "clusters": list(self.steps.items()),
+            "clusters": list(self.copies.items()),
             "sums": {block: vote.digest for block, vote in sorted(self.reduce.decision.items())},
             "seconds": now - self.began_at,
         }
-
-    def told(self, record: Mapping[str, Any]) -> list[Effect]:
-        """The commit, to every member."""
-        return [Send(peer, average_message(record, line.cluster)) for peer, (line, _) in self._addresses()]

@@ -55,12 +55,16 @@ class Grouped:
         self.state = State.WAITING
         self._rounds: dict[int, Round] = {}
         """Cluster → the averaging that it takes part in."""
+        self._promised: dict[int, Mapping[str, Any]] = {}
+        """Cluster → the averaging that is decided, and that it will install when it stands between two steps."""
         self._present: set[int] = set()
         """Clusters that the scheduler knows."""
         self._in_line: set[int] = set()
         """Those of them that wait for a group."""
         self._since: dict[int, int] = {}
-        """Cluster → its version when it was founded, averaged or was let go on alone: what it trains counts from there."""
+        """Cluster → its version when it was founded, joined a group or was let go on alone, and one more for each averaging that it has
+        installed since: what it trains counts from there.
+        """
         self._saver: int | None = None
         """Whose checkpoint is collected."""
         self._term = 0
@@ -80,9 +84,10 @@ class Grouped:
         match record["kind"]:
             case "reign":
                 self._term = int(record["term"])
-            case "average":
-                self._groups = record["group"]
-                self._since |= {cluster: step + 1 for cluster, step in record["clusters"]}
+            case "average" | "installed":
+                self._groups = max(self._groups, record["group"])
+                self._since |= dict(record["clusters"] if record["kind"] == "average" else ())
+                self._since |= {cluster: self._since[cluster] + 1 for cluster, _ in record["installed"]}
             case "founded":
                 self._numbers = max(self._numbers, record["cluster"] + 1)
                 self._since[record["cluster"]] = record["version"]
@@ -126,10 +131,10 @@ class Grouped:
 
     def _to(self, cluster: Cluster, peer: str, message: m.Message, now: float) -> list[Effect]:
         """`cluster`'s volunteer says something to it, or of an averaging."""
-        one = self._rounds.get(cluster.number)
-        if one is None or not isinstance(message, m.Vote | m.Reducing | m.Objection):
+        if not isinstance(message, m.Vote | m.Reducing | m.Objection) or not message.group:
             return self._by(cluster, cluster.receive(peer, message, now))
-        if (message.line, message.step) != (cluster.line, one.steps[cluster.number]):
+        one = self._rounds.get(cluster.number)
+        if one is None or (message.line, message.group) != (cluster.line, one.number):
             return []
         cluster.resumed(peer, now)
         match message:
@@ -177,10 +182,10 @@ class Grouped:
         """Time passes. To be called a few times a second."""
         if self.state is State.FINISHED:
             return []
-        effects = self._door.tick(now)
+        effects = [*self._door.tick(now), *self._settle(self._silence(now), now)]
         for cluster in list(self.clusters.values()):
             effects += self._by(cluster, cluster.tick(now))
-        effects += self._settle(self._silence(now), now)
+        effects = self._settle(effects, now)
         for one in dict.fromkeys(self._rounds.values()):
             effects += one.tick(now)
         return effects + self._settle(self._form(self._scheduler.tick(now), now), now)
@@ -287,6 +292,7 @@ class Grouped:
             more = (
                 self._bury(now)
                 or self._decide(now)
+                or self._install(now)
                 or self._found(now)
                 or self._line_up(now)
                 or self._finish(now)
@@ -308,6 +314,8 @@ class Grouped:
             effects += one.without(numbers.intersection(one.clusters), now)
         for number in numbers & self._rounds.keys():
             del self._rounds[number]
+        for number in numbers & self._promised.keys():
+            del self._promised[number]
         self._in_line -= numbers
         self._saver = None if self._saver in numbers else self._saver
         for cluster in fallen:
@@ -325,17 +333,33 @@ class Grouped:
                 why = f"{one.reduce.trouble} in group {one.number}"
                 return [self._log(kind="halt", why=why), *self._close(m.Finished(why=why, completed=False))]
             if one.reduce.decision is not None:
-                record = one.record(now)
-                effects: list[Effect] = [self._log(**record), *one.told(record)]
+                record = one.decided(now)
                 self._pace.committed()
-                members = one.roster()
                 for number in one.clusters:
                     del self._rounds[number]
-                for number in one.clusters:
-                    cluster = self.clusters[number]
-                    effects += self._by(cluster, cluster.averaged(members, now))
-                return effects
+                    self._promised[number] = record
+                return self._log_average(record, "average", one.clusters, now)
         return []
+
+    def _install(self, now: float) -> list[Effect]:
+        """A cluster has come to stand between two steps, and a mean is decided for it."""
+        for number, record in self._promised.items():
+            if self.clusters[number].at_rest:
+                return self._log_average(record, "installed", (number,), now)
+        return []
+
+    def _log_average(
+        self, record: Mapping[str, Any], kind: str, clusters: Iterable[int], now: float
+    ) -> list[Effect]:
+        """Those of `clusters` that can install it at once do."""
+        ready = [self.clusters[number] for number in clusters if self.clusters[number].at_rest]
+        steps = [(cluster.number, cluster.history.version) for cluster in ready]
+        effects: list[Effect] = [self._log(kind=kind, **record, installed=steps)]
+        for cluster in ready:
+            del self._promised[cluster.number]
+        for cluster in ready:
+            effects += self._by(cluster, cluster.installs(record, now))
+        return effects
 
     def _found(self, now: float) -> list[Effect]:
         """A cluster has all its volunteers: it begins from the last checkpoint, if that is as new as can be."""
@@ -365,20 +389,24 @@ class Grouped:
         return []
 
     def _waits(self, cluster: Cluster) -> bool:
-        """Whether it has trained its batches since it averaged, and may not go on alone."""
+        """Whether it has trained its batches since it joined a group, and is to join one."""
+        busy = cluster.number in self._rounds or cluster.number in self._promised
+        return self._is_due(cluster) and not busy and cluster.whole and cluster.at_rest
+
+    def _is_due(self, cluster: Cluster) -> bool:
+        """Whether it has trained its batches since it joined a group: then it waits for that averaging, and then for a group."""
         trained = cluster.history.version - self._since.get(cluster.number, 0)
-        due = trained >= self._config.averaging_interval and cluster.number not in self._rounds
-        return due and cluster.whole and cluster.at_rest
+        return trained >= self._config.averaging_interval
 
     def _form(self, groups: Sequence[Group], now: float) -> list[Effect]:
         effects: list[Effect] = []
         for group in groups:
             members = [self.clusters[int(name)] for name in group.members if int(name) in self.clusters]
             self._in_line -= {cluster.number for cluster in members}
-            effects += self._average(members, now)
+            effects += self._average(members, now, delayed=self._config.averaging_delayed)
         return effects
 
-    def _average(self, members: Sequence[Cluster], now: float) -> list[Effect]:
+    def _average(self, members: Sequence[Cluster], now: float, *, delayed: bool) -> list[Effect]:
         if len(members) < 2:
             if not members:
                 return []
@@ -386,16 +414,23 @@ class Grouped:
             self._since[alone.number] = alone.history.version
             return self._by(alone, alone.go_on(now))
         self._groups += 1
-        one = Round(self._groups, {c.number: c.reign for c in members}, self._pace, now)
+        one = Round(self._groups, {c.number: c.reign for c in members}, self._pace, now, delayed=delayed)
         self._rounds |= dict.fromkeys(one.clusters, one)
-        return one.begin(now)
+        self._since |= one.copies
+        effects = one.begin(now)
+        for cluster in members if delayed else ():
+            effects += self._by(cluster, cluster.go_on(now))
+        return effects
 
     # ── what clusters ask ────────────────────────────────────────────────────────────────────────────────────────
 
     def take(self, number: int) -> Work | None:
         """What `number` does next."""
         cluster = self.clusters[number]
-        if number in self._rounds or (self._waits(cluster) and not self._ending):
+        one = self._rounds.get(number)
+        if number in self._promised or (one is not None and not one.delayed):
+            return None
+        if self._is_due(cluster) and not self._ending:
             return None
         if self._ending:
             due = cluster is self._heir and not self._evaluated
@@ -436,11 +471,9 @@ class Grouped:
     def _agreed(self) -> bool:
         """Whether all clusters have the same parameters, by a last averaging of all of them."""
         living = self._living
-        last = [cluster.history.averages.get(cluster.history.version - 1, {}) for cluster in living]
-        numbers = sorted(cluster.number for cluster in living)
-        return len(living) == 1 or all(
-            sorted(n for n, _ in one.get("clusters", ())) == numbers for one in last
-        )
+        last = {c.number: c.history.version - 1 for c in living}
+        records = [c.history.averages.get(c.history.version - 1, {}) for c in living]
+        return len(living) == 1 or all(dict(one.get("clusters", ())) == last for one in records)
 
     @property
     def _ending(self) -> bool:
@@ -462,6 +495,7 @@ class Grouped:
         if (
             not (self.batches.exhausted and living and all(c.whole and c.at_rest for c in living))
             or self._rounds
+            or self._promised
         ):
             return []
         if not self._agreed:
@@ -469,7 +503,7 @@ class Grouped:
                 self._scheduler.left(str(number), now)
             self._present.clear()
             self._in_line.clear()
-            return self._average(living, now)
+            return self._average(living, now, delayed=False)
         heir = self._heir
         if self.over:
             return self._complete()

@@ -145,6 +145,10 @@ def init(
             help="Of grouped: how much a pipeline trains before it averages; more where lines are slow.",
         ),
     ] = 1,
+    delayed: Annotated[
+        bool,
+        typer.Option("--delayed", help="Of grouped: train the next batches while the last are averaged."),
+    ] = False,
     corrected: Annotated[
         bool,
         typer.Option(
@@ -207,6 +211,7 @@ def init(
         "span": span,
         "window_s": window,
         "interval": interval,
+        "delayed": delayed,
         "corrected": corrected,
         "outer": None if outer_learning_rate is None else outer,
     }
@@ -214,7 +219,7 @@ def init(
     if mode is Mode.EXACT and averaging != AveragingSettings():
         raise LocalError(
             "HP-RUN-001",
-            "--span, --window, --interval, --corrected and --outer-* are not of an exact run",
+            "--span, --window, --interval, --delayed, --corrected and --outer-* are not of an exact run",
             why="pipelines of an exact run are never apart",
             fix="leave them out, or add --mode grouped",
             exit_code=ExitCode.CONFIG,

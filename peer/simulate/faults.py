@@ -6,7 +6,7 @@ of the faults wait for a named moment and strike within a hundredth of a second 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from hetpeer.averaging import messages as m
@@ -29,6 +29,7 @@ MOMENTS = (
     "record gone",
     "record rollback",
 )
+OF_CLUSTERS = ("record average", "record installed", "record dissolved", "record founded")
 
 PATIENCE_S = 8.0
 
@@ -36,8 +37,9 @@ PATIENCE_S = 8.0
 class Faults:
     """Injects `count` faults into `swarm`, some of them at once, from its first seconds on."""
 
-    def __init__(self, swarm: Swarm, count: int) -> None:
+    def __init__(self, swarm: Swarm, count: int, moments: Sequence[str] = MOMENTS) -> None:
         self._swarm = swarm
+        self._moments = moments
         self._random = swarm.world.random
         self._wholesome = list(range(2 * swarm.config.microbatches))
         """Work that has not been made to fail yet (worker.py): at most one forward and one backward of an id."""
@@ -51,7 +53,8 @@ class Faults:
     def _lie_in_wait(self) -> None:
         """Strike when a moment of some kind comes round for the n-th time, but wait no longer than a while."""
         swarm, random = self._swarm, self._random
-        moment, left = random.choice(MOMENTS), random.randrange(1, 12)
+        moment, left = random.choice(self._moments), random.randrange(1, 12)
+        left = 1 + left % 2 if moment in OF_CLUSTERS else left  # they are rare
 
         def hook(what: str) -> None:
             nonlocal left

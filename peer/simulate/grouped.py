@@ -22,13 +22,15 @@ from hetpeer.bootstrap.grouped.lineage import lineage
 from hetpeer.bootstrap.grouped.run import Grouped
 from hetpeer.peer.simulate.checks import Checks, Digests, require
 from hetpeer.peer.simulate.coverage import Coverage
-from hetpeer.peer.simulate.faults import Faults
+from hetpeer.peer.simulate.faults import MOMENTS, OF_CLUSTERS, Faults
 from hetpeer.peer.simulate.numerics import Chain, Symbols
 from hetpeer.peer.simulate.run import BLOCKS, LIMIT_S, shape
 from hetpeer.peer.simulate.swarm import Swarm, SwarmConfig, is_past
 
 INTERVALS = (1, 3)
-"""Batches between averagings, in turn."""
+"""Batches between averagings, in turn; every other four seeds' averagings are delayed."""
+SLOW_S = (0.2, 1.0, 5.0)
+"""How much later a part of a delayed averaging leaves at most, in turn."""
 SPAN = 3
 BATCHES = 12
 
@@ -46,9 +48,13 @@ class Outcome:
 
 def simulate(seed: int, *, faults: int, config: SwarmConfig | None = None) -> Outcome:
     """One history with the symbolic model; never raises for a violation, it is in the outcome."""
+    interval, delayed = INTERVALS[seed // 2 % 2], bool(seed // 4 % 2)
     shaped = config or replace(shape(seed), steps=BATCHES)
-    swarm = GroupedSwarm(seed, shaped, Symbols(BLOCKS), Coverage(), interval=INTERVALS[seed // 2 % 2])
-    Faults(swarm, faults)
+    if delayed:
+        enough = max(shaped.volunteers, 2 * len(shaped.layouts[0]))
+        shaped = replace(shaped, volunteers=enough, part_s=(0.0, SLOW_S[seed % 3]))
+    swarm = GroupedSwarm(seed, shaped, Symbols(BLOCKS), Coverage(), interval=interval, delayed=delayed)
+    Faults(swarm, faults, (*MOMENTS, *OF_CLUSTERS))
     violation: str | None = None
     try:
         swarm.run(LIMIT_S)
@@ -70,15 +76,16 @@ class GroupedSwarm(Swarm):
         coverage: Any,
         span: int = SPAN,
         interval: int = 1,
+        delayed: bool = False,
     ) -> None:
         super().__init__(seed, config, numerics, coverage)
         self.checks: GroupedChecks = GroupedChecks(numerics, config.steps, config.microbatches)
         self._span = span
-        self._interval = interval
+        self._interval, self._delayed = interval, delayed
 
     def _new_core(self, config: c.CoordinatorConfig) -> Core:
         scheduler = Pipelines(1, (), self._span, Adaptive())
-        config = replace(config, averaging_interval=self._interval)
+        config = replace(config, averaging_interval=self._interval, averaging_delayed=self._delayed)
         return Grouped(config, self.log, scheduler, self.world.now)
 
     def _is_past(self, core: Core, message: m.Message) -> bool:
@@ -101,6 +108,8 @@ class GroupedChecks(Checks):
         self._base: dict[int, int] = {}
         """Cluster → the version from which it began."""
         self._stored: tuple[int, frozenset[tuple[int, int]]] = (0, frozenset())
+        self._promised: dict[int, frozenset[tuple[int, int]]] = {}
+        """Cluster → what is in the mean that it has not yet installed."""
         self._trained: Counter[int] = Counter()
         self._averages: dict[tuple[int, int], frozenset[int]] = {}
         """(cluster, step) → the clusters that averaged in it."""
@@ -114,6 +123,7 @@ class GroupedChecks(Checks):
             case "reign":
                 require(record["term"] > self._term, f"term {record['term']} after {self._term}")
                 self._term = record["term"]
+                self._promised.clear()
             case "founded":
                 version, stored = self._stored
                 require(record["version"] == version, f"cluster {cluster} begins at {record['version']}")
@@ -125,23 +135,26 @@ class GroupedChecks(Checks):
                 self._grows(cluster, step)
                 exact = self._numerics.check_loss(batch, self._microbatches, record["loss"])
                 require(exact, f"batch {batch} has the loss {record['loss']}")
-                known = {b for inside in self._inside.values() for b, _ in inside[-1]}
+                known = {b for known in self._known() for b, _ in known}
                 require(batch not in known, f"batch {batch} is trained though it is somewhere")
                 self._trained[batch] += 1
                 self._batches[cluster, step] = batch
                 self._inside[cluster].append(self._inside[cluster][-1] | {(batch, self._trained[batch])})
-            case "average":
-                members = frozenset(number for number, _ in record["clusters"])
-                together = frozenset().union(*(self._inside[number][-1] for number in members))
-                for number, step in record["clusters"]:
+            case "average" | "installed":
+                copies = dict(record["clusters"])
+                if kind == "average":
+                    mean = [self._inside[number][at - self._base[number]] for number, at in copies.items()]
+                    self._promised |= dict.fromkeys(copies, frozenset().union(*mean))
+                for number, step in record["installed"]:
                     self._grows(number, step)
-                    self._averages[number, step] = members
-                    self._inside[number].append(together)
+                    self._averages[number, step] = frozenset(copies)
+                    self._inside[number].append(self._inside[number][-1] | self._promised.pop(number))
             case "checkpoint":
                 at = record["version"] - self._base[cluster]
                 self._stored = (record["version"], self._inside[cluster][at])
             case "dissolved":
                 self._inside.pop(cluster, None)
+                self._promised.pop(cluster, None)
             case "rollback":
                 require(False, "a grouped run goes back")
             case _:
@@ -152,8 +165,12 @@ class GroupedChecks(Checks):
         require(step == version, f"step {step} is committed at version {version} of cluster {cluster}")
 
     def _fits(self, stored: frozenset[tuple[int, int]]) -> bool:
-        others = frozenset().union(*(inside[-1] for inside in self._inside.values()))
+        others = frozenset().union(*self._known())
         return len({batch for batch, _ in stored | others}) == len(stored | others)
+
+    def _known(self) -> list[frozenset[tuple[int, int]]]:
+        """What is in living clusters, or will be in them."""
+        return [*(inside[-1] for inside in self._inside.values()), *self._promised.values()]
 
     def applied(self, volunteer: str, record: RecordApplied, before: Digests) -> None:
         step, number = record.step, record.step.number

@@ -52,8 +52,8 @@ class Numerics(Protocol):
     def parameters(self, state: Any, begin: int, end: int) -> Any:
         """What a cluster sends of its state to be averaged; it is added up as gradients are."""
 
-    def install(self, state: Any, total: Any, coefficient: float) -> Any:
-        """The state whose parameters are `total`·`coefficient`."""
+    def install(self, state: Any, total: Any, coefficient: float, copy: Any) -> Any:
+        """The state whose parameters are `total`·`coefficient`, and what has changed since `copy`, of the same cluster, was `state`."""
 
     def digest(self, state: Any) -> str: ...
 
@@ -170,13 +170,15 @@ class Symbols:
     def parameters(self, state: Chain, begin: int, end: int) -> Average:  # noqa: ARG002
         return Average((state,))
 
-    def install(self, state: Chain, total: Average, coefficient: float) -> Chain:  # noqa: ARG002
+    def install(self, state: Chain, total: Average, coefficient: float, copy: Chain) -> Chain:
         assert round(1 / coefficient) == len(total.states), (coefficient, total)
+        assert copy in total.states, (copy, total)
+        terms = total.states if copy == state else (*total.states, state)
         return Chain(
-            _hash([one.exact for one in total.states]),
-            _hash([one.bits for one in total.states]),
-            _hash([one.tied for one in total.states]),
-            frozenset().union(*(one.batches for one in total.states)),
+            _hash([one.exact for one in terms]),
+            _hash([one.bits for one in terms]),
+            _hash([one.tied for one in terms]),
+            frozenset().union(*(one.batches for one in terms)),
         )
 
     def digest(self, state: Chain) -> str:

@@ -68,6 +68,8 @@ class SwarmConfig:
     """What the volunteers say of theirs, in turn; 0: nothing. Only the shares of a reduce depend on it."""
     shard_length: int = LENGTH
     """Numbers that a shard has, as far as its share is cut."""
+    part_s: tuple[float, float] = (0.0, 0.0)
+    """How much later a part of an averaging leaves: lines are slow, and models large."""
     credit: int = 0
     """Bundles of each kind that a volunteer takes from another at a time; 0: any number."""
 
@@ -418,7 +420,8 @@ class Swarm:
 
 def _works_on(core: Member, message: m.Plan | m.Commit) -> bool:
     """Whether `message` is of the step that `core` has in progress."""
-    return core.step is not None and core.step.on_wire == StepId(message.line, message.step)
+    wanted = StepId(message.line, message.step)
+    return core.step is not None and not message.group and core.step.on_wire == wanted
 
 
 def is_past(message: m.Message, line: m.Line, version: int) -> bool:

@@ -147,8 +147,11 @@ class ToyNet:
     def parameters(self, state: BlockState, begin: int, end: int) -> Tensor:
         return state.parameters[begin:end]
 
-    def install(self, state: BlockState, total: Tensor, coefficient: float) -> BlockState:
-        return BlockState(total * coefficient, state.exp_avg, state.exp_avg_sq, state.version + 1)
+    def install(self, state: BlockState, total: Tensor, coefficient: float, copy: BlockState) -> BlockState:
+        mean = total * coefficient
+        if state.version != copy.version:
+            mean = state.parameters + (mean - copy.parameters)
+        return BlockState(mean, state.exp_avg, state.exp_avg_sq, state.version + 1)
 
     def digest(self, state: BlockState) -> str:
         return _digest(torch.cat([state.parameters, state.exp_avg, state.exp_avg_sq]))

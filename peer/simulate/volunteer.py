@@ -77,8 +77,8 @@ class Volunteer:
             self.poison,
             self._answer_of(self.process),
         )
-        self.snapshots: dict[tuple[int, int], Any] = {}
-        """(version, block) → state, copied for the coordinator to fetch."""
+        self.snapshots: dict[tuple[m.Line, int, int], Any] = {}
+        """(line, version, block) → state, copied for the coordinator to fetch."""
         self._preparing = 0
         self._fetching = 0
         hello = m.Hello(
@@ -177,7 +177,7 @@ class Volunteer:
                     line.end_step(step.on_wire)
                 self.boxes.end_step(step)
                 self.boxes.end_step(step.on_wire)
-                self.worker.clear_step()
+                self.worker.clear_step() if not step.group else self.worker.drop_copies()
             case e.Leave():
                 process = self.process
                 swarm.world.after(REJOIN_S, lambda: self.later(process, self._rejoin))
@@ -205,6 +205,8 @@ class Volunteer:
                 worker.inspect(step, effect)
             case e.ApplyUpdate() | e.InstallAverage():
                 worker.apply(step, effect)
+            case e.KeepCopy():
+                worker.keep_copy(step, effect)
             case p.Release(handle):
                 self.boxes.release(handle)
             case _:
@@ -229,20 +231,8 @@ class Volunteer:
                 self._carry(
                     to, handle, origin, lambda core, at, h: core.gradient(at, number, border, h), GRADIENTS
                 )
-            case e.SendPart(shard, _slot):
-                part = Origin(self.name, self.member.incarnation, step.on_wire, shard.plan)
-                self.worker.export(
-                    step,
-                    effect,
-                    lambda piece: self._carry(
-                        shard.reducer,
-                        piece,
-                        part,
-                        lambda core, at, h: core.part(at, shard.block, shard.index, h),
-                        SHARDS,
-                        shard.end - shard.begin,
-                    ),
-                )
+            case e.SendPart():
+                self._send_part(step, effect)
             case e.SendResult(shard, to, handle):
                 result = Origin(self.name, self.member.incarnation, step.on_wire, shard.plan)
                 self._carry(
@@ -255,6 +245,32 @@ class Volunteer:
                 )
             case _:
                 raise AssertionError(effect)
+
+    def _send_part(self, step: e.StepId, effect: e.SendPart) -> None:
+        shard, process = effect.shard, self.process
+        part = Origin(self.name, self.member.incarnation, step.on_wire, shard.plan)
+
+        def leave(core: Member) -> Iterable[Effect]:
+            if core.works_on(step):
+                self.worker.export(
+                    step,
+                    effect,
+                    lambda piece: self._carry(
+                        shard.reducer,
+                        piece,
+                        part,
+                        lambda core, at, h: core.part(at, shard.block, shard.index, h),
+                        SHARDS,
+                        shard.end - shard.begin,
+                    ),
+                )
+            return ()
+
+        late = self.swarm.world.random.uniform(*self.swarm.config.part_s) if step.group else 0.0
+        if late:
+            self.swarm.world.after(late, lambda: self.later(process, leave))
+        else:
+            leave(self.member)
 
     def _carry(
         self, to: str, handle: p.Handle, origin: Origin, deliver: Deliver, pool: Pool, cost: int = 1
@@ -395,19 +411,21 @@ class Volunteer:
     # ── states ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _snapshot(self, version: int, blocks: Iterable[int]) -> None:
+        line = self.member.line
+
         def copy(_core: Member) -> Iterable[Effect]:
             for block in blocks:
                 if self.worker.states[block][0] == version:
-                    self.snapshots[version, block] = self.worker.states[block][1]
+                    self.snapshots[line, version, block] = self.worker.states[block][1]
             return ()
 
         self.worker.submit(0.0, copy)
 
     def state(self, version: int, block: int) -> Any:
         """What we give to whoever asks for `block` at `version`; None if we do not have it."""
-        if (version, block) in self.snapshots:
-            return self.snapshots[version, block]
         member = self.member
+        if (member.line, version, block) in self.snapshots:
+            return self.snapshots[member.line, version, block]
         if member.version != version or block not in member.digests or member.phase is Phase.APPLYING:
             return None
         held, state = self.worker.states[block]

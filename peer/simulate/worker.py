@@ -61,6 +61,8 @@ class Worker:
         self._slots: dict[tuple[int, int], Any] = {}
         """(slot, block) → sum."""
         self._graphs: dict[p.TaskKey, Any] = {}
+        self._copies: dict[int, Any] = {}
+        """Block → its state when a delayed averaging began."""
 
     def hang(self, seconds: float) -> None:
         """Do nothing for a while; the process itself goes on."""
@@ -95,7 +97,7 @@ class Worker:
         def finish(core: Member) -> Iterable[Effect]:
             if self._poisoned(2 * key.id):
                 return core.work_failed(step, key, "non-finite output")
-            states = [self._state(block, step) for block in range(key.begin, work.end)]
+            states = [self._state(block, step.number) for block in range(key.begin, work.end)]
             kept, out = self._numerics.forward(states, key.begin, (step.batch, key.id), bundle)
             if work.train:
                 self._graphs[key] = kept
@@ -151,8 +153,13 @@ class Worker:
 
         def finish(_core: Member) -> Iterable[Effect]:
             shard = work.shard
-            if work.slot == e.STATE:
-                value = self._numerics.parameters(self._state(shard.block, step), shard.begin, shard.end)
+            if work.slot in (e.STATE, e.COPY):
+                held = (
+                    self._state(shard.block, step.number)
+                    if work.slot == e.STATE
+                    else self._copies[shard.block]
+                )
+                value = self._numerics.parameters(held, shard.begin, shard.end)
             else:
                 value = self._numerics.shard(self._slots[work.slot, shard.block], shard.begin, shard.end)
             send(self._boxes.new(step, self._spoilt(value)))
@@ -200,18 +207,29 @@ class Worker:
 
     def apply(self, step: e.StepId, work: e.ApplyUpdate | e.InstallAverage) -> None:
         """`ApplyUpdate` or `InstallAverage` → `applied`."""
-        averages = isinstance(work, e.InstallAverage)
         given = self._boxes.value(work.total if isinstance(work, e.InstallAverage) else work.gradient)
-        update = self._numerics.install if averages else self._numerics.apply
+        version = work.version if isinstance(work, e.InstallAverage) else step.number
 
         def finish(core: Member) -> Iterable[Effect]:
-            before = self._state(work.block, step)
-            after = update(before, given, work.coefficient)
-            self.states[work.block] = (step.number + 1, after)
+            before = self._state(work.block, version)
+            if isinstance(work, e.InstallAverage):
+                copy = self._copies.get(work.block, before)
+                after = self._numerics.install(before, given, work.coefficient, copy)
+            else:
+                after = self._numerics.apply(before, given, work.coefficient)
+            self.states[work.block] = (version + 1, after)
             self.before[work.block] = self._numerics.digest(before)
             return core.applied(step, work.block, self._numerics.digest(after))
 
         self.submit(APPLY_S, finish)
+
+    def keep_copy(self, step: e.StepId, work: e.KeepCopy) -> None:
+        """`KeepCopy`."""
+        self._quietly(lambda: self._copies.update({work.block: self._state(work.block, step.number)}))
+
+    def drop_copies(self) -> None:
+        """The averaging is over."""
+        self._quietly(self._copies.clear)
 
     def load(self, version: int, block: int, state: Any, loaded: Callable[[], None]) -> None:
         """A fetched state replaces the block's."""
@@ -232,12 +250,12 @@ class Worker:
 
         self.submit(0.0, finish)
 
-    def _state(self, block: int, step: e.StepId) -> Any:
+    def _state(self, block: int, number: int) -> Any:
         if self.graphs_of is None or not self.graphs_of[0] <= block < self.graphs_of[1]:
             raise ViolationError(f"block {block} is run but not loaded (graphs of {self.graphs_of})")
         version, state = self.states[block]
-        if version != step.number:
-            raise ViolationError(f"step {step.number} is run on version {version} of block {block}")
+        if version != number:
+            raise ViolationError(f"step {number} is run on version {version} of block {block}")
         return state
 
     def _poisoned(self, mark: int) -> bool:

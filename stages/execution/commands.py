@@ -164,13 +164,29 @@ class ExportSlot(Command[Done]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportState(Command[Done]):
-    """Copy the elements [begin, end) of the block's parameters and statistics into `extent`."""
+    """Copy the elements [begin, end) of the block's parameters and statistics into `extent`, or of the `copy` of them."""
 
     kind: Literal["export_state"] = "export_state"
     block: Count
     begin: Count
     end: Count
     extent: Extent
+    copy: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepCopy(Command[Done]):
+    """Copy the block's parameters and statistics as they are: a delayed averaging begins, and updates go on."""
+
+    kind: Literal["keep_copy"] = "keep_copy"
+    block: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropCopies(Command[Done]):
+    """Forget the copies of all blocks: the averaging is over."""
+
+    kind: Literal["drop_copies"] = "drop_copies"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +241,7 @@ class Apply(Command[Applied]):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Install(Command[Applied]):
     """The parameters and statistics of `block` are `total`·`coefficient` from now on, or what the outer rule makes of that: clusters have averaged.
+    What has changed since its `KeepCopy` is added.
 
     Slots and kept graphs are forgotten. Numbers that are not finite are refused before anything changes.
     """
@@ -292,6 +309,8 @@ AnyCommand = (
     | DropSlot
     | ExportSlot
     | ExportState
+    | KeepCopy
+    | DropCopies
     | ClearStep
     | Sum
     | Inspect

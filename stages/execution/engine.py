@@ -64,6 +64,8 @@ class Engine(Executor):
                 c.DropSlot: self._drop_slot,
                 c.ExportSlot: self._export_slot,
                 c.ExportState: self._export_state,
+                c.KeepCopy: self._keep_copy,
+                c.DropCopies: self._drop_copies,
                 c.ClearStep: self._clear_step,
                 c.Sum: self._sum,
                 c.Inspect: self._inspect,
@@ -177,7 +179,17 @@ class Engine(Executor):
         return self._export(self._held(command.block).slot(command.slot), command)
 
     def _export_state(self, command: c.ExportState) -> r.Done:
-        return self._export(self._held(command.block).vector, command)
+        held = self._held(command.block)
+        return self._export(held.copy if command.copy else held.vector, command)
+
+    def _keep_copy(self, command: c.KeepCopy) -> r.Done:
+        self._held(command.block).keep_copy()
+        return r.Done()
+
+    def _drop_copies(self, _: c.DropCopies) -> r.Done:
+        for held in self._blocks.values():
+            held.drop_copy()
+        return r.Done()
 
     def _export(self, vector: torch.Tensor, command: c.ExportSlot | c.ExportState) -> r.Done:
         if not command.begin <= command.end <= len(vector):

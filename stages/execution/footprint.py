@@ -44,7 +44,7 @@ class StageMemory:
     state: int
     """Parameters, running statistics, constants."""
     optimizer: int
-    """What the update rule keeps of the parameters."""
+    """What the optimizer keeps of the parameters, and a delayed averaging."""
     slots: int
     in_flight: int
     """A number of microbatches: those between forward and backward at most, the one at work included."""
@@ -63,7 +63,7 @@ def stage_memory(
 ) -> StageMemory:
     """What these consecutive blocks take as one stage with `hops_after` stages behind it, by the depth of 1F1B.
 
-    The optimizer keeps `kept` numbers of each parameter. A step of few `microbatches` has no more of them in flight; None: it has many.
+    `kept` more numbers are kept of each parameter, as by the optimizer. A step of few `microbatches` has no more of them in flight; None: it has many.
     """
     found = footprint(blocks)
     vectors = ITEM_BYTES["float32"] * sum(block.vector_count for block in blocks)

@@ -54,6 +54,8 @@ class HeldBlock:
         self._statistics = self._vector[spec.parameter_count :]
         self.block = Block(spec, self.parameters, buffers, statistic_views(spec, self._statistics), device)
         self._slots: dict[int, torch.Tensor] = {}
+        self._copy: tuple[int, torch.Tensor] | None = None
+        """Version and vector when a delayed averaging began."""
 
     def state(self) -> BlockState:
         """The state as numpy vectors: on a CPU the memory itself, not a copy."""
@@ -89,13 +91,17 @@ class HeldBlock:
         self.version += 1
 
     def install(self, total: torch.Tensor, coefficient: float) -> None:
-        """Version s → s + 1: parameters and statistics are `total`·`coefficient`, or what the outer rule makes of those parameters; what
-        the updates keep stays (docs/averaging.md).
+        """Version s → s + 1: parameters and statistics are `total`·`coefficient`, or what the outer rule makes of those parameters, and what
+        has changed since `keep_copy` is added; what the updates keep stays (docs/averaging.md).
         """
         self._slots.clear()
+        copied, copy = self._copy or (self.version, self._vector)
+        now = None if copied == self.version else self._vector.clone()
         torch.mul(total, float32(coefficient), out=self._vector)
         if self._rules.outer is not None:
             self._rules.outer.apply(**self._averaged())
+        if now is not None:
+            self._vector.sub_(copy).add_(now)
         self.version += 1
         self._averages += 1
 
@@ -105,10 +111,24 @@ class HeldBlock:
         kept = {name: vector[own] for name, vector in self._optimizer.items()}
         return {"parameters": self._vector[own], "state": kept}
 
+    def keep_copy(self) -> None:
+        """What is averaged from now on is what the vector is now."""
+        self._copy = (self.version, self._vector.clone())
+
+    def drop_copy(self) -> None:
+        self._copy = None
+
     @property
     def vector(self) -> torch.Tensor:
         """The flat parameters and statistics."""
         return self._vector
+
+    @property
+    def copy(self) -> torch.Tensor:
+        """The copy of them. Raises CommandError when there is none."""
+        if self._copy is None:
+            raise CommandError(f"block {self.spec.index} has no copy")
+        return self._copy[1]
 
     # ── slots ────────────────────────────────────────────────────────────────────────────────────────────────────
 

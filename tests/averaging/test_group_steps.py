@@ -30,7 +30,7 @@ def plan(number=1):
         m.Cover(block=b, slots=((ME, (0,)), (THERE, (3,))), reducers=((ME, 1),), receivers=(ME, THERE))
         for b in (0, 1)
     )
-    return m.Plan(line=LINE, step=STEP.number, plan=number, covers=covers)
+    return m.Plan(line=LINE, step=STEP.number, group=GROUP, plan=number, covers=covers)
 
 
 def averaging():
@@ -62,10 +62,16 @@ def test_it_sends_its_parameters_and_installs_the_mean():
         told += member.inspected(AT, 1, vote, f"sum {shard.block}")
     assert [x.message.kind for x in told if isinstance(x, e.Tell)][-1] == "vote"
     commit = m.Commit(
-        line=LINE, step=STEP.number, plan=1, coefficient=0.5, loss=None, digests={0: "sum 0", 1: "sum 1"}
+        line=LINE,
+        step=STEP.number,
+        group=GROUP,
+        plan=1,
+        coefficient=0.5,
+        loss=None,
+        digests={0: "sum 0", 1: "sum 1"},
     )
     installs = inner(member.receive(commit))
-    assert installs == [e.InstallAverage(b, f"sum {b}", 0.5) for b in (0, 1)]
+    assert installs == [e.InstallAverage(b, STEP.number, f"sum {b}", 0.5) for b in (0, 1)]
     member.applied(AT, 0, "after 0")
     effects = member.applied(AT, 1, "after 1")
     assert isinstance(effects[0], e.RecordApplied)
@@ -113,3 +119,83 @@ def test_a_state_of_another_cluster_is_not_vouched_for():
     assert member.digests == DIGESTS
     member.receive(welcome(line=LINE.model_copy(update={"cluster": 4}), member=True))
     assert member.version is None
+
+
+def step_begin(number):
+    return m.Begin(
+        line=LINE,
+        step=number,
+        batch=9,
+        microbatches=1,
+        roster={ME: (0, 2)},
+        incarnations={ME: 7},
+        tasks=(),
+    )
+
+
+def decided(step):
+    return m.Commit(
+        line=LINE,
+        step=step,
+        group=GROUP,
+        plan=1,
+        coefficient=0.5,
+        loss=None,
+        digests={0: "sum 0", 1: "sum 1"},
+    )
+
+
+def voted_beside_a_step():
+    """A member that trains step STEP.number while the copies of its blocks are averaged, and has voted on the sums."""
+    member = member_in(Phase.READY)
+    copies = inner(member.receive(begin().model_copy(update={"delayed": True})))
+    assert copies == [e.KeepCopy(0), e.KeepCopy(1)]
+    assert member.phase is Phase.READY
+    member.receive(step_begin(STEP.number))
+    assert member.phase is Phase.TRAINING
+    parts = inner(member.receive(plan()))
+    assert {part.slot for part in parts} == {e.COPY}
+    for part in parts:
+        shard = part.shard
+        member.part(Origin(ME, 7, WIRE, 1), shard.block, shard.index, "mine")
+        member.part(Origin(THERE, 1, WIRE, 1), shard.block, shard.index, "theirs")
+        member.summed(AT, shard, "sum")
+        member.result(Origin(ME, 7, WIRE, 1), shard.block, shard.index, "result")
+        vote = m.BlockVote(block=shard.block, digest=f"sum {shard.block}", squared_norm=1.0, finite=True)
+        told = member.inspected(AT, 1, vote, f"sum {shard.block}")
+    (vote,) = told
+    assert (vote.message.kind, vote.message.group) == ("vote", GROUP)
+    assert member.phase is Phase.TRAINING
+    return member
+
+
+def test_a_delayed_averaging_goes_beside_a_step_and_is_installed_between_two():
+    member = voted_beside_a_step()
+    assert member.receive(m.Gone(line=LINE, group=GROUP + 1, peers=(THERE,))) == []
+    member.version = STEP.number + 1  # the step was committed and applied
+    ended, *installs = member.receive(decided(STEP.number + 1))
+    assert isinstance(ended, e.EndStep)
+    assert inner(installs) == [e.InstallAverage(b, STEP.number + 1, f"sum {b}", 0.5) for b in (0, 1)]
+    member.applied(AT, 0, "after 0")
+    record, _, ended = member.applied(AT, 1, "after 1")
+    assert (record.step.number, record.step.group) == (STEP.number + 1, GROUP)
+    assert ended == e.EndStep(AT)
+    assert (member.version, member.phase) == (STEP.number + 2, Phase.READY)
+
+
+def test_it_is_not_installed_into_another_version():
+    member = voted_beside_a_step()
+    effects = member.receive(decided(STEP.number + 1))
+    assert [x for x in effects if isinstance(x, InStep)] == []
+    assert member.phase is Phase.SYNCING
+
+
+def test_a_new_reign_forgets_what_was_averaged_unless_it_says_that_it_is_decided():
+    member = voted_beside_a_step()
+    later = LINE.model_copy(update={"term": LINE.term + 1})
+    effects = member.receive(welcome(line=later, member=True, version=STEP.number))
+    assert e.EndStep(AT) in effects
+    assert member.phase is Phase.READY
+    member = voted_beside_a_step()
+    told = welcome(line=later, member=True, version=STEP.number + 1, commit=decided(STEP.number))
+    assert {type(x) for x in inner(member.receive(told))} == {e.InstallAverage}

@@ -15,8 +15,14 @@ def commit(cluster, step, batch):
     return {"kind": "commit", "cluster": cluster, "step": step, "batch": batch}
 
 
-def average(*clusters):
-    return {"kind": "average", "group": 1, "clusters": list(clusters)}
+def average(*copies, installed=None):
+    """Of clusters at these versions, which install the mean at once unless `installed` says otherwise."""
+    steps = list(copies if installed is None else installed)
+    return {"kind": "average", "group": 1, "clusters": list(copies), "installed": steps}
+
+
+def install(cluster, step):
+    return {"kind": "installed", "group": 1, "installed": [(cluster, step)]}
 
 
 def books(*records, count=6):
@@ -57,6 +63,42 @@ def test_what_was_averaged_lives_on_in_the_others():
     assert batches.inside(1).keys() == {0, 1}
 
 
+def test_what_is_decided_and_not_installed_is_nobody_elses_to_train():
+    both = founded(0), founded(1), commit(0, 0, 0), commit(1, 0, 1)
+    batches = books(*both, average((0, 1), (1, 1), installed=()), count=3)
+    batches.add({"kind": "dissolved", "cluster": 0})
+    assert batches.take(1) == 2, "batch 0 comes in with the mean"
+    batches.add(commit(1, 1, 2))
+    assert batches.exhausted
+    batches.add(install(1, 2))
+    assert batches.exhausted
+
+
+def test_a_copy_has_what_was_in_when_it_was_taken():
+    batches = books(founded(0), founded(1), commit(0, 0, 0), commit(0, 1, 1), commit(1, 0, 2))
+    batches.add(average((0, 1), (1, 1), installed=((1, 1),)))
+    assert batches.inside(1).keys() == {0, 2}
+    assert batches.inside(0).keys() == {0, 1, 2}, "as promised"
+
+
+def test_a_checkpoint_has_nothing_of_what_is_only_promised():
+    batches = books(founded(0), founded(1), commit(0, 0, 0), commit(1, 0, 1))
+    batches.add(average((0, 1), (1, 1), installed=()))
+    batches.add({"kind": "checkpoint", "cluster": 0, "version": 1})
+    batches.add(founded(2, version=1))
+    assert batches.inside(2).keys() == {0}
+
+
+def test_a_promise_is_void_when_the_coordinator_dies():
+    batches = books(founded(0), founded(1), commit(0, 0, 0), commit(1, 0, 1), count=2)
+    batches.add(average((0, 1), (1, 1), installed=()))
+    batches.add({"kind": "dissolved", "cluster": 0})
+    assert batches.exhausted
+    batches.add({"kind": "reign", "term": 2})
+    assert not batches.exhausted
+    assert batches.take(1) == 0
+
+
 def test_a_new_cluster_has_what_is_in_the_checkpoint_as_it_was_at_its_version():
     checkpoint = {"kind": "checkpoint", "cluster": 0, "version": 1}
     batches = books(founded(0), commit(0, 0, 0), commit(0, 1, 1), checkpoint, founded(1, version=1))
@@ -89,8 +131,9 @@ def test_all_batches_come_in_whatever_falls_apart(seed):
     """Against sets: a batch is trained only when it is in nobody, and in the end all are in."""
     choose, batches, inside, versions = random.Random(seed), Batches(30), {}, {}
     stored, training, next_cluster = (0, frozenset()), {}, 0
+    promised = {}
     for _ in range(2000):
-        match choose.randrange(5):
+        match choose.randrange(7):
             case 0 if len(inside) < 4 and batches.compatible:
                 batches.add(founded(next_cluster, stored[0]))
                 inside[next_cluster], versions[next_cluster] = set(stored[1]), stored[0]
@@ -100,30 +143,46 @@ def test_all_batches_come_in_whatever_falls_apart(seed):
                 batches.add({"kind": "dissolved", "cluster": fallen})
                 del inside[fallen]
                 training.pop(fallen, None)
+                promised.pop(fallen, None)
             case 2 if len(inside) > 1:
                 group = choose.sample(list(inside), 2)
-                if not training.keys() & set(group):
-                    batches.add(average(*((c, versions[c]) for c in group)))
-                    for c in group:
+                if not promised.keys() & set(group):
+                    promised |= dict.fromkeys(group, inside[group[0]] | inside[group[1]])
+                    ready = [c for c in group if c not in training]
+                    steps = [(c, versions[c]) for c in ready]
+                    batches.add(average(*((c, versions[c]) for c in group), installed=steps))
+                    for c in ready:
                         versions[c] += 1
-                    inside |= dict.fromkeys(group, inside[group[0]] | inside[group[1]])
-                    inside |= {c: set(inside[c]) for c in group}
+                        inside[c] = inside[c] | promised.pop(c)
+            case 4 if promised.keys() - training.keys():
+                ready = choose.choice(sorted(promised.keys() - training.keys()))
+                batches.add(install(ready, versions[ready]))
+                versions[ready] += 1
+                inside[ready] = inside[ready] | promised.pop(ready)
+            case 5 if choose.random() < 0.1:
+                batches.add({"kind": "reign", "term": 2})
+                for cluster, batch in training.items():
+                    batches.add(commit(cluster, versions[cluster], batch))
+                    inside[cluster].add(batch)
+                    versions[cluster] += 1
+                training.clear()
+                promised.clear()
             case 3 if inside:
                 saver = choose.choice(list(inside))
                 batches.add({"kind": "checkpoint", "cluster": saver, "version": versions[saver]})
                 stored = (versions[saver], frozenset(inside[saver]))
             case _:
-                for cluster in inside:
+                for cluster, known in inside.items():
                     if cluster in training:
                         batches.add(commit(cluster, versions[cluster], training[cluster]))
-                        inside[cluster].add(training.pop(cluster))
+                        known.add(training.pop(cluster))
                         versions[cluster] += 1
                     elif (batch := batches.take(cluster)) is not None:
-                        assert all(batch not in known for known in inside.values())
+                        assert all(batch not in known for known in (*inside.values(), *promised.values()))
                         assert batch not in training.values()
                         training[cluster] = batch
-        assert all(batches.inside(c).keys() == known for c, known in inside.items())
-        everywhere = set().union(*inside.values()) if inside else set()
+        assert all(batches.inside(c).keys() == inside[c] | promised.get(c, set()) for c in inside)
+        everywhere = set().union(*inside.values(), *promised.values())
         assert batches.exhausted == (len(everywhere) == 30 and not training)
         if batches.exhausted:
             return

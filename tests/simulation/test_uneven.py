@@ -145,22 +145,31 @@ def test_both_share_a_step(monkeypatch):
     assert together >= STEPS // 2
 
 
-def test_each_trains_batches_of_its_own_and_they_average(monkeypatch):
+@pytest.mark.parametrize("delayed", [False, True])
+def test_each_trains_batches_of_its_own_and_they_average(monkeypatch, delayed):
     net = Recorder()
     witness = Witness(GroupedChecks, monkeypatch)
-    swarm = GroupedSwarm(5, replace(CONFIG, ties=net.ties), net, Coverage())
+    config = replace(CONFIG, ties=net.ties, part_s=(0.0, 3.0 if delayed else 0.0))
+    swarm = GroupedSwarm(5, config, net, Coverage(), delayed=delayed)
     swarm.run(900.0)
-    averages = [record for record in swarm.log if record["kind"] == "average"]
+    averages = [record for record in swarm.log if record["kind"] in ("average", "installed")]
     assert sum(len(record["clusters"]) == 2 for record in averages) >= 2
+    assert any(record["kind"] == "installed" for record in averages) == delayed
     for record in swarm.log:
         if record["kind"] == "commit":
             check_commit(net, witness, record)
+    later = 0
     for record in averages:
-        members = [witness.members(cluster, step) for cluster, step in record["clusters"]]
-        for block in range(BLOCKS):
-            total = net.add(net.known[before[block]].parameters for before, _ in members)
-            for before, after in members:
-                state = net.install(net.known[before[block]], total, 1.0 / len(members))
+        copies = {cluster: witness.members(cluster, at)[0] for cluster, at in record["clusters"]}
+        for cluster, step in record["installed"]:
+            before, after = witness.members(cluster, step)
+            later += step > dict(record["clusters"])[cluster]
+            for block in range(BLOCKS):
+                states = [net.known[copy[block]] for copy in copies.values()]
+                total = net.add(state.parameters for state in states)
+                copy = net.known[copies[cluster][block]]
+                state = net.install(net.known[before[block]], total, 1.0 / len(copies), copy)
                 assert ToyNet.digest(net, state) == after[block]
+    assert (later > 0) == delayed
     last = averages[-1]["clusters"]
     assert {len(swarm.coordinator.clusters[cluster].members.roster()) for cluster, _ in last} == {3, 5}

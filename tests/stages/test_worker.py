@@ -278,6 +278,32 @@ async def test_an_average_replaces_the_parameters_and_leaves_the_moments(holder,
     assert load(await holder.state(0), 0, layout(spec), KEPT).digest() == after.digest()
 
 
+async def test_a_delayed_average_keeps_what_was_trained_since_its_copy(holder, arena):
+    spec = holder.blocks[0]
+    count = spec.parameter_count
+    sent = arena.allocate(4 * count)
+
+    async def exported(**copy):
+        await holder.submit(c.ExportState(block=0, begin=0, end=count, extent=sent, **copy))
+        return np.frombuffer(bytes(arena.view(sent)), np.float32)
+
+    with refused("HP-WORK-001", "block 0 has no copy"):
+        await exported(copy=True)
+    first = await exported()
+    await holder.submit(c.KeepCopy(block=0))
+    await holder.apply(spec, holder.put(flat(plain_gradient(1, 1.0), spec)), 1.0)
+    now = await exported()
+    assert (await exported(copy=True)).tobytes() == first.tobytes() != now.tobytes()
+    total = first * np.float32(2.0) + np.float32(1.0)
+    await holder.submit(c.Install(block=0, total=holder.put(total), coefficient=0.5))
+    mean = total * np.float32(0.5)
+    assert (await exported()).tobytes() == ((mean - first) + now).tobytes()
+    await holder.submit(c.DropCopies())
+    await holder.submit(c.KeepCopy(block=0))
+    await holder.submit(c.Install(block=0, total=holder.put(total), coefficient=0.5))
+    assert (await exported()).tobytes() == mean.tobytes(), "nothing was trained since: it is the mean"
+
+
 async def test_an_outer_optimizer_goes_on_from_what_was_averaged_last(arena):
     """Without momentum: half of the way from the first parameters to the mean. Its state travels with the block."""
     spec, outer = tiny_blocks()[0], {"learning_rate": 0.5, "momentum": 0.0}

@@ -62,13 +62,16 @@ async def test_two_clusters_share_the_batches_and_end_with_the_same_parameters(s
 
 
 async def test_what_falls_apart_with_a_killed_volunteer_is_trained_again(swarm: Swarm) -> None:
-    volunteers = await clusters_of_two(swarm, "abcd", steps=ENDLESS, checkpoint_every=4)
+    """While averagings are delayed."""
+    delayed = AveragingSettings(span=2, delayed=True)
+    volunteers = await clusters_of_two(swarm, "abcd", delayed, steps=ENDLESS, checkpoint_every=4)
     await until(lambda: averaged(swarm, {0, 1}), "they have averaged")
     await volunteers.pop().kill()
     await until(lambda: swarm.records("dissolved"), "its cluster has fallen apart")
     volunteers.append(swarm.volunteer("e"))
     (fallen,) = swarm.records("dissolved")
     await until(lambda: averaged(swarm, {1 - fallen.get("cluster", 0), 2}), "a new one has taken its place")
+    await until(lambda: any(r["installed"] for r in swarm.records("installed")), "a mean was installed later")
     await ended_with_all_in_the_log(swarm, volunteers)
 
 
