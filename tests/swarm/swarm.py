@@ -213,6 +213,19 @@ class Swarm:
         """What the coordinator's log says; of one kind, or all of it."""
         return [r for r in read_log(self.run.log_path) if not kind or r["kind"] == kind]
 
+    async def left_in_order(self, volunteers: list[Child]) -> None:
+        """Everybody leaves once what they have trained is stored, the bootstrap node last; all of it is in the log."""
+        stored = len(self.records("checkpoint"))
+        await until(
+            lambda: len(self.records("checkpoint")) > stored, "what they trained is stored", within_s=60.0
+        )
+        for child in (*volunteers, self.children[0]):
+            child.signal(signal.SIGINT)
+            await child.ended()
+        verdict = audit(self.run.path)
+        assert verdict.ok, verdict.problems
+        assert verdict.steps
+
     @property
     def version(self) -> int:
         return History.of(self.records()).version

@@ -1,6 +1,5 @@
 """Clusters of real processes that train batches of their own and average (mode `grouped`)."""
 
-import signal
 from typing import Any
 
 from hetpeer.bootstrap.audit import audit
@@ -28,18 +27,6 @@ def averaged(swarm: Swarm, clusters: set[int]) -> bool:
 
 def is_said(swarm: Swarm, peer: str, why: str) -> bool:
     return any(record["peer"] == peer and why in record["why"] for record in swarm.records("gone"))
-
-
-async def ended_with_all_in_the_log(swarm: Swarm, volunteers: list[Child]) -> None:
-    """Everybody leaves once what they have trained is stored."""
-    stored = len(swarm.records("checkpoint"))
-    await until(lambda: len(swarm.records("checkpoint")) > stored, "what they trained together is stored")
-    for child in (*volunteers, swarm.children[0]):
-        child.signal(signal.SIGINT)
-        await child.ended()
-    verdict = audit(swarm.run.path)
-    assert verdict.ok, verdict.problems
-    assert verdict.steps
 
 
 def all_batches_once(swarm: Swarm) -> None:
@@ -72,7 +59,7 @@ async def test_what_falls_apart_with_a_killed_volunteer_is_trained_again(swarm: 
     (fallen,) = swarm.records("dissolved")
     await until(lambda: averaged(swarm, {1 - fallen.get("cluster", 0), 2}), "a new one has taken its place")
     await until(lambda: any(r["installed"] for r in swarm.records("installed")), "a mean was installed later")
-    await ended_with_all_in_the_log(swarm, volunteers)
+    await swarm.left_in_order(volunteers)
 
 
 async def test_who_sends_what_cannot_be_averaged_is_named_and_left_out(swarm: Swarm) -> None:
@@ -84,7 +71,7 @@ async def test_who_sends_what_cannot_be_averaged_is_named_and_left_out(swarm: Sw
         accused = {"peer": liar.peer_id, "why": f"cannot be added: {why}"}
         await until(lambda accused=accused: is_said(swarm, **accused), f"{wrong} is named", within_s=90.0)
         await liar.kill()
-    await ended_with_all_in_the_log(swarm, volunteers)
+    await swarm.left_in_order(volunteers)
 
 
 async def test_a_coordinator_that_dies_goes_on_with_the_clusters_that_are_there(swarm: Swarm) -> None:
