@@ -287,9 +287,8 @@ class Member(Working):
             return [*self._drop_all(), self._sync()]
         self.phase = Phase.APPLYING
         self.loss = self.loss if message.loss is None else message.loss
-        ended = (
-            self._drop_step() if message.group else []
-        )  # it was of evaluation alone, and nobody says when that is over
+        # beside an averaging it was of evaluation alone: nobody says when that is over
+        ended = self._drop_step() if message.group else []
         return [*ended, *step.apply(message)]
 
     def applied(self, step: StepId, block: int, digest: str) -> list[Effect]:

@@ -197,6 +197,7 @@ def p95(values: list[float]) -> float:
     return statistics.quantiles(values, n=20)[-1]
 
 
+@pytest.mark.alone
 async def test_four_hundred_streams_that_drip(tmp_path: Path, open_files: None) -> None:
     """Of one peer eight are taken, and cut in ten seconds; files stay few, and an honest peer's answers come as fast."""
     async with ChildPeer(tmp_path / "child") as child:
