@@ -201,36 +201,32 @@ class Failed(Schema):
     why: Text
 
 
-class Vote(Schema):
+class OfPlan(Schema):
+    """Of plan `plan` of a reduce: that of step `step`, or, with `group` above 0, of that averaging; then `step` is a version."""
+
+    line: Line
+    step: Count
+    group: Count = 0
+    plan: Count
+
+
+class Vote(OfPlan):
     """The reduced gradients of plan `plan` have arrived and look like this."""
 
     kind: Literal["vote"] = "vote"
-    line: Line
-    step: Count
-    group: Count = 0
-    """Above 0: of this averaging, and `step` is the version that is averaged. Likewise below."""
-    plan: Count
     blocks: tuple[BlockVote, ...]
 
 
-class Reducing(Schema):
+class Reducing(OfPlan):
     """Shards of plan `plan` arrive here: it goes on, however long it takes."""
 
     kind: Literal["reducing"] = "reducing"
-    line: Line
-    step: Count
-    group: Count = 0
-    plan: Count
 
 
-class Objection(Schema):
+class Objection(OfPlan):
     """What `peer` sent of `block` for plan `plan` cannot be added, and `why`: the sum is not made."""
 
     kind: Literal["objection"] = "objection"
-    line: Line
-    step: Count
-    group: Count = 0
-    plan: Count
     block: Block
     peer: Peer
     why: Text
@@ -412,28 +408,20 @@ class Evict(Schema):
     blocks: tuple[Block, ...]
 
 
-class Plan(Schema):
+class Plan(OfPlan):
     """Reduce exactly these covers. A higher `plan` of the same step voids all lower ones."""
 
     kind: Literal["plan"] = "plan"
-    line: Line
-    step: Count
-    group: Count = 0
-    plan: Count
     covers: tuple[Cover, ...]
 
 
-class Commit(Schema):
+class Commit(OfPlan):
     """Step `step` is decided: apply plan `plan`'s gradients, scaled by `coefficient` (global-norm clipping).
 
     If it is an averaging: `coefficient` times the sums are the parameters from version `step`+1 on, and there is no loss.
     """
 
     kind: Literal["commit"] = "commit"
-    line: Line
-    step: Count
-    group: Count = 0
-    plan: Count
     coefficient: float
     loss: float | None
     """Of the whole batch, nats per token."""

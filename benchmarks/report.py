@@ -16,6 +16,8 @@ from typing import Any
 
 import psutil
 
+from tests.wanlab.quiet import stolen
+
 FOLDER = Path(__file__).with_name("results")
 _BEGAN = psutil.cpu_times()
 
@@ -43,11 +45,6 @@ def keep(name: str, figures: dict[str, Any], *, seed: int) -> dict[str, Any]:
     FOLDER.mkdir(exist_ok=True)
     (FOLDER / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
     return document
-
-
-def stolen(before: Any, now: Any) -> float:
-    """The part of the processors' time in between that other virtual machines had, by `psutil.cpu_times`."""
-    return float((now.steal - before.steal) / max(sum(now) - sum(before), 1e-9))
 
 
 def machine() -> dict[str, Any]:
