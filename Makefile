@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 PY := $(BIN)/python
 
-.PHONY: setup lint format test grid demo proof proof-3 proof-4 proof-5 proof-churn proof-averaging chaos gpu clean
+.PHONY: setup lint format test grid demo proof proof-3 proof-4 proof-5 proof-6 proof-churn proof-averaging chaos gpu clean
 
 setup: .venv/.stamp
 
@@ -66,6 +66,12 @@ proof-churn: setup
 
 proof-averaging: setup
 	$(PY) -m benchmarks.grouping
+
+proof-6: setup
+	$(PY) -m benchmarks.grouping
+	$(PY) -m benchmarks.averaging
+	$(PY) -m benchmarks.stragglers
+	$(PY) -m benchmarks.curves
 
 # Twelve volunteers in the laboratory (root), a fault every half minute for twenty minutes.
 chaos: setup

@@ -107,6 +107,8 @@ class SumParts:
 
     shard: Shard
     parts: tuple[Handle, ...]
+    shared: bool = True
+    """Whether anybody but us gets the sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +142,12 @@ class Inspect:
 
 @dataclass(frozen=True, slots=True)
 class ApplyUpdate:
-    """Run the optimizer on `block` with `gradient`·`coefficient`, one of `workers` that will be averaged → `Member.applied`."""
+    """Run the optimizer on `block` with `gradient`·`coefficient`, one of `workers` that will be averaged → `Member.applied`. `plan`: by
+    which the gradient was reduced.
+    """
 
     block: int
+    plan: int
     gradient: Handle
     coefficient: float
     workers: int = 1
@@ -162,6 +167,7 @@ class InstallAverage:
     """
 
     block: int
+    plan: int
     version: int
     total: Handle
     coefficient: float

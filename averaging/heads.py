@@ -28,7 +28,7 @@ class _Head(Schema):
 
 
 class Coded(Schema):
-    """How a bundle is written, where that is not as it lies in memory; one entry for each tensor."""
+    """How a bundle or a shard is written, where that is not as it lies in memory; one entry for each tensor."""
 
     codec: Annotated[str, Field(max_length=32)]
     written: Annotated[tuple[Written, ...], Field(max_length=1 << 10)]
@@ -59,7 +59,7 @@ class GradientHead(_Head):
 
 
 class ShardHead(_Head):
-    """Elements [begin, end) of the flat gradient of `block` under `plan`: one holder's `part`, or the `result`."""
+    """Elements [begin, end) of the flat vector of `block` under `plan`: one holder's `part`, or the `result`."""
 
     kind: Literal["part", "result"]
     plan: Count
@@ -67,6 +67,7 @@ class ShardHead(_Head):
     index: Count
     begin: Count
     end: Count
+    coded: Coded | None = None
 
 
 class Introduction(_Head):

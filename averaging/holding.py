@@ -280,10 +280,13 @@ class HeldStep:
         gradients = self.reduction.gradients
         if self.averages:
             return self._wrap(
-                [InstallAverage(b, commit.step, gradients[b], commit.coefficient) for b in self._blocks]
+                [
+                    InstallAverage(b, commit.plan, commit.step, gradients[b], commit.coefficient)
+                    for b in self._blocks
+                ]
             )
         one = (commit.coefficient, commit.workers)
-        return self._wrap([ApplyUpdate(b, gradients[b], *one) for b in self._blocks])
+        return self._wrap([ApplyUpdate(b, commit.plan, gradients[b], *one) for b in self._blocks])
 
     def applied(self, block: int, digest: str) -> RecordApplied | None:
         """`ApplyUpdate` or `InstallAverage` is done; after the last block, what there is to be written down."""

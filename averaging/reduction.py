@@ -109,15 +109,20 @@ class Reduction:
         if len(parts) < len(cover.slots):
             return []
         self._summing.add(key)
-        return [SumParts(self._shards[block][index], tuple(parts[h] for h, _ in cover.slots))]
+        shard = self._shards[block][index]
+        shared = any(peer != self._me for peer in self._readers(shard))
+        return [SumParts(shard, tuple(parts[h] for h, _ in cover.slots), shared)]
 
     def summed(self, shard: Shard, handle: Handle) -> list[Effect]:
         """The sum of `shard` is made: who holds the block gets it, and who holds a tied one gets what is tied."""
         parts = self._parts.pop((shard.block, shard.index), {})
         effects: list[Effect] = [Release(h) for h in parts.values()]
+        return effects + [SendResult(shard, to, handle) for to in self._readers(shard)]
+
+    def _readers(self, shard: Shard) -> tuple[str, ...]:
+        """Who gets its sum: who holds the block, and who holds a tied one if it is tied."""
         cover = self.covers[shard.block]
-        observers = cover.observers if self._is_tied(shard) else ()
-        return effects + [SendResult(shard, to, handle) for to in (*cover.receivers, *observers)]
+        return (*cover.receivers, *(cover.observers if self._is_tied(shard) else ()))
 
     def _is_tied(self, shard: Shard) -> bool:
         return self._ties.needed(shard.block, shard.begin, shard.end)

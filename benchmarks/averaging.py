@@ -1,7 +1,7 @@
 """A reduce on slow lines: hetpeer's, as it happens in a run, beside torch's all-reduce over gloo and hivemind's averager.
 
 Every peer has the whole model, a table of so many float32 parameters; a step computes next to nothing and then reduces its
-gradient. hetpeer's time is the coordinator's: from its plan to the last vote on the hash. The others' is the slowest peer's, of the
+gradient. hetpeer's time is the coordinator's: from its plan to the last vote on the hash; with sums sent in 8 bits it is shown beside. The others' is the slowest peer's, of the
 all-reduce alone (hivemind's matchmaking is shown beside it). In the laboratory (root) every peer has its own line; the last setting is
 this machine's loopback. The bound is that of a linear program over all ways to divide the sums (docs/averaging.md).
 
@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from benchmarks import report
 from benchmarks.swarm import NEVER, Site, running
 from hetpeer.bootstrap.create import create_run
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.settings import TrainingSettings
+from hetpeer.bootstrap.settings import DenseCodecName, LinkSettings, TrainingSettings
 from hetpeer.dht.errors import HetpeerError
 from hetpeer.peer.children import Child, end_all
 from tests.wanlab.lab import Lab
@@ -131,8 +132,10 @@ class Rounds:
 # ── the ways ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def hetpeer(setting: Setting, lab: Lab | None, rounds: int, folder: Path) -> Rounds:
-    run = _make_run(setting, rounds, folder)
+async def hetpeer(
+    setting: Setting, lab: Lab | None, rounds: int, folder: Path, codec: DenseCodecName = "none"
+) -> Rounds:
+    run = _make_run(setting, rounds, folder, LinkSettings(reduce=codec, feedback=True))
     async with running(run, folder, setting.peers, site=Site(lab=lab)) as swarm:
         await swarm.until(SETTLE, WITHIN_S)
         before = _family_cpu()
@@ -143,7 +146,7 @@ async def hetpeer(setting: Setting, lab: Lab | None, rounds: int, folder: Path) 
     return Rounds([commit["reduce_seconds"] for commit in commits], cpu_s)
 
 
-def _make_run(setting: Setting, rounds: int, folder: Path) -> RunDirectory:
+def _make_run(setting: Setting, rounds: int, folder: Path, links: LinkSettings) -> RunDirectory:
     module = folder / "table.py"
     module.write_text(TABLE.format(rows=setting.elements // WIDTH, width=WIDTH))
     return create_run(
@@ -152,6 +155,7 @@ def _make_run(setting: Setting, rounds: int, folder: Path) -> RunDirectory:
         name="benchmark",
         sequence_length=8,
         stages=[1],
+        links=links,
         training=TrainingSettings(
             steps=SETTLE + rounds + 1,
             batch_size=4 * setting.peers,
@@ -233,7 +237,12 @@ def _family_cpu() -> float:
     return total
 
 
-WAYS = {"hetpeer": hetpeer, "gloo": gloo, "hivemind": hivemind}
+WAYS = {
+    "hetpeer": hetpeer,
+    "hetpeer int8": partial(hetpeer, codec="int8"),
+    "gloo": gloo,
+    "hivemind": hivemind,
+}
 
 
 # ── all of it ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -294,11 +303,11 @@ def show(row: dict[str, Any]) -> None:
     print(f"{row['setting']}: {row['peers']} peers, {row['elements'] // 10**6}M float32, {lines}{bound}")
     for name, one in row["ways"].items():
         if "failed" in one:
-            print(f"  {name:9} failed: {one['failed']}")
+            print(f"  {name:12} failed: {one['failed']}")
             continue
         of_bound = f", {one['of_bound']:.2f} of the bound" if one["of_bound"] else ""
         meeting = f", matchmaking {one['matchmaking_s']:.2f} s" if one["matchmaking_s"] else ""
-        print(f"  {name:9} {one['seconds']:6.2f} s{of_bound}, {one['cpu_s_per_gb']:5.1f} CPU s/GB{meeting}")
+        print(f"  {name:12} {one['seconds']:6.2f} s{of_bound}, {one['cpu_s_per_gb']:5.1f} CPU s/GB{meeting}")
     for goal, met in row["goals"].items():
         print(f"  {goal}: {'met' if met else 'MISSED'}", flush=True)
 

@@ -11,6 +11,7 @@ Speed is batches a second between the warm-up and the last batch, loss that of t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import random
@@ -18,21 +19,20 @@ import signal
 import statistics
 import sys
 import tempfile
-from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from benchmarks import report
-from benchmarks.swarm import NEVER, POLL_S, Model, Site, Swarm, make_run, running
-from hetpeer.bootstrap.audit import audit
+from benchmarks import clusters, report
+from benchmarks.clusters import CLUSTERS, LATENCY_MS, STAGES
+from benchmarks.swarm import NEVER, Model, Swarm
 from hetpeer.bootstrap.eventlog import read_event, read_events
 from hetpeer.bootstrap.settings import AveragingSettings, TrainingSettings
+from hetpeer.peer.demo.feed import Seen
 from tests.wanlab.lab import Lab
 
-CLUSTERS, STAGES = 4, 2
-LATENCY_MS = 25.0
 SLEEPS = {"homogeneous": 0.0, "hete-A": 0.2, "hete-B": 0.6}
 CHANCE = 0.1
 WAYS = {
@@ -40,8 +40,6 @@ WAYS = {
     "grouped": AveragingSettings(span=10 * CLUSTERS),
     "all-reduce": AveragingSettings(span=1, window_s="all"),
 }
-WARM_UP = 10 * CLUSTERS
-"""Batches before the clock starts."""
 SHARE, LOSS_WITHIN = 0.9, 0.02
 TRAINING = TrainingSettings(
     steps=240,
@@ -53,54 +51,42 @@ TRAINING = TrainingSettings(
     checkpoint_every=NEVER,
     learning_rate=1e-3,
 )
-TRAIN_S = 400.0
-
-
-def site() -> dict[str, Any]:
-    """Everybody equally far from everybody, with lines that are no limit."""
-    nodes = 1 + CLUSTERS * STAGES
-    return {
-        "nodes": nodes,
-        "latency_ms": [[0.0 if a == b else LATENCY_MS for a in range(nodes)] for b in range(nodes)],
-        "uplink_mbps": [1000] * nodes,
-        "downlink_mbps": [1000] * nodes,
-    }
+MODEL = Model(width=32, layers=2, heads=2, sequence_length=32)
 
 
 class Naps:
     """Stops a worker of a cluster for `seconds` after one of its batches in ten."""
 
-    def __init__(self, swarm: Swarm, seconds: float, seed: int) -> None:
-        self._swarm = swarm
+    def __init__(self, seconds: float, seed: int) -> None:
         self._seconds = seconds
         self._random = random.Random(seed)
         self._napping: set[asyncio.Task[None]] = set()
         self._workers: dict[int, psutil.Process] = {}
         """Cluster → a worker of it, the first that is found."""
 
-    def look(self) -> None:
+    def look(self, swarm: Swarm, new: Sequence[Seen]) -> None:
         """Whoever has trained a batch since the last look may be a straggler in the next one."""
-        for seen in self._swarm.feed.poll():
+        for seen in new:
             if seen.record["kind"] == "commit" and self._random.random() < CHANCE and self._seconds:
-                task = asyncio.create_task(self._nap(seen.record.get("cluster", 0)))
+                task = asyncio.create_task(self._nap(swarm, seen.record.get("cluster", 0)))
                 self._napping.add(task)
                 task.add_done_callback(self._napping.discard)
 
-    async def _nap(self, cluster: int) -> None:
-        worker = self._worker(cluster)
+    async def _nap(self, swarm: Swarm, cluster: int) -> None:
+        worker = self._worker(swarm, cluster)
         worker.send_signal(signal.SIGSTOP)
         try:
             await asyncio.sleep(self._seconds)
         finally:
-            worker.send_signal(signal.SIGCONT)
+            with contextlib.suppress(psutil.NoSuchProcess):  # the run may have ended meanwhile
+                worker.send_signal(signal.SIGCONT)
 
-    def _worker(self, cluster: int) -> psutil.Process:
+    def _worker(self, swarm: Swarm, cluster: int) -> psutil.Process:
         if cluster not in self._workers:
-            for number in self._swarm.volunteers:
-                if cluster_of(self._swarm, number) == cluster:
-                    family = self._swarm.family(number)
-                    self._workers[cluster] = next(p for p in family if "worker_main" in " ".join(p.cmdline()))
-                    break
+            number = next(n for n in swarm.volunteers if cluster_of(swarm, n) == cluster)
+            worker = swarm.worker(number)
+            assert worker is not None
+            self._workers[cluster] = worker
         return self._workers[cluster]
 
     async def over(self) -> None:
@@ -118,28 +104,10 @@ async def trained(
     averaging: AveragingSettings, sleep_s: float, seed: int, lab: Lab, folder: Path
 ) -> dict[str, Any]:
     """One run to its end."""
-    model = Model(width=32, layers=2, heads=2, sequence_length=32)
-    run = make_run(folder, model, STAGES, TRAINING, 0, averaging=averaging)
-    async with running(run, folder, CLUSTERS * STAGES, site=Site(lab=lab)) as swarm:
-        naps = Naps(swarm, sleep_s, seed)
-        async with asyncio.timeout(TRAIN_S):
-            while swarm.bootstrap.status is None:
-                swarm.check()
-                naps.look()
-                await asyncio.sleep(POLL_S)
-        await naps.over()
-        swarm.feed.poll()
-        records = swarm.feed.seen
-    verdict = audit(run.path)
-    assert verdict.ok, verdict.problems
-    commits = [one.at for one in records if one.record["kind"] == "commit"]
-    groups = Counter(len(one.record["clusters"]) for one in records if one.record["kind"] == "average")
-    return {
-        "batches_per_s": (len(commits) - WARM_UP) / (commits[-1] - commits[WARM_UP - 1]),
-        "loss": [one.record["loss"] for one in records if one.record["kind"] == "evaluation"][-1],
-        "averages": dict(sorted(groups.items())),
-        "dissolved": sum(one.record["kind"] == "dissolved" for one in records),
-    }
+    naps = Naps(sleep_s, seed)
+    found = await clusters.trained(lab, folder, MODEL, TRAINING, averaging, look=naps.look)
+    await naps.over()
+    return found
 
 
 def measure(options: Any) -> dict[str, Any]:
@@ -148,7 +116,10 @@ def measure(options: Any) -> dict[str, Any]:
     for turn in range(options.rounds):
         for setting, sleep_s in SLEEPS.items():
             for way, averaging in WAYS.items():
-                with Lab(site()) as lab, tempfile.TemporaryDirectory(prefix="hetpeer-stragglers-") as folder:
+                with (
+                    Lab(clusters.network(1000.0, 1000.0)) as lab,
+                    tempfile.TemporaryDirectory(prefix="hetpeer-stragglers-") as folder,
+                ):
                     one = asyncio.run(trained(averaging, sleep_s, options.seed + turn, lab, Path(folder)))
                 found[setting][way].append(one)
                 print(f"{setting} {way}: {one}", file=sys.stderr, flush=True)

@@ -191,8 +191,15 @@ class Manifest(Entry):
     @property
     def kept(self) -> int:
         """Vectors that a holder keeps of each block besides its parameters, its gradient and its slots."""
-        delayed = self.averaging is not None and self.averaging.delayed
-        return len(self.optimizer_state) + (2 if delayed else 0)  # the copy, and the mean of copies
+        delayed = (
+            2 if self.averaging is not None and self.averaging.delayed else 0
+        )  # the copy, the mean of copies
+        rounded = self.links.reduce != "none"
+        gradients = (
+            4 if rounded and self.links.feedback else 0
+        )  # what parts and sums have lost, before and now
+        parameters = 3 if rounded and self.averaging is not None else 0  # parts, now; sums, before and now
+        return len(self.optimizer_state) + delayed + gradients + parameters
 
     def layout(self, cluster: int) -> tuple[Range, ...]:
         """The stages of a cluster, as block ranges [begin, end)."""

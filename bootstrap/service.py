@@ -21,6 +21,7 @@ from hetpeer.bootstrap.coordinator import CoordinatorConfig
 from hetpeer.bootstrap.core import new_core
 from hetpeer.bootstrap.eventlog import keep_event, read_event, read_events
 from hetpeer.bootstrap.keeping import Checkpoints
+from hetpeer.bootstrap.leases import MAX_TICK_S
 from hetpeer.bootstrap.membership import BlockCost
 from hetpeer.bootstrap.replica import DeposedError, Replica
 from hetpeer.bootstrap.rundir import RunDirectory
@@ -132,9 +133,13 @@ class CoordinatorService:
         raise DeposedError
 
     async def _tick(self) -> None:
+        ticked = self._clock.monotonic()
         while True:
             await asyncio.sleep(TICK_S)
-            self._queue(self.core.tick(self._clock.monotonic()))
+            last, ticked = ticked, self._clock.monotonic()
+            if ticked - last > MAX_TICK_S:
+                _log.warning("this process stood still for %.1f s: no lease runs out for that", ticked - last)
+            self._queue(self.core.tick(ticked))
             if self._amended < self._replica.council.sequence:
                 self._amended = self._replica.council.sequence
                 for channel in self._channels:

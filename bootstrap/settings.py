@@ -57,10 +57,11 @@ def parameter_group(text: str) -> dict[str, str | float]:
 
 
 CodecName = Literal["none", "bf16", "fp16", "int8", "int4", "topk-bf16", "topk-int8", "topk-int4"]
+DenseCodecName = Literal["none", "bf16", "fp16", "int8", "int4"]
 
 
 class LinkSettings(Entry):
-    """How activations and their gradients travel between volunteers (docs/links.md)."""
+    """How tensors travel between volunteers (docs/links.md)."""
 
     codec: CodecName = "none"
     """The strongest way in which a link may write activations."""
@@ -71,11 +72,13 @@ class LinkSettings(Entry):
     adaptive: bool = True
     """Whether only slow links shrink what they send, and only as far as it helps; else all do, by `ratio`."""
     feedback: bool = False
-    """Whether what is left out of a gradient is added to the next one over the same border."""
+    """Whether what is left out of a gradient is added to the next one over the same border, or of the same block."""
+    reduce: DenseCodecName = "none"
+    """How gradients and parameters are written that are added up or averaged (docs/averaging.md)."""
 
     @property
     def lossy(self) -> bool:
-        return self.codec != "none" or self.backward not in (None, "none")
+        return self.codec != "none" or self.backward not in (None, "none") or self.reduce != "none"
 
 
 class Outer(Entry):

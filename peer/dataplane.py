@@ -40,7 +40,7 @@ from hetpeer.peer.reducing import FLOAT_BYTES
 from hetpeer.peer.schema import Schema
 from hetpeer.peer.tensors import Tensor, TensorStore
 from hetpeer.peer.tracing import Trace
-from hetpeer.peer.transcoding import bundle_layout
+from hetpeer.peer.transcoding import layout_of
 from hetpeer.stages.execution.arena import ArenaFullError
 from hetpeer.stages.links.codec import Codec
 
@@ -276,15 +276,15 @@ class DataPlane:
 
     def _due_bytes(self, head: Head, schema: Schema, peer: str) -> int:
         """The length of its payload, from our own graph and what the run's codec allows."""
-        if isinstance(head, ShardHead) or head.coded is None:
+        if head.coded is None:
             return _nbytes(head, schema)
         try:
             codec = Codec.of(head.coded.codec)
         except ValueError as error:
             raise OffenceError(Kind.CODEC, "a tensor in an unknown codec", peer=peer) from error
-        if not self._book.allows(codec, gradient=isinstance(head, GradientHead)):
+        if not self._book.allows(codec, head.kind):
             raise OffenceError(Kind.CODEC, f"a tensor in {codec}, which is not of this run", peer=peer)
-        return bundle_layout(schema, head).written(codec, head.coded.written)
+        return layout_of(schema, head).written(codec, head.coded.written)
 
 
 def _departing(store: TensorStore, tensor: Tensor, parcel: Parcel) -> Parcel | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from hetpeer.averaging.heads import ActivationHead, GradientHead, Head
+from hetpeer.averaging.heads import ActivationHead, GradientHead, Head, ShardHead
 from hetpeer.dht.credit import Pool
 from hetpeer.dht.grants import Budget, Grants, Holding
 from hetpeer.peer.pressure import ACTIVATIONS, GRADIENTS, SHARDS
@@ -46,6 +46,8 @@ def cost_of(head: Head, nbytes: int, schema: Schema, *, sending: bool) -> int:
         case GradientHead() if head.coded is not None:
             layout = schema.input_layout if sending else schema.output_layout
             return nbytes + layout(head.border, head.id, gradients=True).nbytes
+        case ShardHead() if head.coded is not None:
+            return nbytes + (head.end - head.begin) * FLOAT_BYTES
         case _:
             return nbytes
 
@@ -118,7 +120,7 @@ def _least(schema: Schema) -> tuple[int, int, int]:
     ends = [schema.output_layout(block + 1, full, gradients=True).nbytes for block in schema.specs]
     begins = [schema.input_layout(block, full).nbytes for block in schema.specs]
     shards = [schema.elements(block) * FLOAT_BYTES for block in schema.observed]
-    return _with_coded(max(ends)), max(shards), _with_coded(max(begins))
+    return _with_coded(max(ends)), _with_coded(max(shards)), _with_coded(max(begins))
 
 
 def _with_coded(nbytes: int) -> int:
@@ -126,5 +128,7 @@ def _with_coded(nbytes: int) -> int:
 
 
 def _reduce_bytes(schema: Schema) -> int:
-    """Bytes that one peer may have to send in a plan: its parts of all our shards, and all sums."""
-    return 2 * FLOAT_BYTES * sum(schema.elements(block) for block in schema.observed)
+    """Bytes that one peer may have to send in a plan: its parts of all our shards, and all sums. Written by a codec they take up to half as
+    much more.
+    """
+    return 3 * FLOAT_BYTES * sum(schema.elements(block) for block in schema.observed)

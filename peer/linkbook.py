@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.settings import LinkSettings
@@ -15,7 +15,7 @@ from hetpeer.stages.links.codec import Codec
 from hetpeer.stages.links.pace import SLACK, ratio_of
 
 RECENT = 33
-"""Microbatches of which the middle one says how long one takes: a busy moment is no slow machine."""
+"""Microbatches that say how long one takes: a link aims at the middle one, as a busy moment is no slow machine; a step takes all of them."""
 WORTH_S = 0.01
 """A bundle that takes less on its link is left as it is: such times are those of processes that take turns, not of lines."""
 SQUEEZE_BELOW = 500e6 / 8
@@ -63,6 +63,7 @@ class LinkBook:
         self._settings = settings
         self._forward = Codec.of(settings.codec)
         self._backward = Codec.of(settings.backward or settings.codec)
+        self._reduce = Codec.of(settings.reduce)
         self._computing: dict[str, deque[float]] = {}
         self._links: dict[str, LinkFigures] = {}
 
@@ -75,9 +76,9 @@ class LinkBook:
     def feedback(self) -> bool:
         return self._settings.feedback
 
-    def allows(self, codec: Codec, *, gradient: bool) -> bool:
-        """Whether a peer may write so: the codec of the run, or one on the way to it."""
-        limit = self._backward if gradient else self._forward
+    def allows(self, codec: Codec, kind: str) -> bool:
+        """Whether a peer may write a tensor of that kind so: in the codec of the run, or one on the way to it."""
+        limit = {"activation": self._forward, "gradient": self._backward}.get(kind, self._reduce)
         return codec == limit or codec in gentler(limit)
 
     def measured(self, peer: str, rate: float, trip_s: float) -> None:
@@ -89,14 +90,17 @@ class LinkBook:
         """A microbatch's `forward` or `backward` took so long here, or a bundle to be written (`encode`) or read (`decode`)."""
         self._computing.setdefault(what, deque(maxlen=RECENT)).append(seconds)
 
-    def typical(self, what: str) -> float:
-        """Seconds of what `computed` is told of; 0: not known."""
+    def mean(self, what: str) -> float:
+        """Seconds of what `computed` is told of, as they add up; 0: not known."""
+        return fmean(self._computing.get(what, (0.0,)))
+
+    def _typical(self, what: str) -> float:
         return median(self._computing.get(what, (0.0,)))
 
     @property
     def computing(self) -> float:
-        """Seconds of a microbatch here, forward and backward."""
-        return self.typical("forward") + self.typical("backward")
+        """Seconds of a microbatch here, forward and backward, when nothing else happens."""
+        return self._typical("forward") + self._typical("backward")
 
     def coding(self, peer: str, nbytes: int, width: float, *, gradient: bool) -> Coding:
         """How the next bundle for `peer` is written: `nbytes` in memory, `width` for each of its floating-point numbers."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.heads import Coded
 from hetpeer.averaging.member import Effect, Member
 from hetpeer.averaging.ties import Use
 from hetpeer.peer.posting import Answer, Posts
@@ -14,38 +15,83 @@ from hetpeer.peer.schema import Schema
 from hetpeer.peer.tensors import Tensor
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution.arena import Extent
+from hetpeer.stages.links.codec import Codec, Written, value_bytes
 
 FLOAT_BYTES = 4
 
 
 class Reducing:
-    """The worker's side of the reduces of one place."""
+    """The worker's side of the reduces of one place, of peer `me`."""
 
-    def __init__(self, posts: Posts, schema: Schema, answer: Callable[[Sequence[Effect]], None]) -> None:
+    def __init__(
+        self, posts: Posts, schema: Schema, me: str, answer: Callable[[Sequence[Effect]], None]
+    ) -> None:
         self._posts = posts
         self._store = posts.store
         self._schema = schema
         self._answer = answer
+        self._me = me
+        self._codec = Codec.of(schema.links.reduce)
+        self._feedback = schema.links.feedback
+
+    # ── as others get it ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def outgoing(self, to: str, tensor: Tensor) -> Tensor:
+        """What `to` gets of a part or a sum."""
+        return tensor if to == self._me or tensor.written is None else tensor.written
+
+    def coded(self, elements: int) -> Coded:
+        """What the head says of a shard in the run's codec."""
+        return Coded(codec=str(self._codec), written=(Written(elements),))
+
+    def _rounding(self, step: e.StepId, shard: e.Shard, parts: int = 0) -> c.Rounding | None:
+        """Of our part of `shard`, or of the sum of so many `parts`."""
+        if self._codec.values is None:
+            return None
+        averages = step.group > 0
+        return c.Rounding(
+            codec=str(self._codec),
+            plan=shard.plan,
+            block=shard.block,
+            begin=shard.begin,
+            keeps=(c.PARAMETERS if averages else c.GRADIENTS)[parts > 0]
+            if averages or self._feedback
+            else "",
+            parts=parts if parts and averages else 1,
+        )
+
+    # ── the effects ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def export(self, step: e.StepId, shard: e.Shard, slot: int, then: Callable[[Tensor], None]) -> Answer:
         """`then` gets the elements of `shard`, of our slot, STATE or COPY."""
         piece = self._store.new(step, (shard.end - shard.begin) * FLOAT_BYTES)
         piece.once = True
-        begin, end, extent = shard.begin, shard.end, piece.extent
-        command: c.ExportState | c.ExportSlot
-        if slot in (e.STATE, e.COPY):
-            copy = slot == e.COPY
-            command = c.ExportState(block=shard.block, begin=begin, end=end, extent=extent, copy=copy)
-        else:
-            command = c.ExportSlot(block=shard.block, slot=slot, begin=begin, end=end, extent=extent)
+        common: dict[str, Any] = {
+            "block": shard.block,
+            "begin": shard.begin,
+            "end": shard.end,
+            "extent": piece.extent,
+            "rounding": None if shard.reducer == self._me else self._rounding(step, shard),
+        }
+        command = (
+            c.ExportState(**common, copy=slot == e.COPY)
+            if slot in (e.STATE, e.COPY)
+            else c.ExportSlot(**common, slot=slot)
+        )
         posted = self._posts.post(command, [piece])
 
         async def answer() -> None:
-            await posted
+            exported = await posted
+            if exported.rounded:
+                self._is_coded(piece, shard)
             if not piece.released:  # the step may be over meanwhile
                 then(piece)
 
         return answer()
+
+    def _is_coded(self, tensor: Tensor, shard: e.Shard) -> None:
+        assert self._codec.values is not None
+        tensor.coded, tensor.length = True, value_bytes(self._codec.values, shard.end - shard.begin)
 
     def sum(self, member: Member, step: e.StepId, work: e.SumParts) -> Answer | None:
         """`SumParts` → `Member.summed`, or `Member.unusable`: parts of another length, or parameters that are not finite.
@@ -60,16 +106,46 @@ class Reducing:
                 why = f"a shard of {part.extent.nbytes} bytes, and the plan says {elements * FLOAT_BYTES}"
                 self._answer(member.unusable(step, shard, place, why))
                 return None
-        single = len(parts) == 1  # its own sum: nothing is added to zeros
-        total = self._store.share(parts[0]) if single else self._store.new(step, elements * FLOAT_BYTES)
-        command = c.Sum(parts=tuple(p.extent for p in parts), into=total.extent, elements=elements)
-        posted = None if single else self._posts.post(command, [*parts, total])
+        rounding = self._rounding(step, shard, len(parts)) if work.shared else None
+        if len(parts) == 1 and rounding is None:  # its own sum: nothing is added to zeros
+            total = self._store.share(parts[0])
+
+            async def at_once() -> None:
+                self._answer(member.summed(step, shard, total))
+
+            return at_once()
+        return self._sum(member, step, shard, parts, rounding)
+
+    def _sum(
+        self,
+        member: Member,
+        step: e.StepId,
+        shard: e.Shard,
+        parts: Sequence[Tensor],
+        rounding: c.Rounding | None,
+    ) -> Answer:
+        elements = shard.end - shard.begin
+        total = self._store.new(step, elements * FLOAT_BYTES)
+        written = None if rounding is None else self._store.new(step, elements * FLOAT_BYTES)
+        command = c.Sum(
+            parts=tuple(part.extent for part in parts),
+            into=total.extent,
+            elements=elements,
+            rounding=rounding,
+            rounded=None if written is None else written.extent,
+        )
+        posted = self._posts.post(command, [*parts, total, written])
 
         async def answer() -> None:
-            unsound = () if posted is None else (await posted).unsound
-            if unsound and step.group:
+            done = await posted
+            if written is not None and done.rounded:
+                self._is_coded(written, shard)
+                total.written = written
+            elif written is not None:
+                self._store.release(written)
+            if done.unsound and step.group:
                 self._store.release(total)
-                self._answer(member.unusable(step, shard, unsound[0], "its parameters are not finite"))
+                self._answer(member.unusable(step, shard, done.unsound[0], "its parameters are not finite"))
             else:
                 self._answer(member.summed(step, shard, total))
 
@@ -148,7 +224,9 @@ class Reducing:
         if isinstance(work, e.InstallAverage):
             assert isinstance(work.total, Tensor)
             given = work.total
-            command = c.Install(block=work.block, total=given.extent, coefficient=work.coefficient)
+            command = c.Install(
+                block=work.block, total=given.extent, coefficient=work.coefficient, plan=work.plan
+            )
         else:
             assert isinstance(work.gradient, Tensor)
             given = work.gradient
@@ -156,6 +234,7 @@ class Reducing:
                 block=work.block,
                 gradient=given.extent,
                 coefficient=work.coefficient,
+                plan=work.plan,
                 batch=step.batch,
                 workers=work.workers,
                 microbatches=self._schema.training.microbatches,

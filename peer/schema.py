@@ -8,7 +8,7 @@ from hetpeer.averaging.ties import Ties
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.stages.execution.bundles import BundleLayout
 from hetpeer.stages.execution.slots import LIVE
-from hetpeer.stages.graph.spec import ITEM_BYTES, BlockSpec
+from hetpeer.stages.graph.spec import ITEM_BYTES, BlockSpec, TensorSpec
 
 
 def microbatches_in(memory_bytes: int, specs: Sequence[BlockSpec], kept: int) -> int:
@@ -32,6 +32,7 @@ class Schema:
         self.training = manifest.training
         self.seed = manifest.seed
         self.ties = Ties(manifest.ties)
+        self.links = manifest.links
         self._elements = {block.index: block.vector_count for block in manifest.blocks}
         self._layouts: dict[tuple[int, bool, int, bool], BundleLayout] = {}
 
@@ -56,6 +57,10 @@ class Schema:
             fixed = {name: tensor.at(batch) for name, tensor in specs.items()}
             self._layouts[key] = BundleLayout.of(fixed, gradients=gradients)
         return self._layouts[key]
+
+    def shard_layout(self, elements: int) -> BundleLayout:
+        """Of a piece of a block's vector."""
+        return BundleLayout.of({"shard": TensorSpec(shape=(elements,), dtype="float32")})
 
     def holds(self, block: int) -> bool:
         return block in self.specs

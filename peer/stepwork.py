@@ -141,7 +141,7 @@ class StepWork:
 
     def arrived(self, peer: str, head: Head, tensor: Tensor) -> None:
         """A tensor of `peer`, its head and length already checked."""
-        if isinstance(head, ShardHead) or head.coded is None:
+        if head.coded is None:
             self._bundle_or_shard(peer, head, tensor)
         elif self._place is not None:
             plain = head.model_copy(update={"coded": None})
@@ -193,15 +193,18 @@ class StepWork:
                 self._send_bundle(partial(place.transcoding.out, step, to, back, _tensor(handle)))
             case e.SendPart(shard, slot):
                 part = _shard_head("part", shard, own)
-                self._start(
-                    place.reducing.export(
-                        step, shard, slot, lambda piece: self._plane.send(shard.reducer, part, piece)
-                    )
-                )
+                to_reducer = partial(self._send_shard, place, shard.reducer, part)
+                self._start(place.reducing.export(step, shard, slot, to_reducer))
             case e.SendResult(shard, to, handle):
-                self._plane.send(to, _shard_head("result", shard, own), _tensor(handle))
+                self._send_shard(place, to, _shard_head("result", shard, own), _tensor(handle))
             case _:
                 raise AssertionError(effect)
+
+    def _send_shard(self, place: Place, to: str, head: ShardHead, tensor: Tensor) -> None:
+        out = place.reducing.outgoing(to, tensor)
+        if out.coded:
+            head = head.model_copy(update={"coded": place.reducing.coded(head.end - head.begin)})
+        self._plane.send(to, head, out)
 
     def _send_bundle(self, out: Callable[[], Work | None]) -> None:
         """`out` sends it, or raises ArenaFullError: then it is tried again once there may be room."""

@@ -37,6 +37,10 @@ class Tensor:
     """Bytes that mean something, where that is not all of the extent."""
     sparse: bool = False
     """Whether its zeros stand for what a codec left out."""
+    coded: bool = False
+    """Whether it is a shard as the run's codec writes it."""
+    written: Tensor | None = None
+    """The same, as the run's codec writes it: what others get."""
     once: bool = False
     """Nobody needs it when it has arrived."""
     sender: str = ""

@@ -1,4 +1,4 @@
-"""Bundles on their way out and in: written as the link needs it, by the worker, and read again."""
+"""Tensors on their way out and in: bundles written as the link needs it, by the worker, and all that is written so read again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from hetpeer.averaging import effects as e
-from hetpeer.averaging.heads import ActivationHead, Coded, GradientHead
+from hetpeer.averaging.heads import ActivationHead, Coded, GradientHead, Head, ShardHead
 from hetpeer.dht.errors import ProtocolError
 from hetpeer.dht.strikes import Kind, OffenceError
 from hetpeer.peer.linkbook import LinkBook
@@ -108,11 +108,11 @@ class Transcoding:
         return answer()
 
     def into(
-        self, step: e.StepId, peer: str, head: BundleHead, tensor: Tensor, then: Callable[[Tensor], None]
+        self, step: e.StepId, peer: str, head: Head, tensor: Tensor, then: Callable[[Tensor], None]
     ) -> Answer:
-        """`then` gets the bundle that `peer` wrote into `tensor`. One that cannot be read is dropped: it will be asked for again."""
+        """`then` gets what `peer` wrote into `tensor`. What cannot be read is dropped: it will be asked for again."""
         assert head.coded is not None
-        layout = bundle_layout(self._schema, head)
+        layout = layout_of(self._schema, head)
         codec = Codec.of(head.coded.codec)
         bundle = self._store.new(step, layout.nbytes)
         bundle.sparse = codec.sparse
@@ -136,7 +136,8 @@ class Transcoding:
                 return
             finally:
                 self._store.release(tensor)
-            self._book.computed("decode", time.monotonic() - began)
+            if not isinstance(head, ShardHead):
+                self._book.computed("decode", time.monotonic() - began)
             if not bundle.released:
                 then(bundle)
 
@@ -147,8 +148,12 @@ class Transcoding:
         self._sent = {key for key in self._sent if key[0] != step}
 
 
-def bundle_layout(schema: Schema, head: BundleHead) -> BundleLayout:
-    """Of the bundle that arrives with `head`."""
-    if isinstance(head, GradientHead):
-        return schema.output_layout(head.border, head.id, gradients=True)
-    return schema.input_layout(head.route[0].begin, head.id)
+def layout_of(schema: Schema, head: Head) -> BundleLayout:
+    """Of what arrives with `head`."""
+    match head:
+        case GradientHead():
+            return schema.output_layout(head.border, head.id, gradients=True)
+        case ActivationHead():
+            return schema.input_layout(head.route[0].begin, head.id)
+        case ShardHead():
+            return schema.shard_layout(head.end - head.begin)

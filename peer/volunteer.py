@@ -306,8 +306,9 @@ class Volunteer:
         transcoding = Transcoding(
             posts, schema, self.links, self._node.peer_id, self._plane.send, self._plane.offended
         )
+        reducing = Reducing(posts, schema, self._node.peer_id, self.perform)
         gate = DataGate(self._source, self._tasks)
-        self._steps.use(Place(schema, posts, tasks, Reducing(posts, schema, self.perform), transcoding, gate))
+        self._steps.use(Place(schema, posts, tasks, reducing, transcoding, gate))
         self._states.use(posts, self._prepared)
         speed = await speed_on(self._compute, specs, self.offer.flops_per_second)
         self.perform(self.member.prepared(speed))

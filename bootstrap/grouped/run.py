@@ -1,7 +1,7 @@
 """A grouped run: clusters that train batches of their own, and average with those that are ready at about the same time.
 
 Pure. Each cluster has a coordinator (cluster.py), whose volunteers work in it as in an exact run; here is what they have in common: the
-door, the batches, the group scheduler, averagings and founding. One log for all. Docs: averaging.md, "Grouped runs".
+door, the batches, who waits for a group (waiting.py), averagings (averagings.py) and founding. One log for all. Docs: averaging.md, "Grouped runs".
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.groups.scheduler import Group, GroupScheduler
+from hetpeer.averaging.groups.scheduler import GroupScheduler
 from hetpeer.bootstrap.decisions import (
     CollectCheckpoint,
     CoordinatorConfig,
@@ -22,17 +22,14 @@ from hetpeer.bootstrap.decisions import (
     State,
     Work,
 )
+from hetpeer.bootstrap.grouped.averagings import Averagings
 from hetpeer.bootstrap.grouped.batches import Batches
 from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.grouped.door import Door
-from hetpeer.bootstrap.grouped.round import Round
+from hetpeer.bootstrap.grouped.waiting import Waiting
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import Membership, Volunteer
-from hetpeer.bootstrap.patience import Pace
 from hetpeer.bootstrap.reign import Reign
-
-STAGE = 0
-"""The group scheduler's only one: pipelines are ready as a whole."""
 
 MUTE = "it did not vote on three plans"
 
@@ -48,29 +45,17 @@ class Grouped:
         now: float,
     ) -> None:
         self._config = config
-        self._scheduler = scheduler
         self._records: list[Mapping[str, Any]] = []
         self.batches = Batches(config.steps)
+        self._waiting = Waiting(scheduler)
+        self._averagings = Averagings(config.averaging_interval, delayed=config.averaging_delayed)
         self.clusters: dict[int, Cluster] = {}
         self.state = State.WAITING
-        self._rounds: dict[int, Round] = {}
-        """Cluster → the averaging that it takes part in."""
-        self._promised: dict[int, Mapping[str, Any]] = {}
-        """Cluster → the averaging that is decided, and that it will install when it stands between two steps."""
-        self._present: set[int] = set()
-        """Clusters that the scheduler knows."""
-        self._in_line: set[int] = set()
-        """Those of them that wait for a group."""
-        self._since: dict[int, int] = {}
-        """Cluster → its version when it was founded, joined a group or was let go on alone, and one more for each averaging that it has
-        installed since: what it trains counts from there.
-        """
         self._saver: int | None = None
         """Whose checkpoint is collected."""
         self._term = 0
-        self._groups = self._numbers = 0
-        """The last group; how many clusters there have been. No number is used twice."""
-        self._pace = Pace()
+        self._numbers = 0
+        """How many clusters there have been. No number is used twice."""
         for record in records:
             self._fold(record)
         self._term += 1
@@ -81,16 +66,12 @@ class Grouped:
     def _fold(self, record: Mapping[str, Any]) -> None:
         self._records.append(record)
         self.batches.add(record)
+        self._averagings.add(record)
         match record["kind"]:
             case "reign":
                 self._term = int(record["term"])
-            case "average" | "installed":
-                self._groups = max(self._groups, record["group"])
-                self._since |= dict(record["clusters"] if record["kind"] == "average" else ())
-                self._since |= {cluster: self._since[cluster] + 1 for cluster, _ in record["installed"]}
             case "founded":
                 self._numbers = max(self._numbers, record["cluster"] + 1)
-                self._since[record["cluster"]] = record["version"]
             case _:
                 pass
 
@@ -133,7 +114,7 @@ class Grouped:
         """`cluster`'s volunteer says something to it, or of an averaging."""
         if not isinstance(message, m.Vote | m.Reducing | m.Objection) or not message.group:
             return self._by(cluster, cluster.receive(peer, message, now))
-        one = self._rounds.get(cluster.number)
+        one = self._averagings.of(cluster.number)
         if one is None or (message.line, message.group) != (cluster.line, one.number):
             return []
         cluster.resumed(peer, now)
@@ -186,14 +167,13 @@ class Grouped:
         for cluster in list(self.clusters.values()):
             effects += self._by(cluster, cluster.tick(now))
         effects = self._settle(effects, now)
-        for one in dict.fromkeys(self._rounds.values()):
-            effects += one.tick(now)
-        return effects + self._settle(self._form(self._scheduler.tick(now), now), now)
+        effects += self._averagings.tick(now)
+        return effects + self._settle(self._form(self._waiting.tick(now), now), now)
 
     def _silence(self, now: float) -> list[Effect]:
         """Who does not vote on what it averages has to come back."""
         effects: list[Effect] = []
-        for one in dict.fromkeys(self._rounds.values()):
+        for one in self._averagings.under_way():
             for peer in one.reduce.mute(one.roster(), now):
                 cluster = self._of(peer)
                 if cluster is not None:
@@ -310,40 +290,26 @@ class Grouped:
             del self.clusters[cluster.number]
             effects.append(self._log(kind="dissolved", cluster=cluster.number, why=cluster.dissolved))
         numbers = {cluster.number for cluster in fallen}
-        for one in dict.fromkeys(self._rounds[number] for number in numbers & self._rounds.keys()):
-            effects += one.without(numbers.intersection(one.clusters), now)
-        for number in numbers & self._rounds.keys():
-            del self._rounds[number]
-        for number in numbers & self._promised.keys():
-            del self._promised[number]
-        self._in_line -= numbers
+        effects += self._averagings.without(numbers, now)
         self._saver = None if self._saver in numbers else self._saver
         for cluster in fallen:
             for volunteer in cluster.members.volunteers.values():
                 effects += self._door.enter(volunteer.homeless(), self._places(now))
-        for number in sorted(numbers & self._present):
-            self._present.discard(number)
-            effects += self._form(self._scheduler.left(str(number), now), now)
-        return effects
+        return effects + self._form(self._waiting.leave(numbers, now), now)
 
     def _decide(self, now: float) -> list[Effect]:
         """An averaging is decided, or cannot be."""
-        for one in dict.fromkeys(self._rounds.values()):
+        for one in self._averagings.under_way():
             if one.reduce.trouble is not None:
                 why = f"{one.reduce.trouble} in group {one.number}"
                 return [self._log(kind="halt", why=why), *self._close(m.Finished(why=why, completed=False))]
-            if one.reduce.decision is not None:
-                record = one.decided(now)
-                self._pace.committed()
-                for number in one.clusters:
-                    del self._rounds[number]
-                    self._promised[number] = record
-                return self._log_average(record, "average", one.clusters, now)
-        return []
+        record = self._averagings.decided(now)
+        clusters = () if record is None else [number for number, _ in record["clusters"]]
+        return [] if record is None else self._log_average(record, "average", clusters, now)
 
     def _install(self, now: float) -> list[Effect]:
         """A cluster has come to stand between two steps, and a mean is decided for it."""
-        for number, record in self._promised.items():
+        for number, record in self._averagings.promised().items():
             if self.clusters[number].at_rest:
                 return self._log_average(record, "installed", (number,), now)
         return []
@@ -355,8 +321,6 @@ class Grouped:
         ready = [self.clusters[number] for number in clusters if self.clusters[number].at_rest]
         steps = [(cluster.number, cluster.history.version) for cluster in ready]
         effects: list[Effect] = [self._log(kind=kind, **record, installed=steps)]
-        for cluster in ready:
-            del self._promised[cluster.number]
         for cluster in ready:
             effects += self._by(cluster, cluster.installs(record, now))
         return effects
@@ -378,48 +342,34 @@ class Grouped:
         if self.batches.exhausted:
             return []
         for number, cluster in self.clusters.items():
-            if cluster.whole and number not in self._present:
-                self._present.add(number)
+            if cluster.whole and not self._waiting.knows(number):
                 base = (cluster.history.base or {}).get("cluster")
-                like = str(base) if base in self._present else None
-                return self._form(self._scheduler.joined(str(number), like, now), now) or self._line_up(now)
-            if self._waits(cluster) and number in self._present - self._in_line:
-                self._in_line.add(number)
-                return self._form(self._scheduler.ready(STAGE, str(number), now), now) or self._line_up(now)
+                return self._form(self._waiting.join(number, base, now), now) or self._line_up(now)
+            if self._is_ready(cluster) and not self._waiting.waits(number):
+                return self._form(self._waiting.line_up(number, now), now) or self._line_up(now)
         return []
 
-    def _waits(self, cluster: Cluster) -> bool:
+    def _is_ready(self, cluster: Cluster) -> bool:
         """Whether it has trained its batches since it joined a group, and is to join one."""
-        busy = cluster.number in self._rounds or cluster.number in self._promised
-        return self._is_due(cluster) and not busy and cluster.whole and cluster.at_rest
+        due = self._averagings.due(cluster.number, cluster.history.version)
+        return due and not self._averagings.busy(cluster.number) and cluster.whole and cluster.at_rest
 
-    def _is_due(self, cluster: Cluster) -> bool:
-        """Whether it has trained its batches since it joined a group: then it waits for that averaging, and then for a group."""
-        trained = cluster.history.version - self._since.get(cluster.number, 0)
-        return trained >= self._config.averaging_interval
-
-    def _form(self, groups: Sequence[Group], now: float) -> list[Effect]:
+    def _form(self, groups: Iterable[Sequence[int]], now: float) -> list[Effect]:
+        """These average with each other; who has fallen apart meanwhile does not."""
         effects: list[Effect] = []
         for group in groups:
-            members = [self.clusters[int(name)] for name in group.members if int(name) in self.clusters]
-            self._in_line -= {cluster.number for cluster in members}
-            effects += self._average(members, now, delayed=self._config.averaging_delayed)
+            effects += self._average([self.clusters[c] for c in group if c in self.clusters], now)
         return effects
 
-    def _average(self, members: Sequence[Cluster], now: float, *, delayed: bool) -> list[Effect]:
-        if len(members) < 2:
-            if not members:
-                return []
-            (alone,) = members
-            self._since[alone.number] = alone.history.version
-            return self._by(alone, alone.go_on(now))
-        self._groups += 1
-        one = Round(self._groups, {c.number: c.reign for c in members}, self._pace, now, delayed=delayed)
-        self._rounds |= dict.fromkeys(one.clusters, one)
-        self._since |= one.copies
-        effects = one.begin(now)
-        for cluster in members if delayed else ():
-            effects += self._by(cluster, cluster.go_on(now))
+    def _average(self, members: Sequence[Cluster], now: float, *, last: bool = False) -> list[Effect]:
+        effects: list[Effect] = []
+        if len(members) > 1:
+            effects += self._averagings.begin({c.number: c.reign for c in members}, now, last=last)
+        for alone in members if len(members) == 1 else ():
+            self._averagings.skip(alone.number, alone.history.version)
+        for cluster in members:
+            if not self._averagings.stops(cluster.number):
+                effects += self._by(cluster, cluster.go_on(now))
         return effects
 
     # ── what clusters ask ────────────────────────────────────────────────────────────────────────────────────────
@@ -427,10 +377,8 @@ class Grouped:
     def take(self, number: int) -> Work | None:
         """What `number` does next."""
         cluster = self.clusters[number]
-        one = self._rounds.get(number)
-        if number in self._promised or (one is not None and not one.delayed):
-            return None
-        if self._is_due(cluster) and not self._ending:
+        due = self._averagings.due(number, cluster.history.version)
+        if self._averagings.stops(number) or (due and not self._ending):
             return None
         if self._ending:
             due = cluster is self._heir and not self._evaluated
@@ -492,18 +440,13 @@ class Grouped:
     def _finish(self, now: float) -> list[Effect]:
         """All batches are in: everybody averages with everybody, one evaluates and stores what has become of it."""
         living = self._living
-        if (
-            not (self.batches.exhausted and living and all(c.whole and c.at_rest for c in living))
-            or self._rounds
-            or self._promised
+        if not (self.batches.exhausted and living and all(c.whole and c.at_rest for c in living)) or any(
+            self._averagings.busy(c.number) for c in living
         ):
             return []
         if not self._agreed:
-            for number in self._present:
-                self._scheduler.left(str(number), now)
-            self._present.clear()
-            self._in_line.clear()
-            return self._average(living, now, delayed=False)
+            self._waiting.close(now)
+            return self._average(living, now, last=True)
         heir = self._heir
         if self.over:
             return self._complete()

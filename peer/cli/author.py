@@ -111,6 +111,12 @@ def init(
     uniform: Annotated[
         bool, typer.Option("--uniform", help="Shrink on every link, by --ratio, however fast it is.")
     ] = False,
+    reduce_codec: Annotated[
+        str,
+        typer.Option(
+            help="How gradients and parameters that are added up are sent: none (bit for bit), bf16, fp16, int8, int4."
+        ),
+    ] = "none",
     feedback: Annotated[
         bool, typer.Option("--feedback", help="Add what is left out of a gradient to the next one.")
     ] = False,
@@ -205,6 +211,7 @@ def init(
         "ratio": ratio,
         "adaptive": not uniform,
         "feedback": feedback,
+        "reduce": reduce_codec,
     }
     outer = {"learning_rate": outer_learning_rate, "momentum": outer_momentum}
     asked = {

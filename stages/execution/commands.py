@@ -21,6 +21,7 @@ from hetpeer.stages.execution.results import (
     Count,
     Done,
     Dumped,
+    Exported,
     Forwarded,
     Inspected,
     Loaded,
@@ -150,28 +151,50 @@ class DropSlot(Command[Done]):
     slot: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportSlot(Command[Done]):
-    """Copy the elements [begin, end) of a slot's flat float32 vector into `extent`."""
+GRADIENTS = "gradient", "sum of gradients"
+PARAMETERS = "parameters", "sum of parameters"
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounding:
+    """How a piece of a reduced vector of `block`, from element `begin` on, is written (rounding.py)."""
+
+    codec: Name
+    plan: Count
+    block: Count
+    begin: Count
+    keeps: Name = ""
+    """What is lost is kept by this name: one of GRADIENTS or PARAMETERS, of parts or of sums."""
+    parts: Annotated[int, Field(ge=1, lt=1 << 32)] = 1
+    """It is the sum of so many, and what is lost concerns their mean."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportSlot(Command[Exported]):
+    """Copy the elements [begin, end) of a slot's flat float32 vector into `extent`; if they are rounded, as their codec writes them."""
+
+    answer: ClassVar[type[Any]] = Exported
     kind: Literal["export_slot"] = "export_slot"
     block: Count
     slot: Count
     begin: Count
     end: Count
     extent: Extent
+    rounding: Rounding | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportState(Command[Done]):
-    """Copy the elements [begin, end) of the block's parameters and statistics into `extent`, or of the `copy` of them."""
+class ExportState(Command[Exported]):
+    """The same with the block's parameters and statistics, or the `copy` of them."""
 
+    answer: ClassVar[type[Any]] = Exported
     kind: Literal["export_state"] = "export_state"
     block: Count
     begin: Count
     end: Count
     extent: Extent
     copy: bool = False
+    rounding: Rounding | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,13 +221,18 @@ class ClearStep(Command[Done]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sum(Command[Summed]):
-    """Float32 sum of `parts` in the order given, into `into`: the first is copied, the others are added one by one."""
+    """Float32 sum of `parts` in the order given, into `into`: the first is copied, the others are added one by one.
+
+    With a `rounding` the sum is written to `rounded` by its codec, and `into` is what others read there.
+    """
 
     answer: ClassVar[type[Any]] = Summed
     kind: Literal["sum"] = "sum"
     parts: Annotated[tuple[Extent, ...], Field(min_length=1)]
     into: Extent
     elements: Count
+    rounding: Rounding | None = None
+    rounded: Extent | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +260,8 @@ class Apply(Command[Applied]):
     block: Count
     gradient: Extent
     coefficient: Number
+    plan: Count
+    """By which the gradient was reduced."""
     batch: Count
     microbatches: Count
     workers: Annotated[int, Field(ge=1, lt=1 << 32)] = 1
@@ -241,7 +271,7 @@ class Apply(Command[Applied]):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Install(Command[Applied]):
     """The parameters and statistics of `block` are `total`·`coefficient` from now on, or what the outer rule makes of that: clusters have averaged.
-    What has changed since its `KeepCopy` is added.
+    What has changed since its `KeepCopy` is added, and what its parameters have lost on their way under `plan`.
 
     Slots and kept graphs are forgotten. Numbers that are not finite are refused before anything changes.
     """
@@ -251,6 +281,7 @@ class Install(Command[Applied]):
     block: Count
     total: Extent
     coefficient: Number
+    plan: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

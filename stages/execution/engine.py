@@ -31,6 +31,7 @@ from hetpeer.stages.execution.state import dump, layout_of, load
 from hetpeer.stages.execution.tasks import Tasks
 from hetpeer.stages.graph.spec import BlockSpec
 from hetpeer.stages.graph.wire import Limits, read_block
+from hetpeer.stages.links.codec import Codec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,12 +130,14 @@ class Engine(Executor):
         held, gradient = self._to_update(command.block, "gradient", command.gradient)
         with self._whole(held):
             held.update(gradient, command.coefficient, command.batch, command.microbatches, command.workers)
+            held.losses.settle(*c.GRADIENTS, plan=command.plan)
         return r.Applied(version=held.version, digest=held.state().digest())
 
     def _install(self, command: c.Install) -> r.Applied:
         held, total = self._to_update(command.block, "average", command.total)
         with self._whole(held):
-            held.install(total, command.coefficient)
+            held.install(total, command.coefficient, command.plan)
+            held.losses.settle(c.PARAMETERS[1], plan=command.plan)
         return r.Applied(version=held.version, digest=held.state().digest())
 
     def _to_update(self, block: int, name: str, extent: Extent) -> tuple[HeldBlock, torch.Tensor]:
@@ -175,10 +178,10 @@ class Engine(Executor):
         self._held(command.block).drop_slot(command.slot)
         return r.Done()
 
-    def _export_slot(self, command: c.ExportSlot) -> r.Done:
+    def _export_slot(self, command: c.ExportSlot) -> r.Exported:
         return self._export(self._held(command.block).slot(command.slot), command)
 
-    def _export_state(self, command: c.ExportState) -> r.Done:
+    def _export_state(self, command: c.ExportState) -> r.Exported:
         held = self._held(command.block)
         return self._export(held.copy if command.copy else held.vector, command)
 
@@ -189,21 +192,36 @@ class Engine(Executor):
     def _drop_copies(self, _: c.DropCopies) -> r.Done:
         for held in self._blocks.values():
             held.drop_copy()
+            held.losses.drop(*c.PARAMETERS)
         return r.Done()
 
-    def _export(self, vector: torch.Tensor, command: c.ExportSlot | c.ExportState) -> r.Done:
+    def _export(self, vector: torch.Tensor, command: c.ExportSlot | c.ExportState) -> r.Exported:
         if not command.begin <= command.end <= len(vector):
             raise CommandError(
                 f"a vector of {len(vector)} elements has no part [{command.begin}, {command.end})"
             )
         part = vector[command.begin : command.end]
+        if command.rounding is not None and self._round(command.rounding, part, command.extent) is not None:
+            return r.Exported(rounded=True)
         self._staging.down(part, self._staging.floats(command.extent, len(part)))
-        return r.Done()
+        return r.Exported(rounded=False)
+
+    def _round(self, how: c.Rounding, piece: torch.Tensor, into: Extent) -> torch.Tensor | None:
+        return self._held(how.block).losses.round(
+            Codec.of(how.codec),
+            piece,
+            self._staging.raw(into),
+            name=how.keeps,
+            plan=how.plan,
+            begin=how.begin,
+            parts=how.parts,
+        )
 
     def _clear_step(self, _: c.ClearStep) -> r.Done:
         self._tasks.clear()
         for held in self._blocks.values():
             held.clear_slots()
+            held.losses.drop(*c.GRADIENTS)
         return r.Done()
 
     # ── gradients in the arena ───────────────────────────────────────────────────────────────────────────────────
@@ -217,9 +235,14 @@ class Engine(Executor):
         for part in parts[1:]:
             into.add_(part)
         sound = is_finite(into)
-        return r.Summed(
-            unsound=() if sound else tuple(n for n, part in enumerate(parts) if not is_finite(part))
-        )
+        if not sound:
+            return r.Summed(unsound=tuple(n for n, part in enumerate(parts) if not is_finite(part)))
+        read = None
+        if command.rounding is not None and command.rounded is not None:
+            read = self._round(command.rounding, into, command.rounded)
+        if read is not None:
+            into.copy_(read)
+        return r.Summed(unsound=(), rounded=read is not None)
 
     def _inspect(self, command: c.Inspect) -> r.Inspected:
         vector = self._staging.floats(command.extent, command.elements)

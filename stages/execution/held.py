@@ -13,8 +13,10 @@ from typing import Any
 import torch
 
 from hetpeer.stages.execution.block import Block, flat_views, statistic_views
+from hetpeer.stages.execution.commands import PARAMETERS
 from hetpeer.stages.execution.groups import BlockRules
 from hetpeer.stages.execution.numerics import float32
+from hetpeer.stages.execution.rounding import Losses
 from hetpeer.stages.execution.staging import CommandError
 from hetpeer.stages.execution.state import BlockState, file_bytes, layout_of
 from hetpeer.stages.execution.statistics import RunningStatistics
@@ -56,6 +58,7 @@ class HeldBlock:
         self._slots: dict[int, torch.Tensor] = {}
         self._copy: tuple[int, torch.Tensor] | None = None
         """Version and vector when a delayed averaging began."""
+        self.losses = Losses(spec.vector_count)
 
     def state(self) -> BlockState:
         """The state as numpy vectors: on a CPU the memory itself, not a copy."""
@@ -90,14 +93,17 @@ class HeldBlock:
         self._running.update(self._statistics, gradient[self.spec.parameter_count :], microbatches)
         self.version += 1
 
-    def install(self, total: torch.Tensor, coefficient: float) -> None:
+    def install(self, total: torch.Tensor, coefficient: float, plan: int) -> None:
         """Version s → s + 1: parameters and statistics are `total`·`coefficient`, or what the outer rule makes of those parameters, and what
-        has changed since `keep_copy` is added; what the updates keep stays (docs/averaging.md).
+        has changed since `keep_copy` is added, as is what a codec has taken from ours under `plan`; what the updates keep stays
+        (docs/averaging.md).
         """
         self._slots.clear()
         copied, copy = self._copy or (self.version, self._vector)
         now = None if copied == self.version else self._vector.clone()
         torch.mul(total, float32(coefficient), out=self._vector)
+        if (lost := self.losses.lost(PARAMETERS[0], plan)) is not None:
+            self._vector.add_(lost)
         if self._rules.outer is not None:
             self._rules.outer.apply(**self._averaged())
         if now is not None:

@@ -72,11 +72,22 @@ class Backpropagated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """The elements are there, `rounded` as their codec writes them, or else float32."""
+
+    kind: Literal["exported"] = "exported"
+    rounded: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summed:
-    """The sum is there. Where it is not all finite, `unsound` are the places of the parts that are not."""
+    """The sum is there, `rounded` if its codec can write it. Where it is not all finite, `unsound` are the places of the parts that are
+    not.
+    """
 
     kind: Literal["summed"] = "summed"
     unsound: tuple[int, ...]
+    rounded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +164,7 @@ Result = (
     | Loaded
     | Forwarded
     | Backpropagated
+    | Exported
     | Summed
     | Inspected
     | Applied

@@ -71,7 +71,7 @@ def test_it_sends_its_parameters_and_installs_the_mean():
         digests={0: "sum 0", 1: "sum 1"},
     )
     installs = inner(member.receive(commit))
-    assert installs == [e.InstallAverage(b, STEP.number, f"sum {b}", 0.5) for b in (0, 1)]
+    assert installs == [e.InstallAverage(b, 1, STEP.number, f"sum {b}", 0.5) for b in (0, 1)]
     member.applied(AT, 0, "after 0")
     effects = member.applied(AT, 1, "after 1")
     assert isinstance(effects[0], e.RecordApplied)
@@ -175,7 +175,7 @@ def test_a_delayed_averaging_goes_beside_a_step_and_is_installed_between_two():
     member.version = STEP.number + 1  # the step was committed and applied
     ended, *installs = member.receive(decided(STEP.number + 1))
     assert isinstance(ended, e.EndStep)
-    assert inner(installs) == [e.InstallAverage(b, STEP.number + 1, f"sum {b}", 0.5) for b in (0, 1)]
+    assert inner(installs) == [e.InstallAverage(b, 1, STEP.number + 1, f"sum {b}", 0.5) for b in (0, 1)]
     member.applied(AT, 0, "after 0")
     record, _, ended = member.applied(AT, 1, "after 1")
     assert (record.step.number, record.step.group) == (STEP.number + 1, GROUP)

@@ -71,6 +71,15 @@ def test_parts_are_a_set_summed_in_the_order_of_the_cover():
     assert [e.to for e in effects if isinstance(e, SendResult)] == ["a", "b"]
 
 
+def test_a_sum_that_nobody_else_gets_need_not_be_written_for_others():
+    alone = reduction(covers=(cover(receivers=("a",)),))
+    alone.part(0, 0, "a", "from a")
+    assert [x.shared for x in alone.part(0, 0, "b", "from b")] == [False]
+    core = reduction()
+    core.part(0, 0, "a", "from a")
+    assert [x.shared for x in core.part(0, 0, "b", "from b")] == [True]
+
+
 def test_parts_that_are_not_ours_to_sum_are_released():
     core = reduction()
     for block, index, holder in ((0, 1, "a"), (0, 7, "a"), (5, 0, "a"), (0, 0, "stranger")):

@@ -196,7 +196,9 @@ class Holder:
 
     async def apply(self, spec, gradient, coefficient):
         return await self.submit(
-            Apply(block=spec.index, gradient=gradient, coefficient=coefficient, batch=0, microbatches=8)
+            Apply(
+                block=spec.index, gradient=gradient, coefficient=coefficient, plan=1, batch=0, microbatches=8
+            )
         )
 
 

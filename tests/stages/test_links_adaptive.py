@@ -139,7 +139,7 @@ def test_gradients_may_have_a_codec_of_their_own():
     links = book(backward="bf16", adaptive=False)
     assert str(links.coding("x", MIB, 4.0, gradient=True).codec) == "bf16"
     allowed = {
-        name: (links.allows(Codec.of(name), gradient=False), links.allows(Codec.of(name), gradient=True))
+        name: tuple(links.allows(Codec.of(name), kind) for kind in ("activation", "gradient"))
         for name in ("bf16", "fp16", "int8", "topk-bf16", "topk-int8")
     }
     assert allowed == {
@@ -149,6 +149,15 @@ def test_gradients_may_have_a_codec_of_their_own():
         "topk-bf16": (False, False),
         "topk-int8": (True, False),
     }
+
+
+def test_shards_of_a_reduce_have_the_codec_of_reduces():
+    plain, rounded = book(), book(reduce="int8")
+    for kind in ("part", "result"):
+        assert not plain.allows(Codec.of("int8"), kind)
+        assert rounded.allows(Codec.of("int8"), kind)
+        assert not rounded.allows(Codec.of("int4"), kind)
+        assert not rounded.allows(Codec.of("topk-int8"), kind)
 
 
 def test_who_left_is_forgotten():

@@ -1,9 +1,11 @@
-"""A volunteer that is frozen longer than its lease, and thaws."""
+"""A volunteer that is frozen longer than its lease, and thaws; and so does the coordinator."""
 
+import asyncio
 import signal
 
 import pytest
 
+from hetpeer.bootstrap.leases import MAX_TICK_S
 from hetpeer.bootstrap.replay import ReferenceRun
 from tests.swarm.swarm import Swarm, until
 
@@ -34,6 +36,10 @@ async def test_frozen_beyond_the_lease(swarm: Swarm, reference: ReferenceRun) ->
     frozen.signal(signal.SIGCONT)
     await frozen.says("fenced by the coordinator")
     await until(lambda: "3 volunteers" in bootstrap.said[before:], "it is let in again")
+    bootstrap.signal(signal.SIGSTOP)
+    await asyncio.sleep(2 * MAX_TICK_S)  # so long is it frozen itself
+    bootstrap.signal(signal.SIGCONT)
+    await bootstrap.says("this process stood still")
     sole.resume()
     await swarm.finished(bootstrap, *volunteers)
     assert swarm.incarnations(frozen) == {1, 2}

@@ -1,9 +1,11 @@
 """Clusters of real processes that train batches of their own and average (mode `grouped`)."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from hetpeer.bootstrap.audit import audit
-from hetpeer.bootstrap.settings import AveragingSettings, Outer
+from hetpeer.bootstrap.settings import AveragingSettings, LinkSettings, Outer
+from hetpeer.peer.perfetto import perfetto
 from tests.swarm.swarm import Child, Swarm, resign, until
 
 ENDLESS = 100_000
@@ -11,13 +13,18 @@ PAIRS = AveragingSettings(span=2)
 
 
 async def clusters_of_two(
-    swarm: Swarm, names: str, averaging: AveragingSettings = PAIRS, **training: Any
+    swarm: Swarm,
+    names: str,
+    averaging: AveragingSettings = PAIRS,
+    links: LinkSettings | None = None,
+    options: Sequence[str] = (),
+    **training: Any,
 ) -> list[Child]:
     """Two stages are a cluster, so four volunteers are two."""
     settings = swarm.run.manifest.training.model_copy(update=training)
-    swarm.run = resign(swarm.run, averaging=averaging, training=settings)
+    swarm.run = resign(swarm.run, averaging=averaging, training=settings, links=links or LinkSettings())
     await swarm.bootstrap()
-    return [swarm.volunteer(name) for name in names]
+    return [swarm.volunteer(name, *options) for name in names]
 
 
 def averaged(swarm: Swarm, clusters: set[int]) -> bool:
@@ -49,9 +56,11 @@ async def test_two_clusters_share_the_batches_and_end_with_the_same_parameters(s
 
 
 async def test_what_falls_apart_with_a_killed_volunteer_is_trained_again(swarm: Swarm) -> None:
-    """While averagings are delayed."""
-    delayed = AveragingSettings(span=2, delayed=True)
-    volunteers = await clusters_of_two(swarm, "abcd", delayed, steps=ENDLESS, checkpoint_every=4)
+    """While averagings are delayed, and rounded."""
+    delayed, rounded = AveragingSettings(span=2, delayed=True), LinkSettings(reduce="int8")
+    volunteers = await clusters_of_two(
+        swarm, "abcd", delayed, rounded, ("--trace",), steps=ENDLESS, checkpoint_every=4
+    )
     await until(lambda: averaged(swarm, {0, 1}), "they have averaged")
     await volunteers.pop().kill()
     await until(lambda: swarm.records("dissolved"), "its cluster has fallen apart")
@@ -60,6 +69,14 @@ async def test_what_falls_apart_with_a_killed_volunteer_is_trained_again(swarm: 
     await until(lambda: averaged(swarm, {1 - fallen.get("cluster", 0), 2}), "a new one has taken its place")
     await until(lambda: any(r["installed"] for r in swarm.records("installed")), "a mean was installed later")
     await swarm.left_in_order(volunteers)
+    sent = [
+        event["args"]["bytes"]
+        for event in perfetto(swarm.folder)["traceEvents"]
+        if event["ph"] == "X" and event["name"].split()[0] in ("part", "result")
+    ]
+    vectors = [4 * block.vector_count for block in swarm.run.manifest.blocks]
+    assert sent
+    assert max(sent) < 0.3 * max(vectors)
 
 
 async def test_who_sends_what_cannot_be_averaged_is_named_and_left_out(swarm: Swarm) -> None:

@@ -51,8 +51,10 @@ async def test_only_the_slow_direction_shrinks(swarm: Swarm) -> None:
 
 
 async def test_sparse_bundles_through_a_death(swarm: Swarm, reference: ReferenceRun) -> None:
-    """A fifth of each activation travels, in bytes; one of two pipelines' volunteers dies with an update in its memory."""
-    links = LinkSettings(codec="topk-int8", ratio=12.0, adaptive=False, feedback=True)
+    """A fifth of each activation travels, in bytes, and a quarter of what is added up; one of two pipelines' volunteers dies
+    with an update in its memory.
+    """
+    links = LinkSettings(codec="topk-int8", ratio=12.0, adaptive=False, feedback=True, reduce="int8")
     swarm.run = resign(swarm.run, links=links)
     bootstrap = await swarm.bootstrap()
     volunteers = [

@@ -1,0 +1,79 @@
+"""A grouped run of real processes in the laboratory (root), trained to its end: what stragglers.py and curves.py measure.
+
+Four clusters, so far from each other that a batch takes its time without keeping this machine's two cores busy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.swarm import POLL_S, Model, Site, Swarm, make_run, running
+from hetpeer.bootstrap.audit import audit
+from hetpeer.bootstrap.settings import AveragingSettings, LinkSettings, TrainingSettings
+from hetpeer.peer.demo.feed import Seen
+from tests.wanlab.lab import Lab
+
+CLUSTERS, STAGES = 4, 2
+LATENCY_MS = 25.0
+WARM_UP = 10 * CLUSTERS
+"""Batches before the clock starts."""
+TRAIN_S = 600.0
+
+Look = Callable[[Swarm, Sequence[Seen]], None]
+"""Hears of all that is new in the log."""
+
+
+def network(up_mbps: float, down_mbps: float) -> dict[str, Any]:
+    """Everybody equally far from everybody, with equal lines. Node 0 is the bootstrap's."""
+    nodes = 1 + CLUSTERS * STAGES
+    return {
+        "nodes": nodes,
+        "latency_ms": [[0.0 if a == b else LATENCY_MS for a in range(nodes)] for b in range(nodes)],
+        "uplink_mbps": [1000.0] + [up_mbps] * (nodes - 1),
+        "downlink_mbps": [1000.0] + [down_mbps] * (nodes - 1),
+    }
+
+
+async def trained(
+    lab: Lab,
+    folder: Path,
+    model: Model,
+    training: TrainingSettings,
+    averaging: AveragingSettings,
+    *,
+    links: LinkSettings | None = None,
+    seed: int = 0,
+    look: Look | None = None,
+) -> dict[str, Any]:
+    """One run. Raises AssertionError if a batch is missing in the end, or is there twice."""
+    run = make_run(folder, model, STAGES, training, seed, links, averaging)
+    async with running(run, folder, CLUSTERS * STAGES, site=Site(lab=lab)) as swarm:
+        async with asyncio.timeout(TRAIN_S):
+            while swarm.bootstrap.status is None:
+                swarm.check()
+                new = swarm.feed.poll()
+                if look is not None:
+                    look(swarm, new)
+                await asyncio.sleep(POLL_S)
+        swarm.feed.poll()
+        records = swarm.feed.seen
+    verdict = audit(run.path)
+    assert verdict.ok, verdict.problems
+    commits = [one.at for one in records if one.record["kind"] == "commit"]
+    averages = [one.record for one in records if one.record["kind"] == "average"]
+    losses = {
+        one.record["batch"]: one.record["loss"] for one in records if one.record["kind"] == "evaluation"
+    }
+    return {
+        "batches_per_s": (len(commits) - WARM_UP) / (commits[-1] - commits[WARM_UP - 1]),
+        "loss": losses[max(losses)],
+        "curve": dict(sorted(losses.items())),
+        "averages": dict(sorted(Counter(len(one["clusters"]) for one in averages).items())),
+        "averaging_s": statistics.median(one["seconds"] for one in averages) if averages else 0.0,
+        "dissolved": sum(one.record["kind"] == "dissolved" for one in records),
+    }
