@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +20,12 @@ if TYPE_CHECKING:
 WATCH_S = 5.0
 
 
+class Cost(enum.StrEnum):
+    """What a plan minimises."""
+
+    DT_FM = "dt-fm"
+
+
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
     app.command()(plan)
@@ -27,10 +35,49 @@ def plan(
     *,
     bootstrap: BootstrapOption = None,
     watch: Annotated[bool, typer.Option("--watch", help="Go on predicting until Ctrl-C.")] = False,
+    matrices: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json",
+            help="Plan for devices instead: `latency_ms` and `bandwidth_gbit_s`, N x N lists, from row to column.",
+        ),
+    ] = None,
+    cost: Annotated[
+        Cost,
+        typer.Option(
+            help="Of --matrices. dt-fm: nothing but communication takes time, lines are alike both ways."
+        ),
+    ] = Cost.DT_FM,
+    stages: Annotated[int, typer.Option(min=1, help="Of a pipeline.")] = 8,
+    replicas: Annotated[int, typer.Option(min=1, help="How many pipelines.")] = 8,
+    activation_gb: Annotated[
+        float,
+        typer.Option(min=0.0, help="What a stage sends to the next for a pipeline's whole batch, in GB."),
+    ] = 0.5,
+    gradient_gb: Annotated[float, typer.Option(min=0.0, help="The gradient of a stage, in GB.")] = 0.5,
+    seconds: Annotated[
+        float, typer.Option(min=0.0, help="Of processor time to search, the start included.")
+    ] = 10.0,
+    seed: Annotated[int, typer.Option(min=0, help="The search depends on nothing else.")] = 0,
     as_json: JsonOption = False,
     home: HomeOption = None,
 ) -> None:
-    """Predict a running swarm's step from its measured links and blocks, and say what it waits for."""
+    """Predict a running swarm's step from its measured links and blocks, and say what it waits for. Or find the best grid for given devices."""
+    if matrices is not None:
+        from hetpeer.peer.cli.plan_grid import Question, plan_grid
+
+        assert cost is Cost.DT_FM
+        asked_for = Question(
+            matrices=matrices,
+            stages=stages,
+            replicas=replicas,
+            activation_gb=activation_gb,
+            gradient_gb=gradient_gb,
+            seconds=seconds,
+            seed=seed,
+        )
+        plan_grid(asked_for, as_json=as_json)
+        return
     run_loop(_look(asked(bootstrap, home), watch=watch, as_json=as_json))
 
 

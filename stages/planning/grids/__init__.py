@@ -1,0 +1,1 @@
+"""Where devices go when all pipelines have equal stages: a grid of pipelines and stages, as in DT-FM."""

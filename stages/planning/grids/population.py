@@ -1,0 +1,235 @@
+"""Grids under search, many at a time: who is in which group, in which order groups follow each other, and what a swap of two devices would change.
+
+numpy's price of a call is that of a thousand numbers, so C grids are looked at side by side, each with several swaps. A swap's limit is drawn before
+it is looked at: what cannot stay below is thrown away by a bound, and matchings are solved for the rest only. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetpeer.stages.planning.grids.costs import Prices, hops
+from hetpeer.stages.planning.grids.matching import Floats, Ints, bounds
+from hetpeer.stages.planning.grids.path import shortest_path
+
+SOLVED = 96
+"""Swaps whose matchings are solved in one step, at most: when it is hot most would do, and one for each grid is enough."""
+
+
+class Swaps(NamedTuple):
+    """P of them: in grid `grid`, device `one` of group `here` changes places with device `other` of group `there`, if the grid then costs no more
+    than `limit`.
+    """
+
+    grid: Ints
+    one: Ints
+    other: Ints
+    here: Ints
+    there: Ints
+    limit: Floats
+
+    def some(self, which: Ints) -> Swaps:
+        grid, one, other, here, there, limit = self
+        return Swaps(grid[which], one[which], other[which], here[which], there[which], limit[which])
+
+
+class Population:
+    """`members` (C, K, R): the devices of each group of each grid; 2 groups or more. Groups are named by their places in the order."""
+
+    def __init__(self, prices: Prices, members: Ints) -> None:
+        self._reducing = np.ascontiguousarray(prices.reducing)
+        self._passing = np.ascontiguousarray(prices.passing)
+        self.members = members.copy()
+        _, self.groups, self.replicas = members.shape
+        self.devices = self.groups * self.replicas
+        self.reorder()
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def costs(self) -> Floats:
+        """Eq. 1 of each grid, with its order, in seconds."""
+        costs: Floats = self._worst.max(axis=1) + self._hop.sum(axis=1)
+        return costs
+
+    def keep(self, which: Ints) -> None:
+        """Only these grids go on; one that is named twice does so twice."""
+        self.members = self.members[which]
+        self._refresh()
+
+    def reorder(self) -> None:
+        """The best order of the groups of each grid as they are."""
+        one, other = np.triu_indices(self.groups, 1)
+        shape = len(self), len(one)
+        found = self._hops(
+            self.members[:, one].reshape(-1, self.replicas), self.members[:, other].reshape(-1, self.replicas)
+        )
+        for grid, distance in enumerate(found.reshape(shape)):
+            distances = np.zeros((self.groups, self.groups))
+            distances[one, other] = distances[other, one] = distance
+            self.members[grid] = self.members[grid][list(shortest_path(distances))]
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """All that is known of the grids, from `members`."""
+        grids, flat = len(self), self.members.reshape(len(self), -1)
+        self._group = np.empty((grids, self.devices), dtype=np.intp)
+        np.put_along_axis(self._group, flat, np.repeat(np.arange(self.groups), self.replicas)[None], axis=1)
+        self._to: Floats = self._reducing[:, self.members].sum(axis=3).transpose(1, 0, 2).copy()
+        """[grid, device, group]: what the device pays, or would, for reducing with all of the group (Eq. 2)."""
+        self._near: Floats = self._passing[:, self.members].min(axis=3).transpose(1, 0, 2).copy()
+        """[grid, device, group]: its cheapest partner there."""
+        own = np.take_along_axis(self._to, self._group[:, :, None], axis=2)[:, :, 0]
+        self._worst: Floats = np.take_along_axis(own, flat, axis=1).reshape(self.members.shape).max(axis=2)
+        """[grid, group]: Eq. 2."""
+        before, behind = self.members[:, :-1], self.members[:, 1:]
+        found = self._hops(before.reshape(-1, self.replicas), behind.reshape(-1, self.replicas))
+        self._hop: Floats = found.reshape(grids, self.groups - 1)
+        """[grid, hop]: Eq. 3."""
+
+    def _between(self, before: Ints, behind: Ints) -> Floats:
+        """Prices of (P, R) devices and (P, R) others: (R, R, P)."""
+        places = before.T[:, None, :] * self.devices + behind.T[None, :, :]
+        prices: Floats = self._passing.ravel().take(places)
+        return prices
+
+    def _hops(self, before: Ints, behind: Ints) -> Floats:
+        return hops(self._between(before, behind))
+
+    # ── one step ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def step(self, random: np.random.Generator, batch: int, heat: Floats) -> None:
+        """Draw `batch` swaps for each grid, and do the first that stays below its limit (Metropolis et al., 1953), if any does. `heat` in seconds."""
+        swaps = self._draw(random, batch, heat)
+        reducing = self._reducing_after(swaps)
+        near = _Near.of(swaps, self.groups)
+        kept = self._hop.sum(axis=1)[swaps.grid] - near.sum(self._hop[swaps.grid, near.hop])
+        least = reducing + kept
+        least += self._cheapest_partners(swaps)
+        live = np.flatnonzero(least <= swaps.limit)
+        live = live[_rank(swaps.grid[live]) < max(2, SOLVED // len(self))]
+        if not len(live):
+            return
+        swaps, near, least = swaps.some(live), near.some(live), (reducing + kept)[live]
+        done = self._below(swaps, near, least)
+        done = done[_rank(swaps.grid[done]) < 1]
+        if len(done):
+            self._swap(swaps.some(done), near.some(done))
+
+    def _draw(self, random: np.random.Generator, batch: int, heat: Floats) -> Swaps:
+        grid = np.repeat(np.arange(len(self)), batch)
+        count = len(grid)
+        one = random.integers(self.devices, size=count)
+        here = self._group[grid, one]
+        there = (here + random.integers(1, self.groups, size=count)) % self.groups
+        other = self.members[grid, there, random.integers(self.replicas, size=count)]
+        limit = self.costs[grid] - heat[grid] * np.log(random.random(count))
+        return Swaps(grid, one, other, here, there, limit)
+
+    def _reducing_after(self, swaps: Swaps) -> Floats:
+        """Eq. 2's maximum over all groups."""
+        grid, one, other, here, there, _ = swaps
+        rest = np.zeros(len(grid))
+        for place in np.argsort(self._worst, axis=1)[:, -3:].T:  # the worst of the others is one of these
+            group = place[grid]
+            rest = np.where((group == here) | (group == there), rest, self._worst[grid, group])
+        return np.maximum(
+            rest, np.maximum(self._joined(grid, one, other, here), self._joined(grid, other, one, there))
+        )
+
+    def _joined(self, grid: Ints, leaving: Ints, coming: Ints, group: Ints) -> Floats:
+        """The most that a device of `group` pays when `coming` takes the place of `leaving`."""
+        devices, price = self.members[grid, group], self._reducing
+        paid = self._to[grid[:, None], devices, group[:, None]] + (
+            price[coming[:, None], devices] - price[leaving[:, None], devices]
+        )
+        own = self._to[grid, coming, group] - price[coming, leaving]
+        most: Floats = np.where(devices == leaving[:, None], own[:, None], paid).max(axis=1)
+        return most
+
+    def _cheapest_partners(self, swaps: Swaps) -> Floats:
+        """What the hops beside two swapped groups cost at least: the worst device's cheapest partner on the other side, if that is not swapped."""
+        total = np.zeros(len(swaps.grid))
+        for group, apart in ((swaps.here, swaps.there), (swaps.there, swaps.here)):
+            devices = self._after(swaps, group)
+            for side in (-1, 1):
+                beside = group + side
+                real = (beside >= 0) & (beside < self.groups) & (beside != apart)
+                inside = np.clip(beside, 0, self.groups - 1)
+                cheapest = self._near[swaps.grid[:, None], devices, inside[:, None]].max(axis=1)
+                total += np.where(real, cheapest, 0.0)
+        return total
+
+    def _after(self, swaps: Swaps, group: Ints) -> Ints:
+        """The devices of a group when the swap is done."""
+        devices = self.members[swaps.grid, group]
+        one, other = swaps.one[:, None], swaps.other[:, None]
+        return np.where(devices == one, other, np.where(devices == other, one, devices))
+
+    def _below(self, swaps: Swaps, near: _Near, rest: Floats) -> Ints:
+        """Those of `swaps` that stay below their limits; `rest` is what they cost without the hops `near`."""
+        row, which = np.nonzero(near.real)
+        hop = near.hop[row, which]
+        concerned = swaps.some(which)
+        costs = self._between(self._after(concerned, hop), self._after(concerned, hop + 1))
+        least = rest + np.bincount(which, bounds(costs), len(rest))
+        open_ = np.flatnonzero((least <= swaps.limit)[which])
+        if not len(open_):
+            return open_
+        found = np.full(len(which), np.inf)
+        found[open_] = hops(costs[:, :, open_])
+        below: Ints = np.flatnonzero(rest + np.bincount(which, found, len(rest)) <= swaps.limit)
+        return below
+
+    def _swap(self, swaps: Swaps, near: _Near) -> None:
+        """One at most of each grid."""
+        grid, one, other, here, there, _ = swaps
+        changed = [(group, self._after(swaps, group)) for group in (here, there)]
+        self._group[grid, one], self._group[grid, other] = there, here
+        change = (self._reducing[:, other] - self._reducing[:, one]).T
+        self._to[grid, :, here] += change
+        self._to[grid, :, there] -= change
+        for group, members in changed:
+            self.members[grid, group] = members
+            self._near[grid, :, group] = self._passing[:, members].min(axis=2).T
+            self._worst[grid, group] = self._to[grid[:, None], members, group[:, None]].max(axis=1)
+        row, which = np.nonzero(near.real)
+        at, hop = grid[which], near.hop[row, which]
+        self._hop[at, hop] = self._hops(self.members[at, hop], self.members[at, hop + 1])
+
+
+class _Near(NamedTuple):
+    """The hops beside two groups that swap devices, up to four of each swap: (4, P)."""
+
+    hop: Ints
+    """0 … K - 2; something else's where it is not real."""
+    real: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, swaps: Swaps, groups: int) -> _Near:
+        low, high = np.minimum(swaps.here, swaps.there), np.maximum(swaps.here, swaps.there)
+        hop = np.stack([low - 1, low, high - 1, high])
+        real = (hop >= 0) & (hop < groups - 1)
+        real[2] &= high - 1 != low  # two groups side by side have one hop between them
+        return cls(np.clip(hop, 0, groups - 2), real)
+
+    def some(self, which: Ints) -> _Near:
+        return _Near(self.hop[:, which], self.real[:, which])
+
+    def sum(self, values: Floats) -> Floats:
+        """Over the real ones."""
+        total: Floats = np.where(self.real, values, 0.0).sum(axis=0)
+        return total
+
+
+def _rank(grid: Ints) -> Ints:
+    """Of each entry among those with the same number; equal numbers are side by side."""
+    if not len(grid):
+        return grid
+    first = np.flatnonzero(np.concatenate([[True], grid[1:] != grid[:-1]]))
+    counts = np.diff(np.append(first, len(grid)))
+    return np.arange(len(grid)) - np.repeat(first, counts)

@@ -1,0 +1,70 @@
+"""Devices and what lies between them, as a plan is made of: latency and bandwidth of every pair, checked. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetpeer.dht.errors import ExitCode, LocalError
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """N devices; [i, j] is from i to j, the diagonal means nothing."""
+
+    latency_s: NDArray[np.float64]
+    bandwidth_gbit_s: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.latency_s)
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Network:
+        """From `latency_ms` and `bandwidth_gbit_s`, N x N lists. Raises `LocalError` HP-PLAN-002 naming the entry that is wrong."""
+        latency, bandwidth = (_matrix(document, name) for name in ("latency_ms", "bandwidth_gbit_s"))
+        if len(latency) != len(bandwidth):
+            raise wrong(
+                f"latency_ms is of {len(latency)} devices, bandwidth_gbit_s of {len(bandwidth)}",
+                "give both for the same devices",
+            )
+        _check("latency_ms", latency, latency < 0, "a latency is 0 or more")
+        apart = ~np.eye(len(bandwidth), dtype=np.bool_)
+        _check("bandwidth_gbit_s", bandwidth, (bandwidth <= 0) & apart, "a bandwidth is more than 0")
+        return cls(latency / 1e3, bandwidth)
+
+
+def _matrix(document: Mapping[str, Any], name: str) -> NDArray[np.float64]:
+    rows = document.get(name)
+    if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:
+        raise wrong(f"there is no matrix {name}", "give a list of rows of numbers")
+    for number, row in enumerate(rows):
+        if not isinstance(row, Sequence) or isinstance(row, str):
+            raise wrong(f"row {number} of {name} is no list", "give a list of rows of numbers")
+        if len(row) != len(rows):
+            raise wrong(
+                f"row {number} of {name} has {len(row)} entries, and there are {len(rows)} rows",
+                "give one row and one column for each device",
+            )
+        for column, entry in enumerate(row):
+            if isinstance(entry, bool) or not isinstance(entry, int | float):
+                raise wrong(f"row {number}, column {column} of {name} is {entry!r}", "give a number")
+    matrix = np.array(rows, dtype=np.float64)
+    _check(name, matrix, ~np.isfinite(matrix), "give a finite number")
+    return matrix
+
+
+def _check(name: str, matrix: NDArray[np.float64], bad: NDArray[np.bool_], fix: str) -> None:
+    if bad.any():
+        row, column = (int(one) for one in np.argwhere(bad)[0])
+        raise wrong(f"row {row}, column {column} of {name} is {matrix[row, column]:g}", fix)
+
+
+def wrong(why: str, fix: str) -> LocalError:
+    """HP-PLAN-002."""
+    return LocalError(
+        "HP-PLAN-002", "the devices cannot be read", why=why, fix=fix, exit_code=ExitCode.CONFIG
+    )

@@ -1,0 +1,250 @@
+"""Grids by DT-FM's cost model: costs, exact solvers, and a search that finds what enumeration finds."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetpeer.dht.errors import LocalError
+from hetpeer.peer.cli.plan_grid import Question, plan_grid
+from hetpeer.stages.planning.grids import path
+from hetpeer.stages.planning.grids.costs import Prices, Traffic, cost_of, lower_bound
+from hetpeer.stages.planning.grids.matching import EXACT, bottlenecks, bounds, matched
+from hetpeer.stages.planning.grids.population import Population
+from hetpeer.stages.planning.grids.search import search
+from hetpeer.stages.planning.network import Network
+
+TRAFFIC = Traffic(gradient_gb=0.65, activation_gb=0.47)
+
+
+def network(devices: int, seed: int) -> Network:
+    """No two lines alike, nor the two ways of one."""
+    random = np.random.default_rng(seed)
+    return Network(
+        random.uniform(1e-3, 0.2, (devices, devices)), np.exp(random.normal(0, 1, (devices, devices)))
+    )
+
+
+def plain_cost(net: Network, traffic: Traffic, partition) -> float:
+    """DT-FM's Eq. 1-4 as they stand in the paper, by enumeration."""
+
+    def latency(a, b):
+        return (net.latency_s[a, b] + net.latency_s[b, a]) / 2
+
+    def seconds(a, b, gigabytes):
+        return latency(a, b) + 8 * gigabytes / ((net.bandwidth_gbit_s[a, b] + net.bandwidth_gbit_s[b, a]) / 2)
+
+    size = len(partition[0])
+    reducing = max(
+        sum(2 * seconds(d, other, traffic.gradient_gb / size) for other in group if other != d)
+        for group in partition
+        for d in group
+    )
+
+    def hop(one, other):
+        return min(
+            max(seconds(a, b, traffic.activation_gb) for a, b in zip(one, order, strict=True))
+            for order in itertools.permutations(other)
+        )
+
+    passing = min(
+        sum(hop(one, other) for one, other in itertools.pairwise(order))
+        for order in itertools.permutations(partition)
+    )
+    return reducing + 2 * passing
+
+
+def partitions(devices: frozenset[int], size: int):
+    if not devices:
+        yield []
+        return
+    first = min(devices)
+    for others in itertools.combinations(sorted(devices - {first}), size - 1):
+        group = (first, *others)
+        for rest in partitions(devices - set(group), size):
+            yield [group, *rest]
+
+
+@given(st.integers(0, 1000), st.sampled_from([(1, 4), (2, 3), (3, 2), (3, 3), (4, 2), (5, 1)]))
+def test_costs_are_those_of_the_paper(seed, shape):
+    stages, replicas = shape
+    net = network(stages * replicas, seed)
+    partition = np.random.default_rng(seed).permutation(stages * replicas).reshape(shape).tolist()
+    found = cost_of(Prices(net, TRAFFIC, replicas), partition)
+    assert math.isclose(found.total_s, plain_cost(net, TRAFFIC, partition), rel_tol=1e-12)
+    assert {frozenset(group) for group in found.partition} == {frozenset(group) for group in partition}
+    assert sorted(device for row in found.grid for device in row) == list(range(stages * replicas))
+    assert lower_bound(Prices(net, TRAFFIC, replicas), stages, replicas) <= found.total_s * (1 + 1e-12)
+
+
+@given(st.integers(1, 6), st.integers(0, 1000))
+def test_matchings(size, seed):
+    costs = np.random.default_rng(seed).integers(0, 20, (size, size, 5)).astype(float)
+    for number, (found, least) in enumerate(zip(bottlenecks(costs), bounds(costs), strict=True)):
+        one = costs[:, :, number]
+        by_hand = min(max(one[i, j] for i, j in enumerate(p)) for p in itertools.permutations(range(size)))
+        maximum, pairs = matched(one)
+        assert found == maximum == by_hand == one[np.arange(size), pairs].max()
+        assert least <= found
+        assert sorted(pairs) == list(range(size))
+
+
+@given(st.integers(1, 7), st.integers(0, 1000))
+def test_paths(count, seed):
+    half = np.random.default_rng(seed).uniform(0, 1, (count, count))
+    distances = half + half.T
+    found = path.shortest_path(distances)
+    assert sorted(found) == list(range(count))
+    by_hand = min(path.length_of(distances, order) for order in itertools.permutations(range(count)))
+    assert math.isclose(path.length_of(distances, found), by_hand, rel_tol=1e-12, abs_tol=1e-12)
+
+
+def test_long_paths_are_nearly_as_short():
+    """Beyond what is solved exactly; on a line the answer is known."""
+    places = np.random.default_rng(0).permutation(40)
+    distances = np.abs(places[:, None] - places[None, :]).astype(float)
+    assert path.length_of(distances, path.shortest_path(distances)) == 39.0
+
+
+def in_this_order(prices, groups) -> float:
+    reducing = max(prices.reducing[np.ix_(group, group)].sum(axis=1).max() for group in groups)
+    hops = [matched(prices.passing[np.ix_(a, b)])[0] for a, b in itertools.pairwise(groups)]
+    return reducing + sum(hops)
+
+
+@given(st.integers(0, 1000), st.integers(2, 5), st.integers(1, 4), st.integers(1, 4))
+def test_what_a_population_knows_stays_true(seed, stages, replicas, grids):
+    """After any steps: costs are those of the grids as they are, in their order."""
+    random = np.random.default_rng(seed)
+    prices = Prices(network(stages * replicas, seed), TRAFFIC, replicas)
+    members = np.stack(
+        [random.permutation(stages * replicas).reshape(stages, replicas) for _ in range(grids)]
+    )
+    population = Population(prices, members)
+    for _ in range(10):
+        population.step(random, 3, np.full(grids, 0.1))
+        by_hand = [in_this_order(prices, grid) for grid in population.members]
+        assert np.allclose(population.costs, by_hand, rtol=1e-12)
+        assert all(sorted(grid.ravel()) == list(range(stages * replicas)) for grid in population.members)
+    population.reorder()
+    assert np.allclose(population.costs, Population(prices, population.members).costs, rtol=1e-12)
+    known = [cost_of(prices, grid).total_s for grid in population.members]
+    assert np.allclose(population.costs, known, rtol=1e-12)
+    population.keep(np.argsort(population.costs)[:1])
+    assert math.isclose(population.costs[0], min(known), rel_tol=1e-12)
+
+
+def steps(count: int):
+    """True so many times."""
+    left = iter(range(count))
+    return lambda: next(left, None) is not None
+
+
+@pytest.mark.parametrize(("stages", "replicas"), [(2, 4), (4, 2), (2, 2), (3, 2)])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_search_finds_the_optimum(stages, replicas, seed):
+    net = network(stages * replicas, seed)
+    prices = Prices(net, TRAFFIC, replicas)
+    best = min(cost_of(prices, p).total_s for p in partitions(frozenset(range(stages * replicas)), replicas))
+    assert math.isclose(search(prices, stages, replicas, seed, steps(400)).best.total_s, best, rel_tol=1e-12)
+
+
+def test_a_seed_says_it_all_and_more_time_is_no_worse():
+    prices = Prices(network(32, 0), TRAFFIC, 4)
+    one, same, longer = (search(prices, 8, 4, 3, steps(count)) for count in (60, 60, 300))
+    assert one == same
+    assert longer.best.total_s <= one.best.total_s
+    assert longer.evaluations > one.evaluations
+
+
+@pytest.mark.parametrize("replicas", [EXACT + 1, 1])
+def test_groups_of_any_size(replicas):
+    prices = Prices(network(3 * replicas, 0), TRAFFIC, replicas)
+    found = search(prices, 3, replicas, 0, steps(20)).best
+    assert len(found.grid) == replicas
+    assert found.total_s >= lower_bound(prices, 3, replicas)
+
+
+# ── the command ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def question(folder, document, **changes) -> Question:
+    file = folder / "matrices.json"
+    file.write_text(document if isinstance(document, str) else json.dumps(document))
+    usual = {
+        "stages": 2,
+        "replicas": 2,
+        "activation_gb": 0.47,
+        "gradient_gb": 0.65,
+        "seconds": 0.0,
+        "seed": 0,
+    }
+    return Question(matrices=file, **(usual | changes))
+
+
+def document(devices: int = 4, seed: int = 0) -> dict[str, list[list[float]]]:
+    net = network(devices, seed)
+    return {
+        "latency_ms": (net.latency_s * 1e3).tolist(),
+        "bandwidth_gbit_s": net.bandwidth_gbit_s.tolist(),
+    }
+
+
+def test_the_command_prints_a_grid(tmp_path, capsys):
+    plan_grid(question(tmp_path, document()), as_json=True)
+    printed = json.loads(capsys.readouterr().out)
+    assert printed.keys() == {
+        "data_parallel_s",
+        "pipeline_s",
+        "total_s",
+        "partition",
+        "grid",
+        "cpu_seconds",
+        "evaluations",
+    }
+    assert printed["total_s"] == printed["data_parallel_s"] + printed["pipeline_s"]
+    net = Network.of(document())
+    assert math.isclose(
+        printed["total_s"], plain_cost(net, TRAFFIC_OF_THE_COMMAND, printed["partition"]), rel_tol=1e-9
+    )
+    assert [[row[stage] for row in printed["grid"]] for stage in range(2)] == printed["partition"]
+    plan_grid(question(tmp_path, document()), as_json=False)
+    assert "pipeline  1: devices" in capsys.readouterr().out
+
+
+TRAFFIC_OF_THE_COMMAND = Traffic(gradient_gb=0.65, activation_gb=0.47)
+
+
+def wrong_entry(name: str, row: int, column: int, value: object) -> dict[str, list[list[float]]]:
+    changed = document()
+    changed[name][row][column] = value  # type: ignore[call-overload]
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("given_", "why"),
+    [
+        ("{", "Expecting"),
+        ("[1]", "no JSON object"),
+        ({"latency_ms": [[0.0]]}, "no matrix bandwidth_gbit_s"),
+        (
+            {**document(), "latency_ms": [[0.0] * 4] * 3},
+            "row 0 of latency_ms has 4 entries, and there are 3 rows",
+        ),
+        ({**document(), "latency_ms": [[0.0]]}, "latency_ms is of 1 devices, bandwidth_gbit_s of 4"),
+        ({**document(), "latency_ms": [1, 2, 3, 4]}, "row 0 of latency_ms is no list"),
+        (wrong_entry("latency_ms", 1, 2, -3.0), "row 1, column 2 of latency_ms is -3"),
+        (wrong_entry("latency_ms", 3, 0, float("nan")), "row 3, column 0 of latency_ms is nan"),
+        (wrong_entry("bandwidth_gbit_s", 0, 3, 0.0), "row 0, column 3 of bandwidth_gbit_s is 0"),
+        (wrong_entry("bandwidth_gbit_s", 2, 1, "fast"), "row 2, column 1 of bandwidth_gbit_s is 'fast'"),
+        (document(5), "that takes 4"),
+    ],
+)
+def test_bad_matrices_are_refused_by_name(tmp_path, given_, why):
+    with pytest.raises(LocalError) as refused:
+        plan_grid(question(tmp_path, given_), as_json=True)
+    assert why in refused.value.line()
