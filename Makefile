@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 PY := $(BIN)/python
 
-.PHONY: setup lint format test grid demo proof proof-3 proof-4 proof-5 proof-6 proof-churn proof-averaging chaos gpu clean
+.PHONY: setup lint format test grid demo proof proof-3 proof-4 proof-5 proof-6 proof-7 proof-churn proof-averaging chaos gpu clean
 
 setup: .venv/.stamp
 
@@ -72,6 +72,9 @@ proof-6: setup
 	$(PY) -m benchmarks.averaging
 	$(PY) -m benchmarks.stragglers
 	$(PY) -m benchmarks.curves
+
+proof-7: setup
+	$(PY) -m benchmarks.grids
 
 # Twelve volunteers in the laboratory (root), a fault every half minute for twenty minutes.
 chaos: setup

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.scenarios.networks import BEST, REPLICAS, STAGES, dt_fm
+from benchmarks.scenarios.networks import TRAFFIC as DT_FM_TRAFFIC
 from hetpeer.dht.errors import LocalError
 from hetpeer.peer.cli.plan_grid import Question, plan_grid
 from hetpeer.stages.planning.grids import path
@@ -159,6 +161,14 @@ def test_a_seed_says_it_all_and_more_time_is_no_worse():
     assert one == same
     assert longer.best.total_s <= one.best.total_s
     assert longer.evaluations > one.evaluations
+
+
+@pytest.mark.parametrize("case", BEST)
+def test_the_cases_of_the_paper(case):
+    """Most are solved by a chain that is folded, without any search."""
+    prices = Prices(dt_fm(case), DT_FM_TRAFFIC, REPLICAS)
+    found = search(prices, STAGES, REPLICAS, 0, steps(100 if case == "spot" else 0)).best
+    assert math.isclose(found.total_s, BEST[case], rel_tol=1e-9)
 
 
 @pytest.mark.parametrize("replicas", [EXACT + 1, 1])

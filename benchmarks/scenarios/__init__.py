@@ -1,0 +1,1 @@
+"""Scenarios on which planners are compared. Committed before any search was tuned on them."""

@@ -1,0 +1,75 @@
+"""Networks of devices: DT-FM's five, and seeded ones in which no two devices are alike.
+
+DT-FM's matrices are those of its repository (github.com/DS3Lab/DT-FM, commit cda948f, MIT licence): milliseconds and Gbit/s, 64 devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from hetpeer.stages.planning.grids.costs import Traffic
+from hetpeer.stages.planning.network import Network
+
+STAGES = REPLICAS = 8
+TRAFFIC = Traffic(gradient_gb=1.3 * 4 * 3 / 24, activation_gb=2024 * 2048 * 2 * 61.03515625 / 2**30)
+"""DT-FM's: three of 24 layers with 1.3e9 float32 parameters; the activations of 125,000 tokens (its code says 2024 where 2048 must be meant)."""
+BEST: Mapping[str, float] = MappingProxyType(
+    {
+        "datacenter": 3.439799129486084,
+        "spot": 31.634159832000734,
+        "multi_dc": 16.086839732578824,
+        "regional": 34.80204101721226,
+        "worldwide": 49.218380053128435,
+    }
+)
+"""Least known cost of DT-FM's cases, in seconds; all but the last are proven."""
+KINDS = ("last miles", "cities", "random")
+
+_FILE = Path(__file__).with_name("dtfm.npz")
+
+
+def dt_fm(case: str) -> Network:
+    """One of BEST."""
+    with np.load(_FILE) as matrices:
+        return Network.of(
+            {name: matrices[f"{case}_{name}"].tolist() for name in ("latency_ms", "bandwidth_gbit_s")}
+        )
+
+
+def uneven(kind: str, seed: int, devices: int = STAGES * REPLICAS) -> Network:
+    """One of KINDS. Directed: up is not down."""
+    random = np.random.default_rng([seed, KINDS.index(kind)])
+    make = {"last miles": _last_miles, "cities": _cities, "random": _random}[kind]
+    latency_ms, gbit_s = make(random, devices)
+    np.fill_diagonal(latency_ms, 0.0)
+    return Network(latency_ms / 1e3, gbit_s)
+
+
+def _last_miles(random: np.random.Generator, devices: int) -> tuple[np.ndarray, np.ndarray]:
+    """Homes: each has a line of its own, lognormal, down faster than up; what is between them is no limit."""
+    up = np.exp(random.normal(np.log(0.1), 0.8, devices))
+    down = up * np.exp(np.abs(random.normal(1.0, 0.5, devices)))
+    own = np.exp(random.normal(np.log(8.0), 0.7, devices))
+    jitter = np.exp(random.normal(0.0, 0.1, (devices, devices)))
+    return (own[:, None] + own[None, :]) * jitter, np.minimum(up[:, None], down[None, :])
+
+
+def _cities(random: np.random.Generator, devices: int) -> tuple[np.ndarray, np.ndarray]:
+    """Devices in ten cities on a map, unevenly many in each; latency grows with the distance, bandwidth falls with latency, both with jitter."""
+    city = random.choice(10, size=devices, p=random.dirichlet(np.ones(10)))
+    at = random.uniform(0.0, 10_000.0, (10, 2))
+    km = np.hypot(*(at[city][:, None] - at[city][None, :]).transpose(2, 0, 1))
+    latency = (1.0 + km / 100.0) * np.exp(random.normal(0.0, 0.2, (devices, devices)))
+    bandwidth = np.minimum(5.0, 0.05 + 20.0 / (1.0 + latency)) * np.exp(
+        random.normal(0.0, 0.3, (devices, devices))
+    )
+    return latency, bandwidth
+
+
+def _random(random: np.random.Generator, devices: int) -> tuple[np.ndarray, np.ndarray]:
+    """No structure at all."""
+    return random.uniform(1.0, 200.0, (devices, devices)), random.uniform(0.1, 10.0, (devices, devices))
