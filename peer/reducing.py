@@ -90,8 +90,11 @@ class Reducing:
         return answer()
 
     def _is_coded(self, tensor: Tensor, shard: e.Shard) -> None:
+        tensor.coded, tensor.length = True, self._coded_bytes(shard.end - shard.begin)
+
+    def _coded_bytes(self, elements: int) -> int:
         assert self._codec.values is not None
-        tensor.coded, tensor.length = True, value_bytes(self._codec.values, shard.end - shard.begin)
+        return value_bytes(self._codec.values, elements)
 
     def sum(self, member: Member, step: e.StepId, work: e.SumParts) -> Answer | None:
         """`SumParts` → `Member.summed`, or `Member.unusable`: parts of another length, or parameters that are not finite.
@@ -126,7 +129,7 @@ class Reducing:
     ) -> Answer:
         elements = shard.end - shard.begin
         total = self._store.new(step, elements * FLOAT_BYTES)
-        written = None if rounding is None else self._store.new(step, elements * FLOAT_BYTES)
+        written = None if rounding is None else self._store.new(step, self._coded_bytes(elements))
         command = c.Sum(
             parts=tuple(part.extent for part in parts),
             into=total.extent,

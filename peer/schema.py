@@ -8,7 +8,7 @@ from hetpeer.averaging.ties import Ties
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.stages.execution.bundles import BundleLayout
 from hetpeer.stages.execution.slots import LIVE
-from hetpeer.stages.graph.spec import ITEM_BYTES, BlockSpec, TensorSpec
+from hetpeer.stages.graph.spec import ITEM_BYTES, BlockSpec
 
 
 def microbatches_in(memory_bytes: int, specs: Sequence[BlockSpec], kept: int) -> int:
@@ -59,8 +59,9 @@ class Schema:
         return self._layouts[key]
 
     def shard_layout(self, elements: int) -> BundleLayout:
-        """Of a piece of a block's vector."""
-        return BundleLayout.of({"shard": TensorSpec(shape=(elements,), dtype="float32")})
+        """Of a piece of a block's vector: it ends where it ends, as pieces are joined."""
+        nbytes = elements * ITEM_BYTES["float32"]
+        return BundleLayout({"shard": (0, nbytes)}, nbytes, {"shard": "float32"})
 
     def holds(self, block: int) -> bool:
         return block in self.specs

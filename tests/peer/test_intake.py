@@ -48,6 +48,7 @@ def test_pools_and_costs(schema: Schema) -> None:
     assert (pool_of(shard), cost_of(shard, 40, schema, sending=False)) == (SHARDS, 40)
     rounded = shard.model_copy(update={"coded": Coded(codec="int8", written=())})
     assert cost_of(rounded, 12, schema, sending=False) == 12 + 40
+    assert schema.shard_layout(10).nbytes == 40
     assert cost_of(activation(schema), raw, schema, sending=False) == raw
     assert cost_of(activation(schema, coded=coded), 100, schema, sending=False) == 100 + raw
     back = GradientHead(**OWN, id=0, border=first, coded=coded)
