@@ -42,6 +42,19 @@ def plan(
             help="Plan for devices instead: `latency_ms` and `bandwidth_gbit_s`, N x N lists, from row to column.",
         ),
     ] = None,
+    devices: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Plan for devices that differ: TOML or JSON (docs/planning.md)."),
+    ] = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR | PRESET", help="Of --devices: a run directory, or a model such as gpt2-xl."
+        ),
+    ] = "gpt2",
+    microbatches: Annotated[
+        int | None, typer.Option(min=1, help="Of --devices: in a step (default: the run's own, or 64).")
+    ] = None,
     cost: Annotated[
         Cost,
         typer.Option(
@@ -62,7 +75,15 @@ def plan(
     as_json: JsonOption = False,
     home: HomeOption = None,
 ) -> None:
-    """Predict a running swarm's step from its measured links and blocks, and say what it waits for. Or find the best grid for given devices."""
+    """Predict a running swarm's step from its measured links and blocks, and say what it waits for. Or say who is to do what, of given devices."""
+    if devices is not None:
+        from hetpeer.peer.cli.plan_swarm import SwarmQuestion, plan_swarm
+
+        asked_of = SwarmQuestion(
+            devices=devices, model=model, microbatches=microbatches, seconds=seconds, seed=seed
+        )
+        plan_swarm(asked_of, as_json=as_json)
+        return
     if matrices is not None:
         from hetpeer.peer.cli.plan_grid import Question, plan_grid
 

@@ -1,0 +1,88 @@
+"""What a step of a model asks of its holders, for a plan: of a run that was made, or of a GPT of a well-known size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hetpeer.bootstrap.manifest import Manifest
+from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.stages.execution.slots import LIVE
+from hetpeer.stages.planning.swarms.given import Work
+
+FLOAT = 4
+ADAMW_KEEPS = 2
+KEPT_PER_WIDTH = 34 / 2
+"""Numbers that a transformer layer keeps of a token for its backward, per width, without attention's matrix (Korthikanti et al., arXiv 2205.05198, 4.1)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpt:
+    """Sizes of Brown et al. (2020), table 2.1, and GPT-2's."""
+
+    layers: int
+    width: int
+    vocabulary: int = 50257
+    context: int = 1024
+
+
+PRESETS = {
+    "gpt2": Gpt(layers=12, width=768),
+    "gpt2-medium": Gpt(layers=24, width=1024),
+    "gpt2-large": Gpt(layers=36, width=1280),
+    "gpt2-xl": Gpt(layers=48, width=1600),
+    "gpt3-1.3b": Gpt(layers=24, width=2048, context=2048),
+    "gpt3-6.7b": Gpt(layers=32, width=4096, context=2048),
+}
+
+
+def work_of(model: str, microbatches: int | None) -> Work:
+    """Of a run directory or a preset, with so many microbatches a step (None: the run's own, or 64). Raises `LocalError` HP-PLAN-004."""
+    if model in PRESETS:
+        return preset(PRESETS[model], microbatches or 64)
+    if not Path(model).is_dir():
+        raise LocalError(
+            "HP-PLAN-004",
+            f"{model} is neither a run directory nor a model that hetpeer knows",
+            why=f"it knows {', '.join(PRESETS)}",
+            fix="make one with `hetpeer init`",
+            exit_code=ExitCode.CONFIG,
+        )
+    manifest = RunDirectory.open(Path(model)).manifest
+    return of_manifest(manifest, microbatches or manifest.training.microbatches)
+
+
+def of_manifest(manifest: Manifest, microbatches: int) -> Work:
+    blocks = manifest.blocks
+    vectors = np.array([block.vector_count * FLOAT for block in blocks], dtype=np.float64)
+    return Work(
+        flops=np.array([block.flops_forward for block in blocks], dtype=np.float64),
+        memory=(2 + manifest.kept + LIVE) * vectors,  # parameters, the gradient, what is kept, slots
+        kept=np.array([block.activation_bytes for block in blocks], dtype=np.float64),
+        crossing=np.array([0, *(block.output_bytes for block in blocks[:-1]), 0], dtype=np.float64),
+        reduced=vectors,
+        microbatches=microbatches,
+        recompute=manifest.training.recompute,
+    )
+
+
+def preset(gpt: Gpt, microbatches: int) -> Work:
+    """One sequence a microbatch; a block is a layer, the first has the embedding, the last the (tied) head. AdamW, float32."""
+    tokens, width, layers = gpt.context, gpt.width, gpt.layers
+    parameters = np.full(layers, 12.0 * width * width + 13.0 * width)
+    parameters[0] += (gpt.vocabulary + gpt.context) * width
+    flops = np.full(layers, 24.0 * tokens * width * width + 4.0 * tokens * tokens * width)
+    flops[-1] += 2.0 * tokens * width * gpt.vocabulary
+    crossing = np.full(layers + 1, float(FLOAT * tokens * width))
+    crossing[[0, -1]] = 0.0
+    return Work(
+        flops=flops,
+        memory=(2 + ADAMW_KEEPS + LIVE) * FLOAT * parameters,
+        kept=np.full(layers, FLOAT * KEPT_PER_WIDTH * tokens * width),
+        crossing=crossing,
+        reduced=FLOAT * parameters,
+        microbatches=microbatches,
+    )

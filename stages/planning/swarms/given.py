@@ -1,0 +1,61 @@
+"""What a plan is made of: devices, what lies between them, and what a step asks of them. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+BACKWARD = 2.0
+"""Times the FLOPs of a forward."""
+RECOMPUTING = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """N of them. Lines are directed: [i, j] is from i to j."""
+
+    flops: Floats
+    """FLOP/s that a worker reaches."""
+    memory: Floats
+    """Bytes that it gives."""
+    uplink: Floats
+    """Bytes/s that leave it, to all others together; infinite where only the pairs are known."""
+    reliable: NDArray[np.bool_]
+    latency: Floats
+    """Seconds, (N, N)."""
+    bandwidth: Floats
+    """Bytes/s, (N, N); 0: they do not reach each other."""
+
+    def __len__(self) -> int:
+        return len(self.flops)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a step asks, block by block; B blocks."""
+
+    flops: Floats
+    """Of a microbatch's forward, (B,)."""
+    memory: Floats
+    """Bytes of a block's parameters, gradients, slots and what the optimizer keeps, (B,)."""
+    kept: Floats
+    """Bytes of a microbatch between its forward and its backward, (B,)."""
+    crossing: Floats
+    """Bytes of a microbatch that enter block b, as they are written on a line; as many come back as a gradient. (B + 1,), nothing at both ends."""
+    reduced: Floats
+    """Bytes of a block's gradient, (B,)."""
+    microbatches: int
+    """Of a step."""
+    recompute: bool = False
+
+    def __len__(self) -> int:
+        return len(self.flops)
+
+    @property
+    def computed(self) -> float:
+        """Times the forward's FLOPs that a microbatch takes."""
+        return 1.0 + (RECOMPUTING if self.recompute else BACKWARD)

@@ -1,0 +1,133 @@
+"""One pipeline: devices in an order, and where the blocks are cut between them so that a microbatch leaves it as often as can be.
+
+A stage is busy with a microbatch for as long as it computes, or as its line carries what it sends forward and back, whichever is longer, since it does
+both at once: FusionLLM's Eq. 3 (arXiv 2410.12707), DT-FM's overlap (arXiv 2206.01288, 3.5). The slowest stage sets the period. Memory is a limit for each device
+(FusionLLM, Eq. 6). Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from hetpeer.stages.planning.swarms.given import Devices, Floats, Work
+
+REMEMBERED = 1 << 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """Devices with their blocks, and what a microbatch costs there, in seconds."""
+
+    devices: tuple[int, ...]
+    cuts: tuple[int, ...]
+    """Device k has the blocks [cuts[k], cuts[k + 1])."""
+    period: float
+    """From one microbatch to the next."""
+    fill: float
+    """Of one microbatch alone, there and back."""
+    slowest: tuple[str, int]
+    """Who sets the period: (`computing` or `sending`, device)."""
+
+    def seconds(self, microbatches: int) -> float:
+        """Of so many: FILL + (n - 1) BOTTLENECK."""
+        return self.fill + (microbatches - 1) * self.period if microbatches else 0.0
+
+
+class Pipelines:
+    """All that can be made of `devices` for `work`."""
+
+    def __init__(self, devices: Devices, work: Work) -> None:
+        self.devices, self.work = devices, work
+        blocks = len(work)
+        begin, end = np.indices((blocks + 1, blocks + 1))
+        self._computed = _sums(work.flops) * work.computed
+        self._memory, self._kept = _sums(work.memory), _sums(work.kept)
+        self._entering = np.broadcast_to(work.crossing[:, None], begin.shape)
+        """[a, b]: bytes that enter the blocks [a, b), or come back as their gradient."""
+        self._leaving = np.broadcast_to(work.crossing[None, :], begin.shape)
+        first, last = begin == 0, end == blocks
+        self._allowed = {
+            (is_first, is_last): (begin < end) & (first == is_first) & (last == is_last)
+            for is_first in (False, True)
+            for is_last in (False, True)
+        }
+        self.best = lru_cache(REMEMBERED)(self._best)
+
+    def _best(self, order: tuple[int, ...]) -> Pipeline | None:
+        """The cuts with the least period for devices in this order, at least one block each; None where memory or lines allow none.
+
+        Exact: least[b] of the first k devices is min over a < b of max(least[a] of k - 1 devices, what device k takes for [a, b)).
+        """
+        blocks, count = len(self.work), len(order)
+        if not 0 < count <= blocks:
+            return None
+        least = np.full(blocks + 1, np.inf)
+        least[0] = 0.0
+        choices = []
+        for place in range(count):
+            costs = np.maximum(least[:, None], self._periods(order, place))
+            choices.append(costs.argmin(axis=0))
+            least = costs.min(axis=0)
+        if not np.isfinite(least[blocks]):
+            return None
+        cuts = [blocks]
+        for choice in reversed(choices):
+            cuts.append(int(choice[cuts[-1]]))
+        cuts.reverse()
+        return Pipeline(
+            devices=order,
+            cuts=tuple(cuts),
+            period=float(least[blocks]),
+            fill=self._fill(order, cuts),
+            slowest=self._slowest(order, cuts),
+        )
+
+    def _slowest(self, order: Sequence[int], cuts: Sequence[int]) -> tuple[str, int]:
+        stages = [(place, cuts[place], cuts[place + 1]) for place in range(len(order))]
+        busy = {place: float(self._periods(order, place)[begin, end]) for place, begin, end in stages}
+        place, begin, end = max(stages, key=lambda stage: busy[stage[0]])
+        computing = float(self._computed[begin, end] / self.devices.flops[order[place]])
+        return ("computing" if computing >= busy[place] else "sending"), order[place]
+
+    def _periods(self, order: Sequence[int], place: int) -> Floats:
+        """[a, b]: seconds that the device at `place` is busy with a microbatch if it has the blocks [a, b); infinite where it cannot."""
+        devices, device = self.devices, order[place]
+        behind = len(order) - 1 - place
+        per_byte = [0.0, 0.0]
+        """Of what goes back, and of what goes on."""
+        for way, beside in enumerate((place - 1, place + 1)):
+            if 0 <= beside < len(order):
+                per_byte[way] = 1.0 / max(float(devices.bandwidth[device, order[beside]]), 1e-300)
+        back = self._entering * per_byte[0]
+        on = self._leaving * per_byte[1]
+        together = (self._entering * (place > 0) + self._leaving * (behind > 0)) / devices.uplink[device]
+        busy = np.maximum(np.maximum(back, on), np.maximum(together, self._computed / devices.flops[device]))
+        under_way = min(2 * behind + 1, self.work.microbatches)  # 1F1B: execution/schedule.py
+        needed = self._memory + under_way * (self._kept + 2 * (self._entering + self._leaving))
+        allowed = self._allowed[place == 0, behind == 0] & (needed <= devices.memory[device])
+        periods: Floats = np.where(allowed, busy, np.inf)
+        return periods
+
+    def _fill(self, order: Sequence[int], cuts: Sequence[int]) -> float:
+        """Seconds of one microbatch alone: it is computed at every stage, and crosses every line forward and back."""
+        devices, total = self.devices, 0.0
+        for place, device in enumerate(order):
+            begin, end = cuts[place], cuts[place + 1]
+            total += self._computed[begin, end] / devices.flops[device]
+            if place + 1 < len(order):
+                other, nbytes = order[place + 1], self.work.crossing[end]
+                for sender, receiver in ((device, other), (other, device)):
+                    rate = min(devices.bandwidth[sender, receiver], devices.uplink[sender])
+                    total += devices.latency[sender, receiver] + nbytes / rate
+        return float(total)
+
+
+def _sums(values: Floats) -> Floats:
+    """[a, b]: the sum of values[a:b]; less than 0 where b < a."""
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    sums: Floats = total[None, :] - total[:, None]
+    return sums

@@ -1,0 +1,198 @@
+"""The search for a plan: how many pipelines, which devices in which order, and who is spared. Any time, seeded. Pure but for `on`.
+
+Beginnings are chains through all devices, each followed by the best connected that is left, cut into pipelines of about the same speed, for every number
+of pipelines that memory allows. Then annealing: devices swap, move and turn round; pipelines fall apart and are joined. Only pipelines that a move touches are
+cut anew, and what was cut once is remembered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from hetpeer.stages.planning.swarms.given import Devices, Work
+from hetpeer.stages.planning.swarms.pipelines import Pipeline, Pipelines
+from hetpeer.stages.planning.swarms.plans import Plan, planned
+
+Orders = tuple[tuple[int, ...], ...]
+"""The devices of each pipeline; who is in none is spared."""
+
+MOVES = 2000
+"""Of the first annealing; the next are twice as long."""
+HOT, COLD = 0.05, 1e-3
+"""First and last temperature, as parts of the cost."""
+STARTS = 3
+"""Devices at which chains begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best plan, and how many were looked at."""
+
+    best: Plan
+    evaluations: int
+
+
+class Search:
+    """Plans of `devices` for `work`."""
+
+    def __init__(self, devices: Devices, work: Work, seed: int) -> None:
+        self._devices, self._work = devices, work
+        self._random = np.random.default_rng(seed)
+        self._pipelines = Pipelines(devices, work)
+        self.evaluations = 0
+
+    def run(self, on: Callable[[], bool]) -> Found | None:
+        """The best plan that is found while `on` is true; None if no beginning fits into memory."""
+        begun = sorted((self._known(orders).total_s, orders) for orders in self._beginnings())
+        if not begun:
+            return None
+        best_cost, best = begun[0]
+        moves = MOVES
+        while on():
+            for _, orders in begun[:STARTS]:
+                cost, found = self._anneal(orders, moves, on)
+                if cost < best_cost:
+                    best_cost, best = cost, found
+            begun = sorted([(best_cost, best), *begun])
+            moves *= 2
+        return Found(self._known(best), self.evaluations)
+
+    def _known(self, orders: Orders) -> Plan:
+        """Of pipelines that can be."""
+        plan = self.plan(orders)
+        assert plan is not None
+        return plan
+
+    def plan(self, orders: Orders) -> Plan | None:
+        """What these pipelines make; None if one of them cannot be."""
+        self.evaluations += 1
+        made: list[Pipeline] = []
+        for order in orders:
+            one = self._pipelines.best(order)
+            if one is None:
+                return None
+            made.append(one)
+        return planned(self._devices, self._work, made)
+
+    # ── beginnings ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _beginnings(self) -> Iterator[Orders]:
+        """Chains cut into any number of pipelines; those that memory does not allow are left out, and their devices spared."""
+        count = len(self._devices)
+        chains = [self._chain(int(start)) for start in self._random.permutation(count)[:STARTS]]
+        chains.append(np.argsort(-self._devices.memory, kind="stable").tolist())
+        for chain in chains:
+            for number in range(1, count + 1):
+                orders = _cut(chain, number, self._devices.flops)
+                fitting = tuple(order for order in orders if self._pipelines.best(order) is not None)
+                if fitting:
+                    yield fitting
+
+    def _chain(self, start: int) -> list[int]:
+        """All devices, each followed by the one that is left with the fastest line from it."""
+        nbytes = float(np.median(self._work.crossing[1:-1])) if len(self._work) > 1 else 1.0
+        with np.errstate(divide="ignore"):
+            seconds = self._devices.latency + nbytes / np.minimum(
+                self._devices.bandwidth, self._devices.uplink[:, None]
+            )
+        left = np.ones(len(seconds), dtype=np.bool_)
+        chain = [start]
+        for _ in range(len(seconds) - 1):
+            left[chain[-1]] = False
+            chain.append(int(np.where(left, seconds[chain[-1]], np.inf).argmin()))
+        return chain
+
+    # ── annealing ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _anneal(self, orders: Orders, moves: int, on: Callable[[], bool]) -> tuple[float, Orders]:
+        cost = best_cost = self._known(orders).total_s
+        best = orders
+        for move in range(moves):
+            if not on():
+                break
+            heat = cost * HOT * (COLD / HOT) ** (move / moves)
+            limit = cost - heat * math.log(self._random.random())
+            changed = self._changed(orders)
+            if changed is None:
+                continue
+            plan = self.plan(changed)
+            if plan is None or plan.total_s > limit:
+                continue
+            orders, cost = changed, plan.total_s
+            if cost < best_cost:
+                best_cost, best = cost, orders
+        return best_cost, best
+
+    def _changed(self, orders: Orders) -> Orders | None:
+        """One random move; None if it comes to nothing."""
+        lines = [list(order) for order in orders]
+        used = {device for order in orders for device in order}
+        lines.append([device for device in range(len(self._devices)) if device not in used])
+        spare = len(lines) - 1
+        kind = self._random.integers(8)
+        if kind < 3:
+            self._swap(lines)
+        elif kind < 5:
+            self._move(lines, spare)
+        elif kind == 5:
+            self._turn(lines, spare)
+        elif kind == 6:
+            self._split(lines, spare)
+        else:
+            self._join(lines, spare)
+        changed = tuple(tuple(line) for line in lines[:spare] if line) + tuple(
+            tuple(line) for line in lines[spare + 1 :] if line
+        )
+        return changed if changed and changed != orders else None
+
+    def _any(self, lines: list[list[int]]) -> tuple[int, int]:
+        """Line and place of a random device."""
+        number = int(self._random.integers(sum(map(len, lines))))
+        for line, devices in enumerate(lines):
+            if number < len(devices):
+                return line, number
+            number -= len(devices)
+        raise AssertionError
+
+    def _swap(self, lines: list[list[int]]) -> None:
+        (a, i), (b, j) = self._any(lines), self._any(lines)
+        lines[a][i], lines[b][j] = lines[b][j], lines[a][i]
+
+    def _move(self, lines: list[list[int]], spare: int) -> None:
+        line, place = self._any(lines)
+        device = lines[line].pop(place)
+        to = int(self._random.integers(spare + 1))
+        lines[to].insert(int(self._random.integers(len(lines[to]) + 1)), device)
+
+    def _turn(self, lines: list[list[int]], spare: int) -> None:
+        devices = lines[int(self._random.integers(spare))]
+        i, j = sorted(int(one) for one in self._random.integers(len(devices) + 1, size=2))
+        devices[i:j] = devices[i:j][::-1]
+
+    def _split(self, lines: list[list[int]], spare: int) -> None:
+        devices = lines[int(self._random.integers(spare))]
+        place = int(self._random.integers(len(devices) + 1))
+        lines.append(devices[place:])
+        del devices[place:]
+
+    def _join(self, lines: list[list[int]], spare: int) -> None:
+        one, other = (int(n) for n in self._random.integers(spare, size=2))
+        if one != other:
+            lines[one] += lines[other]
+            lines[other] = []
+
+
+def _cut(chain: list[int], number: int, flops: np.ndarray) -> Orders:
+    """A chain in so many pieces of about the same speed, one device each at least."""
+    total = np.cumsum(flops[chain])
+    ends = [int(np.searchsorted(total, total[-1] * piece / number)) for piece in range(1, number)]
+    borders = [0]
+    for piece, end in enumerate(ends, 1):
+        borders.append(min(max(end, borders[-1] + 1), len(chain) - (number - piece)))
+    borders.append(len(chain))
+    return tuple(tuple(chain[a:b]) for a, b in pairwise(borders))

@@ -1,0 +1,132 @@
+"""`hetpeer plan --devices`: files as people write them, and what is said of wrong ones."""
+
+import json
+
+import numpy as np
+import pytest
+
+from hetpeer.dht.errors import LocalError
+from hetpeer.peer.cli.plan_swarm import SwarmQuestion, plan_swarm
+from hetpeer.peer.devices import read_devices
+from hetpeer.peer.workload import PRESETS, preset, work_of
+from tests.bootstrap.engine import make_run
+
+HOMES = """
+latency_ms = 30
+[[device]]
+name = "attic"
+tflops = 8.5
+memory_gib = 6
+up_mbps = 20
+down_mbps = 100
+[[device]]
+name = "office"
+tflops = 12
+memory_gib = 8
+up_mbps = 100
+down_mbps = 50
+reliable = true
+"""
+
+
+def written(folder, text, name="devices.toml"):
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def asked(path, model="gpt2") -> SwarmQuestion:
+    return SwarmQuestion(devices=path, model=model, microbatches=None, seconds=0.0, seed=0)
+
+
+def test_a_file_of_devices(tmp_path):
+    named = read_devices(written(tmp_path, HOMES))
+    assert named.names == ("attic", "office")
+    assert named.devices.flops.tolist() == [8.5e12, 12e12]
+    assert named.devices.uplink.tolist() == [20e6 / 8, 100e6 / 8]
+    assert np.allclose(named.devices.bandwidth[[0, 1], [1, 0]], [20e6 / 8, 100e6 / 8])
+    assert named.devices.latency.tolist() == [[0.0, 0.03], [0.03, 0.0]]
+    assert named.devices.reliable.tolist() == [False, True]
+    as_json = {
+        "device": [{"name": n, "tflops": 1, "memory_gib": 1} for n in "ab"],
+        "latency_ms": [[0, 1], [2, 0]],
+    }
+    other = read_devices(written(tmp_path, json.dumps(as_json), "devices.json"))
+    assert other.devices.latency[0, 1] == 0.001
+    assert other.devices.latency[1, 0] == 0.002
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("device = 3", "device"),
+        ("[[device]]\nname = 'x'\ntflops = -1\nmemory_gib = 1", "device 0 (x), tflops"),
+        ("[[device]]\nname = 'x'\ntflops = 1", "device 0 (x), memory_gib: Field required"),
+        ("[[device]]\nname = 'x'\ntflops = 1\nmemory_gib = 1\nspeed = 3", "device 0 (x), speed"),
+        ("[[device]]\nname = 'x'\ntflops = 1\nmemory_gib = 1\n" * 2, "two devices are called x"),
+        ("latency_ms = [[0]]\n" + HOMES.replace("latency_ms = 30", ""), "latency_ms is of 1 devices"),
+        ("latency_ms = [[0, -1], [1, 0]]\n" + HOMES.replace("latency_ms = 30", ""), "row 0, column 1"),
+        ("[[device", "devices.toml"),
+    ],
+)
+def test_wrong_files_are_refused_by_name(tmp_path, text, why):
+    with pytest.raises(LocalError) as refused:
+        read_devices(written(tmp_path, text))
+    assert refused.value.code == "HP-PLAN-002"
+    assert why in refused.value.line()
+
+
+def test_the_command_says_who_does_what(tmp_path, capsys):
+    path = written(tmp_path, HOMES)
+    plan_swarm(asked(path), as_json=True)
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["total_s"] == printed["pipeline_s"] + printed["sync_s"]
+    assert sum(one["microbatches"] for one in printed["pipelines"]) == printed["microbatches"] == 64
+    for one in printed["pipelines"]:
+        blocks = [block for stage in one["stages"] for block in range(*stage["blocks"])]
+        assert blocks == list(range(12))
+    there = {stage["device"] for one in printed["pipelines"] for stage in one["stages"]}
+    assert there | set(printed["spared"]) == {"attic", "office"}
+    assert printed["bottleneck"]["device"] in there
+    plan_swarm(asked(path), as_json=False)
+    assert "waits for" in capsys.readouterr().out
+
+
+def test_what_does_not_fit_is_told_with_what_is_missing(tmp_path):
+    with pytest.raises(LocalError) as refused:
+        plan_swarm(asked(written(tmp_path, HOMES), "gpt2-xl"), as_json=True)
+    missing = float(refused.value.line().split("it needs ")[1].split(" GiB")[0])
+    enough = HOMES.replace("memory_gib = 8", f"memory_gib = {8 + missing + 0.1}")
+    plan_swarm(asked(written(tmp_path, enough), "gpt2-xl"), as_json=True)
+    with pytest.raises(LocalError):
+        plan_swarm(asked(written(tmp_path, enough.replace("= 6\n", "= 1\n")), "gpt2-xl"), as_json=True)
+
+
+def test_unknown_models_are_refused(tmp_path):
+    with pytest.raises(LocalError, match="neither a run directory nor a model") as refused:
+        plan_swarm(asked(written(tmp_path, HOMES), str(tmp_path / "nothing")), as_json=True)
+    assert refused.value.code == "HP-PLAN-004"
+
+
+def test_a_run_directory_says_what_its_blocks_ask(tmp_path):
+    run = make_run(tmp_path)
+    work = work_of(str(run.path), None)
+    assert len(work) == len(run.manifest.blocks)
+    assert work.microbatches == run.manifest.training.microbatches
+    assert work.crossing[0] == work.crossing[-1] == 0.0
+    assert (work.crossing[1:-1] > 0).all()
+    assert work_of(str(run.path), 7).microbatches == 7
+
+
+def test_presets_have_the_sizes_that_are_known():
+    """Parameters of GPT-2's and GPT-3's sizes, in millions; our first block has the embedding, tied to the head."""
+    known = {
+        "gpt2": 124,
+        "gpt2-medium": 355,
+        "gpt2-large": 774,
+        "gpt2-xl": 1558,
+        "gpt3-1.3b": 1300,
+        "gpt3-6.7b": 6700,
+    }
+    for name, gpt in PRESETS.items():
+        assert abs(preset(gpt, 1).reduced.sum() / 4e6 / known[name] - 1) < 0.02

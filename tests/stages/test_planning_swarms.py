@@ -1,0 +1,139 @@
+"""Plans for devices that differ, against enumeration."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetpeer.stages.planning.swarms.given import Devices, Work
+from hetpeer.stages.planning.swarms.pipelines import Pipeline, Pipelines
+from hetpeer.stages.planning.swarms.plans import adding_up, planned, share_out
+from hetpeer.stages.planning.swarms.search import Search
+
+
+def some_devices(count: int, seed: int) -> Devices:
+    random = np.random.default_rng(seed)
+    return Devices(
+        flops=random.uniform(1e12, 1e13, count),
+        memory=random.uniform(1e9, 6e9, count),
+        uplink=random.uniform(1e6, 1e8, count),
+        reliable=random.random(count) < 0.5,
+        latency=random.uniform(1e-3, 0.1, (count, count)),
+        bandwidth=random.uniform(1e6, 1e8, (count, count)),
+    )
+
+
+def some_work(blocks: int, seed: int) -> Work:
+    random = np.random.default_rng(seed)
+    crossing = random.uniform(1e5, 1e7, blocks + 1)
+    crossing[[0, -1]] = 0.0
+    return Work(
+        flops=random.uniform(1e10, 1e12, blocks),
+        memory=random.uniform(1e8, 1e9, blocks),
+        kept=random.uniform(1e6, 1e8, blocks),
+        crossing=crossing,
+        reduced=random.uniform(1e7, 1e8, blocks),
+        microbatches=16,
+    )
+
+
+def by_hand(devices: Devices, work: Work, order: tuple[int, ...], cuts: tuple[int, ...]) -> float:
+    """The period of these cuts; infinite if memory does not allow them."""
+    worst = 0.0
+    for place, device in enumerate(order):
+        begin, end = cuts[place], cuts[place + 1]
+        behind = len(order) - 1 - place
+        forward = work.crossing[end] if behind else 0.0
+        back = work.crossing[begin] if place else 0.0
+        kept = work.kept[begin:end].sum() + 2 * (work.crossing[begin] + work.crossing[end])
+        if (
+            work.memory[begin:end].sum() + min(2 * behind + 1, work.microbatches) * kept
+            > devices.memory[device]
+        ):
+            return math.inf
+        computing = 3 * work.flops[begin:end].sum() / devices.flops[device]
+        lines = [forward / devices.bandwidth[device, order[place + 1]]] if behind else []
+        lines += [back / devices.bandwidth[device, order[place - 1]]] if place else []
+        worst = max(worst, computing, (forward + back) / devices.uplink[device], *lines)
+    return worst
+
+
+@given(st.integers(1, 5), st.integers(1, 8), st.integers(0, 10_000))
+def test_cuts_are_the_best_there_are(count, blocks, seed):
+    devices, work = some_devices(count, seed), some_work(blocks, seed)
+    order = tuple(np.random.default_rng(seed).permutation(count).tolist())
+    ways = [(0, *inner, blocks) for inner in itertools.combinations(range(1, blocks), count - 1)]
+    best = min((by_hand(devices, work, order, cuts) for cuts in ways), default=math.inf)
+    found = Pipelines(devices, work).best(order)
+    if found is None:
+        assert best == math.inf
+        return
+    assert math.isclose(found.period, best, rel_tol=1e-9)
+    assert math.isclose(by_hand(devices, work, order, found.cuts), best, rel_tol=1e-9)
+
+
+def pipeline(period: float, fill: float) -> Pipeline:
+    return Pipeline(devices=(0,), cuts=(0, 1), period=period, fill=fill, slowest=("computing", 0))
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 50)), min_size=1, max_size=4), st.integers(1, 12)
+)
+def test_microbatches_are_shared_as_well_as_can_be(several, microbatches):
+    pipelines = [pipeline(*one) for one in several]
+    done, shares = share_out(pipelines, microbatches)
+    ways = itertools.product(range(microbatches + 1), repeat=len(pipelines))
+    best = min(
+        max(one.seconds(n) for one, n in zip(pipelines, way, strict=True))
+        for way in ways
+        if sum(way) == microbatches
+    )
+    assert sum(shares) == microbatches
+    assert math.isclose(done, best, rel_tol=1e-9)
+    assert done == max(one.seconds(n) for one, n in zip(pipelines, shares, strict=True))
+
+
+def test_sums_take_what_the_slowest_uplink_or_all_together_need():
+    devices, work = some_devices(2, 0), some_work(2, 0)
+    alone = [
+        Pipeline(devices=(n,), cuts=(0, 2), period=1.0, fill=1.0, slowest=("computing", n)) for n in (0, 1)
+    ]
+    rates = [min(devices.uplink[a], devices.bandwidth[a, b]) for a, b in ((0, 1), (1, 0))]
+    latency = 2 * max(devices.latency[0, 1], devices.latency[1, 0])
+    expected = work.reduced.sum() * max(1 / min(rates), 2 / sum(rates)) + latency
+    assert np.allclose(adding_up(devices, work, alone), expected, rtol=1e-12)
+    assert not adding_up(devices, work, alone[:1]).any()
+
+
+def orders_of(devices: frozenset[int]):
+    """All sets of pipelines over any of the devices."""
+    if not devices:
+        yield ()
+        return
+    first = min(devices)
+    rest = devices - {first}
+    yield from orders_of(rest)  # spared
+    for size in range(len(rest) + 1):
+        for others in itertools.combinations(sorted(rest), size):
+            for order in itertools.permutations((first, *others)):
+                for more in orders_of(rest - set(others)):
+                    yield (order, *more)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_search_finds_the_best_plan(seed):
+    devices, work = some_devices(4, seed), some_work(5, seed)
+    pipelines = Pipelines(devices, work)
+    best = math.inf
+    for orders in orders_of(frozenset(range(4))):
+        made = [pipelines.best(order) for order in orders]
+        if made and all(made):
+            best = min(best, planned(devices, work, made).total_s)
+    left = iter(range(6000))
+    found = Search(devices, work, seed).run(lambda: next(left, None) is not None)
+    assert (found is None) == (best == math.inf)
+    if found is not None:
+        assert math.isclose(found.best.total_s, best, rel_tol=1e-9)
