@@ -1,7 +1,7 @@
 """The search for a plan: how many pipelines, which devices in which order, and who is spared. Any time, seeded. Pure but for `on`.
 
-Beginnings are chains through all devices, each followed by the best connected that is left, cut into pipelines of about the same speed, for every number
-of pipelines that memory allows. Then annealing: devices swap, move and turn round; pipelines fall apart and are joined. Only pipelines that a move touches are
+Beginnings are chains through all devices, each followed by the best connected that is left or by the next best in memory, uplink or speed, cut into any number
+of pipelines of about the same speed; or their first few alone. Then annealing: devices swap, move and turn round; pipelines fall apart and are joined. Only pipelines that a move touches are
 cut anew, and what was cut once is remembered.
 """
 
@@ -82,13 +82,17 @@ class Search:
     # ── beginnings ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _beginnings(self) -> Iterator[Orders]:
-        """Chains cut into any number of pipelines; those that memory does not allow are left out, and their devices spared."""
-        count = len(self._devices)
+        """Chains of neighbours, and devices by what they have most of: all of them cut into any number of pipelines, or the first few as one. What
+        memory does not allow is left out, and its devices spared.
+        """
+        devices, count = self._devices, len(self._devices)
         chains = [self._chain(int(start)) for start in self._random.permutation(count)[:STARTS]]
-        chains.append(np.argsort(-self._devices.memory, kind="stable").tolist())
+        merits = (devices.memory, devices.uplink, devices.flops)
+        chains += [np.argsort(-most, kind="stable").tolist() for most in merits]
         for chain in chains:
-            for number in range(1, count + 1):
-                orders = _cut(chain, number, self._devices.flops)
+            several = [_cut(chain, number, devices.flops) for number in range(1, count + 1)]
+            few = [(tuple(chain[:size]),) for size in range(1, min(count, len(self._work)) + 1)]
+            for orders in (*several, *few):
                 fitting = tuple(order for order in orders if self._pipelines.best(order) is not None)
                 if fitting:
                     yield fitting
