@@ -12,7 +12,7 @@ import numpy as np
 
 from hetpeer.stages.planning.grids.costs import Prices
 from hetpeer.stages.planning.grids.matching import Ints
-from hetpeer.stages.planning.grids.population import Population
+from hetpeer.stages.planning.grids.population import AT_ONCE, Population
 
 PROPOSED = 256
 """Swaps of all grids in one step."""
@@ -49,7 +49,7 @@ def anneal(
         if not on():
             break
         heat = population.costs * hot * (COLD / hot) ** (step / steps)
-        batch = max(1, PROPOSED // len(population))
+        batch = max(1, min(PROPOSED, AT_ONCE // population.replicas**2) // len(population))
         population.step(random, batch, heat)
         evaluations += batch * len(population)
         if step % REORDER == REORDER - 1:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetpeer.stages.planning.grids.matching import EXACT, Floats, Ints, bottlenecks, matched
+from hetpeer.stages.planning.grids.matching import EXACT, Floats, Ints, bottlenecks, bounds, matched
 from hetpeer.stages.planning.grids.path import length_of, shortest_path
 from hetpeer.stages.planning.network import Network
 
@@ -85,10 +85,10 @@ def _lined_up(prices: Prices, groups: Sequence[Ints]) -> tuple[tuple[int, ...], 
 
 
 def hops(costs: Floats) -> Floats:
-    """Bottlenecks of many matchings, (R, R, B) → B, whatever their size."""
-    if costs.shape[0] <= EXACT:
-        return bottlenecks(costs)
-    return np.array([matched(costs[:, :, one])[0] for one in range(costs.shape[2])])
+    """Bottlenecks of many matchings, (R, R, B) → B: what a search reckons with. Of more than EXACT devices it is a bound, which is nearly reached
+    where everybody has many partners.
+    """
+    return bottlenecks(costs) if costs.shape[0] <= EXACT else bounds(costs)
 
 
 def lower_bound(prices: Prices, stages: int, replicas: int) -> float:

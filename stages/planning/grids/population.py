@@ -17,6 +17,8 @@ from hetpeer.stages.planning.grids.path import shortest_path
 
 SOLVED = 96
 """Swaps whose matchings are solved in one step, at most: when it is hot most would do, and one for each grid is enough."""
+AT_ONCE = 1 << 21
+"""Prices that are looked at together."""
 
 
 class Swaps(NamedTuple):
@@ -79,9 +81,14 @@ class Population:
         grids, flat = len(self), self.members.reshape(len(self), -1)
         self._group = np.empty((grids, self.devices), dtype=np.intp)
         np.put_along_axis(self._group, flat, np.repeat(np.arange(self.groups), self.replicas)[None], axis=1)
-        self._to: Floats = self._reducing[:, self.members].sum(axis=3).transpose(1, 0, 2).copy()
+        first = np.arange(self.groups) * self.replicas
+        self._to: Floats = np.stack(
+            [np.add.reduceat(self._reducing[:, grid], first, axis=1) for grid in flat]
+        )
         """[grid, device, group]: what the device pays, or would, for reducing with all of the group (Eq. 2)."""
-        self._near: Floats = self._passing[:, self.members].min(axis=3).transpose(1, 0, 2).copy()
+        self._near: Floats = np.stack(
+            [np.minimum.reduceat(self._passing[:, grid], first, axis=1) for grid in flat]
+        )
         """[grid, device, group]: its cheapest partner there."""
         own = np.take_along_axis(self._to, self._group[:, :, None], axis=2)[:, :, 0]
         self._worst: Floats = np.take_along_axis(own, flat, axis=1).reshape(self.members.shape).max(axis=2)
@@ -98,7 +105,9 @@ class Population:
         return prices
 
     def _hops(self, before: Ints, behind: Ints) -> Floats:
-        return hops(self._between(before, behind))
+        size = max(1, AT_ONCE // self.replicas**2)
+        pieces = [slice(begin, begin + size) for begin in range(0, len(before), size)]
+        return np.concatenate([hops(self._between(before[piece], behind[piece])) for piece in pieces])
 
     # ── one step ─────────────────────────────────────────────────────────────────────────────────────────────────
 
