@@ -18,10 +18,10 @@ def microbatches_in(memory_bytes: int, specs: Sequence[BlockSpec], kept: int) ->
     """
     first, last = specs[0].at(specs[0].batch), specs[-1].at(specs[-1].batch)
     bundles = sum(tensor.nbytes for tensor in (*first.inputs.values(), *last.outputs.values()))
-    kept = sum(spec.activation_bytes for spec in specs) + 2 * bundles
+    each = sum(spec.activation_bytes for spec in specs) + 2 * bundles
     vectors = 2 + kept + LIVE  # parameters, the gradient, slots
     owned = vectors * ITEM_BYTES["float32"] * sum(spec.vector_count for spec in specs)
-    return max(memory_bytes - owned, 0) // max(kept, 1)
+    return max(memory_bytes - owned, 0) // max(each, 1)
 
 
 class Schema:

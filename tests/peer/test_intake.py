@@ -10,7 +10,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.heads import ActivationHead, Coded, GradientHead, ShardHead
 from hetpeer.peer.intake import MAX_STRANGERS, Intake, cost_of, pool_of
 from hetpeer.peer.pressure import ACTIVATIONS, GRADIENTS, SHARDS
-from hetpeer.peer.schema import Schema
+from hetpeer.peer.schema import Schema, microbatches_in
 from hetpeer.stages.execution.routes import Hop
 from tests.bootstrap.engine import make_run
 
@@ -24,6 +24,21 @@ def schema(tmp_path_factory: pytest.TempPathFactory) -> Schema:
     run = make_run(Path(tmp_path_factory.mktemp("intake")))
     blocks = run.manifest.blocks
     return Schema([run.block_spec(block) for block in blocks[len(blocks) // 2 :]], run.manifest)
+
+
+def test_what_memory_has_room_for(schema: Schema) -> None:
+    """Exactly so many microbatches beside the vectors: five, and those that the optimizer keeps."""
+    specs = list(schema.specs.values())
+    first, last = (spec.at(spec.batch) for spec in (specs[0], specs[-1]))
+    bundles = sum(one.nbytes for one in (*first.inputs.values(), *last.outputs.values()))
+    each = sum(spec.activation_bytes for spec in specs) + 2 * bundles
+    vectors = 4 * sum(spec.vector_count for spec in specs)
+    for kept in (2, 6):
+        owned = (5 + kept) * vectors
+        for count in (0, 1, 40):
+            assert microbatches_in(owned + count * each, specs, kept) == count
+        assert microbatches_in(owned + 41 * each - 1, specs, kept) == 40
+    assert microbatches_in(0, specs, 2) == 0
 
 
 def used(schema: Schema) -> Intake:

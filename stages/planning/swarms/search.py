@@ -140,7 +140,7 @@ class Search:
         spare = len(lines) - 1
         kind = self._random.integers(8)
         if kind < 3:
-            self._swap(lines)
+            self._swap(lines, self._in_the_way(orders) if kind else self._any(lines[:spare]))
         elif kind < 5:
             self._move(lines, spare)
         elif kind == 5:
@@ -163,8 +163,16 @@ class Search:
             number -= len(devices)
         raise AssertionError
 
-    def _swap(self, lines: list[list[int]]) -> None:
-        (a, i), (b, j) = self._any(lines), self._any(lines)
+    def _in_the_way(self, orders: Orders) -> tuple[int, int]:
+        """Line and place of the slowest device of a random pipeline, or of one beside it: what is slow may be the line between them."""
+        line = int(self._random.integers(len(orders)))
+        pipeline = self._pipelines.best(orders[line])
+        assert pipeline is not None
+        place = orders[line].index(pipeline.slowest[1]) + int(self._random.integers(-1, 2))
+        return line, min(max(place, 0), len(orders[line]) - 1)
+
+    def _swap(self, lines: list[list[int]], which: tuple[int, int]) -> None:
+        (a, i), (b, j) = which, self._any(lines)
         lines[a][i], lines[b][j] = lines[b][j], lines[a][i]
 
     def _move(self, lines: list[list[int]], spare: int) -> None:
