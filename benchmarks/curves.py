@@ -39,11 +39,11 @@ WAYS = {
 }
 MODEL = Model(width=64, layers=4, heads=2, sequence_length=64)
 TRAINING = TrainingSettings(
-    steps=400,
+    steps=200,
     batch_size=16,
     microbatch_size=8,
     slot_size=2,
-    eval_every=50,
+    eval_every=25,
     eval_microbatches=16,
     checkpoint_every=NEVER,
     learning_rate=1e-3,
