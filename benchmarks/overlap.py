@@ -135,7 +135,7 @@ def main() -> int:
         ("microbatch-size", 12, "samples"),
         ("microbatches", 32, "of a step"),
         ("warm-up", 2, "steps on the fast line"),
-        ("settle", 5, "steps on the slow one that do not count: windows find their depth"),
+        ("settle", 2, "steps on the slow one that do not count"),
         ("steps", 5, "that count"),
     ):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
