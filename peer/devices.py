@@ -8,7 +8,6 @@
     memory_gib = 6.0                 # that it gives
     up_mbps = 20
     down_mbps = 100
-    reliable = false
 
 Where only lines are given, from one to another go as many bits as leave the one and reach the other; `bandwidth_gbit_s` says it pair by pair.
 """
@@ -43,7 +42,6 @@ class DeviceEntry(_Entry):
     memory_gib: Amount
     up_mbps: Amount = 1000.0
     down_mbps: Amount = 1000.0
-    reliable: bool = False
 
 
 class _File(_Entry):
@@ -93,7 +91,6 @@ def read_devices(path: Path) -> NamedDevices:
             flops=np.array([entry.tflops * TERA for entry in file.device]),
             memory=np.array([entry.memory_gib * GIB for entry in file.device]),
             uplink=up * MEGA / BITS,
-            reliable=np.array([entry.reliable for entry in file.device]),
             latency=network.latency_s,
             bandwidth=network.bandwidth_gbit_s * GIGA / BITS,
         ),

@@ -110,7 +110,7 @@ class Transcoding:
     def into(
         self, step: e.StepId, peer: str, head: Head, tensor: Tensor, then: Callable[[Tensor], None]
     ) -> Answer:
-        """`then` gets what `peer` wrote into `tensor`. What cannot be read is dropped: it will be asked for again."""
+        """`then` gets what `peer` wrote into `tensor`. What cannot be read is dropped: it will be asked for again, or its plan made anew."""
         assert head.coded is not None
         layout = layout_of(self._schema, head)
         codec = Codec.of(head.coded.codec)

@@ -377,12 +377,13 @@ class Grouped:
     def take(self, number: int) -> Work | None:
         """What `number` does next."""
         cluster = self.clusters[number]
-        due = self._averagings.due(number, cluster.history.version)
-        if self._averagings.stops(number) or (due and not self._ending):
+        if self._averagings.stops(number):
             return None
         if self._ending:
-            due = cluster is self._heir and not self._evaluated
-            return Work(self._config.steps, trains=False, evaluates=True) if due else None
+            evaluates = cluster is self._heir and not self._evaluated
+            return Work(self._config.steps, trains=False, evaluates=True) if evaluates else None
+        if self._averagings.due(number, cluster.history.version):
+            return None
         batch = self.batches.take(number)
         due = batch is not None and batch % self._config.evaluate_every == 0
         averages = cluster.history.averages

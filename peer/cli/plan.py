@@ -76,6 +76,8 @@ def plan(
     home: HomeOption = None,
 ) -> None:
     """Predict a running swarm's step from its measured links and blocks, and say what it waits for. Or say who is to do what, of given devices."""
+    if devices is not None and matrices is not None:
+        raise typer.BadParameter("give --devices or --matrices, not both")
     if devices is not None:
         from hetpeer.peer.cli.plan_swarm import SwarmQuestion, plan_swarm
 

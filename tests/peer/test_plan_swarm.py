@@ -4,8 +4,10 @@ import json
 
 import numpy as np
 import pytest
+import typer
 
 from hetpeer.dht.errors import LocalError
+from hetpeer.peer.cli.plan import plan
 from hetpeer.peer.cli.plan_swarm import SwarmQuestion, plan_swarm
 from hetpeer.peer.devices import read_devices
 from hetpeer.peer.workload import PRESETS, preset, work_of
@@ -25,7 +27,6 @@ tflops = 12
 memory_gib = 8
 up_mbps = 100
 down_mbps = 50
-reliable = true
 """
 
 
@@ -46,7 +47,6 @@ def test_a_file_of_devices(tmp_path):
     assert named.devices.uplink.tolist() == [20e6 / 8, 100e6 / 8]
     assert np.allclose(named.devices.bandwidth[[0, 1], [1, 0]], [20e6 / 8, 100e6 / 8])
     assert named.devices.latency.tolist() == [[0.0, 0.03], [0.03, 0.0]]
-    assert named.devices.reliable.tolist() == [False, True]
     as_json = {
         "device": [{"name": n, "tflops": 1, "memory_gib": 1} for n in "ab"],
         "latency_ms": [[0, 1], [2, 0]],
@@ -100,6 +100,11 @@ def test_what_does_not_fit_is_told_with_what_is_missing(tmp_path):
     plan_swarm(asked(written(tmp_path, enough), "gpt2-xl"), as_json=True)
     with pytest.raises(LocalError):
         plan_swarm(asked(written(tmp_path, enough.replace("= 6\n", "= 1\n")), "gpt2-xl"), as_json=True)
+
+
+def test_one_thing_is_asked_at_a_time(tmp_path):
+    with pytest.raises(typer.BadParameter, match="not both"):
+        plan(devices=tmp_path / "a", matrices=tmp_path / "b")
 
 
 def test_unknown_models_are_refused(tmp_path):

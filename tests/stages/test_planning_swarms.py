@@ -20,7 +20,6 @@ def some_devices(count: int, seed: int) -> Devices:
         flops=random.uniform(1e12, 1e13, count),
         memory=random.uniform(1e9, 6e9, count),
         uplink=random.uniform(1e6, 1e8, count),
-        reliable=random.random(count) < 0.5,
         latency=random.uniform(1e-3, 0.1, (count, count)),
         bandwidth=random.uniform(1e6, 1e8, (count, count)),
     )

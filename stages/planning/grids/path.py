@@ -124,13 +124,13 @@ def _moved(distances: Floats, order: Ints) -> Ints | None:
     """The best move of a piece of one to three groups elsewhere, either way round."""
     count = len(order)
     best: tuple[float, Ints] | None = None
+    hole = _padded(distances, order)
     for size in range(1, min(4, count)):
         for begin in range(count - size + 1):
             piece, rest = order[begin : begin + size], np.delete(order, np.s_[begin : begin + size])
             hop = _padded(distances, rest)[np.arange(len(rest) + 1), np.arange(1, len(rest) + 2)]
             ends = np.zeros((2, len(rest) + 2))
             ends[:, 1:-1] = distances[np.ix_([piece[0], piece[-1]], rest)]
-            hole = _padded(distances, order)
             gain = hole[begin, begin + 1] + hole[begin + size, begin + size + 1] - hop[begin]
             for one, (first, last) in ((piece, ends), (piece[::-1], ends[::-1])):
                 gains = gain + hop - first[:-1] - last[1:]

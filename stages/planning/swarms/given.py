@@ -24,7 +24,6 @@ class Devices:
     """Bytes that it gives."""
     uplink: Floats
     """Bytes/s that leave it, to all others together; infinite where only the pairs are known."""
-    reliable: NDArray[np.bool_]
     latency: Floats
     """Seconds, (N, N)."""
     bandwidth: Floats
