@@ -158,6 +158,11 @@ class Member(Working):
         self._graphs, self._preparing = self._preparing, None
         return [self._sync()] if self.phase is Phase.PREPARING and self._graphs == self.place else []
 
+    @property
+    def flops_per_second(self) -> float:
+        """What this machine reaches on the blocks of its place; a guess before it has tried."""
+        return self._hello.flops_per_second
+
     def _sync(self) -> Tell:
         """We can take the state of our blocks: the coordinator says which."""
         self.phase = Phase.SYNCING

@@ -85,6 +85,8 @@ class Advert(BaseModel):
     """Between its last work of a step and the beginning of the next; 0: not known."""
     uplink: Amount = 0.0
     """Bytes/s that leave while several links are busy; 0: not known."""
+    flops_per_second: Amount = 0.0
+    """That its worker reaches on its blocks; a guess before it has tried."""
     memory_bytes: Count = 0
     """Offered for blocks."""
     device: Label = ""

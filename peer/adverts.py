@@ -53,6 +53,7 @@ def volunteer_advert(volunteer: Volunteer, node: Node, device_name: str) -> Adve
         decode_s=volunteer.links.mean("decode"),
         between_s=volunteer.figures.between_s,
         uplink=round(volunteer.links.outflow.rate),
+        flops_per_second=float(round(member.flops_per_second)),
         memory_bytes=volunteer.offer.memory_bytes,
         device=device_name[:32],
         links=tuple(link_notes(volunteer.links.links, node.path)),

@@ -28,6 +28,8 @@ from hetpeer.stages.planning.swarms.given import Devices
 
 Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 BITS, MEGA, GIGA, TERA, GIB = 8.0, 1e6, 1e9, 1e12, float(1 << 30)
+LATENCY_MS, LINE_MBPS = 20.0, 1000.0
+"""Of what nobody says more about."""
 
 
 class _Entry(BaseModel):
@@ -40,13 +42,13 @@ class DeviceEntry(_Entry):
     name: Annotated[str, Field(min_length=1, max_length=64)]
     tflops: Amount
     memory_gib: Amount
-    up_mbps: Amount = 1000.0
-    down_mbps: Amount = 1000.0
+    up_mbps: Amount = LINE_MBPS
+    down_mbps: Amount = LINE_MBPS
 
 
 class _File(_Entry):
     device: Annotated[tuple[DeviceEntry, ...], Field(min_length=1)]
-    latency_ms: Any = 20.0
+    latency_ms: Any = LATENCY_MS
     bandwidth_gbit_s: Any = None
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hetpeer.peer.shapes import FAINT, LINE, arrow, rect, short, text
+from hetpeer.peer.shapes import FAINT, LINE, PAPER, arrow, document, rect, short, text
 from hetpeer.peer.units import bytes_text, count_text, flops_text
 from hetpeer.stages.graph.outline import Kind, Outline, Row, outline
 from hetpeer.stages.graph.report import BlockCost
 from hetpeer.stages.graph.spec import BlockSpec, TensorSpec, Value
 
-BOX, PAPER = "#f6f8fa", "#ffffff"
+BOX = "#f6f8fa"
 SKIP, DATA = "#bc4c00", "#1a7f37"
 FILLS = {"product": "#cfe4ff", "norm": "#d4f3dd", "dropout": "#eadcff", "other": "#eaeef2", "loss": "#ffd7d5"}
 STAGES = ("#0969da", "#bf8700", "#8250df", "#1a7f37", "#cf222e")
@@ -79,19 +79,7 @@ def picture(
         *(part for skip in skips for part in _past(drawn, skip, columns)),
         *(part for number, stage in enumerate(stages) for part in _stage(drawn, number, stage, columns)),
     ]
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
-    style = 'font-family="DejaVu Sans, Verdana, sans-serif" font-size="11">'
-    return (
-        "\n".join(
-            [
-                head + style,
-                f'<rect width="{width:.0f}" height="{height:.0f}" fill="{PAPER}"/>',
-                *body,
-                "</svg>",
-            ]
-        )
-        + "\n"
-    )
+    return document(width, height, body)
 
 
 def _place(

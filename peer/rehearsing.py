@@ -11,6 +11,7 @@ from hetpeer.stages.execution.compute import Compute
 from hetpeer.stages.execution.results import CommandFailedError
 from hetpeer.stages.graph.report import efficiency
 from hetpeer.stages.graph.spec import BlockSpec
+from hetpeer.stages.planning.swarms.given import times_forward
 
 BUDGET_S = 2.0
 """No further block is tried after so long: the first ones speak for the others."""
@@ -31,7 +32,7 @@ async def speed_on(compute: Compute, specs: Sequence[BlockSpec], flops_per_secon
         except CommandFailedError as error:
             _log.warning("block %d could not be rehearsed: %s", spec.index, error)
             return flops_per_second
-        flops += spec.flops_forward * (4 if spec.recompute else 3)
+        flops += spec.flops_forward * times_forward(spec.recompute)
         if time.monotonic() > deadline:
             break
     share = efficiency(flops, seconds, flops_per_second)

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from xml.sax.saxutils import escape
 
-INK, FAINT, LINE = "#24292f", "#6e7781", "#8c959f"
+INK, FAINT, LINE, PAPER = "#24292f", "#6e7781", "#8c959f", "#ffffff"
 
 
 def short(words: str, length: int) -> str:
     """At most so many characters."""
     return words if len(words) <= length else f"{words[: length - 1]}…"
+
+
+def document(width: float, height: float, body: Iterable[str]) -> str:
+    """The whole picture."""
+    size = f'width="{width:.0f}" height="{height:.0f}"'
+    font = 'font-family="DejaVu Sans, Verdana, sans-serif" font-size="11"'
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font}>',
+        f'<rect {size} fill="{PAPER}"/>',
+        *body,
+        "</svg>",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def text(

@@ -55,6 +55,9 @@ def plan(
     microbatches: Annotated[
         int | None, typer.Option(min=1, help="Of --devices: in a step (default: the run's own, or 64).")
     ] = None,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Of --devices: draw the plan as a picture.")
+    ] = None,
     cost: Annotated[
         Cost,
         typer.Option(
@@ -76,13 +79,15 @@ def plan(
     home: HomeOption = None,
 ) -> None:
     """Predict a running swarm's step from its measured links and blocks, and say what it waits for. Or say who is to do what, of given devices."""
+    if svg is not None and devices is None:
+        raise typer.BadParameter("--svg draws what is planned for --devices")
     if devices is not None and matrices is not None:
         raise typer.BadParameter("give --devices or --matrices, not both")
     if devices is not None:
         from hetpeer.peer.cli.plan_swarm import SwarmQuestion, plan_swarm
 
         asked_of = SwarmQuestion(
-            devices=devices, model=model, microbatches=microbatches, seconds=seconds, seed=seed
+            devices=devices, model=model, microbatches=microbatches, seconds=seconds, seed=seed, svg=svg
         )
         plan_swarm(asked_of, as_json=as_json)
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hetpeer.peer.devices import NamedDevices
     from hetpeer.stages.planning.swarms.given import Work
+    from hetpeer.stages.planning.swarms.pipelines import Stage
+    from hetpeer.stages.planning.swarms.plans import Plan
     from hetpeer.stages.planning.swarms.search import Found
 
 SCHEMA = "hetpeer.assignment/1"
@@ -27,13 +29,18 @@ class SwarmQuestion:
     seconds: float
     """Of processor time, this program's start included."""
     seed: int
+    svg: Path | None = None
+    """Where to draw the plan."""
 
 
 def plan_swarm(asked: SwarmQuestion, *, as_json: bool) -> None:
     """Search, and print the best plan. Raises `LocalError` HP-PLAN-002 … HP-PLAN-005."""
+    from hetpeer.bootstrap.files import atomic_write
     from hetpeer.dht.errors import ExitCode, LocalError
     from hetpeer.peer.devices import read_devices
+    from hetpeer.peer.planpicture import plan_picture
     from hetpeer.peer.workload import work_of
+    from hetpeer.stages.planning.swarms.pipelines import Pipelines
     from hetpeer.stages.planning.swarms.search import Search
     from hetpeer.stages.planning.swarms.short import lacking
 
@@ -49,13 +56,24 @@ def plan_swarm(asked: SwarmQuestion, *, as_json: bool) -> None:
             fix=f"it needs {lacking(named.devices, work, most) / 2**30:.1f} GiB more on {named.names[most]}, or more devices",
             exit_code=ExitCode.TOO_SMALL,
         )
-    print(json.dumps(_document(found, named, work)) if as_json else "\n".join(_lines(found, named)))
+    pipelines = Pipelines(named.devices, work)
+    stages = [pipelines.stages(one.devices, one.cuts) for one in found.best.pipelines]
+    if asked.svg is not None:
+        drawn = plan_picture(found.best, stages, named.names, _spared(found.best, named), work)
+        atomic_write(asked.svg, drawn.encode())
+    print(json.dumps(_document(found, stages, named, work)) if as_json else "\n".join(_lines(found, named)))
 
 
-def _document(found: Found, named: NamedDevices, work: Work) -> dict[str, Any]:
+def _spared(plan: Plan, named: NamedDevices) -> list[str]:
+    used = {device for pipeline in plan.pipelines for device in pipeline.devices}
+    return [name for number, name in enumerate(named.names) if number not in used]
+
+
+def _document(
+    found: Found, stages: Sequence[Sequence[Stage]], named: NamedDevices, work: Work
+) -> dict[str, Any]:
     best = found.best
     what, device = best.bottleneck
-    used = {device for pipeline in best.pipelines for device in pipeline.devices}
     return {
         "schema": SCHEMA,
         "total_s": best.total_s,
@@ -69,13 +87,19 @@ def _document(found: Found, named: NamedDevices, work: Work) -> dict[str, Any]:
                 "period_s": one.period,
                 "fill_s": one.fill,
                 "stages": [
-                    {"device": named.names[device], "blocks": list(one.cuts[place : place + 2])}
-                    for place, device in enumerate(one.devices)
+                    {
+                        "device": named.names[stage.device],
+                        "blocks": [stage.begin, stage.end],
+                        "computing_s": stage.computing,
+                        "sending_s": stage.sending,
+                        "memory_gib": stage.memory / 2**30,
+                    }
+                    for stage in row
                 ],
             }
-            for one, share in zip(best.pipelines, best.shares, strict=True)
+            for one, share, row in zip(best.pipelines, best.shares, stages, strict=True)
         ],
-        "spared": [name for number, name in enumerate(named.names) if number not in used],
+        "spared": _spared(best, named),
         "cpu_seconds": time.process_time(),
         "evaluations": found.evaluations,
     }
@@ -92,9 +116,7 @@ def _lines(found: Found, named: NamedDevices) -> Iterator[str]:
             for place, device in enumerate(one.devices)
         )
         yield f"{'pipeline':<10}{number}: {share} microbatches, one in {one.period:.2f} s: {stages}"
-    used = {device for pipeline in best.pipelines for device in pipeline.devices}
-    spared = [name for number, name in enumerate(named.names) if number not in used]
-    if spared:
+    if spared := _spared(best, named):
         yield f"{'spared':<10}{', '.join(spared)}"
     yield f"{'waits for':<10}{named.names[device]}, which is {what}"
     yield f"{'searched':<10}{found.evaluations} plans in {time.process_time():.1f} s of processor time"

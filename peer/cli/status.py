@@ -30,11 +30,28 @@ def status(
     *,
     bootstrap: BootstrapOption = None,
     watch: Annotated[bool, typer.Option("--watch", help="Go on looking until Ctrl-C.")] = False,
+    devices: Annotated[
+        bool,
+        typer.Option("--devices", help="Write the volunteers down as a file for `hetpeer plan --devices`."),
+    ] = False,
     as_json: JsonOption = False,
     home: HomeOption = None,
 ) -> None:
     """Show a run's swarm, asked through any peer of it (default: the one last joined by)."""
-    run_loop(_look(asked(bootstrap, home), watch=watch, as_json=as_json))
+    if devices and watch:
+        raise typer.BadParameter("--devices is one look: leave --watch out")
+    addresses = asked(bootstrap, home)
+    looking = _write_down(addresses, as_json) if devices else _look(addresses, watch=watch, as_json=as_json)
+    run_loop(looking)
+
+
+async def _write_down(addresses: list[Address], as_json: bool) -> None:
+    from hetpeer.peer.inventory import inventory
+    from hetpeer.peer.status import observing
+
+    async with observing(addresses) as onlooker:
+        found = inventory(onlooker.signed.manifest, await onlooker.adverts())
+    print(json.dumps(found.document()) if as_json else "\n".join(found.lines()), flush=True)
 
 
 async def _look(addresses: list[Address], *, watch: bool, as_json: bool) -> None:

@@ -1,6 +1,8 @@
 """`hetpeer plan --devices`: files as people write them, and what is said of wrong ones."""
 
+import dataclasses
 import json
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
@@ -92,6 +94,24 @@ def test_the_command_says_who_does_what(tmp_path, capsys):
     assert "waits for" in capsys.readouterr().out
 
 
+def test_the_plan_is_drawn(tmp_path, capsys):
+    """Every device is in the picture once, whatever it is called, and the bars are those of the figures."""
+    path = written(tmp_path, HOMES.replace('"attic"', '"a <b> & c"'))
+    drawing = dataclasses.replace(asked(path), svg=tmp_path / "plan.svg")
+    plan_swarm(drawing, as_json=True)
+    printed = json.loads(capsys.readouterr().out)
+    drawn = (tmp_path / "plan.svg").read_bytes()
+    said = [element.text or "" for element in ET.fromstring(drawn).iter() if element.text]
+    for name in ("a <b> & c", "office"):
+        assert sum(words in {name, f"spared: {name}"} for words in said) == 1
+    for one in printed["pipelines"]:
+        busy = [max(stage["computing_s"], stage["sending_s"]) for stage in one["stages"]]
+        assert max(busy) == pytest.approx(one["period_s"])
+        assert all(stage["memory_gib"] <= 8 for stage in one["stages"])
+    plan_swarm(drawing, as_json=True)
+    assert (tmp_path / "plan.svg").read_bytes() == drawn
+
+
 def test_what_does_not_fit_is_told_with_what_is_missing(tmp_path):
     with pytest.raises(LocalError) as refused:
         plan_swarm(asked(written(tmp_path, HOMES), "gpt2-xl"), as_json=True)
@@ -105,6 +125,8 @@ def test_what_does_not_fit_is_told_with_what_is_missing(tmp_path):
 def test_one_thing_is_asked_at_a_time(tmp_path):
     with pytest.raises(typer.BadParameter, match="not both"):
         plan(devices=tmp_path / "a", matrices=tmp_path / "b")
+    with pytest.raises(typer.BadParameter, match="--svg draws"):
+        plan(svg=tmp_path / "a")
 
 
 def test_unknown_models_are_refused(tmp_path):

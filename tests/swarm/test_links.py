@@ -31,11 +31,11 @@ async def test_only_the_slow_direction_shrinks(swarm: Swarm) -> None:
         await slow.says("getting blocks")
         swarm.volunteer("fast", node=2)
         await swarm.committed(20, within_s=120.0)
-        watcher, planner = (
-            swarm.start(command, command, "--bootstrap", swarm.address, "--json", node=0)
-            for command in ("status", "plan")
+        watcher, planner, exporter = (
+            swarm.start(command[0], *command, "--bootstrap", swarm.address, "--json", node=0)
+            for command in (("status",), ("plan",), ("status", "--devices"))
         )
-        for looking in (watcher, planner):
+        for looking in (watcher, planner, exporter):
             assert await looking.ended() == 0, looking.said
         swarm.end()
     peers = {peer["name"]: peer for peer in json.loads(watcher.printed)["peers"]}
@@ -48,6 +48,9 @@ async def test_only_the_slow_direction_shrinks(swarm: Swarm) -> None:
     predicted = json.loads(planner.printed)
     measured = median(commit["seconds"] for commit in swarm.records("commit")[-10:])
     assert measured / 5 < predicted["predicted_s"] < measured * 5  # the goal is 20 %, where nothing else runs
+    devices = {device["name"]: device for device in json.loads(exporter.printed)["device"]}
+    assert devices["slow"]["up_mbps"] < 5
+    assert devices["fast"]["up_mbps"] > 10
 
 
 async def test_sparse_bundles_through_a_death(swarm: Swarm, reference: ReferenceRun) -> None:

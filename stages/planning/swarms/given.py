@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-BACKWARD = 2.0
-"""Times the FLOPs of a forward."""
-RECOMPUTING = 3.0
+
+def times_forward(recompute: bool) -> int:
+    """A microbatch's forward and backward take so many times the FLOPs of its forward."""
+    return 4 if recompute else 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,6 @@ class Work:
         return len(self.flops)
 
     @property
-    def computed(self) -> float:
+    def computed(self) -> int:
         """Times the forward's FLOPs that a microbatch takes."""
-        return 1.0 + (RECOMPUTING if self.recompute else BACKWARD)
+        return times_forward(self.recompute)

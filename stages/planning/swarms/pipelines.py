@@ -37,6 +37,21 @@ class Pipeline:
         return self.fill + (microbatches - 1) * self.period if microbatches else 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One device of a pipeline: seconds that a microbatch keeps it busy, and what it must hold."""
+
+    device: int
+    begin: int
+    end: int
+    """Its blocks, [begin, end)."""
+    computing: float
+    sending: float
+    """The slower of its lines, or its uplink with what goes on and what goes back."""
+    memory: float
+    """Bytes."""
+
+
 class Pipelines:
     """All that can be made of `devices` for `work`."""
 
@@ -86,15 +101,39 @@ class Pipelines:
             slowest=self._slowest(order, cuts),
         )
 
+    def stages(self, order: Sequence[int], cuts: Sequence[int]) -> list[Stage]:
+        """What each device of such a pipeline does."""
+        return [
+            Stage(
+                device=device,
+                begin=begin,
+                end=end,
+                computing=float(self._computing(device)[begin, end]),
+                sending=float(self._sending(order, place)[begin, end]),
+                memory=float(self._needed(order, place)[begin, end]),
+            )
+            for place, (device, begin, end) in enumerate(zip(order, cuts, cuts[1:], strict=False))
+        ]
+
     def _slowest(self, order: Sequence[int], cuts: Sequence[int]) -> tuple[str, int]:
-        stages = [(place, cuts[place], cuts[place + 1]) for place in range(len(order))]
-        busy = {place: float(self._periods(order, place)[begin, end]) for place, begin, end in stages}
-        place, begin, end = max(stages, key=lambda stage: busy[stage[0]])
-        computing = float(self._computed[begin, end] / self.devices.flops[order[place]])
-        return ("computing" if computing >= busy[place] else "sending"), order[place]
+        slowest = max(self.stages(order, cuts), key=lambda stage: max(stage.computing, stage.sending))
+        return ("computing" if slowest.computing >= slowest.sending else "sending"), slowest.device
 
     def _periods(self, order: Sequence[int], place: int) -> Floats:
         """[a, b]: seconds that the device at `place` is busy with a microbatch if it has the blocks [a, b); infinite where it cannot."""
+        device, is_last = order[place], place == len(order) - 1
+        busy = np.maximum(self._sending(order, place), self._computing(device))
+        fits = self._needed(order, place) <= self.devices.memory[device]
+        periods: Floats = np.where(self._allowed[place == 0, is_last] & fits, busy, np.inf)
+        return periods
+
+    def _computing(self, device: int) -> Floats:
+        """[a, b]: seconds of a microbatch, forward and backward."""
+        seconds: Floats = self._computed / self.devices.flops[device]
+        return seconds
+
+    def _sending(self, order: Sequence[int], place: int) -> Floats:
+        """[a, b]: seconds of a microbatch, on and back."""
         devices, device = self.devices, order[place]
         behind = len(order) - 1 - place
         per_byte = [0.0, 0.0]
@@ -105,12 +144,14 @@ class Pipelines:
         back = self._entering * per_byte[0]
         on = self._leaving * per_byte[1]
         together = (self._entering * (place > 0) + self._leaving * (behind > 0)) / devices.uplink[device]
-        busy = np.maximum(np.maximum(back, on), np.maximum(together, self._computed / devices.flops[device]))
-        under_way = min(2 * behind + 1, self.work.microbatches)  # 1F1B: execution/schedule.py
-        needed = self._memory + under_way * (self._kept + 2 * (self._entering + self._leaving))
-        allowed = self._allowed[place == 0, behind == 0] & (needed <= devices.memory[device])
-        periods: Floats = np.where(allowed, busy, np.inf)
-        return periods
+        seconds: Floats = np.maximum(np.maximum(back, on), together)
+        return seconds
+
+    def _needed(self, order: Sequence[int], place: int) -> Floats:
+        """[a, b]: bytes, with as many microbatches under way as 1F1B has at this place (execution/schedule.py)."""
+        under_way = min(2 * (len(order) - 1 - place) + 1, self.work.microbatches)
+        needed: Floats = self._memory + under_way * (self._kept + 2 * (self._entering + self._leaving))
+        return needed
 
     def _fill(self, order: Sequence[int], cuts: Sequence[int]) -> float:
         """Seconds of one microbatch alone: it is computed at every stage, and crosses every line forward and back."""
