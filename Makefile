@@ -74,7 +74,9 @@ proof-6: setup
 	$(PY) -m benchmarks.curves
 
 proof-7: setup
+	$(PY) -m benchmarks.optima
 	$(PY) -m benchmarks.grids
+	$(PY) -m benchmarks.growth
 
 # Twelve volunteers in the laboratory (root), a fault every half minute for twenty minutes.
 chaos: setup

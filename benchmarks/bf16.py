@@ -9,7 +9,6 @@ once under bf16 autocast; the two loss curves side by side.
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 import sys
 import tempfile
@@ -68,22 +67,21 @@ async def both(options: Any) -> dict[str, Any]:
     }
 
 
+def show(figures: dict[str, Any]) -> None:
+    last = figures["last_losses"]
+    print(
+        f"{figures['steps']} steps from a loss of {figures['first_loss']:.4f}: float32 {last['float32']:.4f},"
+        f" bf16 {last['bf16']:.4f}\n"
+        f"curves differ by {figures['largest_difference']:.2%} at most, {figures['mean_difference']:.2%} on average;"
+        f" goal {GOAL:.0%}: {'met' if figures['met'] else 'missed'}"
+    )
+
+
 def main() -> int:
     parser = report.parser(__doc__ or "")
     parser.add_argument("--steps", type=int, default=200)
     options = parser.parse_args()
-    figures = report.keep("bf16", asyncio.run(both(options)), seed=options.seed)
-    if options.json:
-        print(json.dumps(figures))
-    else:
-        last = figures["last_losses"]
-        print(
-            f"{options.steps} steps from a loss of {figures['first_loss']:.4f}: float32 {last['float32']:.4f},"
-            f" bf16 {last['bf16']:.4f}\n"
-            f"curves differ by {figures['largest_difference']:.2%} at most, {figures['mean_difference']:.2%} on average;"
-            f" goal {GOAL:.0%}: {'met' if figures['met'] else 'missed'}"
-        )
-    return 0 if figures["met"] else 1
+    return report.finish("bf16", asyncio.run(both(options)), options, show)
 
 
 if __name__ == "__main__":

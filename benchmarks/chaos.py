@@ -13,7 +13,6 @@ was counted of all forwards that were computed, in microbatches times blocks.
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import statistics
 import sys
@@ -213,12 +212,7 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         figures = asyncio.run(train(trial, folder))
     name = "chaos" if options.kinds == KINDS else "chaos-some"
-    document = report.keep(name, figures, seed=options.seed)
-    if options.json:
-        print(json.dumps(document))
-    else:
-        show(figures)
-    return 0 if figures["met"] else 1
+    return report.finish(name, figures, options, show)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ sums elsewhere stands still at five minutes between failures, hetpeer too: a ste
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 import sys
@@ -284,6 +283,12 @@ def tell(what: str, one: dict[str, Any]) -> None:
     )
 
 
+def show(figures: dict[str, Any]) -> None:
+    tell("never", figures["curve"]["never"])
+    tell("HPS, case 4", figures["hps_case_4"])
+    print(f"  of those who would stay: { ({k: v['of_still'] for k, v in figures['curve'].items()}) }")
+
+
 def main() -> int:
     parser = report.parser(__doc__ or "")
     for name, value, text in (
@@ -297,14 +302,7 @@ def main() -> int:
     options = parser.parse_args()
     with ProcessPoolExecutor(options.jobs, initializer=dying_with_us()) as pool:
         figures = measure(options, pool)
-    document = report.keep("churn", figures, seed=options.seed)
-    if options.json:
-        print(json.dumps(document))
-    else:
-        tell("never", figures["curve"]["never"])
-        tell("HPS, case 4", figures["hps_case_4"])
-        print(f"  of those who would stay: { ({k: v['of_still'] for k, v in figures['curve'].items()}) }")
-    return 0 if figures["met"] else 1
+    return report.finish("churn", figures, options, show)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ end" is select + encode + bytes over bandwidth + decode; the line is arithmetic,
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
@@ -174,7 +173,7 @@ def judged(figures: dict[str, Any]) -> dict[str, bool]:
     }
 
 
-def tell(figures: dict[str, Any]) -> None:
+def show(figures: dict[str, Any]) -> None:
     for row in figures["selection"]:
         print(
             f"select {row['share']:4.0%} of {row['mib']:2d} MiB: torch.topk {row['topk'] * 1e3:6.1f} ms, "
@@ -193,6 +192,8 @@ def tell(figures: dict[str, Any]) -> None:
             f"{row['codec']}: {row['bytes']:.3f} B an element, encode {row['encode_gb_s']:.2f} GB/s, "
             f"decode {row['decode_gb_s']:.2f} GB/s, relative error {row['error']:.1e}"
         )
+    for goal, met in figures["goals"].items():
+        print(f"{goal}: {'met' if met else 'MISSED'}")
 
 
 def main() -> int:
@@ -207,14 +208,9 @@ def main() -> int:
         "end_to_end": end_to_end(options.rounds),
         "dense": dense(options.rounds),
     }
-    figures["met"] = judged(figures)
-    document = report.keep("compression", figures, seed=options.seed)
-    if options.json:
-        print(json.dumps(document))
-    else:
-        tell(figures)
-        print(", ".join(f"{goal}: {'met' if met else 'MISSED'}" for goal, met in figures["met"].items()))
-    return 0 if all(figures["met"].values()) else 1
+    figures["goals"] = judged(figures)
+    figures["met"] = all(figures["goals"].values())
+    return report.finish("compression", figures, options, show)
 
 
 if __name__ == "__main__":

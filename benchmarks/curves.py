@@ -10,7 +10,6 @@ with an outer optimizer. Ways take turns; figures are the middle of several seed
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 import sys
 import tempfile
@@ -110,12 +109,7 @@ def main() -> int:
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     options = parser.parse_args()
     figures = measure(options)
-    document = report.keep("curves", figures, seed=options.seed)
-    if options.json:
-        print(json.dumps(document))
-    else:
-        show(figures)
-    return 0
+    return report.finish("curves", figures, options, show)
 
 
 if __name__ == "__main__":

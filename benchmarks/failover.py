@@ -9,7 +9,6 @@ the record with which the next reign begins, and to the first step that it commi
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 import sys
 import tempfile
@@ -141,24 +140,21 @@ async def death(
     return reign - killed, commit - killed
 
 
+def show(figures: dict[str, Any]) -> None:
+    print(f"to the next reign: {figures['to_the_next_reign_s']} s, middle {figures['median_reign_s']:.1f} s")
+    print(
+        f"to its first commit: {figures['to_the_next_commit_s']} s, middle {figures['median_commit_s']:.1f} s"
+    )
+    print(f"goal: at most {GOAL_S:.0f} s to the next reign: {'met' if figures['met'] else 'MISSED'}")
+
+
 def main() -> int:
     parser = report.parser(__doc__ or "")
     parser.add_argument("--rounds", type=int, default=7, help="kills (default: 7)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="hetpeer-benchmark-") as path:
         figures = asyncio.run(measure(options, Path(path)))
-    document = report.keep("failover", figures, seed=options.seed)
-    if options.json:
-        print(json.dumps(document))
-    else:
-        print(
-            f"to the next reign: {figures['to_the_next_reign_s']} s, middle {figures['median_reign_s']:.1f} s"
-        )
-        print(
-            f"to its first commit: {figures['to_the_next_commit_s']} s, middle {figures['median_commit_s']:.1f} s"
-        )
-        print(f"goal: at most {GOAL_S:.0f} s to the next reign: {'met' if figures['met'] else 'MISSED'}")
-    return 0 if figures["met"] else 1
+    return report.finish("failover", figures, options, show)
 
 
 if __name__ == "__main__":

@@ -69,6 +69,12 @@ async def measure(options: Any, folder: Path) -> dict[str, Any]:
     return {"ways": found, "fronted_takes": slower}
 
 
+def show(figures: dict[str, Any]) -> None:
+    for way, one in figures["ways"].items():
+        print(f"{way:20} {one['median_s']:6.2f} s a step, by {', '.join(one['paths'])}")
+    print(f"through the reliable peer a step takes so many times as long: {figures['fronted_takes']}")
+
+
 def main() -> int:
     parser = report.parser(__doc__ or "")
     for name, value, text in (
@@ -81,14 +87,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="hetpeer-benchmark-") as folder:
         figures = asyncio.run(measure(options, Path(folder)))
-    document = report.keep("fronted", figures, seed=options.seed)
-    if options.json:
-        print(json.dumps(document))
-    else:
-        for way, one in figures["ways"].items():
-            print(f"{way:20} {one['median_s']:6.2f} s a step, by {', '.join(one['paths'])}")
-        print(f"through the reliable peer a step takes so many times as long: {figures['fronted_takes']}")
-    return 0
+    return report.finish("fronted", figures, options, show)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ Without a GPU it says so and measures nothing; `--device cpu` runs the same step
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -137,11 +136,8 @@ def main() -> int:
         "met": met,
     }
     if device.type == "cuda":
-        figures = report.keep("gpu", figures, seed=options.seed)
-    if options.json:
-        print(json.dumps(figures))
-    else:
-        show(figures)
+        return report.finish("gpu", figures, options, show)
+    show(figures)  # a rehearsal on the CPU leaves no file
     return 0 if met else 1
 
 

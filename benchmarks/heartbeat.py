@@ -240,12 +240,7 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as folder:
         result = asyncio.run(measure(Path(folder), options.bytes, options.nodes))
-    document = report.keep("heartbeat", result, seed=options.seed)
-    if options.json:
-        print(json.dumps(document))
-    else:
-        show(result)
-    return 0 if result["met"] else 1
+    return report.finish("heartbeat", result, options, show)
 
 
 if __name__ == "__main__":

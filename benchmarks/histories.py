@@ -159,6 +159,16 @@ def measure(options: Any) -> dict[str, Any]:
     }
 
 
+def show(figures: dict[str, Any]) -> None:
+    print(
+        f"{figures['histories']} histories with {figures['faults']} faults, {figures['virtual_hours']} virtual hours,"
+        f" in {figures['processor_hours']} processor hours: {len(figures['violations'])} violations"
+    )
+    for one in figures["violations"]:
+        print(f"  seed {one['seed']}: {one['why']}")
+    print(f"  cells reached fewer than {OFTEN} times: {figures['rare_cells']}")
+
+
 def main() -> int:
     parser = report.parser(__doc__ or "")
     parser.add_argument(
@@ -175,18 +185,7 @@ def main() -> int:
     options = parser.parse_args()
     figures = measure(options)
     name = f"histories-{options.seed}" if options.seed else "histories"
-    document = report.keep(name, figures, seed=options.seed)
-    if options.json:
-        print(json.dumps(document))
-    else:
-        print(
-            f"{figures['histories']} histories with {figures['faults']} faults, {figures['virtual_hours']} virtual hours,"
-            f" in {figures['processor_hours']} processor hours: {len(figures['violations'])} violations"
-        )
-        for one in figures["violations"]:
-            print(f"  seed {one['seed']}: {one['why']}")
-        print(f"  cells reached fewer than {OFTEN} times: {figures['rare_cells']}")
-    return 0 if figures["met"] else 1
+    return report.finish(name, figures, options, show)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ work the figure is the highest of ten samples.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -92,12 +91,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="hetpeer-benchmark-") as folder:
         figures = asyncio.run(measure(options, Path(folder)))
-    document = report.keep("memory", figures, seed=options.seed)
-    if options.json:
-        print(json.dumps(document))
-    else:
-        show(figures)
-    return 0
+    return report.finish("memory", figures, options, show)
 
 
 if __name__ == "__main__":

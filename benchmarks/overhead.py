@@ -8,7 +8,6 @@ are medians of CPU seconds, which other programs on the machine hardly change.
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import time
@@ -95,6 +94,10 @@ def measure(rounds: int, contest: Mapping[str, Callable[[], object]]) -> dict[st
     return {**found, "ratio": round(statistics.median(ratios), 3)}
 
 
+def show(figures: dict[str, Any]) -> None:
+    print(f"goal: {GOAL} and less: {'met' if figures['met'] else 'MISSED'}")
+
+
 def main() -> int:
     parser = report.parser(__doc__ or "")
     parser.add_argument("--rounds", type=int, default=15, help="turns of each (default: 15)")
@@ -111,12 +114,7 @@ def main() -> int:
                 flush=True,
             )
     figures["met"] = all(case["ratio"] <= GOAL for case in figures["cases"].values())
-    document = report.keep("overhead", figures, seed=options.seed)
-    if options.json:
-        print(json.dumps(document))
-    else:
-        print(f"goal: {GOAL} and less: {'met' if figures['met'] else 'MISSED'}")
-    return 0 if figures["met"] else 1
+    return report.finish("overhead", figures, options, show)
 
 
 if __name__ == "__main__":

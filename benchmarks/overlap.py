@@ -11,7 +11,6 @@ volunteers' traces; the line's time is what plain TCP takes for the payload on s
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 import sys
 import tempfile
@@ -126,6 +125,20 @@ def judge(options: Any, steps: Sequence[float], sums: Sequence[float], line: flo
     }
 
 
+def show(figures: dict[str, Any]) -> None:
+    each = figures["per_microbatch_s"]
+    print(
+        f"a microbatch: {each['computing']:.3f} s of computing, {each['line']:.3f} s on the line each way ({figures['line_mbps']:.1f} Mbit/s)"
+    )
+    print(
+        f"steps of {figures['microbatches']}: {figures['step_s']} s; computing {figures['computing_s']} s, line {figures['line_s']} s"
+    )
+    print(
+        f"a step is {figures['ratio']} of the larger sum (both one after the other: {figures['both_sums_would_be']})"
+    )
+    print(f"  goal {GOAL}: {'met' if figures['met'] else 'MISSED'}")
+
+
 def main() -> int:
     parser = report.parser(__doc__ or "")
     for name, value, text in (
@@ -143,22 +156,7 @@ def main() -> int:
     matrix = {"nodes": 3, "latency_ms": LATENCY_MS, "queue_ms": QUEUE_MS}
     with tempfile.TemporaryDirectory(prefix="hetpeer-benchmark-") as folder, Lab(matrix) as lab:
         figures = asyncio.run(measure(options, lab, Path(folder)))
-    document = report.keep("overlap", figures, seed=options.seed)
-    if options.json:
-        print(json.dumps(document))
-    else:
-        each = figures["per_microbatch_s"]
-        print(
-            f"a microbatch: {each['computing']:.3f} s of computing, {each['line']:.3f} s on the line each way ({figures['line_mbps']:.1f} Mbit/s)"
-        )
-        print(
-            f"steps of {options.microbatches}: {figures['step_s']} s; computing {figures['computing_s']} s, line {figures['line_s']} s"
-        )
-        print(
-            f"a step is {figures['ratio']} of the larger sum (both one after the other: {figures['both_sums_would_be']})"
-        )
-        print(f"  goal {GOAL}: {'met' if figures['met'] else 'MISSED'}")
-    return 0 if figures["met"] else 1
+    return report.finish("overlap", figures, options, show)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import math
 import os
 import signal
@@ -339,12 +338,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="hetpeer-benchmark-") as folder:
         figures = asyncio.run(contend(options, Path(folder)))
-    document = report.keep("pipeline", figures, seed=options.seed)
-    if options.json:
-        print(json.dumps(document))
-    else:
-        show(figures)
-    return 0 if figures["met"] else 1
+    return report.finish("pipeline", figures, options, show)
 
 
 if __name__ == "__main__":

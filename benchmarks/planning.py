@@ -97,12 +97,7 @@ def main() -> int:
     models = {name: plan(model, options) for name, model in MODELS.items()}
     met = all(model["cpu_s"] <= GOAL_CPU_S and model["rss_gib"] <= GOAL_RSS_GIB for model in models.values())
     figures = {"batch": options.batch, "tokens": options.tokens, "models": models, "met": met}
-    document = report.keep("planning", figures, seed=options.seed)
-    if options.json:
-        print(json.dumps(document))
-    else:
-        show(figures)
-    return 0 if met else 1
+    return report.finish("planning", figures, options, show)
 
 
 if __name__ == "__main__":

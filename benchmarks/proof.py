@@ -223,12 +223,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="hetpeer-proof-") as folder:
         figures = asyncio.run(asyncio.wait_for(train(options, Path(folder)), options.limit_s))
-    document = report.keep(f"proof-{options.steps}", figures, seed=options.seed)
-    if options.json:
-        print(json.dumps(document))
-    else:
-        show(figures)
-    return 0 if figures["met"] else 1
+    return report.finish(f"proof-{options.steps}", figures, options, show)
 
 
 if __name__ == "__main__":

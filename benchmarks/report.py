@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,18 @@ def keep(name: str, figures: dict[str, Any], *, seed: int) -> dict[str, Any]:
     FOLDER.mkdir(exist_ok=True)
     (FOLDER / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
     return document
+
+
+def finish(
+    name: str, figures: dict[str, Any], options: argparse.Namespace, show: Callable[[dict[str, Any]], None]
+) -> int:
+    """Keep `figures`, tell them in words or as `--json`, and return the exit status: 1 if a goal is missed, by `met`."""
+    document = keep(name, figures, seed=options.seed)
+    if options.json:
+        print(json.dumps(document))
+    else:
+        show(figures)
+    return 0 if figures.get("met", True) else 1
 
 
 def machine() -> dict[str, Any]:

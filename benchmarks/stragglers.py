@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
 import random
 import signal
@@ -132,7 +131,8 @@ def measure(options: Any) -> dict[str, Any]:
         "rounds": options.rounds,
         "settings": rows,
         "runs": found,
-        "goals": goals(rows),
+        "goals": (judged := goals(rows)),
+        "met": all(judged.values()),
     }
 
 
@@ -156,25 +156,22 @@ def goals(rows: dict[str, dict[str, dict[str, float]]]) -> dict[str, bool]:
     }
 
 
+def show(figures: dict[str, Any]) -> None:
+    for setting, ways in figures["settings"].items():
+        alone = ways["no synchronisation"]["batches_per_s"]
+        for way, one in ways.items():
+            rate = one["batches_per_s"]
+            print(f"{setting:12} {way:20} {rate:6.2f} batches/s ({rate / alone:.2f})  loss {one['loss']:.4f}")
+    for goal, met in figures["goals"].items():
+        print(f"{goal}: {'met' if met else 'MISSED'}")
+
+
 def main() -> int:
     parser = report.parser(__doc__ or "")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each (default: 5)")
     options = parser.parse_args()
     figures = measure(options)
-    document = report.keep("stragglers", figures, seed=options.seed)
-    if options.json:
-        print(json.dumps(document))
-    else:
-        for setting, ways in figures["settings"].items():
-            alone = ways["no synchronisation"]["batches_per_s"]
-            for way, one in ways.items():
-                rate = one["batches_per_s"]
-                print(
-                    f"{setting:12} {way:20} {rate:6.2f} batches/s ({rate / alone:.2f})  loss {one['loss']:.4f}"
-                )
-        for goal, met in figures["goals"].items():
-            print(f"{goal}: {'met' if met else 'MISSED'}")
-    return 0 if all(figures["goals"].values()) else 1
+    return report.finish("stragglers", figures, options, show)
 
 
 if __name__ == "__main__":

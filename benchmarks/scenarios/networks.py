@@ -49,6 +49,13 @@ def uneven(kind: str, seed: int, devices: int = STAGES * REPLICAS) -> Network:
     return Network(latency_ms / 1e3, gbit_s)
 
 
+def regions(seed: int, devices: int, count: int) -> Network:
+    """Devices in so many cities, `devices` in all, as in "cities"."""
+    latency_ms, gbit_s = _cities(np.random.default_rng([seed, count]), devices, count)
+    np.fill_diagonal(latency_ms, 0.0)
+    return Network(latency_ms / 1e3, gbit_s)
+
+
 def _last_miles(random: np.random.Generator, devices: int) -> tuple[np.ndarray, np.ndarray]:
     """Homes: each has a line of its own, lognormal, down faster than up; what is between them is no limit."""
     up = np.exp(random.normal(np.log(0.1), 0.8, devices))
@@ -58,10 +65,10 @@ def _last_miles(random: np.random.Generator, devices: int) -> tuple[np.ndarray, 
     return (own[:, None] + own[None, :]) * jitter, np.minimum(up[:, None], down[None, :])
 
 
-def _cities(random: np.random.Generator, devices: int) -> tuple[np.ndarray, np.ndarray]:
-    """Devices in ten cities on a map, unevenly many in each; latency grows with the distance, bandwidth falls with latency, both with jitter."""
-    city = random.choice(10, size=devices, p=random.dirichlet(np.ones(10)))
-    at = random.uniform(0.0, 10_000.0, (10, 2))
+def _cities(random: np.random.Generator, devices: int, count: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    """Devices in cities on a map, unevenly many in each; latency grows with the distance, bandwidth falls with latency, both with jitter."""
+    city = random.choice(count, size=devices, p=random.dirichlet(np.ones(count)))
+    at = random.uniform(0.0, 10_000.0, (count, 2))
     km = np.hypot(*(at[city][:, None] - at[city][None, :]).transpose(2, 0, 1))
     latency = (1.0 + km / 100.0) * np.exp(random.normal(0.0, 0.2, (devices, devices)))
     bandwidth = np.minimum(5.0, 0.05 + 20.0 / (1.0 + latency)) * np.exp(

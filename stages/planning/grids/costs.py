@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetpeer.stages.planning.grids.matching import EXACT, Floats, Ints, bottlenecks, bounds, matched
+from hetpeer.stages.planning.grids.matching import Floats, Ints, matched
 from hetpeer.stages.planning.grids.path import length_of, shortest_path
 from hetpeer.stages.planning.network import Network
 
@@ -82,13 +82,6 @@ def _lined_up(prices: Prices, groups: Sequence[Ints]) -> tuple[tuple[int, ...], 
         _, pairs = matched(prices.passing[np.ix_(columns[-1], group)])
         columns.append(group[pairs])
     return tuple(tuple(int(device) for device in row) for row in np.stack(columns, axis=1))
-
-
-def hops(costs: Floats) -> Floats:
-    """Bottlenecks of many matchings, (R, R, B) → B: what a search reckons with. Of more than EXACT devices it is a bound, which is nearly reached
-    where everybody has many partners.
-    """
-    return bottlenecks(costs) if costs.shape[0] <= EXACT else bounds(costs)
 
 
 def lower_bound(prices: Prices, stages: int, replicas: int) -> float:

@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
 EXACT = 9
-"""Groups up to this size are matched exactly in bulk: subsets are enumerated, 2^R of them."""
+"""Groups up to this size are matched exactly in bulk: subsets are enumerated, 2^R of them. A grid of larger ones is searched in another way (wide.py)."""
 
 
 def bottlenecks(costs: Floats) -> Floats:
@@ -50,13 +50,15 @@ def bounds(costs: Floats) -> Floats:
     return least
 
 
-def matched(costs: Floats) -> tuple[float, Ints]:
+def matched(costs: Floats, most: float = np.inf) -> tuple[float, Ints]:
     """A perfect matching of one (R, R) matrix with the least maximum: that maximum, and each row's column. Any size.
 
-    Thresholds between the bound and the largest number are halved until the smallest that leaves a perfect matching is found.
+    Thresholds between the bound and the largest number, or `most` if it is known that there is a matching no worse than that, are halved until
+    the smallest that leaves a perfect matching is found.
     """
-    values = np.unique(costs)
-    low, high = int(np.searchsorted(values, bounds(costs[:, :, None])[0])), len(values) - 1
+    least = bounds(costs[:, :, None])[0]
+    values = np.unique(costs[(costs >= least) & (costs <= most)])
+    low, high = 0, len(values) - 1
     while low < high:
         middle = (low + high) // 2
         if (_pairs(costs <= values[middle]) >= 0).all():

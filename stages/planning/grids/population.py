@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpeer.stages.planning.grids.costs import Prices, hops
-from hetpeer.stages.planning.grids.matching import Floats, Ints, bounds
+from hetpeer.stages.planning.grids.costs import Prices
+from hetpeer.stages.planning.grids.matching import Floats, Ints, bottlenecks, bounds
 from hetpeer.stages.planning.grids.path import shortest_path
 
 SOLVED = 96
@@ -39,7 +39,7 @@ class Swaps(NamedTuple):
 
 
 class Population:
-    """`members` (C, K, R): the devices of each group of each grid; 2 groups or more. Groups are named by their places in the order."""
+    """`members` (C, K, R): the devices of each group of each grid; 2 groups or more, of no more than EXACT devices. Groups are named by their places in the order."""
 
     def __init__(self, prices: Prices, members: Ints) -> None:
         self._reducing = np.ascontiguousarray(prices.reducing)
@@ -107,7 +107,7 @@ class Population:
     def _hops(self, before: Ints, behind: Ints) -> Floats:
         size = max(1, AT_ONCE // self.replicas**2)
         pieces = [slice(begin, begin + size) for begin in range(0, len(before), size)]
-        return np.concatenate([hops(self._between(before[piece], behind[piece])) for piece in pieces])
+        return np.concatenate([bottlenecks(self._between(before[piece], behind[piece])) for piece in pieces])
 
     # ── one step ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -190,7 +190,7 @@ class Population:
         if not len(open_):
             return open_
         found = np.full(len(which), np.inf)
-        found[open_] = hops(costs[:, :, open_])
+        found[open_] = bottlenecks(costs[:, :, open_])
         below: Ints = np.flatnonzero(rest + np.bincount(which, found, len(rest)) <= swaps.limit)
         return below
 

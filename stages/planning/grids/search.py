@@ -13,9 +13,10 @@ import numpy as np
 
 from hetpeer.stages.planning.grids.anneal import anneal, best_of
 from hetpeer.stages.planning.grids.costs import GridCost, Prices, cost_of, lower_bound
-from hetpeer.stages.planning.grids.matching import Ints
+from hetpeer.stages.planning.grids.matching import EXACT, Ints
 from hetpeer.stages.planning.grids.population import Population
 from hetpeer.stages.planning.grids.seeds import beginnings
+from hetpeer.stages.planning.grids.wide import widely
 
 WIDTH = 32
 """Grids that are annealed together."""
@@ -40,11 +41,13 @@ def search(prices: Prices, stages: int, replicas: int, seed: int, on: Callable[[
     members = beginnings(prices, stages, replicas, random)
     if stages < 2:
         return Found(cost_of(prices, members[0]), 1)
+    bound = lower_bound(prices, stages, replicas) * CLOSE
+    if replicas > EXACT:
+        return Found(*widely(prices, members, random, on, bound))
     population = Population(prices, members)
     sorted_members = population.members[np.argsort(population.costs, kind="stable")]
     best, found = best_of(population)
     evaluations, round_ = len(population), 0
-    bound = lower_bound(prices, stages, replicas) * CLOSE
     while on() and best > bound:
         start = _starts(sorted_members, found, random)
         steps = STEPS << round_ // len(HOT)

@@ -1,0 +1,36 @@
+"""What people do without a planner: devices in some order, laid into the grid, and nobody moved."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from hetpeer.stages.planning.grids.costs import Prices
+from hetpeer.stages.planning.grids.matching import Ints
+
+
+def as_it_is(prices: Prices, grid: Ints) -> float:
+    """Seconds of a grid whose row i is pipeline i, stage by stage: DT-FM's Eq. 1 with everybody where they are, (R, K)."""
+    columns = list(grid.T)
+    reducing = max(prices.reducing[np.ix_(group, group)].sum(axis=1).max() for group in columns)
+    passing = sum(prices.passing[one, other].max() for one, other in pairwise(columns))
+    return float(reducing + passing)
+
+
+def natural(prices: Prices, stages: int, replicas: int) -> dict[str, float]:
+    """Neighbours in one pipeline, or in one stage."""
+    order = np.arange(stages * replicas)
+    return {
+        "by region": as_it_is(prices, order.reshape(replicas, stages)),
+        "strided": as_it_is(prices, order.reshape(stages, replicas).T),
+    }
+
+
+def at_random(prices: Prices, stages: int, replicas: int, count: int, seed: int) -> list[float]:
+    """Of so many random orders."""
+    random = np.random.default_rng(seed)
+    return [
+        as_it_is(prices, random.permutation(stages * replicas).reshape(replicas, stages))
+        for _ in range(count)
+    ]

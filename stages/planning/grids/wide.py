@@ -1,0 +1,53 @@
+"""The search for a grid with many pipelines: annealing of one grid as it stands, pipeline by pipeline (rows.py). Pure but for `on`.
+
+The cheapest of the beginnings is joined exactly and cooled down in rounds, each twice as long as the last, all from the best that was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from hetpeer.stages.planning.grids.costs import GridCost, Prices
+from hetpeer.stages.planning.grids.matching import Ints
+from hetpeer.stages.planning.grids.rows import Rows
+
+PROPOSED = 512
+"""Swaps in one step."""
+STEPS = 1000
+"""Of the first round."""
+REMATCH = 250
+"""Steps until pipelines are joined anew."""
+HOT = (0.002, 0.0005)
+"""First temperatures, round by round, as a part of the cost."""
+COLD = 1e-5
+"""The last one."""
+
+
+def widely(
+    prices: Prices,
+    grids: Ints,
+    random: np.random.Generator,
+    on: Callable[[], bool],
+    bound: float,
+) -> tuple[GridCost, int]:
+    """The best that comes of the beginnings `grids` (C, K, R) while `on` is true, and how many swaps were looked at."""
+    rows = min((Rows(prices, grid.T) for grid in grids), key=lambda one: one.cost)
+    rows.rematch()
+    best, cost, evaluations, round_ = rows.grid.copy(), rows.cost, 0, 0
+    while on() and cost > bound:
+        steps, hot = STEPS << round_ // len(HOT), HOT[round_ % len(HOT)]
+        rows.put(best)
+        for step in range(steps):
+            if not on():
+                break
+            rows.step(random, PROPOSED, cost * hot * (COLD / hot) ** (step / steps))
+            evaluations += PROPOSED
+            if step % REMATCH == REMATCH - 1:
+                rows.rematch()
+            if rows.cost < cost:
+                best, cost = rows.grid.copy(), rows.cost
+        round_ += 1
+    rows.put(best)
+    return rows.found, evaluations
