@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 
-from hetpeer.stages.planning.grids.costs import Prices
-from hetpeer.stages.planning.grids.matching import Ints
-
-
-def as_it_is(prices: Prices, grid: Ints) -> float:
-    """Seconds of a grid whose row i is pipeline i, stage by stage: DT-FM's Eq. 1 with everybody where they are, (R, K)."""
-    columns = list(grid.T)
-    reducing = max(prices.reducing[np.ix_(group, group)].sum(axis=1).max() for group in columns)
-    passing = sum(prices.passing[one, other].max() for one, other in pairwise(columns))
-    return float(reducing + passing)
+from hetpeer.stages.planning.grids.costs import Prices, as_it_is
 
 
 def natural(prices: Prices, stages: int, replicas: int) -> dict[str, float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -73,6 +74,14 @@ def cost_of(prices: Prices, partition: Sequence[Sequence[int]] | Ints) -> GridCo
         pipeline_s=length_of(distances, order),
         grid=_lined_up(prices, [groups[place] for place in order]),
     )
+
+
+def as_it_is(prices: Prices, grid: Ints) -> float:
+    """Seconds of a grid whose row i is pipeline i, stage by stage, (R, K): Eq. 1 with everybody where they are."""
+    columns = list(grid.T)
+    reducing = max(prices.reducing[np.ix_(group, group)].sum(axis=1).max() for group in columns)
+    passing = sum(prices.passing[one, other].max() for one, other in pairwise(columns))
+    return float(reducing + passing)
 
 
 def _lined_up(prices: Prices, groups: Sequence[Ints]) -> tuple[tuple[int, ...], ...]:

@@ -71,7 +71,8 @@ class Rows:
     @property
     def _hops(self) -> Floats:
         """Eq. 3 of each hop, for these pairs."""
-        return self._pairs.max(axis=0)
+        slowest: Floats = self._pairs.max(axis=0)
+        return slowest
 
     def _most(self, stage: int) -> float:
         return float(self._to[self.grid[:, stage], stage].max())

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hetpeer.stages.planning.grids.costs import GridCost, Prices
+from hetpeer.stages.planning.grids.costs import GridCost, Prices, as_it_is
 from hetpeer.stages.planning.grids.matching import Ints
 from hetpeer.stages.planning.grids.rows import Rows
 
@@ -33,7 +33,7 @@ def widely(
     bound: float,
 ) -> tuple[GridCost, int]:
     """The best that comes of the beginnings `grids` (C, K, R) while `on` is true, and how many swaps were looked at."""
-    rows = min((Rows(prices, grid.T) for grid in grids), key=lambda one: one.cost)
+    rows = Rows(prices, min((grid.T for grid in grids), key=lambda grid: as_it_is(prices, grid)))
     rows.rematch()
     best, cost, evaluations, round_ = rows.grid.copy(), rows.cost, 0, 0
     while on() and cost > bound:
