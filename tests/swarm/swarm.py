@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
+import pytest
 
 from hetpeer.bootstrap.audit import audit
 from hetpeer.bootstrap.eventlog import read_event, read_events
@@ -34,11 +35,12 @@ LEAVE_S = 10.0
 """What a daemon may take to end after a signal."""
 
 
-async def until(condition: Callable[[], T], what: str, within_s: float = 30.0) -> T:
-    """The first true value of `condition`."""
+async def until(condition: Callable[[], T], what: str | Callable[[], str], within_s: float = 30.0) -> T:
+    """The first true value of `condition`; `what` is told if there is none in time."""
     deadline = asyncio.get_running_loop().time() + within_s
     while not (value := condition()):
-        assert asyncio.get_running_loop().time() < deadline, f"not within {within_s} s: {what}"
+        if asyncio.get_running_loop().time() >= deadline:
+            pytest.fail(f"not within {within_s} s: {what if isinstance(what, str) else what()}")
         await asyncio.sleep(POLL_S)
     return value
 
@@ -114,7 +116,9 @@ class Child:
 
     async def ended(self, within_s: float = 30.0) -> int:
         """Its exit status."""
-        await until(lambda: self.status is not None, f"{self.name} ends; it said:\n{self.said}", within_s)
+        await until(
+            lambda: self.status is not None, lambda: f"{self.name} ends; it said:\n{self.said}", within_s
+        )
         assert self.status is not None
         return self.status
 

@@ -80,7 +80,9 @@ async def test_the_reliable_peer_completes_what_nobody_else_does(swarm: Swarm) -
     bootstrap = await swarm.bootstrap("--stand-in", before="hasty_stand_in")
     sender = await orphaned(swarm, MANY - 10, before="little_memory")
     assert "go to the disk" in sender.said
-    await swarm.finished(bootstrap, sender)
+    await swarm.finished(
+        bootstrap, sender, within_s=150.0
+    )  # the stand-in is no fork: it imports everything, and has most to do
     helper = Identity.load(swarm.run.path / "stand-in" / "identity.key").peer_id
     assert (swarm.run.volunteers / f"{helper}.jsonl").exists()
     assert not swarm.records("rollback")
