@@ -109,10 +109,19 @@ class Cluster(Coordinator):
         return self._cross(now)
 
     def _leave_step(self, volunteers: Sequence[Volunteer], now: float) -> list[Effect]:
-        lost = self.members.held_only_by(volunteers)
+        lost = self._vacated(volunteers)
         if lost and self.founded:
             return self._roll_back(f"no holder is left of block {lost[0]}", now)
         return super()._leave_step(volunteers, now)
+
+    def _vacated(self, volunteers: Sequence[Volunteer]) -> list[int]:
+        """Blocks of theirs for which nobody else is here. Also while it still fetches: whoever comes next does as well in a new cluster, and nobody stores
+        anything as long as a founded one is not whole.
+        """
+        places = [(v.peer, v.place) for v in self.members.volunteers.values() if v.place is not None]
+        leaving = {v.peer for v in volunteers}
+        here = {block for peer, place in places if peer not in leaving for block in range(*place)}
+        return sorted({block for peer, place in places if peer in leaving for block in range(*place)} - here)
 
     def _roll_back(self, why: str, now: float) -> list[Effect]:  # noqa: ARG002 - as the original
         self._step, self.dissolved = None, why

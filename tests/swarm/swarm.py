@@ -218,13 +218,10 @@ class Swarm:
         return [r for r in read_log(self.run.log_path) if not kind or r["kind"] == kind]
 
     async def left_in_order(self, volunteers: list[Child]) -> None:
-        """Everybody leaves once what they have trained is stored, the bootstrap node last; all of it is in the log.
-
-        Nothing is stored while a new cluster fetches, and one that loses somebody just then is waited for: for two minutes (`sync_s`).
-        """
+        """Everybody leaves once what they have trained is stored, the bootstrap node last; all of it is in the log."""
         stored = len(self.records("checkpoint"))
         await until(
-            lambda: len(self.records("checkpoint")) > stored, "what they trained is stored", within_s=150.0
+            lambda: len(self.records("checkpoint")) > stored, "what they trained is stored", within_s=60.0
         )
         for child in (*volunteers, self.children[0]):
             child.signal(signal.SIGINT)
