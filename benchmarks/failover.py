@@ -49,6 +49,7 @@ class Reliable:
 async def start(folder: Path, number: int, address: str = "") -> Reliable:
     path, home = folder / f"run-{number}", folder / f"reliable-{number}"
     log = folder / f"reliable-{number}.log"
+    log.unlink(missing_ok=True)  # what it said in an earlier life is not said now
     port = address.split("/")[4] if address and not number else "0"
     peers = ("--peers", address) if number else ()
     arguments = ("bootstrap", str(path), "--host", "127.0.0.1", "--port", port, "--home", str(home), *peers)

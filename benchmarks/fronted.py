@@ -50,7 +50,8 @@ async def train(options: Any, folder: Path, codec: str, *, fronted: bool) -> dic
             await swarm.finished(list(swarm.volunteers), WITHIN_S)
             swarm.feed.poll()
             commits = [seen.record for seen in swarm.feed.seen if seen.record["kind"] == "commit"]
-    paths = sorted({link["path"].split()[0] for peer in status["peers"] for link in peer["links"]})
+    links = [link["path"] for peer in status["peers"] for link in peer["links"]]
+    paths = sorted({path.split()[0] for path in links if path})  # empty: its end has not looked yet
     seconds = [round(commit["seconds"], 2) for commit in commits[options.settle :]]
     return {"step_s": seconds, "median_s": statistics.median(seconds), "paths": paths}
 
