@@ -238,7 +238,12 @@ async def running(
 
 
 async def _bootstrap(run: RunDirectory, folder: Path, site: Site, where: Sequence[str]) -> Child:
-    arguments = ("bootstrap", str(run.path), *where)
+    arguments = (
+        "bootstrap",
+        str(run.path),
+        "--keep-places",
+        *where,
+    )  # who is where is part of what is compared
     return await Child.start(
         "bootstrap", arguments, home=run.path, log=folder / "bootstrap.log", command=site.at(0)
     )

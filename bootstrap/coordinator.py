@@ -1,8 +1,8 @@
 """The coordinator: who takes part, which step runs, when it is committed.
 
 Pure: messages and time in, effects out; the daemon and the simulator drive the same object. This file is the state
-machine of docs/protocol.md; what happens within a state lives in its own room: admission.py, border.py, saving.py,
-training.py. All truth that must outlive a reign goes through `Record` effects, which the driver makes durable before it
+machine of docs/protocol.md; what happens within a state lives in its own room: admission.py, arranging.py, border.py,
+saving.py, training.py. All truth that must outlive a reign goes through `Record` effects, which the driver makes durable before it
 carries out the next effect; after a restart the folded log (`History`) is all that is needed.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.admission import Admission
+from hetpeer.bootstrap.arranging import Arrangement, Arranging
 from hetpeer.bootstrap.border import Border
 from hetpeer.bootstrap.commits import commit_message, commit_record, evaluation_record
 from hetpeer.bootstrap.decisions import (
@@ -53,6 +54,7 @@ class Coordinator(Reigning):
         self._admission = Admission(self._reign)
         self._border = Border(self._reign, now)
         self._entering = Entering(self._reign, self._border)
+        self._arranging = Arranging(self._reign, self._saving)
         self._pace = Pace()
 
     def start(self) -> list[Effect]:
@@ -87,6 +89,18 @@ class Coordinator(Reigning):
         """The state of `block` at `version` has arrived and lies durably in the checkpoint store."""
         effects = self._saving.saved(version, block, digest)
         return effects + (self._cross(now) if effects and self._reign.resting else [])
+
+    def arrange(self, arrangement: Arrangement, now: float) -> list[Effect]:
+        """A planner proposes who has which blocks from now on: at the next border, once the version of then is stored. A step that waits for a holder
+        is given up for it. Nothing happens if others are here by now than those it was made for. Raises `ValueError` for an arrangement that is none.
+        """
+        if self.state is State.FINISHED or not self._arranging.propose(arrangement):
+            return []
+        if self._step is not None and self._step.orphaned:
+            return self._roll_back(
+                f"nobody comes for block {self._step.orphaned[0]}: others take it over", now
+            )
+        return self._cross(now) if self._reign.resting else []
 
     def tick(self, now: float) -> list[Effect]:
         """Time passes: leases, graces and dead-lines. To be called a few times a second."""
@@ -166,14 +180,19 @@ class Coordinator(Reigning):
     # ── step border ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _cross(self, now: float) -> list[Effect]:
-        """Between two steps: save, finish, let joiners fetch, or begin the next step."""
-        reign = self._reign
-        effects = self._saving.begin()
+        """Between two steps: save, finish, move volunteers, let joiners fetch, or begin the next step."""
+        reign, arranging = self._reign, self._arranging
+        effects = self._saving.begin(wanted=arranging.pending)
         if reign.agenda.over:
             if reign.stored:
                 return effects + self._complete()
             reign.state = State.WAITING
             return effects
+        if arranging.waits(now):
+            reign.state = State.WAITING
+            return effects
+        if arranging.pending and reign.stored:
+            effects += arranging.enact()
         effects += self._border.admit_joiners(now)
         if self._border.must_wait(now):
             return effects

@@ -43,7 +43,7 @@ class CoordinatorConfig:
     grace_s: float = 2.0
     """A broken stream may come back for so long (a restart of p2pd)."""
     sync_s: float = 120.0
-    """A step waits at most so long for joiners that fetch state."""
+    """A step waits at most so long for joiners that fetch state, or for the checkpoint from which volunteers are moved."""
     stall_s: float = 15.0
     """Nothing counted for so long: undone ids are handed out again. Doubles each time that it proves too short."""
     reduce_s: float = 20.0

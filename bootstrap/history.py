@@ -8,7 +8,7 @@ history of its own in the same log: records name their cluster (none: 0), an ave
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,8 @@ class History:
     rollbacks: int = 0
     amendment: str = ""
     """The last one of the manifest, in hexadecimal."""
+    arranged: Sequence[Sequence[Sequence[int]]] = ()
+    """How the first clusters cut the blocks since volunteers were moved last."""
     departures: Counter[str] = field(default_factory=Counter)
     """Peer → how often it has gone, one way or another."""
 
@@ -54,6 +56,8 @@ class History:
                 self.term = int(record["term"])
             case "amendment":
                 self.amendment = str(record["data"])
+            case "arranged":
+                self.arranged = record["layouts"]
             case "gone":
                 self.departures[str(record["peer"])] += 1
             case "average" | "installed":

@@ -86,7 +86,7 @@ class BlockCost:
 
 class Membership:
     """The table of volunteers. `layouts[c % len]` is cluster c's cut of the blocks into ranges, `departures` says how often a
-    peer has gone. With `only` there is that cluster alone.
+    peer has gone. With `only` there is that cluster alone. The first clusters may have been cut anew, as `arranged` says.
     """
 
     def __init__(
@@ -95,9 +95,11 @@ class Membership:
         costs: Sequence[BlockCost],
         departures: Mapping[str, int] = MappingProxyType({}),
         only: int | None = None,
+        arranged: Sequence[Sequence[Range]] = (),
     ) -> None:
         self._only = only
         self._layouts = [tuple((b, e) for b, e in layout) for layout in layouts]
+        self.arrange(arranged)
         self._costs = costs
         self._departures = departures
         self.volunteers: dict[str, Volunteer] = {}
@@ -105,6 +107,16 @@ class Membership:
     @property
     def blocks(self) -> int:
         return len(self._costs)
+
+    def arrange(self, layouts: Sequence[Sequence[Range]]) -> None:
+        """The first clusters are cut like this from now on."""
+        self._arranged = [tuple((b, e) for b, e in layout) for layout in layouts]
+
+    def layout(self, cluster: int) -> tuple[Range, ...]:
+        """How `cluster` cuts the blocks."""
+        if cluster < len(self._arranged):
+            return self._arranged[cluster]
+        return self._layouts[cluster % len(self._layouts)]
 
     def places(self) -> tuple[Place, ...]:
         """All places up to and including the first cluster that nobody has begun."""
@@ -116,7 +128,7 @@ class Membership:
         return tuple(
             self._place(cluster, place, (cluster, place) not in taken, held)
             for cluster in self._clusters()
-            for place in self._layouts[cluster % len(self._layouts)]
+            for place in self.layout(cluster)
         )
 
     def _clusters(self) -> Iterable[int]:
@@ -152,10 +164,9 @@ class Membership:
         if not 0 <= place[0] < place[1] <= self.blocks:
             return False
         taken = {(v.cluster, v.place) for v in self.volunteers.values() if v is not volunteer}
-        first = range(len(self.volunteers) + len(self._layouts))
+        first = range(len(self.volunteers) + len(self._layouts) + len(self._arranged))
         for cluster in first if self._only is None else (self._only,):
-            fits = place in self._layouts[cluster % len(self._layouts)]
-            if fits and (cluster, place) not in taken:
+            if place in self.layout(cluster) and (cluster, place) not in taken:
                 volunteer.cluster, volunteer.place = cluster, place
                 return True
         return False

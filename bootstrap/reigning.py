@@ -22,7 +22,8 @@ from hetpeer.bootstrap.training import CoordinatedStep
 def over_all(config: CoordinatorConfig, history: History) -> Reign:
     """A new reign over a run with one history, whose batches are trained in order."""
     line = m.Line(term=history.term + 1, view=history.view)
-    members = Membership(config.layouts, config.costs, history.departures)
+    arranged = [[(begin, end) for begin, end in layout] for layout in history.arranged]
+    members = Membership(config.layouts, config.costs, history.departures, arranged=arranged)
     return Reign(config, history, InOrder(config, history), line, members)
 
 

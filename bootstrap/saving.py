@@ -19,12 +19,13 @@ class Saving:
         self._savers: dict[int, str] = {}
         self._digests: dict[int, str] = {}
         self._again = False
-        self._failures = 0
+        self.failures = 0
+        """Checkpoints that could not be completed."""
 
-    def begin(self) -> list[Effect]:
-        """At a step border: collect the current version if that is due."""
+    def begin(self, *, wanted: bool = False) -> list[Effect]:
+        """At a step border: collect the current version if that is due, or `wanted` now."""
         reign, version = self._reign, self._reign.version
-        due = reign.agenda.saves(version) or self._again
+        due = reign.agenda.saves(version) or self._again or wanted
         if not due or reign.stored or self._version == version or reign.members.uncovered():
             return []
         self._version, self._savers, self._digests, self._again = version, self._choose(), {}, False
@@ -34,6 +35,11 @@ class Saving:
             effects.append(Send(peer, m.Save(line=reign.line, version=version, blocks=blocks)))
         return effects
 
+    @property
+    def under_way(self) -> bool:
+        """Whether the current version is being collected."""
+        return self._version == self._reign.version
+
     def _choose(self) -> dict[int, str]:
         """A holder for each block, the work shared evenly; after each failure another one comes first."""
         members = self._reign.members
@@ -41,7 +47,7 @@ class Saving:
         savers: dict[int, str] = {}
         for block in range(members.blocks):
             holders = members.holders(block)
-            first = self._failures % len(holders)
+            first = self.failures % len(holders)
             saver = min(holders[first:] + holders[:first], key=lambda peer: load.get(peer, 0))
             load[saver] = load.get(saver, 0) + 1
             savers[block] = saver
@@ -63,7 +69,7 @@ class Saving:
         if version == self._version:
             self.abandon()
             self._again = True
-            self._failures += 1
+            self.failures += 1
 
     def lost(self, peer: str) -> None:
         """`peer` has nothing to save any more."""

@@ -17,6 +17,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.heads import Introduction
 from hetpeer.averaging.ties import Ties
 from hetpeer.bootstrap import coordinator as core
+from hetpeer.bootstrap.arranging import Arrangement
 from hetpeer.bootstrap.coordinator import CoordinatorConfig
 from hetpeer.bootstrap.core import new_core
 from hetpeer.bootstrap.eventlog import keep_event, read_event, read_events
@@ -193,7 +194,7 @@ class CoordinatorService:
         await self._replica.record(record)
         if record["kind"] == "checkpoint":
             await self._checkpoints.sealed(record)
-        if record["kind"] in ("rollback", "gone"):
+        if record["kind"] in ("rollback", "gone", "arranged"):
             _log.warning("%s", {k: v for k, v in record.items() if k != "kind"})
 
     async def _disconnect(self, peer: str) -> None:
@@ -215,6 +216,11 @@ class CoordinatorService:
         if isinstance(message, m.Hello):
             self._tasks.create_task(self._ask_for_events(peer))
         self._queue(self.core.receive(peer, message, self._clock.monotonic()))
+
+    def arrange(self, arrangement: Arrangement) -> None:
+        """A planner proposes who has which blocks from now on."""
+        if isinstance(self.core, core.Coordinator):
+            self._queue(self.core.arrange(arrangement, self._clock.monotonic()))
 
     def broken(self, peer: str) -> None:
         self._queue(self.core.broken(peer, self._clock.monotonic()))

@@ -65,15 +65,21 @@ def read_devices(path: Path) -> NamedDevices:
     try:
         text = path.read_text()
         data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (OSError, ValueError) as error:
+        raise wrong(f"{path}: {error}", "give a TOML or JSON file with devices") from None
+    return devices_in(data, str(path))
+
+
+def devices_in(data: Any, source: str) -> NamedDevices:
+    """Of such a file's contents, which came from `source`. Raises `LocalError` HP-PLAN-002 naming the device, row or column that is wrong."""
+    try:
         file = _File.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
-        raise wrong(f"{path}: {_where(first['loc'], data)}: {first['msg']}", "correct the entry") from None
-    except (OSError, ValueError) as error:
-        raise wrong(f"{path}: {error}", "give a TOML or JSON file with devices") from None
+        raise wrong(f"{source}: {_where(first['loc'], data)}: {first['msg']}", "correct the entry") from None
     names = tuple(entry.name for entry in file.device)
     if twice := {name for name in names if names.count(name) > 1}:
-        raise wrong(f"{path}: two devices are called {min(twice)}", "give each a name of its own")
+        raise wrong(f"{source}: two devices are called {min(twice)}", "give each a name of its own")
     up, down = (
         np.array([getattr(entry, name) for entry in file.device]) for name in ("up_mbps", "down_mbps")
     )
@@ -86,7 +92,7 @@ def read_devices(path: Path) -> NamedDevices:
         }
     )
     if len(network) != len(names):
-        raise wrong(f"{path}: {len(names)} devices, and matrices of {len(network)}", "give a row for each")
+        raise wrong(f"{source}: {len(names)} devices, and matrices of {len(network)}", "give a row for each")
     return NamedDevices(
         names,
         Devices(

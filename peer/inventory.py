@@ -26,6 +26,8 @@ Matrix = list[list[float]]
 class Inventory:
     """What `read_devices` reads: the fields of each device, and latency and bandwidth from row to column."""
 
+    peers: tuple[str, ...]
+    """Whose devices these are."""
     devices: tuple[Mapping[str, Any], ...]
     latency_ms: Matrix
     bandwidth_gbit_s: Matrix
@@ -68,6 +70,7 @@ def inventory(manifest: Manifest, adverts: Mapping[str, Advert]) -> Inventory:
     lines = _Lines(known)
     names = _names(known)
     return Inventory(
+        peers=tuple(known),
         devices=tuple(
             {
                 "name": names[peer],

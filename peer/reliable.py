@@ -30,6 +30,7 @@ from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.dht.roster import Roster
 from hetpeer.peer.adverts import publish_forever, reliable_advert
 from hetpeer.peer.progress import ReliableProgress
+from hetpeer.peer.proposing import Proposing
 from hetpeer.peer.reach import tell_forever
 from hetpeer.peer.standin import StandIn
 
@@ -49,6 +50,8 @@ class BootstrapOptions:
     peers: tuple[Address, ...] = ()
     stand_in: bool = False
     """Whether to work on what nobody else can."""
+    keep_places: bool = False
+    """Whether volunteers keep the blocks that they have chosen, however slow that is."""
 
 
 class ReliablePeer:
@@ -194,6 +197,10 @@ async def _take_part(
         asyncio.ensure_future(ReliableProgress(peer.replica, lambda: peer.service).show_forever()),
         asyncio.ensure_future(tell_forever(node, reliable=True)),
     ]
+    if run.manifest.averaging is None and not options.keep_places:
+        beside.append(
+            asyncio.ensure_future(Proposing(run.manifest, roster, lambda: peer.service).look_forever())
+        )
     if options.stand_in:
         helper = StandIn(run.path / "stand-in", lambda: peer.service, lambda: _join_address(node))
         beside.append(asyncio.ensure_future(helper.watch_forever()))

@@ -64,6 +64,7 @@ def of_manifest(manifest: Manifest, microbatches: int) -> Work:
         kept=np.array([block.activation_bytes for block in blocks], dtype=np.float64),
         crossing=np.array([0, *(block.output_bytes for block in blocks[:-1]), 0], dtype=np.float64),
         reduced=vectors,
+        state=(1 + manifest.kept) * vectors,
         microbatches=microbatches,
         recompute=manifest.training.recompute,
     )
@@ -84,5 +85,6 @@ def preset(gpt: Gpt, microbatches: int) -> Work:
         kept=np.full(layers, FLOAT * KEPT_PER_WIDTH * tokens * width),
         crossing=crossing,
         reduced=FLOAT * parameters,
+        state=(1 + ADAMW_KEEPS) * FLOAT * parameters,
         microbatches=microbatches,
     )

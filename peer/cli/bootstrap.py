@@ -34,6 +34,10 @@ def bootstrap(
         bool,
         typer.Option("--stand-in", help="Work on blocks that nobody else holds, until somebody does."),
     ] = False,
+    keep_places: Annotated[
+        bool,
+        typer.Option("--keep-places", help="Never give volunteers other blocks than they have chosen."),
+    ] = False,
     home: HomeOption = None,
 ) -> None:
     """Serve a run: rendezvous, data, log and coordinator. Prints the line that volunteers type."""
@@ -49,7 +53,9 @@ def bootstrap(
     if known and not (directory / "manifest.hetpeer").exists():
         run_loop(mirror(directory, known, Home(home or default_home())))
 
-    options = BootstrapOptions(directory=directory, host=host, port=port, peers=known, stand_in=stand_in)
+    options = BootstrapOptions(
+        directory=directory, host=host, port=port, peers=known, stand_in=stand_in, keep_places=keep_places
+    )
     halt = run_daemon(
         lambda leaving: serve_run(
             options, leaving, lambda address: typer.echo(f"hetpeer join --bootstrap {address}")

@@ -25,6 +25,7 @@ COORDINATOR_EVENTS = [
     "resumed",
     "saved",
     "not_saved",
+    "arrange",
     "tick",
 ]
 """`event` lines are for the driver: they never reach the core."""

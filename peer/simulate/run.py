@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from hetpeer.averaging.reduction import LENGTH
 from hetpeer.averaging.ties import Tie
+from hetpeer.peer.simulate.arrangements import Arrangements
 from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.faults import Faults
 from hetpeer.peer.simulate.numerics import Symbols
@@ -50,6 +51,8 @@ def simulate(
     """One history with the symbolic model; never raises for a violation, it is in the outcome."""
     swarm = Swarm(seed, config or shape(seed), Symbols(BLOCKS), coverage)
     Faults(swarm, faults)
+    if swarm.config.arranged_s:
+        Arrangements(swarm, seed, swarm.config.arranged_s)
     violation: str | None = None
     try:
         swarm.run(LIMIT_S)
@@ -60,7 +63,7 @@ def simulate(
 
 def shape(seed: int) -> SwarmConfig:
     """The swarm's shape varies with the seed: stages and cuts, volunteers, slots, latency, patience; every other one has
-    uneven uplinks, and shards that are parts of a share.
+    uneven uplinks, and shards that are parts of a share; in one of four volunteers are moved.
     """
     choose = random.Random(seed)  # noqa: S311 - repeatable, not secret
     layouts = choose.choice(LAYOUTS)
@@ -77,6 +80,7 @@ def shape(seed: int) -> SwarmConfig:
         sync_s=choose.choice((2.0, 10.0)),
         uplinks=((0.0,), (1.0, 5.0, 2.0, 20.0))[seed % 2],
         shard_length=(LENGTH, 20)[seed % 2],
+        arranged_s=choose.choice((0.0, 0.0, 0.0, 5.0)),
     )
 
 

@@ -20,6 +20,7 @@ from hetpeer.averaging.member import Member
 from hetpeer.averaging.reduction import LENGTH
 from hetpeer.averaging.ties import Tie, Ties
 from hetpeer.bootstrap import coordinator as c
+from hetpeer.bootstrap.arranging import Arrangement
 from hetpeer.bootstrap.core import Core
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import BlockCost
@@ -72,6 +73,8 @@ class SwarmConfig:
     """How much later a part of an averaging leaves: lines are slow, and models large."""
     credit: int = 0
     """Bundles of each kind that a volunteer takes from another at a time; 0: any number."""
+    arranged_s: float = 0.0
+    """Another division of the blocks is proposed so often; 0: never."""
 
 
 class Swarm:
@@ -195,6 +198,15 @@ class Swarm:
             if volunteer.alive and not volunteer.frozen and volunteer.name in self._channels:
                 self.tell(volunteer, m.Heartbeat())
         self.world.after(BEAT_S, self._beat)
+
+    def arrange(self, arrangement: Arrangement) -> None:
+        """A planner proposes who has which blocks."""
+
+        def proposed(core: Core, now: float) -> Iterable[c.Effect]:
+            assert isinstance(core, c.Coordinator)
+            return core.arrange(arrangement, now)
+
+        self._gate.enter(lambda: self._event("arrange", proposed))
 
     def _event(self, name: str, act: Callable[[Core, float], Iterable[c.Effect]]) -> None:
         """Something happens to the coordinator, if there is one."""

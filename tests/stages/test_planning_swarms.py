@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hetpeer.stages.planning.swarms.given import Devices, Work
 from hetpeer.stages.planning.swarms.pipelines import Pipeline, Pipelines
-from hetpeer.stages.planning.swarms.plans import adding_up, planned, share_out
+from hetpeer.stages.planning.swarms.plans import adding_up, holders_of, planned, share_out
 from hetpeer.stages.planning.swarms.search import Search
 
 
@@ -35,6 +35,7 @@ def some_work(blocks: int, seed: int) -> Work:
         kept=random.uniform(1e6, 1e8, blocks),
         crossing=crossing,
         reduced=random.uniform(1e7, 1e8, blocks),
+        state=random.uniform(1e8, 1e9, blocks),
         microbatches=16,
     )
 
@@ -103,8 +104,8 @@ def test_sums_take_what_the_slowest_uplink_or_all_together_need():
     rates = [min(devices.uplink[a], devices.bandwidth[a, b]) for a, b in ((0, 1), (1, 0))]
     latency = 2 * max(devices.latency[0, 1], devices.latency[1, 0])
     expected = work.reduced.sum() * max(1 / min(rates), 2 / sum(rates)) + latency
-    assert np.allclose(adding_up(devices, work, alone), expected, rtol=1e-12)
-    assert not adding_up(devices, work, alone[:1]).any()
+    assert np.allclose(adding_up(devices, work, holders_of(alone)), expected, rtol=1e-12)
+    assert not adding_up(devices, work, holders_of(alone[:1])).any()
 
 
 def orders_of(devices: frozenset[int]):

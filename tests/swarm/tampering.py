@@ -158,6 +158,13 @@ def little_memory() -> None:
     joining.ComputeConfig = lambda **known: config(**(known | {"arena_bytes": LITTLE}))
 
 
+def soon_calm() -> None:
+    """A reliable peer that waits for others for five seconds only before it gives their blocks away."""
+    from hetpeer.peer import proposing
+
+    proposing.LOOK_S, proposing.SETTLED_S = 1.0, 5.0
+
+
 def hasty_stand_in() -> None:
     """A reliable peer that waits for others for a second only, once a step has begun."""
     from hetpeer.peer import standin

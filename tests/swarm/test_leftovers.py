@@ -77,7 +77,7 @@ async def test_the_reliable_peer_completes_what_nobody_else_does(swarm: Swarm) -
     """Of more microbatches than the sender's memory holds: most of them waited on its disk."""
     training = swarm.run.manifest.training.model_copy(update={"steps": 1, "batch_size": 2 * MANY})
     swarm.run = resign(swarm.run, training=training)
-    bootstrap = await swarm.bootstrap("--stand-in", before="hasty_stand_in")
+    bootstrap = await swarm.bootstrap("--stand-in", "--keep-places", before="hasty_stand_in")
     sender = await orphaned(swarm, MANY - 10, before="little_memory")
     assert "go to the disk" in sender.said
     await swarm.finished(

@@ -48,6 +48,8 @@ class Work:
     """Bytes of a microbatch that enter block b, as they are written on a line; as many come back as a gradient. (B + 1,), nothing at both ends."""
     reduced: Floats
     """Bytes of a block's gradient, (B,)."""
+    state: Floats
+    """Bytes that a newcomer fetches of a block, (B,)."""
     microbatches: int
     """Of a step."""
     recompute: bool = False

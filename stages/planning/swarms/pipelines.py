@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -93,10 +94,21 @@ class Pipelines:
         for choice in reversed(choices):
             cuts.append(int(choice[cuts[-1]]))
         cuts.reverse()
+        return self._made(order, tuple(cuts), float(least[blocks]))
+
+    def at(self, order: tuple[int, ...], cuts: tuple[int, ...]) -> Pipeline | None:
+        """The pipeline with these cuts; None where memory or lines do not allow it."""
+        period = max(
+            float(self._periods(order, place)[begin, end])
+            for place, (begin, end) in enumerate(pairwise(cuts))
+        )
+        return self._made(order, cuts, period) if np.isfinite(period) else None
+
+    def _made(self, order: tuple[int, ...], cuts: tuple[int, ...], period: float) -> Pipeline:
         return Pipeline(
             devices=order,
-            cuts=tuple(cuts),
-            period=float(least[blocks]),
+            cuts=cuts,
+            period=period,
             fill=self._fill(order, cuts),
             slowest=self._slowest(order, cuts),
         )

@@ -37,7 +37,7 @@ def planned(devices: Devices, work: Work, pipelines: Sequence[Pipeline]) -> Plan
     """What these pipelines make together, without those that are of no use."""
     pipeline_s, shares = share_out(pipelines, work.microbatches)
     used = [(one, share) for one, share in zip(pipelines, shares, strict=True) if share]
-    adding = adding_up(devices, work, [one for one, _ in used])
+    adding = adding_up(devices, work, holders_of([one for one, _ in used]))
     last, _ = max(used, key=lambda pair: pair[0].seconds(pair[1]))
     sync_s = float(adding.max())
     return Plan(
@@ -90,21 +90,26 @@ def _divided(pipelines: Sequence[Pipeline], microbatches: int) -> float:
     return done
 
 
-def adding_up(devices: Devices, work: Work, pipelines: Sequence[Pipeline]) -> Floats:
-    """Seconds that each device takes to add up the gradients of its blocks: with N holders of uplinks u, V max(1 / min u, 2 (N - 1) / sum u) and two hops; a device with several
+def holders_of(pipelines: Sequence[Pipeline]) -> list[list[int]]:
+    """Of each block, one device of each pipeline."""
+    lines = [np.repeat(pipeline.devices, np.diff(pipeline.cuts)) for pipeline in pipelines]
+    holders: list[list[int]] = np.array(lines).T.tolist()
+    return holders
+
+
+def adding_up(devices: Devices, work: Work, holders: Sequence[Sequence[int]]) -> Floats:
+    """Seconds that each device takes to add up the gradients of its blocks (`holders` of each): with N holders of uplinks u, V max(1 / min u, 2 (N - 1) / sum u) and two hops; a device with several
     blocks sends them one after the other.
     """
     busy = np.zeros(len(devices))
-    if len(pipelines) < 2:
-        return busy
-    holder = np.empty((len(pipelines), len(work)), dtype=np.intp)
-    for number, pipeline in enumerate(pipelines):
-        holder[number] = np.repeat(pipeline.devices, np.diff(pipeline.cuts))
     begin = 0
     for end in range(1, len(work) + 1):  # blocks with the same holders are one
-        if end < len(work) and (holder[:, end] == holder[:, begin]).all():
+        if end < len(work) and holders[end] == holders[begin]:
             continue
-        peers = holder[:, begin]
+        peers = np.array(holders[begin], dtype=np.intp)
+        if len(peers) < 2:
+            begin = end
+            continue
         others = devices.bandwidth[np.ix_(peers, peers)].sum(axis=1) - devices.bandwidth[peers, peers]
         rates = np.minimum(devices.uplink[peers], others / (len(peers) - 1))
         apart = devices.latency[np.ix_(peers, peers)] * ~np.eye(len(peers), dtype=np.bool_)

@@ -1,0 +1,47 @@
+"""A planner that proposes another division of the blocks every few seconds, at random: the worst that there could be."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from random import Random
+
+from hetpeer.bootstrap.arranging import Arrangement
+from hetpeer.bootstrap.coordinator import Coordinator
+from hetpeer.bootstrap.membership import Range
+from hetpeer.peer.simulate.swarm import Swarm
+
+
+class Arrangements:
+    """Of `swarm`, every `period_s` virtual seconds or so."""
+
+    def __init__(self, swarm: Swarm, seed: int, period_s: float) -> None:
+        self._swarm = swarm
+        self._random = Random(seed)  # noqa: S311 - repeatable, not secret
+        self._period_s = period_s
+        self._propose_later()
+
+    def _propose_later(self) -> None:
+        self._swarm.world.after(self._random.uniform(0.0, 2 * self._period_s), self._propose)
+
+    def _propose(self) -> None:
+        core = self._swarm.coordinator
+        if isinstance(core, Coordinator):
+            peers = [v.peer for v in core.members.volunteers.values() if v.place is not None]
+            if peers:
+                self._swarm.arrange(_any_of(peers, core.members.blocks, self._random))
+        if self._swarm.completed is None:
+            self._propose_later()
+
+
+def _any_of(peers: list[str], blocks: int, random: Random) -> Arrangement:
+    """`peers` in any order, in clusters of any size with any cuts."""
+    left = random.sample(peers, len(peers))
+    layouts: list[list[Range]] = []
+    seats: dict[str, tuple[int, Range]] = {}
+    while left:
+        size = random.randint(1, min(blocks, len(left)))
+        borders = [0, *sorted(random.sample(range(1, blocks), size - 1)), blocks]
+        layout = list(pairwise(borders))
+        seats |= {left.pop(): (len(layouts), place) for place in layout}
+        layouts.append(layout)
+    return Arrangement(layouts, seats)

@@ -1,0 +1,135 @@
+"""Plans that live: what is moved pays, a death moves little, and nobody flaps."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hetpeer.stages.planning.swarms.given import Devices, Work
+from hetpeer.stages.planning.swarms.living import WORTH, Living, as_it_is
+from hetpeer.stages.planning.swarms.pipelines import Pipelines
+from hetpeer.stages.planning.swarms.plans import planned
+from hetpeer.stages.planning.swarms.search import Search
+from tests.stages.test_planning_swarms import some_devices, some_work
+
+STEPS = 200
+
+
+def turns(count: int):
+    """`on` for so many looks."""
+    left = iter(range(count))
+    return lambda: next(left, None) is not None
+
+
+def searched(devices: Devices, work: Work, seed: int):
+    """A swarm that was planned, as it stands there: what each holds, and its pipelines with their places."""
+    found = Search(devices, work, seed).run(turns(2000))
+    assert found is not None
+    lines = [
+        [(d, place) for d, place in zip(p.devices, itertools.pairwise(p.cuts), strict=True)]
+        for p in found.best.pipelines
+    ]
+    held = {d: place for line in lines for d, place in line}
+    return [held.get(d, (0, 0)) for d in range(len(devices))], lines
+
+
+def roomy(devices: Devices) -> Devices:
+    return replace(devices, memory=np.full(len(devices), 1e12))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_death_moves_what_was_lost_and_a_neighbours_blocks_at_most(seed):
+    devices, work = roomy(some_devices(8, seed)), some_work(12, seed)
+    held, lines = searched(devices, work, seed)
+    line = max(lines, key=len)
+    if len(line) < 2:
+        pytest.skip("no pipeline of several")
+    place = seed % len(line)
+    dead, lost = line[place]
+    beside = [line[n][1] for n in (place - 1, place + 1) if 0 <= n < len(line)]
+    line[place] = (None, lost)
+    left = [d for d in range(8) if d != dead]
+    number = {d: n for n, d in enumerate(left)}
+    fewer = Devices(
+        flops=devices.flops[left],
+        memory=devices.memory[left],
+        uplink=devices.uplink[left],
+        latency=devices.latency[np.ix_(left, left)],
+        bandwidth=devices.bandwidth[np.ix_(left, left)],
+    )
+    seats = [[(None if d is None else number[d], where) for d, where in one] for one in lines]
+    change = Living(fewer, work, [held[d] for d in left], seats, steps=STEPS, seed=seed).run(turns(1000))
+    if as_it_is(fewer, work, [held[d] for d in left]) == math.inf:
+        assert change is not None
+    if change is not None:
+        assert change.moved <= (lost[1] - lost[0]) + max(end - begin for begin, end in beside)
+        covered = {b for p in change.plan.pipelines for b in range(p.cuts[0], p.cuts[-1])}
+        assert covered == set(range(12))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_who_was_planned_well_stays(seed):
+    """Nothing is moved twice: the swarm after a change is not changed again."""
+    devices, work = roomy(some_devices(6, seed)), some_work(10, seed)
+    held, lines = searched(devices, work, seed)
+    for _ in range(2):
+        change = Living(devices, work, held, lines, steps=STEPS, seed=seed).run(turns(3000))
+        if change is None:
+            return
+        lines = [
+            [(d, place) for d, place in zip(p.devices, itertools.pairwise(p.cuts), strict=True)]
+            for p in change.plan.pipelines
+        ]
+        held = [dict(itertools.chain(*lines)).get(d, (0, 0)) for d in range(6)]
+    pytest.fail("changed twice, though nothing had changed")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_change_is_worth_it(seed):
+    """Volunteers that sit anywhere, with equal cuts: what is proposed is shorter by a tenth at least, also with what moving takes."""
+    devices, work = roomy(some_devices(4, seed)), some_work(8, seed)
+    lines = [[(0, (0, 2)), (1, (2, 4)), (2, (4, 6)), (3, (6, 8))]]
+    held = [place for _, place in lines[0]]
+    before = as_it_is(devices, work, held)
+    change = Living(devices, work, held, lines, steps=STEPS, seed=seed).run(turns(3000))
+    if change is not None:
+        assert change.plan.total_s <= (1 - WORTH) * before
+        assert (before - change.plan.total_s) * STEPS > change.moving_s
+
+
+def test_nothing_is_moved_for_the_last_steps():
+    devices, work = roomy(some_devices(4, 3)), some_work(8, 3)
+    devices = replace(devices, flops=np.array([1e13, 1e11, 1e11, 1e13]))
+    lines = [[(0, (0, 2)), (1, (2, 4)), (2, (4, 6)), (3, (6, 8))]]
+    held = [place for _, place in lines[0]]
+    assert Living(devices, work, held, lines, steps=STEPS, seed=0).run(turns(2000)) is not None
+    assert Living(devices, work, held, lines, steps=0, seed=0).run(turns(2000)) is None
+
+
+def test_blocks_of_who_is_gone_go_to_whoever_has_the_memory():
+    devices, work = some_devices(3, 1), some_work(6, 1)
+    needed = work.memory.sum() + 32 * (work.kept.sum() + 4 * work.crossing.max())
+    devices = replace(devices, memory=np.array([1.0, 2 * needed, 2 * needed]))
+    devices = replace(devices, memory=np.array([work.memory[:2].sum() * 1.01 + 1e9, needed, needed]))
+    lines = [[(0, (0, 2)), (None, (2, 4)), (1, (4, 6))]]
+    change = Living(devices, work, [(0, 2), (4, 6), (0, 0)], lines, steps=STEPS, seed=0).run(turns(500))
+    assert change is not None
+    for pipeline in change.plan.pipelines:
+        for stage in Pipelines(devices, work).stages(pipeline.devices, pipeline.cuts):
+            assert stage.memory <= devices.memory[stage.device]
+
+
+def test_a_swarm_as_it_is_is_no_slower_than_its_pipelines():
+    """Microbatches may go from any holder to any other: that is at least as good as pipelines by themselves, but for what is sent."""
+    devices, work = roomy(some_devices(6, 2)), some_work(9, 2)
+    endless = replace(
+        devices, bandwidth=np.full((6, 6), 1e15), uplink=np.full(6, 1e15), latency=np.zeros((6, 6))
+    )
+    pipelines = Pipelines(endless, work)
+    cuts = [((0, 1, 2), (0, 3, 6, 9)), ((3, 4, 5), (0, 2, 7, 9))]
+    plan = planned(endless, work, [pipelines.at(*one) for one in cuts])
+    held = [place for _, borders in cuts for place in itertools.pairwise(borders)]
+    assert as_it_is(endless, work, held) <= plan.total_s * (1 + 1e-9)
+    assert as_it_is(endless, work, [(0, 3), (3, 6), (0, 0), (0, 2), (2, 6), (0, 0)]) == math.inf
