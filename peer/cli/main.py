@@ -16,7 +16,19 @@ from typing import Annotated
 import typer
 
 from hetpeer.dht.errors import HetpeerError
-from hetpeer.peer.cli import author, bootstrap, demo, identity, inspect, join, options, plan, status, trace
+from hetpeer.peer.cli import (
+    author,
+    bootstrap,
+    demo,
+    identity,
+    inspect,
+    join,
+    options,
+    plan,
+    simulate,
+    status,
+    trace,
+)
 
 _log = logging.getLogger("hetpeer")
 
@@ -28,7 +40,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: drawing boxes around it takes a third of its time
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (join, status, plan, bootstrap, author, inspect, demo, trace, identity):
+for command in (join, status, plan, simulate, bootstrap, author, inspect, demo, trace, identity):
     command.register(app)
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.effects import StepId
+from hetpeer.averaging.effects import Shard, StepId
 from hetpeer.averaging.holding import Shape
 from hetpeer.averaging.member import Effect as MemberEffect
 from hetpeer.averaging.member import Member
@@ -29,6 +29,7 @@ from hetpeer.peer.simulate.checks import Checks, ViolationError
 from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.numerics import Numerics
 from hetpeer.peer.simulate.volunteer import Volunteer
+from hetpeer.peer.simulate.wires import Ground, Wires
 from hetpeer.peer.simulate.world import Gate, Network, World
 
 COORDINATOR = "coordinator"
@@ -36,8 +37,6 @@ TICK_S, BEAT_S = 0.25, 1.0
 DIAL_RETRY_S = 0.5
 COLLECT_RETRY_S, COLLECT_TRIES = 0.3, 15
 SLOW_COLLECT_S, SLOW_COLLECTS = 8.0, 0.1
-DUPLICATES = 0.05
-"""Share of tensors that arrive twice."""
 LATE_S = (0.5, 30.0)
 ECHO_S = 0.2
 LINGER_S = 3.0
@@ -73,6 +72,12 @@ class SwarmConfig:
     """How much later a part of an averaging leaves: lines are slow, and models large."""
     credit: int = 0
     """Bundles of each kind that a volunteer takes from another at a time; 0: any number."""
+    duplicates: float = 0.05
+    """Share of tensors that arrive twice."""
+    ground: Ground | None = None
+    """What blocks and lines cost; None: everything takes a moment."""
+    seats: tuple[tuple[int, int], ...] = ()
+    """(cluster, first block) of the place that each volunteer takes if it is open; none: they choose."""
     arranged_s: float = 0.0
     """Another division of the blocks is proposed so often; 0: never."""
 
@@ -85,7 +90,9 @@ class Swarm:
         self.numerics = numerics
         self.shape = Shape(numerics.sizes, config.slot_capacity, Ties(config.ties), config.shard_length)
         self.world = World(seed)
-        self.network = Network(self.world, config.latency_s)
+        names = [f"v{number}" for number in range(config.volunteers)]
+        wires = None if config.ground is None else Wires(self.world, names, config.ground)
+        self.network = Network(self.world, config.latency_s, wires)
         self.board = Board(self.world, seed)
         self.checks = Checks(numerics, config.steps, config.microbatches)
         self.coordinator: Core | None = None
@@ -105,10 +112,8 @@ class Swarm:
         """Volunteer → its session that the coordinator knows."""
         self._store = {(0, 0, b): numerics.initial(b) for b in range(numerics.blocks)}
         """(cluster, version, block) → state."""
-        machines = zip(
-            range(config.volunteers), itertools.cycle(config.speeds), itertools.cycle(config.uplinks)
-        )
-        self.volunteers = {f"v{i}": Volunteer(self, f"v{i}", speed, uplink) for i, speed, uplink in machines}
+        machines = zip(names, itertools.cycle(config.speeds), itertools.cycle(config.uplinks))
+        self.volunteers = {name: Volunteer(self, name, speed, uplink) for name, speed, uplink in machines}
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -356,13 +361,37 @@ class Swarm:
 
     # ── tensors ──────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def choice(self, name: str, places: Sequence[m.Place]) -> m.Place:
+        """Which of the open `places` a volunteer takes."""
+        seat = dict(zip(self.volunteers, self.config.seats, strict=False)).get(name)
+        return min(
+            (place for place in places if place.open),
+            key=lambda q: ((q.cluster, q.begin) != seat, q.holders, q.cluster, q.begin),
+        )
+
+    def crossing(self, border: int) -> float:
+        """Bytes of a microbatch that enter block `border`, or come back from it; 0 where bytes cost nothing."""
+        return 0.0 if self.config.ground is None else self.config.ground.crossing(border)
+
+    def reduced(self, shard: Shard) -> float:
+        """Bytes of a part or a result of `shard`."""
+        ground = self.config.ground
+        if ground is None:
+            return 0.0
+        part = (shard.end - shard.begin) / self.numerics.sizes[shard.block]
+        return float(ground.work.reduced[shard.block]) * part
+
     def carry(
-        self, sender: Volunteer, receiver: Volunteer, deliver: Callable[[Member], Iterable[MemberEffect]]
+        self,
+        sender: Volunteer,
+        receiver: Volunteer,
+        deliver: Callable[[Member], Iterable[MemberEffect]],
+        nbytes: float,
     ) -> None:
         """A tensor from one volunteer to another (or to itself); sometimes twice, the second time perhaps late."""
         process, random = receiver.process, self.world.random
-        self.network.send(sender.name, receiver.name, lambda: receiver.later(process, deliver))
-        if random.random() < DUPLICATES:
+        self.network.send(sender.name, receiver.name, lambda: receiver.later(process, deliver), nbytes)
+        if random.random() < self.config.duplicates:
             delay = random.choice((0.0, random.uniform(*LATE_S)))
             self.world.after(
                 delay,

@@ -76,6 +76,7 @@ class Volunteer:
             self._speed,
             self.poison,
             self._answer_of(self.process),
+            swarm.config.ground,
         )
         self.snapshots: dict[tuple[m.Line, int, int], Any] = {}
         """(line, version, block) → state, copied for the coordinator to fetch."""
@@ -158,8 +159,7 @@ class Volunteer:
             case e.Tell(message):
                 swarm.tell(self, message)
             case e.Choose(places):
-                place = min((q for q in places if q.open), key=lambda q: (q.holders, q.cluster, q.begin))
-                self.perform(self.member.chosen(place))
+                self.perform(self.member.chosen(swarm.choice(self.name, places)))
             case e.Prepare(begin, end):
                 self._prepare((begin, end))
             case e.FetchState():
@@ -226,10 +226,16 @@ class Volunteer:
                     origin,
                     lambda core, at, h: core.activation(at, number, route, attempt, h),
                     pool,
+                    nbytes=self.swarm.crossing(route[0].begin),
                 )
             case p.SendGradient(number, to, border, handle):
                 self._carry(
-                    to, handle, origin, lambda core, at, h: core.gradient(at, number, border, h), GRADIENTS
+                    to,
+                    handle,
+                    origin,
+                    lambda core, at, h: core.gradient(at, number, border, h),
+                    GRADIENTS,
+                    nbytes=self.swarm.crossing(border),
                 )
             case e.SendPart():
                 self._send_part(step, effect)
@@ -242,6 +248,7 @@ class Volunteer:
                     lambda core, at, h: core.result(at, shard.block, shard.index, h),
                     SHARDS,
                     shard.end - shard.begin,
+                    nbytes=self.swarm.reduced(shard),
                 )
             case _:
                 raise AssertionError(effect)
@@ -262,6 +269,7 @@ class Volunteer:
                         lambda core, at, h: core.part(at, shard.block, shard.index, h),
                         SHARDS,
                         shard.end - shard.begin,
+                        nbytes=self.swarm.reduced(shard),
                     ),
                 )
             return ()
@@ -273,7 +281,15 @@ class Volunteer:
             leave(self.member)
 
     def _carry(
-        self, to: str, handle: p.Handle, origin: Origin, deliver: Deliver, pool: Pool, cost: int = 1
+        self,
+        to: str,
+        handle: p.Handle,
+        origin: Origin,
+        deliver: Deliver,
+        pool: Pool,
+        cost: int = 1,
+        *,
+        nbytes: float,
     ) -> None:
         """Send a tensor: the receiver makes a handle of its own, and learns from us what it belongs to."""
         if self.member.step is not None and self.member.step.entry and to not in self._introduced:
@@ -283,7 +299,7 @@ class Volunteer:
             line.send(Frame(pool, cost, origin.step, value, lambda core, h: deliver(core, origin, h)))
             return
         self.swarm.carry(
-            self, receiver, lambda core: deliver(core, origin, receiver.boxes.new(origin.step, value))
+            self, receiver, lambda core: deliver(core, origin, receiver.boxes.new(origin.step, value)), nbytes
         )
 
     # ── leftovers ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -15,6 +15,7 @@ from hetpeer.averaging.member import Effect, Member
 from hetpeer.peer.simulate.boxes import Boxes
 from hetpeer.peer.simulate.checks import ViolationError
 from hetpeer.peer.simulate.numerics import Numerics
+from hetpeer.peer.simulate.wires import Ground
 from hetpeer.peer.simulate.world import World
 from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.slots import Drop, Merge
@@ -30,7 +31,7 @@ SPOILT = "spoilt"
 
 
 class Worker:
-    """The worker of one process. `answer` hands a result to the core; `boxes` are the process's tensors."""
+    """The worker of one process. `answer` hands a result to the core; `boxes` are the process's tensors. On a `ground`, `speed` is in FLOP/s."""
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class Worker:
         speed: float,
         poison: set[int],
         answer: Answer,
+        ground: Ground | None = None,
     ) -> None:
         self.states: dict[int, tuple[int, Any]] = {}
         """Block → (version, state)."""
@@ -55,6 +57,7 @@ class Worker:
         self._boxes = boxes
         self._window = window
         self._speed = speed
+        self._ground = ground
         self._poison = poison
         self._answer = answer
         self._busy_until = world.now
@@ -73,6 +76,13 @@ class Worker:
         world = self._world
         self._busy_until = max(self._busy_until, world.now) + seconds * world.random.uniform(0.7, 1.5)
         world.at(self._busy_until, lambda: self._answer(finish))
+
+    def _seconds(self, begin: int, end: int, *, backward: bool) -> float:
+        """Of a microbatch at the blocks [begin, end)."""
+        ground = self._ground
+        if ground is None:
+            return (BACKWARD_S if backward else FORWARD_S) * (end - begin) / self._speed
+        return sum(map(ground.backward_s if backward else ground.forward_s, range(begin, end))) / self._speed
 
     def clear_step(self) -> None:
         """Forget graphs and slots, after whatever is under way."""
@@ -105,7 +115,7 @@ class Worker:
                 return core.forward_done(step, key, None, out)
             return core.forward_done(step, key, self._boxes.new(step, out), None)
 
-        self.submit(FORWARD_S * (work.end - key.begin) / self._speed, finish)
+        self.submit(self._seconds(key.begin, work.end, backward=False), finish)
 
     def backward(self, step: e.StepId, work: p.RunBackward) -> None:
         """`RunBackward` → `backward_done` or `work_failed`, which leaves rubbish in the slot."""
@@ -125,7 +135,7 @@ class Worker:
             self._window.finished((step, key), self._world.now)
             return core.backward_done(step, key, self._boxes.new(step, back) if key.begin > 0 else None)
 
-        self.submit(BACKWARD_S * (work.end - key.begin) / self._speed, finish)
+        self.submit(self._seconds(key.begin, work.end, backward=True), finish)
 
     def unload(self) -> None:
         """The graphs of another place are about to be loaded."""

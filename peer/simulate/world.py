@@ -12,6 +12,7 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 
 class World:
@@ -44,19 +45,39 @@ class World:
             action()
 
 
-class Network:
-    """Ordered links between named ends with random latency, cuts, and receivers that may be away."""
+class Carrier(Protocol):
+    """Lines that have a length and a width."""
 
-    def __init__(self, world: World, latency_s: tuple[float, float]) -> None:
+    def latency_s(self, source: str, target: str) -> float | None:
+        """One way; None where it is not known."""
+
+    def send(self, source: str, target: str, nbytes: float, left: Callable[[], None]) -> None:
+        """`left` happens when the last byte has left `source`."""
+
+
+class Network:
+    """Ordered links between named ends with random latency, cuts, and receivers that may be away; with a `carrier` tensors take the time that their
+    bytes need.
+    """
+
+    def __init__(self, world: World, latency_s: tuple[float, float], carrier: Carrier | None = None) -> None:
         self._world = world
         self._latency_s = latency_s
+        self._carrier = carrier
         self._free_at: dict[tuple[str, str], float] = {}
         self._cut_until: dict[frozenset[str], float] = {}
 
-    def send(self, source: str, target: str, deliver: Callable[[], None]) -> None:
-        """Carry one message; messages of one link arrive in the order in which they were sent."""
+    def send(self, source: str, target: str, deliver: Callable[[], None], nbytes: float = 0.0) -> None:
+        """Carry one message, or a tensor of `nbytes`; those of one link arrive in the order in which they were sent."""
+        if self._carrier is not None and nbytes and source != target:
+            self._carrier.send(source, target, nbytes, lambda: self._pass(source, target, deliver))
+        else:
+            self._pass(source, target, deliver)
+
+    def _pass(self, source: str, target: str, deliver: Callable[[], None]) -> None:
         world = self._world
-        arrival = world.now + world.random.uniform(*self._latency_s)
+        known = None if self._carrier is None else self._carrier.latency_s(source, target)
+        arrival = world.now + (world.random.uniform(*self._latency_s) if known is None else known)
         cut = self._cut_until.get(frozenset((source, target)), 0.0)
         link = (source, target)
         arrival = max(

@@ -1,0 +1,198 @@
+"""A scenario in virtual time: the planner's places, and then the very coordinator and volunteers of the daemon, on devices and lines that take as long as it says."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.peer.simulate.checks import ViolationError
+from hetpeer.peer.simulate.coverage import Coverage
+from hetpeer.peer.simulate.numerics import Sum, Symbols
+from hetpeer.peer.simulate.scenario import Scenario, some_of
+from hetpeer.peer.simulate.swarm import Swarm, SwarmConfig
+from hetpeer.peer.simulate.wires import Ground
+from hetpeer.stages.planning.swarms.pipelines import Pipelines
+from hetpeer.stages.planning.swarms.plans import Plan, planned
+from hetpeer.stages.planning.swarms.search import Search
+
+SCHEMA = "hetpeer.simulation/1"
+SETTLE = 2
+"""Steps that do not count: volunteers are still coming."""
+TOO_LONG = 50.0
+"""A scenario whose steps take so many times what was predicted does not come to its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a scenario. Seconds are virtual."""
+
+    plan: Plan
+    names: tuple[str, ...]
+    seconds: float
+    step_s: tuple[float, ...]
+    """Of the steps that count."""
+    goodput: float
+    """Block-microbatches that were counted, of those that were computed."""
+    departures: int
+    rollbacks: int
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.step_s)
+
+    def document(self) -> dict[str, Any]:
+        """The object of `--json`."""
+        return {
+            "schema": SCHEMA,
+            "predicted_s": self.plan.total_s,
+            "step_s": {"median": self.median_s, "least": min(self.step_s), "most": max(self.step_s)},
+            "steps_an_hour": 3600.0 * (len(self.step_s) + SETTLE) / self.seconds,
+            "seconds": self.seconds,
+            "goodput": self.goodput,
+            "departures": self.departures,
+            "rollbacks": self.rollbacks,
+            "pipelines": [
+                [
+                    {"device": self.names[device], "blocks": list(place)}
+                    for device, place in zip(one.devices, pairwise(one.cuts), strict=True)
+                ]
+                for one in self.plan.pipelines
+            ],
+        }
+
+
+class _Counting(Symbols):
+    """Counts what is computed: blocks of microbatches, backward."""
+
+    executed = 0
+
+    def backward(self, kept: Any, gradient: Any) -> tuple[Any, list[Sum]]:
+        back, gradients = super().backward(kept, gradient)
+        self.executed += len(gradients)
+        return back, gradients
+
+
+def play(scenario: Scenario) -> Outcome:
+    """Raises `LocalError` HP-PLAN-005 if nothing fits, HP-SIM-002 if the run does not come to its end."""
+    plan = _plan(scenario)
+    numerics = _Counting(len(scenario.work))
+    swarm = Swarm(scenario.seed, _config(scenario, plan), numerics, Coverage())
+    assert swarm.config.ground is not None
+    for number, volunteer in enumerate(swarm.volunteers.values()):
+        seconds = swarm.config.ground.state_s(number)
+        volunteer.fetch_s = (seconds, seconds)
+    trouble = Trouble(swarm, scenario)
+    limit = TOO_LONG * plan.total_s * scenario.steps + 3600.0
+    try:
+        swarm.run(limit)
+    except ViolationError as error:
+        raise LocalError(
+            "HP-SIM-002",
+            "the simulated run does not come to its end",
+            why=str(error),
+            fix="give it longer between failures, more devices, or checkpoints more often",
+            exit_code=ExitCode.TOO_SMALL,
+        ) from None
+    commits = [record for record in swarm.log if record["kind"] == "commit"]
+    counted = len(scenario.work) * scenario.work.microbatches * scenario.steps
+    return Outcome(
+        plan=plan,
+        names=scenario.devices.names,
+        seconds=trouble.ended_at,
+        step_s=tuple(float(commit["seconds"]) for commit in commits[SETTLE:]),
+        goodput=counted / numerics.executed,
+        departures=trouble.departures,
+        rollbacks=sum(record["kind"] == "rollback" for record in swarm.log),
+    )
+
+
+def _plan(scenario: Scenario) -> Plan:
+    work = replace(scenario.work, crossing=scenario.work.crossing / scenario.shrink)
+    devices = scenario.devices.devices
+    if scenario.equal_stages is not None:
+        stages, blocks = scenario.equal_stages, len(work)
+        cuts = tuple(blocks * stage // stages for stage in range(stages + 1))
+        pipelines = Pipelines(devices, work)
+        orders = [
+            tuple(range(first, first + stages)) for first in range(0, len(devices) - stages + 1, stages)
+        ]
+        made = [one for order in orders if (one := pipelines.at(order, cuts)) is not None]
+        if made:
+            return planned(devices, work, made)
+    else:
+        found = Search(devices, work, scenario.seed).run(lambda: time.process_time() < scenario.seconds)
+        if found is not None:
+            return found.best
+    raise LocalError(
+        "HP-PLAN-005",
+        f"{scenario.model} does not fit into the memory of these {len(devices)} devices",
+        fix="give them more memory, or more devices",
+        exit_code=ExitCode.TOO_SMALL,
+    )
+
+
+def _config(scenario: Scenario, plan: Plan) -> SwarmConfig:
+    devices = some_of(scenario.devices.devices, [d for one in plan.pipelines for d in one.devices])
+    places = [tuple(pairwise(one.cuts)) for one in plan.pipelines]
+    defaults = SwarmConfig()
+    return replace(
+        defaults,
+        volunteers=len(devices),
+        layouts=tuple(places),
+        seats=tuple((cluster, begin) for cluster, layout in enumerate(places) for begin, _ in layout),
+        steps=scenario.steps,
+        microbatches=scenario.work.microbatches,
+        evaluation_microbatches=0,
+        slot_capacity=scenario.work.microbatches,
+        checkpoint_every=scenario.checkpoint_every,
+        latency_s=(float(devices.latency.min()), float(devices.latency.max())),
+        stall_s=15.0,
+        reduce_s=20.0,
+        sync_s=120.0,
+        speeds=tuple(devices.flops.tolist()),
+        uplinks=tuple(devices.uplink.tolist()),
+        duplicates=0.0,
+        ground=Ground(devices=devices, work=scenario.work, shrink=scenario.shrink),
+    )
+
+
+class Trouble:
+    """What happens to the volunteers of `swarm`."""
+
+    def __init__(self, swarm: Swarm, scenario: Scenario) -> None:
+        self.departures = 0
+        self.ended_at = 0.0
+        """When the last step was committed."""
+        self._swarm, self._scenario = swarm, scenario
+        swarm.hooks.append(self._committed)
+        if scenario.churn is not None:
+            for name in swarm.volunteers:
+                self._live(name, scenario.churn.mtbf_minutes * 60.0, scenario.churn.away_s)
+
+    def _committed(self, what: str) -> None:
+        swarm, stragglers = self._swarm, self._scenario.stragglers
+        if what != "record commit":
+            return
+        self.ended_at = swarm.world.now
+        if stragglers is not None:
+            for volunteer in swarm.volunteers.values():
+                if volunteer.alive and swarm.world.random.random() < stragglers.chance:
+                    volunteer.worker.hang(stragglers.sleep_s)
+
+    def _live(self, name: str, mtbf_s: float, away_s: float) -> None:
+        """Until it vanishes, after a time that is exponentially distributed; and again."""
+        swarm = self._swarm
+        volunteer = swarm.volunteers[name]
+
+        def vanish() -> None:
+            if swarm.completed is None:
+                volunteer.kill()
+                self.departures += 1
+                swarm.world.after(away_s, volunteer.start)
+                swarm.world.after(away_s, lambda: self._live(name, mtbf_s, away_s))
+
+        swarm.world.after(swarm.world.random.expovariate(1.0 / mtbf_s), vanish)

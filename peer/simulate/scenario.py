@@ -1,0 +1,146 @@
+"""Scenarios: devices, a model and what happens to them, as people write them down for `hetpeer simulate`.
+
+model = "gpt2"                   # a run directory, or a size that `hetpeer plan` knows
+microbatches = 32
+steps = 20
+devices = "swarm.toml"           # beside this file, as for `hetpeer plan --devices`; or [[device]] tables here
+plan = "search"                  # or "equal": as many blocks each, in the order of the file, `stages` to a pipeline
+shrink = 1.0                     # links make activations and gradients so many times smaller
+
+[churn]                          # each volunteer vanishes after a time of its own, and comes back
+mtbf_minutes = 20
+away_s = 60
+
+[stragglers]                     # after a step a volunteer's worker does nothing for a while
+chance = 0.1
+sleep_s = 0.6
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.peer.devices import NamedDevices, devices_in, read_devices
+from hetpeer.peer.workload import work_of
+from hetpeer.stages.planning.swarms.given import Devices, Work
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_OF_DEVICES = ("device", "latency_ms", "bandwidth_gbit_s")
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Churn(_Entry):
+    """Volunteers come and go."""
+
+    mtbf_minutes: Positive
+    away_s: Positive = 60.0
+
+
+class Stragglers(_Entry):
+    """Workers stand still now and then."""
+
+    chance: Annotated[float, Field(ge=0, le=1)]
+    sleep_s: Positive
+
+
+class _File(_Entry):
+    model: str
+    microbatches: Annotated[int, Field(ge=1, le=4096)] | None = None
+    steps: Annotated[int, Field(ge=3, le=100_000)] = 20
+    checkpoint_every: Annotated[int, Field(ge=1)] = 10
+    seed: Annotated[int, Field(ge=0)] = 0
+    devices: str | None = None
+    plan: Literal["search", "equal"] = "search"
+    stages: Annotated[int, Field(ge=1)] | None = None
+    seconds: Positive = 5.0
+    shrink: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    churn: Churn | None = None
+    stragglers: Stragglers | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What a file says. `seconds` are those of processor time that the search for a plan may take."""
+
+    devices: NamedDevices
+    work: Work
+    model: str
+    steps: int
+    checkpoint_every: int
+    seed: int
+    equal_stages: int | None
+    """Stages of a pipeline that is cut into equal parts; None: a plan is searched."""
+    seconds: float
+    shrink: float
+    churn: Churn | None
+    stragglers: Stragglers | None
+
+
+def read_scenario(path: Path) -> Scenario:
+    """Raises `LocalError` HP-SIM-001 naming the entry that is wrong, and what reading devices and models raises."""
+    try:
+        data = tomllib.loads(path.read_text())
+        own = {name: value for name, value in data.items() if name not in _OF_DEVICES}
+        file = _File.model_validate(own)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise _wrong(path, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    except (OSError, ValueError) as error:
+        raise _wrong(path, str(error)) from None
+    devices = _devices(path, file, data)
+    work = work_of(file.model, file.microbatches)
+    if file.plan == "equal":
+        most = min(len(devices.names), len(work))
+        if file.stages is None or file.stages > most:
+            raise _wrong(path, f'stages: with plan = "equal" it must be 1 to {most}')
+    return Scenario(
+        devices=devices,
+        work=work,
+        model=file.model,
+        steps=file.steps,
+        checkpoint_every=file.checkpoint_every,
+        seed=file.seed,
+        equal_stages=file.stages if file.plan == "equal" else None,
+        seconds=file.seconds,
+        shrink=file.shrink,
+        churn=file.churn,
+        stragglers=file.stragglers,
+    )
+
+
+def _devices(path: Path, file: _File, data: dict[str, Any]) -> NamedDevices:
+    given = {name: data[name] for name in _OF_DEVICES if name in data}
+    if (file.devices is None) == (not given):
+        raise _wrong(path, "devices: give the name of a file, or [[device]] tables, one of both")
+    return devices_in(given, str(path)) if file.devices is None else read_devices(path.parent / file.devices)
+
+
+def some_of(devices: Devices, which: list[int]) -> Devices:
+    """Of these devices alone, in this order."""
+    return Devices(
+        flops=devices.flops[which],
+        memory=devices.memory[which],
+        uplink=devices.uplink[which],
+        latency=devices.latency[np.ix_(which, which)],
+        bandwidth=devices.bandwidth[np.ix_(which, which)],
+    )
+
+
+def _wrong(path: Path, why: str) -> LocalError:
+    return LocalError(
+        "HP-SIM-001",
+        f"{path} is not a scenario",
+        why=why,
+        fix="correct the entry (docs/planning.md has an example)",
+        exit_code=ExitCode.CONFIG,
+    )

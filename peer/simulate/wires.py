@@ -1,0 +1,71 @@
+"""What a simulated swarm runs on, where that matters: what blocks cost, and lines that carry so many bytes a second.
+
+Histories that look for bugs do without: there everything takes a moment, and a random one on the way (worker.py, world.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from hetpeer.peer.simulate.world import World
+from hetpeer.stages.planning.swarms.given import Devices, Work
+from hetpeer.stages.planning.timeline import Timeline
+from hetpeer.stages.planning.uplinks import Line, Uplink
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """Volunteer n of a swarm is device n. `shrink`: links make activations and their gradients so many times smaller."""
+
+    devices: Devices
+    work: Work
+    shrink: float = 1.0
+
+    def forward_s(self, block: int) -> float:
+        """At a FLOP/s."""
+        return float(self.work.flops[block])
+
+    def backward_s(self, block: int) -> float:
+        """At a FLOP/s."""
+        return float(self.work.flops[block]) * (self.work.computed - 1)
+
+    def crossing(self, border: int) -> float:
+        """Bytes of an activation that enters block `border`, or of the gradient that comes back."""
+        return float(self.work.crossing[border]) / self.shrink
+
+    def state_s(self, device: int) -> float:
+        """Seconds to fetch a block's state. No downlink is taken to be slower than the uplink beside it."""
+        return float(self.work.state.mean() / self.devices.uplink[device])
+
+
+class Wires:
+    """The uplinks of `names`, which are the devices of `ground` in this order."""
+
+    def __init__(self, world: World, names: Sequence[str], ground: Ground) -> None:
+        devices = ground.devices
+        self._number = {name: number for number, name in enumerate(names)}
+        self._latency = devices.latency
+        self._uplinks = {
+            name: Uplink(
+                cast("Timeline", world),  # it has a clock and lets things happen later, as that has
+                float(devices.uplink[sender]),
+                {
+                    other: Line(rate=max(float(devices.bandwidth[sender, to]), 1e-9))
+                    for other, to in self._number.items()
+                    if to != sender
+                },
+            )
+            for name, sender in self._number.items()
+        }
+
+    def latency_s(self, source: str, target: str) -> float | None:
+        """One way; None where one of them is no device (the coordinator)."""
+        if source not in self._number or target not in self._number:
+            return None
+        return float(self._latency[self._number[source], self._number[target]])
+
+    def send(self, source: str, target: str, nbytes: float, left: Callable[[], None]) -> None:
+        """`left` happens when the last byte has left `source`."""
+        self._uplinks[source].send(target, nbytes, left)

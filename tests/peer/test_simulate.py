@@ -1,0 +1,102 @@
+"""`hetpeer simulate`: scenarios in virtual time, with the real planner and protocol."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.peer.simulate.playing import Outcome, play
+from hetpeer.peer.simulate.scenario import read_scenario
+from tests.peer.test_cli_main import hetpeer
+
+HEAD = 'model = "gpt2"\nmicrobatches = 16\nsteps = 6\nseconds = 60.0\n'
+DEVICES = "".join(
+    f'[[device]]\nname = "d{number}"\ntflops = {tflops}\nmemory_gib = 8\nup_mbps = {up}\n'
+    for number, (tflops, up) in enumerate(((4, 200), (2, 100), (2, 100), (1, 50)))
+)
+
+
+def scenario(folder: Path, head: str = HEAD, more: str = "") -> Path:
+    path = folder / "scenario.toml"
+    path.write_text(head + more + DEVICES)
+    return path
+
+
+def played(folder: Path, head: str = HEAD, more: str = "") -> Outcome:
+    return play(read_scenario(scenario(folder, head, more)))
+
+
+EQUAL = HEAD + 'plan = "equal"\nstages = 4\n'
+
+
+def test_steps_take_about_what_the_planner_predicts(tmp_path: Path) -> None:
+    outcome = played(tmp_path, EQUAL)
+    assert outcome.goodput == 1.0
+    assert (outcome.departures, outcome.rollbacks) == (0, 0)
+    assert 0.8 <= outcome.median_s / outcome.plan.total_s <= 1.4
+
+
+def test_a_searched_plan_is_faster_than_equal_parts_in_the_simulation_too(tmp_path: Path) -> None:
+    head = HEAD.replace("60.0", "1e-9")  # beginnings alone: the same on any machine
+    assert played(tmp_path, head).median_s < 0.8 * played(tmp_path, EQUAL).median_s
+
+
+def test_smaller_activations_are_sooner_there(tmp_path: Path) -> None:
+    assert played(tmp_path, EQUAL + "shrink = 20.0\n").median_s < 0.8 * played(tmp_path, EQUAL).median_s
+
+
+def test_stragglers_and_churn_cost_what_they_cost_and_nothing_is_lost(tmp_path: Path) -> None:
+    still = played(tmp_path, EQUAL)
+    slow = played(tmp_path, EQUAL, "[stragglers]\nchance = 1.0\nsleep_s = 60.0\n")
+    assert slow.median_s > still.median_s + 30.0
+    churned = played(
+        tmp_path, EQUAL.replace("steps = 6", "steps = 12"), "[churn]\nmtbf_minutes = 10\naway_s = 20\n"
+    )
+    assert churned.departures > 0
+    assert churned.goodput < 1.0
+    assert churned.seconds > still.seconds
+
+
+def test_a_scenario_is_its_seed(tmp_path: Path) -> None:
+    one, again, other = (played(tmp_path, EQUAL + f"seed = {seed}\n") for seed in (1, 1, 2))
+    assert one.document() == again.document()
+    assert one.seconds != other.seconds
+
+
+def test_the_command_prints_it(tmp_path: Path) -> None:
+    path = scenario(tmp_path, EQUAL)
+    document = json.loads(hetpeer("simulate", str(path), "--json").stdout)
+    assert document["schema"] == "hetpeer.simulation/1"
+    assert [stage["device"] for stage in document["pipelines"][0]] == ["d0", "d1", "d2", "d3"]
+    assert "d0 0-2 → d1 3-5" in hetpeer("simulate", str(path)).stdout
+
+
+@pytest.mark.parametrize(
+    ("head", "more", "code", "word"),
+    [
+        ("steps = 6\n", "", "HP-SIM-001", "model"),
+        (HEAD.replace("steps = 6", "steps = 1"), "", "HP-SIM-001", "steps"),
+        (HEAD + 'plan = "equal"\n', "", "HP-SIM-001", "stages"),
+        (HEAD + 'devices = "other.toml"\n', "", "HP-SIM-001", "one of both"),
+        (HEAD, "[churn]\nmtbf_minutes = 0\n", "HP-SIM-001", "churn.mtbf_minutes"),
+        (HEAD.replace("gpt2", "gpt3-6.7b"), "", "HP-PLAN-005", "memory"),
+        (HEAD.replace("gpt2", "nonsense"), "", "HP-PLAN-004", "nonsense"),
+        ("model = \n", "", "HP-SIM-001", "Invalid"),
+    ],
+)
+def test_bad_scenarios_are_refused_by_name(
+    tmp_path: Path, head: str, more: str, code: str, word: str
+) -> None:
+    with pytest.raises(LocalError) as caught:
+        play(read_scenario(scenario(tmp_path, head, more)))
+    assert caught.value.code == code
+    assert word in str(caught.value)
+    assert caught.value.exit_code in (ExitCode.CONFIG, ExitCode.TOO_SMALL)
+
+
+def test_who_never_comes_to_the_end_is_told_so(tmp_path: Path) -> None:
+    """Steps of minutes, and everybody vanishes every few seconds."""
+    with pytest.raises(LocalError) as caught:
+        played(tmp_path, EQUAL, "[churn]\nmtbf_minutes = 0.1\naway_s = 30\n")
+    assert caught.value.code == "HP-SIM-002"
