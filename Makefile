@@ -77,6 +77,7 @@ proof-7: setup
 	$(PY) -m benchmarks.optima
 	$(PY) -m benchmarks.grids
 	$(PY) -m benchmarks.growth
+	$(PY) -m benchmarks.testbeds
 
 # Twelve volunteers in the laboratory (root), a fault every half minute for twenty minutes.
 chaos: setup

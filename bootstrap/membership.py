@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from hetpeer.averaging.messages import Hello, Place
+from hetpeer.bootstrap.lines import Lines
 from hetpeer.stages.links.pace import target_seconds
 
 Range = tuple[int, int]
@@ -243,6 +244,20 @@ class Membership:
         ready = [self.volunteers[peer] for peer in roster]
         links = (seconds for v in ready for peer, seconds in v.links.items() if peer in roster)
         return target_seconds(links, (v.computing for v in ready), ratio)
+
+    def lines(self) -> Lines:
+        """What lies between the ready volunteers."""
+        roster = self.roster()
+        ready = [self.volunteers[peer] for peer in roster]
+        blocks = {v.peer: end - begin for v in ready for begin, end in [v.place or (0, 1)]}
+        fastest = min((v.computing / blocks[v.peer] for v in ready if v.computing), default=0.0)
+        seconds: dict[tuple[str, str], float] = {}
+        for volunteer in ready:
+            for peer, took in volunteer.links.items():
+                if fastest and took and peer in roster:
+                    for pair in ((volunteer.peer, peer), (peer, volunteer.peer)):  # back as well
+                        seconds[pair] = seconds.get(pair, 0.0) + took / fastest
+        return Lines({v.peer: v.cluster for v in ready}, seconds)
 
     def uplinks(self) -> dict[str, float]:
         """Bytes/s that leave each ready volunteer (0 where it was not measured)."""

@@ -1,7 +1,7 @@
 """Which holders each microbatch of a step passes: first routes in proportion to measured speed, and others when it is stuck.
 
 Pure. Ids are routed one after another over the cheapest path, where a block at a peer costs the time at which that
-peer would be done with it: a greedy list schedule, so a peer twice as fast is given twice the work.
+peer would be done with it, and so does a line (lines.py): a greedy list schedule, so a peer twice as fast is given twice the work.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from hetpeer.averaging.messages import Task
+from hetpeer.bootstrap.lines import Lines
 from hetpeer.stages.execution.routes import Hop, Roster, Route, cheapest_path, splice, stands
 
 DETOUR = 3.0
@@ -18,26 +19,28 @@ UNDER_WAY = 4
 
 
 def assign_routes(
-    ids: Iterable[int], roster: Roster, blocks: int, speeds: Mapping[str, float]
+    ids: Iterable[int], roster: Roster, blocks: int, speeds: Mapping[str, float], lines: Lines | None = None
 ) -> dict[int, Route]:
     """A route over blocks 0..`blocks` for every id. `roster` must cover every block."""
+    lines = lines or Lines()
     fastest = max(speeds.values(), default=1.0)
     slowness = {peer: fastest / max(speeds.get(peer, fastest), 1e-9) for peer in roster}
     load = dict.fromkeys(roster, 0.0)
     routes: dict[int, Route] = {}
     for microbatch in ids:
         cost = {peer: load[peer] + slowness[peer] for peer in roster}
-        route = cheapest_path(roster, 0, blocks, cost)
+        route = cheapest_path(roster, 0, blocks, cost, lines)
         assert route is not None, "the caller has checked that every block has a holder"
         for hop in route:
             load[hop.peer] += slowness[hop.peer] * (hop.end - hop.begin)
+        lines.used(route)
         routes[microbatch] = route
     return routes
 
 
 class Assignments:
     """The ways of a step's ids, and how often each was handed out. `roster` is the step's own, as it changes; `undone` says which
-    ids are not counted yet, `counted` who counts an id at a block.
+    ids are not counted yet, `counted` who counts an id at a block. `lines` say what lies between two peers.
     """
 
     def __init__(
@@ -48,13 +51,14 @@ class Assignments:
         speeds: Mapping[str, float],
         undone: Callable[[], set[int]],
         counted: Callable[[int, int], str | None],
+        lines: Lines | None = None,
     ) -> None:
         self._roster = roster
         self._blocks = blocks
         self._speeds = dict(speeds)
         self._undone = undone
         self._counted = counted
-        self._routes = assign_routes(ids, roster, blocks, speeds)
+        self._routes = assign_routes(ids, roster, blocks, speeds, lines)
         self._attempts: dict[int, int] = {}
         self._stalled: set[int] = set()
         self._hedged: set[int] = set()

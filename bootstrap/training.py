@@ -63,6 +63,7 @@ class CoordinatedStep:
             members.speeds(),
             self.ledger.undone,
             self.ledger.holder,
+            members.lines(),
         )
         self._target = members.target(config.link_ratio)
         self._failures: dict[int, list[str]] = {}

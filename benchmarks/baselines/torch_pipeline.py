@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -45,10 +46,10 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def clip(parameters: list[Tensor], most: float) -> None:
-    """By the norm of all stages together."""
+def clip(parameters: list[Tensor], most: float, group: Any = None) -> None:
+    """By the norm of all stages (those of `group`) together."""
     square = torch.stack([p.grad.square().sum() for p in parameters if p.grad is not None]).sum()
-    dist.all_reduce(square)
+    dist.all_reduce(square, group=group)
     factor = min(1.0, most / (float(square.sqrt()) + 1e-6))
     for parameter in parameters:
         if parameter.grad is not None:

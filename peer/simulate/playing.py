@@ -76,9 +76,9 @@ class _Counting(Symbols):
         return back, gradients
 
 
-def play(scenario: Scenario) -> Outcome:
-    """Raises `LocalError` HP-PLAN-005 if nothing fits, HP-SIM-002 if the run does not come to its end."""
-    plan = _plan(scenario)
+def play(scenario: Scenario, plan: Plan | None = None) -> Outcome:
+    """By `plan`, or by the one that the scenario asks for. Raises `LocalError` HP-PLAN-005 if nothing fits, HP-SIM-002 if the run does not come to its end."""
+    plan = plan or _plan(scenario)
     numerics = _Counting(len(scenario.work))
     swarm = Swarm(scenario.seed, _config(scenario, plan), numerics, Coverage())
     assert swarm.config.ground is not None

@@ -8,7 +8,7 @@ that peers further down can answer with what they have kept.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -25,12 +25,19 @@ Roster = Mapping[str, tuple[int, int]]
 """Active holders: peer id → (begin, end) of the blocks that it holds."""
 
 
-def cheapest_path(roster: Roster, begin: int, end: int, cost: Mapping[str, float]) -> Route | None:
+def cheapest_path(
+    roster: Roster,
+    begin: int,
+    end: int,
+    cost: Mapping[str, float],
+    between: Callable[[str, str], float] = lambda _sender, _to: 0.0,
+) -> Route | None:
     """The path over blocks [begin, end) through `roster` with the least sum of `cost` per block run.
 
     `cost[peer]` is the price of one block at that peer (default 1.0); ties go to fewer hops, then to the smaller peer
     id, so that every caller with the same view finds the same path. None if some block has no holder. Dijkstra over
-    the borders; a peer always runs to the end of what it holds.
+    the borders; a peer always runs to the end of what it holds. `between` is the price of going from one peer to another: with it the path is the best
+    of those whose beginnings are the best to their borders, which need not be the cheapest of all.
     """
     heap: list[tuple[float, int, Route, int]] = [(0.0, 0, (), begin)]
     settled: set[int] = set()
@@ -45,6 +52,7 @@ def cheapest_path(roster: Roster, begin: int, end: int, cost: Mapping[str, float
             if first <= border < last:
                 hop = Hop(peer, border, min(last, end))
                 step = cost.get(peer, 1.0) * (hop.end - hop.begin)
+                step += between(route[-1].peer, peer) if route else 0.0
                 heapq.heappush(heap, (price + step, hops + 1, (*route, hop), hop.end))
     return None
 

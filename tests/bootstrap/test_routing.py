@@ -1,6 +1,10 @@
 """The ways of a step's ids as peers come and go."""
 
-from hetpeer.bootstrap.routing import Assignments
+from collections import Counter
+
+from hetpeer.bootstrap.lines import Lines
+from hetpeer.bootstrap.membership import BlockCost, Membership, Standing, Volunteer
+from hetpeer.bootstrap.routing import Assignments, assign_routes
 from hetpeer.stages.execution.routes import Hop
 
 BLOCKS = 4
@@ -41,3 +45,50 @@ def test_who_is_back_keeps_what_was_to_pass_it() -> None:
     roster = {"a": (0, 2), "b": (2, 4), "c": (2, 4)}
     ways = assignments(roster)
     assert ways.share("b", 1.0) == {}
+
+
+def routed(lines: Lines, speeds: dict[str, float] | None = None) -> Counter[tuple[str, ...]]:
+    """How many of twelve ids go which way through two clusters of two stages."""
+    roster = {"a1": (0, 2), "a2": (2, 4), "b1": (0, 2), "b2": (2, 4)}
+    routes = assign_routes(IDS, roster, BLOCKS, speeds or {}, lines)
+    return Counter(tuple(hop.peer for hop in route) for route in routes.values())
+
+
+CROSSED = {"a1": 0, "b2": 0, "b1": 1, "a2": 1}
+"""Clusters that are not in the order of names."""
+
+
+def test_ids_stay_in_their_cluster_where_all_else_is_equal() -> None:
+    assert routed(Lines()) == {("a1", "a2"): 6, ("b1", "b2"): 6}
+    assert routed(Lines(CROSSED)) == {("a1", "b2"): 6, ("b1", "a2"): 6}
+
+
+def test_the_load_counts_for_more_than_the_cluster() -> None:
+    """Of each cluster another half is slow: the fast halves work together."""
+    ways = routed(Lines(CROSSED), {"a1": 4.0, "a2": 4.0, "b1": 1.0, "b2": 1.0})
+    assert ways["a1", "a2"] >= 8
+
+
+def test_slow_lines_are_avoided_where_faster_ones_are_known() -> None:
+    slow = {("a1", "a2"): 40.0, ("b1", "b2"): 40.0}
+    fast = {("a1", "b2"): 1.0, ("b1", "a2"): 1.0}
+    ways = routed(Lines({"a1": 0, "a2": 0, "b1": 1, "b2": 1}, slow | fast))
+    assert ways["a1", "b2"] + ways["b1", "a2"] >= 10
+
+
+def test_a_line_that_was_never_used_is_not_taken_to_be_faster_than_the_known_ones() -> None:
+    slow = {("a1", "a2"): 40.0, ("b1", "b2"): 40.0}
+    assert routed(Lines({"a1": 0, "a2": 0, "b1": 1, "b2": 1}, slow)) == {("a1", "a2"): 6, ("b1", "b2"): 6}
+
+
+def test_a_coordinator_knows_lines_from_what_volunteers_say() -> None:
+    """In the time of a block at the fastest, there and back together."""
+    members = Membership([[(0, 2), (2, 4)]], [BlockCost(elements=1, memory_bytes=1, flops=1.0)] * BLOCKS)
+    said = {"a": ((0, 2), 0.2, {"b": 1.0, "gone": 9.0}), "b": ((2, 4), 0.4, {"a": 0.5})}
+    for peer, (place, computing, links) in said.items():
+        members.volunteers[peer] = Volunteer(
+            peer, 1, 0.0, standing=Standing.READY, cluster=0, place=place, computing=computing, links=links
+        )
+    lines = members.lines()
+    assert lines("a", "b") == lines("b", "a") == 15.0
+    assert lines("a", "gone") > 0.0

@@ -1,0 +1,175 @@
+"""Eight volunteers in DT-FM's eight regions of the world, two pipelines of four stages: hetpeer with its plan, in both natural orders, and torch's mesh.
+
+The same GPT, data and optimizer in the laboratory (root), with the regions' latencies and bandwidths. The plan is that of `hetpeer plan --matrices`: who is in which
+pipeline, and in which stage. `by region` has neighbours in one pipeline, `strided` in one stage, in the order in which DT-FM lists the regions. torch has 1F1B over gloo and an all-reduce
+over the two processes of each stage (a Megatron-like mesh), laid out by the plan, and by region. All nine machines share this machine's cores, so that a step is computed eight times as
+slowly as it would be: what lines cost is a smaller part of it. Tokens/s are of the middle step.
+
+    python -m benchmarks.eight
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import report
+from benchmarks.endtoend import INTERFACE, script, told
+from benchmarks.swarm import NEVER, Model, Site, make_run, running
+from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.settings import LinkSettings, TrainingSettings
+from hetpeer.peer.children import end_all
+from hetpeer.stages.planning.grids.costs import Prices, Traffic
+from hetpeer.stages.planning.grids.search import search
+from hetpeer.stages.planning.network import Network
+from tests.wanlab.lab import MATRICES, Lab
+
+STAGES, REPLICAS = 4, 2
+PEERS = STAGES * REPLICAS
+WITHIN_S, LOOK_S = 1800.0, 0.2
+LOOKS = 200
+SEQUENCE = 128
+FLOAT_BYTES = 4
+Grid = list[list[int]]
+"""The device (region) of pipeline i at stage j."""
+
+
+def world() -> dict[str, Any]:
+    """What Lab takes: the bootstrap node is in Oregon, beside the first volunteer."""
+    matrix: dict[str, Any] = json.loads((MATRICES / "regions.json").read_text())
+    at = [0, *range(PEERS)]
+    tables = {key: [[matrix[key][a][b] for b in at] for a in at] for key in ("latency_ms", "bandwidth_mbps")}
+    tables["bandwidth_mbps"][0][1] = tables["bandwidth_mbps"][1][0] = 100.0
+    return matrix | tables | {"names": ["bootstrap", *matrix["names"]]}
+
+
+def orders(run: RunDirectory) -> dict[str, Grid]:
+    """Who is where, by name of the order."""
+    matrix = json.loads((MATRICES / "regions.json").read_text())
+    network = Network(
+        np.array(matrix["latency_ms"]) / 1e3,
+        np.array(matrix["bandwidth_mbps"]) / 1e3 + np.eye(PEERS),
+    )
+    manifest = run.manifest
+    blocks = manifest.blocks
+    activations = max(block.output_bytes for block in blocks) * manifest.training.microbatches / REPLICAS
+    gradients = max(sum(b.vector_count for b in blocks[i:j]) for i, j in manifest.layouts[0]) * FLOAT_BYTES
+    prices = Prices(network, Traffic(gradient_gb=gradients / 1e9, activation_gb=activations / 1e9), REPLICAS)
+    looks = iter(range(LOOKS))
+    found = search(prices, STAGES, REPLICAS, 0, lambda: next(looks, None) is not None)
+    natural = np.arange(PEERS)
+    return {
+        "plan": [list(row) for row in found.best.grid],
+        "by region": natural.reshape(REPLICAS, STAGES).tolist(),
+        "strided": natural.reshape(STAGES, REPLICAS).T.tolist(),
+    }
+
+
+def made(folder: Path, options: Any, links: LinkSettings) -> RunDirectory:
+    folder.mkdir()
+    training = TrainingSettings(
+        steps=options.steps,
+        batch_size=options.microbatches * options.microbatch_size,
+        microbatch_size=options.microbatch_size,
+        learning_rate=1e-3,
+        eval_every=NEVER,
+        checkpoint_every=NEVER,
+    )
+    model = Model(width=options.width, layers=STAGES, sequence_length=SEQUENCE)
+    return make_run(folder, model, STAGES, training, options.seed, links)
+
+
+async def hetpeer(run: RunDirectory, folder: Path, grid: Grid) -> list[float]:
+    """Seconds of the steps. Volunteers come one after the other, and take the places in the order of the grid."""
+    with Lab(world()) as lab:
+        async with running(run, folder, 0, site=Site(lab=lab)) as swarm:
+            for device in chain.from_iterable(grid):
+                await swarm.add(device + 1)
+                log = folder / f"volunteer-{device + 1}.log"
+                async with asyncio.timeout(WITHIN_S):
+                    while not (log.exists() and "blocks" in log.read_text(errors="replace")):
+                        swarm.check()
+                        await asyncio.sleep(LOOK_S)
+            await swarm.finished(list(swarm.volunteers), WITHIN_S)
+            swarm.feed.poll()
+            commits = [seen.record for seen in swarm.feed.seen if seen.record["kind"] == "commit"]
+    return [commit["seconds"] for commit in commits]
+
+
+async def torch_mesh(run: RunDirectory, folder: Path, grid: Grid, steps: int) -> list[float]:
+    children = []
+    with Lab(world()) as lab:
+        nodes = [device + 1 for device in chain.from_iterable(grid)]
+        try:
+            for rank, node in enumerate(nodes):
+                arguments = (run.path, steps, rank, PEERS, STAGES, lab.address(nodes[0]), INTERFACE)
+                at = ("ip", "netns", "exec", lab.namespace(node))
+                children.append(await script("torch_mesh", folder, [*map(str, arguments)], at, rank))
+            ends = children.pop(STAGES - 1)  # the last stage of the first pipeline tells
+            children.append(ends)
+            return (await told(children, steps)).step_s
+        finally:
+            await end_all(children)
+
+
+async def measure(options: Any, folder: Path) -> dict[str, Any]:
+    codecs = {
+        "": LinkSettings(),
+        ", AdaTopK": LinkSettings(codec="topk-int4", ratio=100.0),
+    }
+    example = made(folder / "example", options, LinkSettings())
+    grids, found = orders(example), {}
+    for order, grid in grids.items():
+        for codec, links in codecs.items():
+            place = folder / f"{order}{codec}"
+            found[f"hetpeer, {order}{codec}"] = await hetpeer(made(place, options, links), place, grid)
+    for order in ("plan", "by region"):
+        place = folder / f"torch {order}"
+        place.mkdir()
+        found[f"torch, {order}"] = await torch_mesh(example, place, grids[order], options.steps)
+    tokens = options.microbatches * options.microbatch_size * SEQUENCE
+    middle = {way: statistics.median(seconds[options.settle :]) for way, seconds in found.items()}
+    best = min(seconds for way, seconds in middle.items() if way.startswith("hetpeer, plan"))
+    return {
+        "grids": grids,
+        "step_s": {way: [round(one, 3) for one in seconds] for way, seconds in found.items()},
+        "tokens_per_second": {way: round(tokens / seconds) for way, seconds in middle.items()},
+        "over_the_plan": {
+            way: round(seconds / middle["hetpeer, plan"], 3) for way, seconds in middle.items()
+        },
+        "over_the_plan_with_adatopk": {way: round(seconds / best, 3) for way, seconds in middle.items()},
+    }
+
+
+def show(figures: dict[str, Any]) -> None:
+    for way, speed in sorted(figures["tokens_per_second"].items(), key=lambda one: -one[1]):
+        times = figures["over_the_plan"][way]
+        print(f"{way:30} {speed:7,} tokens/s, {times:.2f} times as long as hetpeer with its plan")
+
+
+def main() -> int:
+    parser = report.parser(__doc__ or "")
+    for name, value, text in (
+        ("width", 256, "of the model"),
+        ("microbatches", 16, "of a step"),
+        ("microbatch-size", 4, "samples"),
+        ("settle", 4, "steps that do not count"),
+        ("steps", 12, "of each run"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="hetpeer-benchmark-") as folder:
+        figures = asyncio.run(measure(options, Path(folder)))
+    return report.finish("eight", figures, options, show)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

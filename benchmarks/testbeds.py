@@ -1,0 +1,216 @@
+"""The planner's swarms beside what people do without one, on testbeds like the papers' (scenarios/testbeds.py), 20 seeds each.
+
+Times are of a step, by the planner's cost model, and for some of them by simulation (the coordinator and the volunteers in virtual time, peer/simulate/). Baselines
+are given what they leave open: of all numbers of stages the best. `equal layers` cuts the blocks into equal parts, `equal work` so that devices take equally long;
+`by region` has neighbours in one pipeline, `strided` in one stage; orders at random are the mean of several. PipeDream and Dapple are what `equal work, by region` is here: 1F1B and
+an all-reduce. The gap is to a bound that nobody reaches: all devices compute all the time, and nothing is sent.
+
+    python -m benchmarks.testbeds
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from benchmarks import report
+from benchmarks.scenarios.testbeds import KINDS, Testbed, testbed
+from hetpeer.dht.processes import dying_with_us
+from hetpeer.peer.devices import NamedDevices
+from hetpeer.peer.simulate.playing import play
+from hetpeer.peer.simulate.scenario import Scenario
+from hetpeer.stages.planning.swarms.pipelines import Pipelines
+from hetpeer.stages.planning.swarms.plans import Plan, planned
+from hetpeer.stages.planning.swarms.search import Search
+
+CPU_S = 10.0
+RANDOM_ORDERS = 10
+SIMULATED = 4
+"""Steps of a simulation."""
+PAPER = {
+    "FusionLLM 1": "1.45 to 9.39 over its baselines, with compression",
+    "FusionLLM 2": "1.45 to 9.39 over its baselines, with compression",
+    "HPS 3": "case 4 only: 1.41 over PipeDream, 1.39 over Dapple, 1.18 over SWARM",
+    "DT-FM worldwide": "3.8 to 4.8 over Megatron and DeepSpeed",
+}
+"""What its authors say."""
+
+
+def bound_s(bed: Testbed) -> float:
+    """All devices compute all the time."""
+    work = bed.work
+    return float(work.microbatches * work.flops.sum() * work.computed / bed.devices.flops.sum())
+
+
+def laid_out(bed: Testbed, order: Sequence[int], *, equal_work: bool, strided: bool) -> Plan | None:
+    """The best plan that puts `order` into pipelines of equally many stages; None if memory allows none."""
+    count, blocks = len(order), len(bed.work)
+    pipelines = Pipelines(bed.devices, bed.work)
+    plans = []
+    for stages in range(1, min(count, blocks) + 1):
+        replicas = count // stages
+        rows = [
+            [order[r + s * replicas] if strided else order[r * stages + s] for s in range(stages)]
+            for r in range(replicas)
+        ]
+        cuts = [_by_work(bed, row) if equal_work else _equal(blocks, stages) for row in rows]
+        made = [pipelines.at(tuple(row), cut) for row, cut in zip(rows, cuts, strict=True)]
+        fitting = [one for one in made if one is not None]
+        if len(fitting) == len(made):
+            plans.append(planned(bed.devices, bed.work, fitting))
+    return min(plans, key=lambda plan: plan.total_s, default=None)
+
+
+def _equal(blocks: int, stages: int) -> tuple[int, ...]:
+    return tuple(blocks * stage // stages for stage in range(stages + 1))
+
+
+def _by_work(bed: Testbed, row: Sequence[int]) -> tuple[int, ...]:
+    """Each device gets as much of the work as its speed is of all, one block at least."""
+    done = np.concatenate([[0.0], np.cumsum(bed.work.flops)])
+    speeds = np.cumsum(bed.devices.flops[list(row)])
+    blocks, cuts = len(bed.work), [0]
+    for stage in range(1, len(row)):
+        wanted = done[-1] * speeds[stage - 1] / speeds[-1]
+        cut = int(np.abs(done - wanted).argmin())
+        cuts.append(min(max(cut, cuts[-1] + 1), blocks - (len(row) - stage)))
+    return (*cuts, blocks)
+
+
+def baselines(bed: Testbed, seed: int) -> dict[str, Plan | None]:
+    natural = list(range(len(bed.devices)))
+    ways: dict[str, Plan | None] = {}
+    for cut, equal_work in (("equal layers", False), ("equal work", True)):
+        for order, strided in (("by region", False), ("strided", True)):
+            ways[f"{cut}, {order}"] = laid_out(bed, natural, equal_work=equal_work, strided=strided)
+    random = np.random.default_rng(seed)
+    for number in range(RANDOM_ORDERS):
+        order = random.permutation(len(natural)).tolist()
+        ways[f"random {number}"] = laid_out(bed, order, equal_work=True, strided=False)
+    return ways
+
+
+def solve(name: str, seed: int, simulated: bool) -> dict[str, Any]:
+    """One testbed: seconds of a step by the cost model, ours and theirs, and by simulation."""
+    bed, began = testbed(name, seed), time.process_time()
+    found = Search(bed.devices, bed.work, seed).run(lambda: time.process_time() - began < CPU_S)
+    if found is None:
+        return {"seed": seed, "failed": "nothing fits"}
+    others = baselines(bed, seed)
+    at_random = [plan.total_s for way, plan in others.items() if way.startswith("random") and plan]
+    theirs = {way: plan for way, plan in others.items() if not way.startswith("random")}
+    row: dict[str, Any] = {
+        "seed": seed,
+        "ours_s": found.best.total_s,
+        "bound_s": bound_s(bed),
+        "theirs_s": {way: plan.total_s for way, plan in theirs.items() if plan}
+        | ({"at random": statistics.mean(at_random)} if at_random else {}),
+        "pipelines": [len(one.devices) for one in found.best.pipelines],
+    }
+    if simulated:
+        row["simulated_s"] = simulate(bed, found.best, seed)
+        best = min((plan for plan in theirs.values() if plan), key=lambda plan: plan.total_s, default=None)
+        row["simulated_best_of_theirs_s"] = simulate(bed, best, seed) if best else None
+    return row
+
+
+def simulate(bed: Testbed, plan: Plan, seed: int) -> float:
+    """Seconds of a step, the middle one."""
+    scenario = Scenario(
+        devices=NamedDevices(tuple(f"d{n}" for n in range(len(bed.devices))), bed.devices),
+        work=bed.work,
+        model="",
+        steps=SIMULATED,
+        checkpoint_every=SIMULATED,
+        seed=seed,
+        equal_stages=None,
+        seconds=CPU_S,
+        shrink=1.0,
+        churn=None,
+        stragglers=None,
+    )
+    return play(scenario, plan).median_s
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Over all seeds: how many times as long as ours the others take, and ours beside the bound."""
+    solved = [row for row in rows if "failed" not in row]
+    ways = sorted({way for row in solved for way in row["theirs_s"]})
+    ratios = {
+        way: [row["theirs_s"][way] / row["ours_s"] for row in solved if way in row["theirs_s"]]
+        for way in ways
+    }
+    simulated = [row for row in solved if row.get("simulated_s")]
+    return {
+        "seeds": len(rows),
+        "failed": len(rows) - len(solved),
+        "over_ours": {
+            way: {
+                "median": round(statistics.median(some), 3),
+                "worst": round(min(some), 3),
+                "fits": len(some),
+            }
+            for way, some in ratios.items()
+        },
+        "of_bound": round(statistics.median(row["ours_s"] / row["bound_s"] for row in solved), 2),
+        "simulated_over_predicted": [round(row["simulated_s"] / row["ours_s"], 3) for row in simulated],
+        "simulated_best_over_ours": [
+            round(row["simulated_best_of_theirs_s"] / row["simulated_s"], 3)
+            for row in simulated
+            if row["simulated_best_of_theirs_s"]
+        ],
+        "never_slower": all(min(some) >= 1.0 - 1e-9 for some in ratios.values()),
+    }
+
+
+def measure(options: Any, pool: ProcessPoolExecutor) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    pending = {
+        name: [
+            pool.submit(solve, name, seed, number < options.simulated)
+            for number, seed in enumerate(range(options.seed, options.seed + options.seeds))
+        ]
+        for name in options.names
+    }
+    for name, some in pending.items():
+        rows = [one.result() for one in some]
+        found[name] = summary(rows) | {"paper": PAPER.get(name, ""), "rows": rows}
+        if not options.json:
+            print("\n".join(told(name, found[name])), flush=True)
+    return {"cpu_s": CPU_S, "testbeds": found, "met": all(one["never_slower"] for one in found.values())}
+
+
+def told(name: str, one: dict[str, Any]) -> Iterator[str]:
+    yield f"{name}: {one['seeds']} seeds, {one['of_bound']} of the bound" + (
+        f"; paper: {one['paper']}" if one["paper"] else ""
+    )
+    for way, ratio in one["over_ours"].items():
+        yield f"  {way:26} {ratio['median']:6.2f} times as long (least {ratio['worst']:.2f}; fits {ratio['fits']})"
+    if one["simulated_over_predicted"]:
+        yield f"  simulated over predicted {one['simulated_over_predicted']}; best of theirs over ours {one['simulated_best_over_ours']}"
+
+
+def show(figures: dict[str, Any]) -> None:
+    print(f"never slower than any of them: {'met' if figures['met'] else 'MISSED'}")
+
+
+def main() -> int:
+    parser = report.parser(__doc__ or "")
+    parser.add_argument("--seeds", type=int, default=20, help="of each testbed (default: 20)")
+    parser.add_argument("--simulated", type=int, default=3, help="seeds that are simulated too (default: 3)")
+    parser.add_argument("--names", nargs="+", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
+    options = parser.parse_args()
+    with ProcessPoolExecutor(options.jobs, initializer=dying_with_us()) as pool:
+        figures = measure(options, pool)
+    return report.finish("testbeds", figures, options, show)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

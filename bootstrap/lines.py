@@ -1,0 +1,54 @@
+"""What it costs a microbatch to go from one holder to another, as far as that is known: routes keep to lines that are fast, and to their cluster. Pure.
+
+Planners put next to each other in a cluster who is near each other (docs/planning.md). Whom holders of the next blocks in another cluster are, they did not ask:
+such a line is taken to be no faster, and no less busy, than those that its sender has used, and is used where the load of the peers is uneven enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from statistics import mean
+
+from hetpeer.stages.execution.routes import Route
+
+CHANGE = 0.5
+"""To leave one's cluster, in the time of a block at the fastest peer: as much as nothing, but not where all else is equal."""
+
+
+class Lines:
+    """`clusters`: peer → its cluster; `seconds`: (from, to) → of a microbatch, there and back, in the time of a block at the fastest peer, where it was measured.
+
+    Remembers what was routed over each line: a line is busy as a peer is.
+    """
+
+    def __init__(
+        self,
+        clusters: Mapping[str, int] | None = None,
+        seconds: Mapping[tuple[str, str], float] | None = None,
+    ) -> None:
+        self._clusters = dict(clusters or {})
+        self._seconds = dict(seconds or {})
+        self._load: dict[tuple[str, str], float] = {}
+        self._known: dict[str, list[str]] = {}
+        for sender, to in self._seconds:
+            self._known.setdefault(sender, []).append(to)
+
+    def __call__(self, sender: str, to: str) -> float:
+        """The price of the next microbatch that goes there."""
+        if (sender, to) in self._seconds:
+            return self._price(sender, to)
+        if self._clusters.get(sender) == self._clusters.get(to):
+            return 0.0
+        known = self._known.get(sender, ())
+        return CHANGE + (mean(self._price(sender, other) for other in known) if known else 0.0)
+
+    def _price(self, sender: str, to: str) -> float:
+        return self._load.get((sender, to), 0.0) + self._seconds[sender, to]
+
+    def used(self, route: Route) -> None:
+        """One more microbatch goes this way."""
+        for one, other in pairwise(route):
+            pair = (one.peer, other.peer)
+            if (took := self._seconds.get(pair)) is not None:
+                self._load[pair] = self._load.get(pair, 0.0) + took
