@@ -21,6 +21,7 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.scenarios.testbeds import KINDS, Testbed, testbed
+from hetpeer.dht.errors import LocalError
 from hetpeer.dht.processes import dying_with_us
 from hetpeer.peer.devices import NamedDevices
 from hetpeer.peer.simulate.playing import play
@@ -120,8 +121,8 @@ def solve(name: str, seed: int, simulated: bool) -> dict[str, Any]:
     return row
 
 
-def simulate(bed: Testbed, plan: Plan, seed: int) -> float:
-    """Seconds of a step, the middle one."""
+def simulate(bed: Testbed, plan: Plan, seed: int) -> float | None:
+    """Seconds of a step, the middle one; None if the run does not come to its end."""
     scenario = Scenario(
         devices=NamedDevices(tuple(f"d{n}" for n in range(len(bed.devices))), bed.devices),
         work=bed.work,
@@ -135,7 +136,10 @@ def simulate(bed: Testbed, plan: Plan, seed: int) -> float:
         churn=None,
         stragglers=None,
     )
-    return play(scenario, plan).median_s
+    try:
+        return play(scenario, plan).median_s
+    except LocalError:
+        return None
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def networks(name: str, seed: int) -> Testbed:
     flops = V100 * np.exp(random.normal(0.0, 0.1, len(network)))
     return Testbed(
         devices=_devices(
-            flops, np.full(len(network), 16 * GIB), network.bandwidth_gbit_s, 1e3 * network.latency_s
+            flops, np.full(len(network), 32 * GIB), network.bandwidth_gbit_s, 1e3 * network.latency_s
         ),
         work=preset(PRESETS["gpt3-1.3b"], 64),
     )

@@ -22,6 +22,8 @@ from hetpeer.stages.planning.swarms.search import Search
 SCHEMA = "hetpeer.simulation/1"
 SETTLE = 2
 """Steps that do not count: volunteers are still coming."""
+SHARD = 10
+"""Of the hundred numbers that a block has here: what is added up travels in pieces."""
 TOO_LONG = 50.0
 """A scenario whose steps take so many times what was predicted does not come to its end."""
 
@@ -156,6 +158,7 @@ def _config(scenario: Scenario, plan: Plan) -> SwarmConfig:
         speeds=tuple(devices.flops.tolist()),
         uplinks=tuple(devices.uplink.tolist()),
         duplicates=0.0,
+        shard_length=SHARD,
         ground=Ground(devices=devices, work=scenario.work, shrink=scenario.shrink),
     )
 

@@ -1,7 +1,7 @@
 """The search for a plan: how many pipelines, which devices in which order, and who is spared. Any time, seeded. Pure but for `on`.
 
-Beginnings are chains through all devices, each followed by the best connected that is left or by the next best in memory, uplink or speed, cut into any number
-of pipelines of about the same speed; or their first few alone. Then annealing: devices swap, move and turn round; pipelines fall apart and are joined. Only pipelines that a move touches are
+Beginnings are chains through all devices, each followed by the best connected that is left or by the next best in memory, uplink or speed, or in the order in which they were given: cut
+into any number of pipelines of about the same speed; laid out so that neighbours are a stage; or their first few alone. Then annealing: devices swap, move and turn round; pipelines fall apart and are joined. Only pipelines that a move touches are
 cut anew, and what was cut once is remembered.
 """
 
@@ -82,17 +82,19 @@ class Search:
     # ── beginnings ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _beginnings(self) -> Iterator[Orders]:
-        """Chains of neighbours, and devices by what they have most of: all of them cut into any number of pipelines, or the first few as one. What
-        memory does not allow is left out, and its devices spared.
+        """Chains of neighbours, and devices by what they have most of, or as they were given: all of them cut into any number of pipelines, or into stages that lie across
+        them, or the first few as one. What memory does not allow is left out, and its devices spared.
         """
         devices, count = self._devices, len(self._devices)
         chains = [self._chain(int(start)) for start in self._random.permutation(count)[:STARTS]]
         merits = (devices.memory, devices.uplink, devices.flops)
         chains += [np.argsort(-most, kind="stable").tolist() for most in merits]
+        chains.append(list(range(count)))
         for chain in chains:
             several = [_cut(chain, number, devices.flops) for number in range(1, count + 1)]
             few = [(tuple(chain[:size]),) for size in range(1, min(count, len(self._work)) + 1)]
-            for orders in (*several, *few):
+            across = [_across(chain, number) for number in range(2, count // 2 + 1)]
+            for orders in (*several, *across, *few):
                 fitting = tuple(order for order in orders if self._pipelines.best(order) is not None)
                 if fitting:
                     yield fitting
@@ -197,6 +199,12 @@ class Search:
         if one != other:
             lines[one] += lines[other]
             lines[other] = []
+
+
+def _across(chain: list[int], number: int) -> Orders:
+    """So many pipelines whose stages are neighbours in the chain; those at its end that are no whole stage are spared."""
+    stages = len(chain) // number
+    return tuple(tuple(chain[row : stages * number : number]) for row in range(number))
 
 
 def _cut(chain: list[int], number: int, flops: np.ndarray) -> Orders:
