@@ -22,6 +22,8 @@ from hetpeer.stages.planning.swarms.search import Search
 SCHEMA = "hetpeer.simulation/1"
 SETTLE = 2
 """Steps that do not count: volunteers are still coming."""
+FETCHES = 10
+"""Of all blocks, by the slowest, for which there is time."""
 SHARD = 10
 """Of the hundred numbers that a block has here: what is added up travels in pieces."""
 TOO_LONG = 50.0
@@ -84,11 +86,13 @@ def play(scenario: Scenario, plan: Plan | None = None) -> Outcome:
     numerics = _Counting(len(scenario.work))
     swarm = Swarm(scenario.seed, _config(scenario, plan), numerics, Coverage())
     assert swarm.config.ground is not None
+    fetching = 0.0
     for number, volunteer in enumerate(swarm.volunteers.values()):
         seconds = swarm.config.ground.state_s(number)
         volunteer.fetch_s = (seconds, seconds)
+        fetching = max(fetching, seconds * len(scenario.work))
     trouble = Trouble(swarm, scenario)
-    limit = TOO_LONG * plan.total_s * scenario.steps + 3600.0
+    limit = TOO_LONG * plan.total_s * scenario.steps + FETCHES * fetching + 3600.0
     try:
         swarm.run(limit)
     except ViolationError as error:

@@ -84,6 +84,10 @@ class Worker:
             return (BACKWARD_S if backward else FORWARD_S) * (end - begin) / self._speed
         return sum(map(ground.backward_s if backward else ground.forward_s, range(begin, end))) / self._speed
 
+    def _besides(self, seconds: float) -> float:
+        """Of work that hardly counts beside forwards and backwards: on a ground it takes no time."""
+        return seconds if self._ground is None else 0.0
+
     def clear_step(self) -> None:
         """Forget graphs and slots, after whatever is under way."""
 
@@ -193,7 +197,7 @@ class Worker:
                 return core.unusable(step, work.shard, spoilt, "it is spoilt")
             return core.summed(step, work.shard, self._boxes.new(step, self._numerics.add(parts)))
 
-        self.submit(REDUCE_S, finish)
+        self.submit(self._besides(REDUCE_S), finish)
 
     def inspect(self, step: e.StepId, work: e.Inspect) -> None:
         """`Inspect` → `inspected`."""
@@ -213,7 +217,7 @@ class Worker:
             vote = m.BlockVote(block=work.block, digest=digest, squared_norm=norm, finite=True)
             return core.inspected(step, work.plan, vote, self._boxes.new(step, gradient))
 
-        self.submit(REDUCE_S, finish)
+        self.submit(self._besides(REDUCE_S), finish)
 
     def apply(self, step: e.StepId, work: e.ApplyUpdate | e.InstallAverage) -> None:
         """`ApplyUpdate` or `InstallAverage` → `applied`."""
@@ -231,7 +235,7 @@ class Worker:
             self.before[work.block] = self._numerics.digest(before)
             return core.applied(step, work.block, self._numerics.digest(after))
 
-        self.submit(APPLY_S, finish)
+        self.submit(self._besides(APPLY_S), finish)
 
     def keep_copy(self, step: e.StepId, work: e.KeepCopy) -> None:
         """`KeepCopy`."""
@@ -249,7 +253,7 @@ class Worker:
             loaded()
             return ()
 
-        self.submit(LOAD_S, finish)
+        self.submit(self._besides(LOAD_S), finish)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -34,7 +34,7 @@ def test_steps_take_about_what_the_planner_predicts(tmp_path: Path) -> None:
     outcome = played(tmp_path, EQUAL)
     assert outcome.goodput == 1.0
     assert (outcome.departures, outcome.rollbacks) == (0, 0)
-    assert 0.8 <= outcome.median_s / outcome.plan.total_s <= 1.4
+    assert 0.9 <= outcome.median_s / outcome.plan.total_s <= 1.2
 
 
 def test_a_searched_plan_is_faster_than_equal_parts_in_the_simulation_too(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 Beginnings are chains through all devices, each followed by the best connected that is left or by the next best in memory, uplink or speed, or in the order in which they were given: cut
 into any number of pipelines of about the same speed; laid out so that neighbours are a stage; or their first few alone. Then annealing: devices swap, move and turn round; pipelines fall apart and are joined. Only pipelines that a move touches are
-cut anew, and what was cut once is remembered.
+cut anew, and what was cut once is remembered. What is best gets its borders moved for the whole step's sake (borders.py).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from hetpeer.stages.planning.swarms.borders import Borders
 from hetpeer.stages.planning.swarms.given import Devices, Work
 from hetpeer.stages.planning.swarms.pipelines import Pipeline, Pipelines
 from hetpeer.stages.planning.swarms.plans import Plan, planned
@@ -25,6 +26,8 @@ MOVES = 2000
 """Of the first annealing; the next are twice as long."""
 HOT, COLD = 0.05, 1e-3
 """First and last temperature, as parts of the cost."""
+ALIKE = 64
+"""Beginnings that are looked at with equal parts too."""
 STARTS = 3
 """Devices at which chains begin."""
 
@@ -44,6 +47,7 @@ class Search:
         self._devices, self._work = devices, work
         self._random = np.random.default_rng(seed)
         self._pipelines = Pipelines(devices, work)
+        self._borders = Borders(devices, work, self._pipelines)
         self.evaluations = 0
 
     def run(self, on: Callable[[], bool]) -> Found | None:
@@ -51,16 +55,19 @@ class Search:
         begun = sorted((self._known(orders).total_s, orders) for orders in self._beginnings())
         if not begun:
             return None
-        best_cost, best = begun[0]
+        alike = [self._borders.alike(orders) for _, orders in begun[:ALIKE]]
+        plans = [self._known(begun[0][1]), *(plan for plan in alike if plan is not None)]
+        best = self._borders.settled(min(plans, key=_total), on)
         moves = MOVES
         while on():
-            for _, orders in begun[:STARTS]:
+            for least, orders in begun[:STARTS]:
                 cost, found = self._anneal(orders, moves, on)
-                if cost < best_cost:
-                    best_cost, best = cost, found
-            begun = sorted([(best_cost, best), *begun])
+                if cost < least:
+                    begun.append((cost, found))
+                    best = min(best, self._borders.settled(self._known(found), on), key=_total)
+            begun = sorted(set(begun))
             moves *= 2
-        return Found(self._known(best), self.evaluations)
+        return Found(best, self.evaluations)
 
     def _known(self, orders: Orders) -> Plan:
         """Of pipelines that can be."""
@@ -199,6 +206,10 @@ class Search:
         if one != other:
             lines[one] += lines[other]
             lines[other] = []
+
+
+def _total(plan: Plan) -> float:
+    return plan.total_s
 
 
 def _across(chain: list[int], number: int) -> Orders:
