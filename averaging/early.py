@@ -94,6 +94,10 @@ class EarlyTensors(Generic[Step, Result]):
         self._waiting.append(tensor)
         return True
 
+    def forget(self, step: StepId) -> None:
+        """`step` is over here, and with it the memory of its tensors. Who comes into it again is sent anew what it lacks."""
+        self._waiting = [tensor for tensor in self._waiting if tensor.origin.step != step]
+
     def take(self) -> list[Waiting[Step, Result]]:
         """All of them, to be looked at again."""
         waiting, self._waiting = self._waiting, []

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-SWEEPS = 10
+SWEEPS, STILL = 100, 1e-4
+"""Nothing moves when no share changes by more than this in a sweep; after so many sweeps in any case."""
 PARTS = 1 << 10
 """An equal share is so many; who would get less than half of one gets nothing."""
 FREE = 0.01
@@ -56,12 +57,17 @@ def divide(loads: Mapping[int, Load], uplinks: Mapping[str, float]) -> dict[int,
         for peer in load.receivers:
             busy[peer] += load.given(peer)
     for _ in range(SWEEPS if len(loads) > 1 else 1):
+        moved = 0.0
         for block, load in loads.items():
-            for peer, share in shares[block].items():
+            before = shares[block]
+            for peer, share in before.items():
                 busy[peer] -= share * load.reducing(peer)
-            shares[block] = _fill(load, busy, rates)
-            for peer, share in shares[block].items():
+            after = shares[block] = _fill(load, busy, rates)
+            for peer, share in after.items():
                 busy[peer] += share * load.reducing(peer)
+            moved = max(moved, *(abs(after.get(p, 0.0) - before.get(p, 0.0)) for p in before.keys() | after))
+        if moved < STILL:
+            break
     return {block: _whole(load.receivers, shares[block]) for block, load in loads.items()}
 
 

@@ -65,11 +65,17 @@ class Working:
 
     def _drop_step(self) -> list[Effect]:
         step, self._step = self._step, None
-        return [] if step is None else [EndStep(step.id)]
+        return self._ended(step)
 
     def _drop_round(self) -> list[Effect]:
         one, self._round = self._round, None
-        return [] if one is None else [EndStep(one.id)]
+        return self._ended(one)
+
+    def _ended(self, held: HeldStep | None) -> list[Effect]:
+        if held is None:
+            return []
+        self._early.forget(held.id.on_wire)
+        return [EndStep(held.id)]
 
     def _drop_all(self) -> list[Effect]:
         return [*self._drop_step(), *self._drop_round()]
