@@ -20,7 +20,7 @@ SWEEPS, STILL = 100, 1e-4
 """Nothing moves when no share changes by more than this in a sweep; after so many sweeps in any case."""
 PARTS = 1 << 10
 """An equal share is so many; who would get less than half of one gets nothing."""
-FREE = 0.01
+FREE = 0.001
 """What reducing is taken to cost where it costs nothing (two holders): the faster one does it, rather than both."""
 
 
