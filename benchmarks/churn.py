@@ -31,7 +31,7 @@ from benchmarks.baselines.churn_models import Departure, Fleet, losing_work, res
 from benchmarks.baselines.forgetful import forgetful
 from hetpeer.dht.processes import dying_with_us
 from hetpeer.peer.simulate.coverage import Coverage
-from hetpeer.peer.simulate.numerics import Sum, Symbols
+from hetpeer.peer.simulate.numerics import Counting
 from hetpeer.peer.simulate.swarm import Swarm, SwarmConfig
 from hetpeer.peer.simulate.worker import BACKWARD_S, FORWARD_S
 
@@ -88,17 +88,6 @@ class Scenario:
             fill_s=4 * self.work_s + 7 * statistics.mean(self.latency_s),
             rejoin_s=self.rejoin_s,
         )
-
-
-class Counting(Symbols):
-    """Counts what is computed: blocks of microbatches, backward."""
-
-    executed = 0
-
-    def backward(self, kept: Any, gradient: Any) -> tuple[Any, list[Sum]]:
-        back, gradients = super().backward(kept, gradient)
-        self.executed += len(gradients)
-        return back, gradients
 
 
 Churn = Callable[[Swarm], list[Departure]]

@@ -72,7 +72,8 @@ def proposal(
     devices = devices_in(found.document(), "what the volunteers say").devices
     work = of_manifest(manifest, manifest.training.microbatches)
     held = [seating.seats[peer][1] for peer in peers]
-    change = _search(devices, work, held, _lines(seating, peers), min(steps_left, HORIZON), seed, on)
+    lines = _lines(seating, peers)
+    change = Living(devices, work, held, lines, steps=min(steps_left, HORIZON), seed=seed).run(on)
     if change is None:
         return None
     return Proposal(
@@ -82,18 +83,6 @@ def proposal(
         moving_s=change.moving_s,
         moved=change.moved,
     )
-
-
-def _search(
-    devices: Devices,
-    work: Work,
-    held: Sequence[Range],
-    lines: Sequence[Sequence[tuple[int | None, Range]]],
-    steps: int,
-    seed: int,
-    on: Callable[[], bool],
-) -> Change | None:
-    return Living(devices, work, held, lines, steps=steps, seed=seed).run(on)
 
 
 def _lines(seating: Seating, peers: Sequence[str]) -> list[list[tuple[int | None, Range]]]:

@@ -200,6 +200,17 @@ class Symbols:
         return state.exact == one.exact
 
 
+class Counting(Symbols):
+    """Counts what is computed: blocks of microbatches, backward."""
+
+    executed = 0
+
+    def backward(self, kept: Any, gradient: Any) -> tuple[Any, list[Sum]]:
+        back, gradients = super().backward(kept, gradient)
+        self.executed += len(gradients)
+        return back, gradients
+
+
 def _tasks(gradient: Sum) -> Counter[tuple[int, int]]:
     """How often each (step, id) is in a sum, whatever the block."""
     tasks: Counter[tuple[int, int]] = Counter()

@@ -11,8 +11,8 @@ from typing import Any
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.peer.simulate.checks import ViolationError
 from hetpeer.peer.simulate.coverage import Coverage
-from hetpeer.peer.simulate.numerics import Sum, Symbols
-from hetpeer.peer.simulate.scenario import Scenario, some_of
+from hetpeer.peer.simulate.numerics import Counting
+from hetpeer.peer.simulate.scenario import Scenario
 from hetpeer.peer.simulate.swarm import Swarm, SwarmConfig
 from hetpeer.peer.simulate.wires import Ground
 from hetpeer.stages.planning.swarms.pipelines import Pipelines
@@ -69,21 +69,10 @@ class Outcome:
         }
 
 
-class _Counting(Symbols):
-    """Counts what is computed: blocks of microbatches, backward."""
-
-    executed = 0
-
-    def backward(self, kept: Any, gradient: Any) -> tuple[Any, list[Sum]]:
-        back, gradients = super().backward(kept, gradient)
-        self.executed += len(gradients)
-        return back, gradients
-
-
 def play(scenario: Scenario, plan: Plan | None = None) -> Outcome:
     """By `plan`, or by the one that the scenario asks for. Raises `LocalError` HP-PLAN-005 if nothing fits, HP-SIM-002 if the run does not come to its end."""
     plan = plan or _plan(scenario)
-    numerics = _Counting(len(scenario.work))
+    numerics = Counting(len(scenario.work))
     swarm = Swarm(scenario.seed, _config(scenario, plan), numerics, Coverage())
     assert swarm.config.ground is not None
     fetching = 0.0
@@ -142,7 +131,7 @@ def _plan(scenario: Scenario) -> Plan:
 
 
 def _config(scenario: Scenario, plan: Plan) -> SwarmConfig:
-    devices = some_of(scenario.devices.devices, [d for one in plan.pipelines for d in one.devices])
+    devices = scenario.devices.devices.some([d for one in plan.pipelines for d in one.devices])
     places = [tuple(pairwise(one.cuts)) for one in plan.pipelines]
     defaults = SwarmConfig()
     return replace(

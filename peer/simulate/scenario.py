@@ -23,13 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.peer.devices import NamedDevices, devices_in, read_devices
 from hetpeer.peer.workload import work_of
-from hetpeer.stages.planning.swarms.given import Devices, Work
+from hetpeer.stages.planning.swarms.given import Work
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _OF_DEVICES = ("device", "latency_ms", "bandwidth_gbit_s")
@@ -123,17 +122,6 @@ def _devices(path: Path, file: _File, data: dict[str, Any]) -> NamedDevices:
     if (file.devices is None) == (not given):
         raise _wrong(path, "devices: give the name of a file, or [[device]] tables, one of both")
     return devices_in(given, str(path)) if file.devices is None else read_devices(path.parent / file.devices)
-
-
-def some_of(devices: Devices, which: list[int]) -> Devices:
-    """Of these devices alone, in this order."""
-    return Devices(
-        flops=devices.flops[which],
-        memory=devices.memory[which],
-        uplink=devices.uplink[which],
-        latency=devices.latency[np.ix_(which, which)],
-        bandwidth=devices.bandwidth[np.ix_(which, which)],
-    )
 
 
 def _wrong(path: Path, why: str) -> LocalError:

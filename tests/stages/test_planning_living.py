@@ -52,13 +52,7 @@ def test_a_death_moves_what_was_lost_and_a_neighbours_blocks_at_most(seed):
     line[place] = (None, lost)
     left = [d for d in range(8) if d != dead]
     number = {d: n for n, d in enumerate(left)}
-    fewer = Devices(
-        flops=devices.flops[left],
-        memory=devices.memory[left],
-        uplink=devices.uplink[left],
-        latency=devices.latency[np.ix_(left, left)],
-        bandwidth=devices.bandwidth[np.ix_(left, left)],
-    )
+    fewer = devices.some(left)
     seats = [[(None if d is None else number[d], where) for d, where in one] for one in lines]
     change = Living(fewer, work, [held[d] for d in left], seats, steps=STEPS, seed=seed).run(turns(1000))
     if as_it_is(fewer, work, [held[d] for d in left]) == math.inf:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,17 @@ class Devices:
 
     def __len__(self) -> int:
         return len(self.flops)
+
+    def some(self, which: Sequence[int]) -> Devices:
+        """These alone, in this order."""
+        chosen, pairs = list(which), np.ix_(which, which)
+        return Devices(
+            flops=self.flops[chosen],
+            memory=self.memory[chosen],
+            uplink=self.uplink[chosen],
+            latency=self.latency[pairs],
+            bandwidth=self.bandwidth[pairs],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
