@@ -33,7 +33,7 @@ test: setup
 # Every place of the protocol at which a process may die, one after the other.
 grid: export PYTHONDONTWRITEBYTECODE =
 grid: setup
-	$(PY) -m pytest -q -n 2 -m grid tests/swarm
+	$(PY) -m benchmarks.grid
 
 demo: setup
 	$(BIN)/hetpeer demo --peers 4 --steps 60 --kill 1 --out demo-run
