@@ -132,7 +132,6 @@ def simulate(bed: Testbed, plan: Plan, seed: int) -> float | None:
         seed=seed,
         equal_stages=None,
         seconds=CPU_S,
-        shrink=1.0,
         churn=None,
         stragglers=None,
     )

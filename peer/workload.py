@@ -1,17 +1,20 @@
-"""What a step of a model asks of its holders, for a plan: of a run that was made, or of a GPT of a well-known size."""
+"""What a step of a model asks of its holders and their lines, for a plan: of a run that was made, or of a GPT of a well-known size."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.settings import LinkSettings
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.stages.execution.slots import LIVE
-from hetpeer.stages.planning.swarms.given import Work
+from hetpeer.stages.links.adaptive import coding_for
+from hetpeer.stages.links.codec import Codec
+from hetpeer.stages.planning.swarms.given import Compression, Work
 
 FLOAT = 4
 ADAMW_KEEPS = 2
@@ -39,8 +42,18 @@ PRESETS = {
 }
 
 
-def work_of(model: str, microbatches: int | None) -> Work:
-    """Of a run directory or a preset, with so many microbatches a step (None: the run's own, or 64). Raises `LocalError` HP-PLAN-004."""
+def work_of(model: str, microbatches: int | None, ratio: float | None = None) -> Work:
+    """Of a run directory or a preset, with so many microbatches a step (None: the run's own, or 64), where slow lines may send activations and
+    their gradients in `ratio` times fewer bytes (None: as the run's do, or not at all). Raises `LocalError` HP-PLAN-004.
+    """
+    work = _work_of(model, microbatches)
+    if ratio is None:
+        return work
+    squeezed = replace(work.compression, forward=ratio, backward=ratio, adaptive=True)
+    return replace(work, compression=squeezed)
+
+
+def _work_of(model: str, microbatches: int | None) -> Work:
     if model in PRESETS:
         return preset(PRESETS[model], microbatches or 64)
     if not Path(model).is_dir():
@@ -67,6 +80,23 @@ def of_manifest(manifest: Manifest, microbatches: int) -> Work:
         state=(1 + manifest.kept) * vectors,
         microbatches=microbatches,
         recompute=manifest.training.recompute,
+        compression=of_links(manifest.links),
+    )
+
+
+def of_links(links: LinkSettings) -> Compression:
+    """How far a run's lines may compress."""
+
+    def times(codec: Codec) -> float:
+        coding = coding_for(codec, links.ratio, FLOAT)
+        return FLOAT / coding.codec.cost(coding.share)
+
+    forward, reduce = Codec.of(links.codec), Codec.of(links.reduce)
+    return Compression(
+        forward=times(forward),
+        backward=times(forward if forward.sparse or links.backward is None else Codec.of(links.backward)),
+        reduce=FLOAT / reduce.cost(1.0),
+        adaptive=links.adaptive,
     )
 
 

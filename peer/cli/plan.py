@@ -55,6 +55,14 @@ def plan(
     microbatches: Annotated[
         int | None, typer.Option(min=1, help="Of --devices: in a step (default: the run's own, or 64).")
     ] = None,
+    ratio: Annotated[
+        float | None,
+        typer.Option(
+            min=1.0,
+            max=1000.0,
+            help="Of --devices: slow lines may send activations in so many times fewer bytes (default: as the run's do, or 1).",
+        ),
+    ] = None,
     svg: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Of --devices: draw the plan as a picture.")
     ] = None,
@@ -87,7 +95,13 @@ def plan(
         from hetpeer.peer.cli.plan_swarm import SwarmQuestion, plan_swarm
 
         asked_of = SwarmQuestion(
-            devices=devices, model=model, microbatches=microbatches, seconds=seconds, seed=seed, svg=svg
+            devices=devices,
+            model=model,
+            microbatches=microbatches,
+            ratio=ratio,
+            seconds=seconds,
+            seed=seed,
+            svg=svg,
         )
         plan_swarm(asked_of, as_json=as_json)
         return

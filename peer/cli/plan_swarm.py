@@ -26,6 +26,8 @@ class SwarmQuestion:
     devices: Path
     model: str
     microbatches: int | None
+    ratio: float | None
+    """How many times fewer bytes slow lines may send; None: as the run says."""
     seconds: float
     """Of processor time, this program's start included."""
     seed: int
@@ -45,7 +47,7 @@ def plan_swarm(asked: SwarmQuestion, *, as_json: bool) -> None:
     from hetpeer.stages.planning.swarms.short import lacking
 
     named = read_devices(asked.devices)
-    work = work_of(asked.model, asked.microbatches)
+    work = work_of(asked.model, asked.microbatches, asked.ratio)
     found = Search(named.devices, work, asked.seed).run(lambda: time.process_time() < asked.seconds)
     if found is None:
         most = int(named.devices.memory.argmax())

@@ -106,8 +106,7 @@ def play(scenario: Scenario, plan: Plan | None = None) -> Outcome:
 
 
 def _plan(scenario: Scenario) -> Plan:
-    work = replace(scenario.work, crossing=scenario.work.crossing / scenario.shrink)
-    devices = scenario.devices.devices
+    devices, work = scenario.devices.devices, scenario.work
     if scenario.equal_stages is not None:
         stages, blocks = scenario.equal_stages, len(work)
         cuts = tuple(blocks * stage // stages for stage in range(stages + 1))
@@ -152,7 +151,9 @@ def _config(scenario: Scenario, plan: Plan) -> SwarmConfig:
         uplinks=tuple(devices.uplink.tolist()),
         duplicates=0.0,
         shard_length=SHARD,
-        ground=Ground(devices=devices, work=scenario.work, shrink=scenario.shrink),
+        ground=Ground(
+            devices=devices, work=scenario.work, target_s=max(one.period for one in plan.pipelines)
+        ),
     )
 
 

@@ -5,7 +5,7 @@ microbatches = 32
 steps = 20
 devices = "swarm.toml"           # beside this file, as for `hetpeer plan --devices`; or [[device]] tables here
 plan = "search"                  # or "equal": as many blocks each, in the order of the file, `stages` to a pipeline
-shrink = 1.0                     # links make activations and gradients so many times smaller
+ratio = 100.0                    # slow lines may send activations and their gradients in so many times fewer bytes (else as the run's do)
 
 [churn]                          # each volunteer vanishes after a time of its own, and comes back
 mtbf_minutes = 20
@@ -62,7 +62,7 @@ class _File(_Entry):
     plan: Literal["search", "equal"] = "search"
     stages: Annotated[int, Field(ge=1)] | None = None
     seconds: Positive = 5.0
-    shrink: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    ratio: Annotated[float, Field(ge=1, le=1000)] | None = None
     churn: Churn | None = None
     stragglers: Stragglers | None = None
 
@@ -80,7 +80,6 @@ class Scenario:
     equal_stages: int | None
     """Stages of a pipeline that is cut into equal parts; None: a plan is searched."""
     seconds: float
-    shrink: float
     churn: Churn | None
     stragglers: Stragglers | None
 
@@ -97,7 +96,7 @@ def read_scenario(path: Path) -> Scenario:
     except (OSError, ValueError) as error:
         raise _wrong(path, str(error)) from None
     devices = _devices(path, file, data)
-    work = work_of(file.model, file.microbatches)
+    work = work_of(file.model, file.microbatches, file.ratio)
     if file.plan == "equal":
         most = min(len(devices.names), len(work))
         if file.stages is None or file.stages > most:
@@ -111,7 +110,6 @@ def read_scenario(path: Path) -> Scenario:
         seed=file.seed,
         equal_stages=file.stages if file.plan == "equal" else None,
         seconds=file.seconds,
-        shrink=file.shrink,
         churn=file.churn,
         stragglers=file.stragglers,
     )

@@ -91,8 +91,8 @@ class Swarm:
         self.shape = Shape(numerics.sizes, config.slot_capacity, Ties(config.ties), config.shard_length)
         self.world = World(seed)
         names = [f"v{number}" for number in range(config.volunteers)]
-        wires = None if config.ground is None else Wires(self.world, names, config.ground)
-        self.network = Network(self.world, config.latency_s, wires)
+        self._wires = None if config.ground is None else Wires(self.world, names, config.ground)
+        self.network = Network(self.world, config.latency_s, self._wires)
         self.board = Board(self.world, seed)
         self.checks = Checks(numerics, config.steps, config.microbatches)
         self.coordinator: Core | None = None
@@ -369,9 +369,9 @@ class Swarm:
             key=lambda q: ((q.cluster, q.begin) != seat, q.holders, q.cluster, q.begin),
         )
 
-    def crossing(self, border: int) -> float:
-        """Bytes of a microbatch that enter block `border`, or come back from it; 0 where bytes cost nothing."""
-        return 0.0 if self.config.ground is None else self.config.ground.crossing(border)
+    def bundle(self, sender: str, to: str, border: int, *, back: bool = False) -> float:
+        """Bytes of a microbatch that enters block `border`, or comes `back` from it, from one volunteer to another; 0 where bytes cost nothing."""
+        return 0.0 if self._wires is None else self._wires.bundle(sender, to, border, back=back)
 
     def reduced(self, shard: Shard) -> float:
         """Bytes of a part or a result of `shard`."""
@@ -379,7 +379,7 @@ class Swarm:
         if ground is None:
             return 0.0
         part = (shard.end - shard.begin) / self.numerics.sizes[shard.block]
-        return float(ground.work.reduced[shard.block]) * part
+        return ground.reduced(shard.block) * part
 
     def carry(
         self,

@@ -226,7 +226,7 @@ class Volunteer:
                     origin,
                     lambda core, at, h: core.activation(at, number, route, attempt, h),
                     pool,
-                    nbytes=self.swarm.crossing(route[0].begin),
+                    nbytes=self.swarm.bundle(self.name, route[0].peer, route[0].begin),
                 )
             case p.SendGradient(number, to, border, handle):
                 self._carry(
@@ -235,7 +235,7 @@ class Volunteer:
                     origin,
                     lambda core, at, h: core.gradient(at, number, border, h),
                     GRADIENTS,
-                    nbytes=self.swarm.crossing(border),
+                    nbytes=self.swarm.bundle(self.name, to, border, back=True),
                 )
             case e.SendPart():
                 self._send_part(step, effect)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from hetpeer.peer.simulate.world import World
+from hetpeer.stages.links.pace import SLACK, ratio_of
 from hetpeer.stages.planning.swarms.given import Devices, Work
 from hetpeer.stages.planning.timeline import Timeline
 from hetpeer.stages.planning.uplinks import Line, Uplink
@@ -17,11 +18,11 @@ from hetpeer.stages.planning.uplinks import Line, Uplink
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
-    """Volunteer n of a swarm is device n. `shrink`: links make activations and their gradients so many times smaller."""
+    """Volunteer n of a swarm is device n. `target_s`: what lines that compress aim at, the time of a microbatch at the slowest stage."""
 
     devices: Devices
     work: Work
-    shrink: float = 1.0
+    target_s: float
 
     def forward_s(self, block: int) -> float:
         """At a FLOP/s."""
@@ -31,9 +32,18 @@ class Ground:
         """At a FLOP/s."""
         return float(self.work.flops[block]) * (self.work.computed - 1)
 
-    def crossing(self, border: int) -> float:
-        """Bytes of an activation that enters block `border`, or of the gradient that comes back."""
-        return float(self.work.crossing[border]) / self.shrink
+    def bundle(self, sender: int, to: int, border: int, *, back: bool) -> float:
+        """Bytes of an activation that enters block `border`, or of the gradient that goes `back`, as `sender` writes it for `to`."""
+        nbytes, compression = float(self.work.crossing[border]), self.work.compression
+        most = compression.backward if back else compression.forward
+        if not compression.adaptive:
+            return nbytes / most
+        rate = min(float(self.devices.bandwidth[sender, to]), float(self.devices.uplink[sender]))
+        return nbytes / ratio_of(nbytes / max(rate, 1e-9), SLACK * self.target_s, most)
+
+    def reduced(self, block: int) -> float:
+        """Bytes of a block's gradient, as it is added up."""
+        return float(self.work.reduced[block]) / self.work.compression.reduce
 
     def state_s(self, device: int) -> float:
         """Seconds to fetch a block's state. No downlink is taken to be slower than the uplink beside it."""
@@ -45,6 +55,7 @@ class Wires:
 
     def __init__(self, world: World, names: Sequence[str], ground: Ground) -> None:
         devices = ground.devices
+        self._ground = ground
         self._number = {name: number for number, name in enumerate(names)}
         self._latency = devices.latency
         self._uplinks = {
@@ -59,6 +70,10 @@ class Wires:
             )
             for name, sender in self._number.items()
         }
+
+    def bundle(self, sender: str, to: str, border: int, *, back: bool) -> float:
+        """Bytes of an activation that enters block `border`, or of the gradient that goes `back`."""
+        return self._ground.bundle(self._number[sender], self._number[to], border, back=back)
 
     def latency_s(self, source: str, target: str) -> float | None:
         """One way; None where one of them is no device (the coordinator)."""

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import typer
 
+from hetpeer.bootstrap.settings import LinkSettings
 from hetpeer.dht.errors import LocalError
 from hetpeer.peer.cli.plan import plan
 from hetpeer.peer.cli.plan_swarm import SwarmQuestion, plan_swarm
 from hetpeer.peer.devices import read_devices
-from hetpeer.peer.workload import PRESETS, preset, work_of
+from hetpeer.peer.workload import PRESETS, of_links, preset, work_of
 from tests.bootstrap.engine import make_run
 
 HOMES = """
@@ -38,8 +39,8 @@ def written(folder, text, name="devices.toml"):
     return path
 
 
-def asked(path, model="gpt2") -> SwarmQuestion:
-    return SwarmQuestion(devices=path, model=model, microbatches=None, seconds=0.0, seed=0)
+def asked(path, model="gpt2", ratio=None) -> SwarmQuestion:
+    return SwarmQuestion(devices=path, model=model, microbatches=None, ratio=ratio, seconds=0.0, seed=0)
 
 
 def test_a_file_of_devices(tmp_path):
@@ -143,6 +144,31 @@ def test_a_run_directory_says_what_its_blocks_ask(tmp_path):
     assert work.crossing[0] == work.crossing[-1] == 0.0
     assert (work.crossing[1:-1] > 0).all()
     assert work_of(str(run.path), 7).microbatches == 7
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (LinkSettings(), (1.0, 1.0, 1.0)),
+        (LinkSettings(codec="bf16", reduce="int8"), (2.0, 2.0, 3.97)),
+        (LinkSettings(codec="int8", backward="none"), (3.97, 1.0, 1.0)),
+        (LinkSettings(codec="topk-int8", ratio=50.0, adaptive=False), (50.0, 50.0, 1.0)),
+        (LinkSettings(codec="topk-bf16", ratio=1.5), (2.0, 2.0, 1.0)),
+    ],
+)
+def test_lines_compress_as_far_as_the_runs_codecs_go(settings, expected):
+    found = of_links(settings)
+    assert np.allclose((found.forward, found.backward, found.reduce), expected, rtol=0.01)
+    assert found.adaptive == settings.adaptive
+
+
+def test_slow_lines_that_may_compress_make_a_shorter_step(tmp_path, capsys):
+    small = HOMES.replace("gib = 6", "gib = 3").replace("gib = 8", "gib = 3")  # neither has room for all
+    seconds = []
+    for ratio in (None, 10.0, 100.0):
+        plan_swarm(asked(written(tmp_path, small), ratio=ratio), as_json=True)
+        seconds.append(json.loads(capsys.readouterr().out)["total_s"])
+    assert seconds[0] > 2 * seconds[1] >= 2 * seconds[2]
 
 
 def test_presets_have_the_sizes_that_are_known():

@@ -42,8 +42,16 @@ def test_a_searched_plan_is_faster_than_equal_parts_in_the_simulation_too(tmp_pa
     assert played(tmp_path, head).median_s < 0.8 * played(tmp_path, EQUAL).median_s
 
 
-def test_smaller_activations_are_sooner_there(tmp_path: Path) -> None:
-    assert played(tmp_path, EQUAL + "shrink = 20.0\n").median_s < 0.8 * played(tmp_path, EQUAL).median_s
+def test_slow_lines_that_may_compress_are_hidden_behind_computing(tmp_path: Path) -> None:
+    slow = DEVICES.replace("00\n", "0\n").replace("50\n", "5\n")  # a tenth of what they carry
+    path = tmp_path / "slow.toml"
+    steps = []
+    for more in ("", "ratio = 100.0\n"):
+        path.write_text(EQUAL + more + slow)
+        outcome = play(read_scenario(path))
+        steps.append(outcome.median_s)
+        assert 0.9 <= outcome.median_s / outcome.plan.total_s <= 1.2
+    assert steps[1] < 0.3 * steps[0]
 
 
 def test_stragglers_and_churn_cost_what_they_cost_and_nothing_is_lost(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.stages.planning.swarms.given import Devices, Work
+from hetpeer.stages.links.pace import SLACK
+from hetpeer.stages.planning.swarms.given import Compression, Devices, Work
 from hetpeer.stages.planning.swarms.pipelines import Pipeline, Pipelines
 from hetpeer.stages.planning.swarms.plans import adding_up, holders_of, planned, share_out
 from hetpeer.stages.planning.swarms.search import Search
@@ -46,8 +48,8 @@ def by_hand(devices: Devices, work: Work, order: tuple[int, ...], cuts: tuple[in
     for place, device in enumerate(order):
         begin, end = cuts[place], cuts[place + 1]
         behind = len(order) - 1 - place
-        forward = work.crossing[end] if behind else 0.0
-        back = work.crossing[begin] if place else 0.0
+        forward = work.crossing[end] / work.compression.forward if behind else 0.0
+        back = work.crossing[begin] / work.compression.backward if place else 0.0
         kept = work.kept[begin:end].sum() + 2 * (work.crossing[begin] + work.crossing[end])
         if (
             work.memory[begin:end].sum() + min(2 * behind + 1, work.microbatches) * kept
@@ -61,9 +63,13 @@ def by_hand(devices: Devices, work: Work, order: tuple[int, ...], cuts: tuple[in
     return worst
 
 
-@given(st.integers(1, 5), st.integers(1, 8), st.integers(0, 10_000))
-def test_cuts_are_the_best_there_are(count, blocks, seed):
+RATIOS = st.one_of(st.just(1.0), st.floats(1.0, 100.0))
+
+
+@given(st.integers(1, 5), st.integers(1, 8), st.integers(0, 10_000), RATIOS, RATIOS)
+def test_cuts_are_the_best_there_are(count, blocks, seed, forward, backward):
     devices, work = some_devices(count, seed), some_work(blocks, seed)
+    work = replace(work, compression=Compression(forward=forward, backward=backward))
     order = tuple(np.random.default_rng(seed).permutation(count).tolist())
     ways = [(0, *inner, blocks) for inner in itertools.combinations(range(1, blocks), count - 1)]
     best = min((by_hand(devices, work, order, cuts) for cuts in ways), default=math.inf)
@@ -73,6 +79,44 @@ def test_cuts_are_the_best_there_are(count, blocks, seed):
         return
     assert math.isclose(found.period, best, rel_tol=1e-9)
     assert math.isclose(by_hand(devices, work, order, found.cuts), best, rel_tol=1e-9)
+
+
+def test_adaptive_lines_compress_until_they_are_half_hidden_and_others_always():
+    devices, work, order, cuts = some_devices(3, 0), some_work(4, 0), (2, 0, 1), (0, 1, 3, 4)
+    bandwidth = np.full((3, 3), 1e8)
+    bandwidth[2, 0] = bandwidth[0, 2] = 1e5
+    devices = replace(devices, memory=devices.memory * 100, bandwidth=bandwidth)
+    for adaptive in (False, True):
+        squeezed = replace(work, compression=Compression(forward=50.0, backward=3.0, adaptive=adaptive))
+        found = Pipelines(devices, squeezed).at(order, cuts)
+        assert found is not None
+        fill = sum(
+            3 * work.flops[begin:end].sum() / devices.flops[device]
+            for device, begin, end in zip(order, cuts, cuts[1:], strict=False)
+        )
+        ways = set()
+        for one, other, border in ((2, 0, 1), (0, 1, 3)):
+            for sender, receiver, ratio in ((one, other, 50.0), (other, one, 3.0)):
+                dense = work.crossing[border] / min(
+                    devices.bandwidth[sender, receiver], devices.uplink[sender]
+                )
+                aim = SLACK * found.period
+                if not adaptive or dense / ratio > aim:
+                    seconds, way = dense / ratio, "all"
+                else:
+                    seconds, way = (aim, "some") if dense > aim else (dense, "none")
+                ways.add(way)
+                fill += devices.latency[sender, receiver] + seconds
+        assert math.isclose(found.fill, fill, rel_tol=1e-9)
+        assert ways == ({"all", "some", "none"} if adaptive else {"all"})
+
+
+def test_sums_are_sent_as_their_codec_writes_them():
+    devices, work = some_devices(2, 0), some_work(2, 0)
+    devices = replace(devices, latency=np.zeros((2, 2)))
+    squeezed = replace(work, compression=Compression(reduce=4.0))
+    dense, quarter = (adding_up(devices, one, [[0, 1]] * 2) for one in (work, squeezed))
+    assert np.allclose(dense, 4 * quarter)
 
 
 def pipeline(period: float, fill: float) -> Pipeline:

@@ -47,6 +47,18 @@ class Devices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Compression:
+    """How many times fewer bytes lines carry than tensors take in memory (docs/links.md)."""
+
+    forward: float = 1.0
+    backward: float = 1.0
+    reduce: float = 1.0
+    """Of gradients on their way into sums, and of the sums."""
+    adaptive: bool = False
+    """Whether activations and their gradients are only compressed on lines that are slower than computing, and only as far as it helps (FusionLLM, Eq. 7)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """What a step asks, block by block; B blocks."""
 
@@ -57,7 +69,7 @@ class Work:
     kept: Floats
     """Bytes of a microbatch between its forward and its backward, (B,)."""
     crossing: Floats
-    """Bytes of a microbatch that enter block b, as they are written on a line; as many come back as a gradient. (B + 1,), nothing at both ends."""
+    """Bytes of a microbatch that enter block b, as they lie in memory; as many come back as a gradient. (B + 1,), nothing at both ends."""
     reduced: Floats
     """Bytes of a block's gradient, (B,)."""
     state: Floats
@@ -65,6 +77,7 @@ class Work:
     microbatches: int
     """Of a step."""
     recompute: bool = False
+    compression: Compression = Compression()
 
     def __len__(self) -> int:
         return len(self.flops)

@@ -1,8 +1,8 @@
 """One pipeline: devices in an order, and where the blocks are cut between them so that a microbatch leaves it as often as can be.
 
 A stage is busy with a microbatch for as long as it computes, or as its line carries what it sends forward and back, whichever is longer, since it does
-both at once: FusionLLM's Eq. 3 (arXiv 2410.12707), DT-FM's overlap (arXiv 2206.01288, 3.5). The slowest stage sets the period. Memory is a limit for each device
-(FusionLLM, Eq. 6). Pure.
+both at once: FusionLLM's Eq. 3 (arXiv 2410.12707), DT-FM's overlap (arXiv 2206.01288, 3.5). The slowest stage sets the period. Lines that may compress do so until they are not what is waited
+for, as far as they can (FusionLLM, Eq. 7 and 8). Memory is a limit for each device (FusionLLM, Eq. 6). Pure.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from hetpeer.stages.links.pace import SLACK
 from hetpeer.stages.planning.swarms.given import Devices, Floats, Work
 
 REMEMBERED = 1 << 15
@@ -48,7 +49,7 @@ class Stage:
     """Its blocks, [begin, end)."""
     computing: float
     sending: float
-    """The slower of its lines, or its uplink with what goes on and what goes back."""
+    """The slower of its lines, or its uplink with what goes on and what goes back; compressed as far as it may be."""
     memory: float
     """Bytes."""
 
@@ -63,8 +64,11 @@ class Pipelines:
         self._computed = _sums(work.flops) * work.computed
         self._memory, self._kept = _sums(work.memory), _sums(work.kept)
         self._entering = np.broadcast_to(work.crossing[:, None], begin.shape)
-        """[a, b]: bytes that enter the blocks [a, b), or come back as their gradient."""
+        """[a, b]: bytes that enter the blocks [a, b), as they lie in memory."""
         self._leaving = np.broadcast_to(work.crossing[None, :], begin.shape)
+        self._back = self._entering / work.compression.backward
+        """[a, b]: bytes of their gradient, on the way back, and of what they send on."""
+        self._on = self._leaving / work.compression.forward
         first, last = begin == 0, end == blocks
         self._allowed = {
             (is_first, is_last): (begin < end) & (first == is_first) & (last == is_last)
@@ -109,7 +113,7 @@ class Pipelines:
             devices=order,
             cuts=cuts,
             period=period,
-            fill=self._fill(order, cuts),
+            fill=self._fill(order, cuts, period),
             slowest=self._slowest(order, cuts),
         )
 
@@ -153,10 +157,9 @@ class Pipelines:
         for way, beside in enumerate((place - 1, place + 1)):
             if 0 <= beside < len(order):
                 per_byte[way] = 1.0 / max(float(devices.bandwidth[device, order[beside]]), 1e-300)
-        back = self._entering * per_byte[0]
-        on = self._leaving * per_byte[1]
-        together = (self._entering * (place > 0) + self._leaving * (behind > 0)) / devices.uplink[device]
-        seconds: Floats = np.maximum(np.maximum(back, on), together)
+        lines = np.maximum(self._back * per_byte[0], self._on * per_byte[1])
+        together = (self._back * (place > 0) + self._on * (behind > 0)) / devices.uplink[device]
+        seconds: Floats = np.maximum(lines, together)
         return seconds
 
     def _needed(self, order: Sequence[int], place: int) -> Floats:
@@ -165,17 +168,25 @@ class Pipelines:
         needed: Floats = self._memory + under_way * (self._kept + 2 * (self._entering + self._leaving))
         return needed
 
-    def _fill(self, order: Sequence[int], cuts: Sequence[int]) -> float:
-        """Seconds of one microbatch alone: it is computed at every stage, and crosses every line forward and back."""
-        devices, total = self.devices, 0.0
+    def _fill(self, order: Sequence[int], cuts: Sequence[int], period: float) -> float:
+        """Seconds of one microbatch alone: it is computed at every stage, and crosses every line forward and back.
+
+        An adaptive line compresses no further than to a part of the period.
+        """
+        devices, compression, total = self.devices, self.work.compression, 0.0
+        hidden = SLACK * period if compression.adaptive else 0.0
         for place, device in enumerate(order):
             begin, end = cuts[place], cuts[place + 1]
             total += self._computed[begin, end] / devices.flops[device]
             if place + 1 < len(order):
                 other, nbytes = order[place + 1], self.work.crossing[end]
-                for sender, receiver in ((device, other), (other, device)):
+                for sender, receiver, times in (
+                    (device, other, compression.forward),
+                    (other, device, compression.backward),
+                ):
                     rate = min(devices.bandwidth[sender, receiver], devices.uplink[sender])
-                    total += devices.latency[sender, receiver] + nbytes / rate
+                    seconds = nbytes / rate
+                    total += devices.latency[sender, receiver] + min(seconds, max(seconds / times, hidden))
         return float(total)
 
 

@@ -114,6 +114,6 @@ def adding_up(devices: Devices, work: Work, holders: Sequence[Sequence[int]]) ->
         rates = np.minimum(devices.uplink[peers], others / (len(peers) - 1))
         apart = devices.latency[np.ix_(peers, peers)] * ~np.eye(len(peers), dtype=np.bool_)
         each = max(1.0 / rates.min(), 2 * (len(peers) - 1) / rates.sum())
-        busy[peers] += work.reduced[begin:end].sum() * each + 2 * apart.max()
+        busy[peers] += work.reduced[begin:end].sum() / work.compression.reduce * each + 2 * apart.max()
         begin = end
     return busy
