@@ -78,6 +78,7 @@ proof-7: setup
 	$(PY) -m benchmarks.grids
 	$(PY) -m benchmarks.growth
 	$(PY) -m benchmarks.testbeds
+	$(PY) -m benchmarks.eight
 
 # Twelve volunteers in the laboratory (root), a fault every half minute for twenty minutes.
 chaos: setup

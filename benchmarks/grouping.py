@@ -6,7 +6,8 @@ Four parts, all in virtual time:
 * random schedules of the real scheduler with stragglers, arrivals and departures (peer/simulate/grouping.py), with hetpeer's rules and with SDPipe's two;
 * one decision for 1,000 workers, on this machine's clock;
 * SDPipe's settings (Miao et al., VLDB 2023, section 5): homogeneous, hete-A and hete-B, where a stage sleeps 0.2 or 0.6 s before one
-  iteration in ten. Throughput is that of all pipelines, beside no synchronisation at all and all-reduce; every swarm of a row draws the same naps.
+  iteration in ten. Throughput is that of all pipelines, beside no synchronisation at all, all-reduce, and AD-PSGD (Lian et al., ICML 2018) at its best: each
+  averages with one other at random, which answers at once, whatever it does; every swarm of a row draws the same naps.
   The paper does not say how long a stage computes: 0.1 to 0.5 s are shown.
 
     make proof-averaging
@@ -20,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -116,12 +117,17 @@ class Way:
 
     make: Callable[[int, Sequence[str]], GroupScheduler]
     span: Callable[[int], int] | None = None
+    average_s: Callable[[int], float] = average_s
+    """Seconds of an averaging for a group of so many."""
 
 
 def ways() -> dict[str, Way]:
     ten = lambda workers: 10 * workers  # noqa: E731
     return {
         "no synchronisation": Way(make=lambda m, w: Pipelines(m, w, None, Window(0.0))),
+        "AD-PSGD": Way(
+            make=lambda m, w: Pipelines(m, w, None, Window(0.0)), average_s=lambda _alone: average_s(2)
+        ),
         "all-reduce": Way(make=lambda m, w: Pipelines(m, w, None, Window(math.inf))),
         "hetpeer, P = 10 N": Way(make=lambda m, w: Pipelines(m, w, ten(len(w)), Adaptive()), span=ten),
         "hetpeer, P = 10": Way(make=lambda m, w: Pipelines(m, w, 10, Adaptive()), span=lambda _: 10),
@@ -135,6 +141,7 @@ def throughput(way: Way, setting: Setting, seed: int) -> dict[str, Any]:
     workers = names(setting.pipelines)
     span = math.inf if way.span is None else way.span(len(workers))
     watch = Watch(span, setting.stages, workers)
+    setting = replace(setting, average_s=way.average_s)
     swarm = Swarm(setting, way.make(setting.stages, workers), seed, watch.formed)
     goal = ITERATIONS * len(workers)
     seconds = swarm.run(lambda: sum(swarm.iterations.values()) >= goal)
@@ -151,9 +158,7 @@ def sdpipe(seed: int) -> list[dict[str, Any]]:
     for pipelines, stages in SHAPES:
         for stage_s in STAGE_S:
             for name, sleep_s in SLEEPS.items():
-                setting = Setting(
-                    pipelines=pipelines, stages=stages, stage_s=stage_s, sleep_s=sleep_s, average_s=average_s
-                )
+                setting = Setting(pipelines=pipelines, stages=stages, stage_s=stage_s, sleep_s=sleep_s)
                 found = {way: throughput(how, setting, seed) for way, how in ways().items()}
                 rows.append({"setting": name, "pipelines": pipelines, "stage_s": stage_s, "ways": found})
     return rows

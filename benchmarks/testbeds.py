@@ -2,7 +2,8 @@
 
 Times are of a step, by the planner's cost model, and for some of them by simulation (the coordinator and the volunteers in virtual time, peer/simulate/). Baselines
 are given what they leave open: of all numbers of stages the best. `equal layers` cuts the blocks into equal parts, `equal work` so that devices take equally long;
-`by region` has neighbours in one pipeline, `strided` in one stage; orders at random are the mean of several. PipeDream and Dapple are what `equal work, by region` is here: 1F1B and
+`by region` has neighbours in one pipeline, `strided` in one stage; orders at random are the mean of several; `SWARM` sends from any device of a stage to any of the next
+(baselines/swarm_routing.py, a fluid at its best, not simulated). PipeDream and Dapple are what `equal work, by region` is here: 1F1B and
 an all-reduce. The gap is to a bound that nobody reaches: all devices compute all the time, and nothing is sent.
 
     python -m benchmarks.testbeds
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import report
+from benchmarks.baselines import swarm_routing
 from benchmarks.scenarios.testbeds import KINDS, Testbed, testbed
 from hetpeer.dht.errors import LocalError
 from hetpeer.dht.processes import dying_with_us
@@ -106,12 +108,14 @@ def solve(name: str, seed: int, simulated: bool) -> dict[str, Any]:
     others = baselines(bed, seed)
     at_random = [plan.total_s for way, plan in others.items() if way.startswith("random") and plan]
     theirs = {way: plan for way, plan in others.items() if not way.startswith("random")}
+    swarm_s = swarm_routing.step_s(bed.devices, bed.work)
     row: dict[str, Any] = {
         "seed": seed,
         "ours_s": found.best.total_s,
         "bound_s": bound_s(bed),
         "theirs_s": {way: plan.total_s for way, plan in theirs.items() if plan}
-        | ({"at random": statistics.mean(at_random)} if at_random else {}),
+        | ({"at random": statistics.mean(at_random)} if at_random else {})
+        | ({"SWARM": swarm_s} if swarm_s else {}),
         "pipelines": [len(one.devices) for one in found.best.pipelines],
     }
     if simulated:

@@ -1,0 +1,79 @@
+"""SWARM's way (Ryabinin et al., ICML 2023): stages of equal layers, each held by several devices, and any device of a stage sends to any of the next.
+
+A fluid model at its best: devices are put where speed is lacking most, each microbatch goes to whoever of the next stage is free (so that a stage does as
+many as its devices do together), nobody waits for anybody, and sums are divided by uplinks as ours are. A device's line is the mean of those to the
+devices of the next stage, by what these do of the work. Memory is asked as of ours: as many microbatches are under way as 1F1B has. Of all numbers of stages the best. Written from the paper.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from hetpeer.stages.planning.swarms.given import Devices, Floats, Work
+from hetpeer.stages.planning.swarms.plans import adding_up
+
+Stages = list[list[int]]
+
+
+def step_s(devices: Devices, work: Work) -> float | None:
+    """Seconds of a step; None if no number of stages fits."""
+    most = min(len(devices), len(work))
+    times = [_with(devices, work, number) for number in range(1, most + 1)]
+    return min((one for one in times if one is not None), default=None)
+
+
+def _with(devices: Devices, work: Work, number: int) -> float | None:
+    """With so many stages; None where somebody fits nowhere else and a stage has nobody."""
+    cuts = [len(work) * stage // number for stage in range(number + 1)]
+    parts = list(pairwise(cuts))
+    flops = np.array([work.flops[begin:end].sum() * work.computed for begin, end in parts])
+    stages = _placed(devices, work, parts, flops)
+    if not all(stages):
+        return None
+    rate, fill = np.inf, 0.0
+    for place, peers in enumerate(stages):
+        seconds = flops[place] / devices.flops[peers]
+        fill += float(seconds.mean())
+        lines = np.zeros(len(peers))
+        together = np.zeros(len(peers))
+        for beside, border in ((place - 1, parts[place][0]), (place + 1, parts[place][1])):
+            if 0 <= beside < number:
+                nbytes = float(work.crossing[border])
+                carried, latency = _lines(devices, peers, stages[beside], nbytes)
+                lines, together = np.maximum(lines, carried), together + nbytes / devices.uplink[peers]
+                fill += float(carried.mean() + latency)
+        rate = min(rate, float((1.0 / np.maximum(seconds, np.maximum(lines, together))).sum()))
+    holders = [stages[place] for place, (begin, end) in enumerate(parts) for _ in range(begin, end)]
+    return fill + (work.microbatches - 1) / rate + float(adding_up(devices, work, holders).max())
+
+
+def _placed(devices: Devices, work: Work, parts: list[tuple[int, int]], flops: Floats) -> Stages:
+    """The fastest first, each at the stage that has the least speed for its work of those for which it has memory."""
+    stages: Stages = [[] for _ in parts]
+    speed = np.zeros(len(parts))
+    needed = np.array(
+        [
+            work.memory[begin:end].sum()
+            + min(2 * behind + 1, work.microbatches)
+            * (work.kept[begin:end].sum() + 2 * (work.crossing[begin] + work.crossing[end]))
+            for behind, (begin, end) in zip(range(len(parts) - 1, -1, -1), parts, strict=True)
+        ]
+    )
+    for device in np.argsort(-devices.flops, kind="stable"):
+        lacking = np.where(needed <= devices.memory[device], speed / flops, np.inf)
+        place = int(lacking.argmin())
+        if np.isfinite(lacking[place]):
+            stages[place].append(int(device))
+            speed[place] += devices.flops[device]
+    return stages
+
+
+def _lines(devices: Devices, peers: list[int], others: list[int], nbytes: float) -> tuple[Floats, float]:
+    """Seconds of so many bytes from each of `peers` to `others`, and the mean latency between them."""
+    share = devices.flops[others] / devices.flops[others].sum()
+    pairs = np.ix_(peers, others)
+    with np.errstate(divide="ignore"):
+        carried: Floats = (nbytes / devices.bandwidth[pairs] * share).sum(axis=1)
+    return carried, float((devices.latency[pairs] * share).sum(axis=1).mean())
