@@ -8,15 +8,23 @@
     memory_gib = 6.0                 # that it gives
     up_mbps = 20
     down_mbps = 100
+    private = true                   # takes no connections: two such reach each other through a front only
 
-Where only lines are given, from one to another go as many bits as leave the one and reach the other; `bandwidth_gbit_s` says it pair by pair.
+    [[front]]                        # a reliable peer that passes things on and computes nothing
+    name = "server"
+    up_mbps = 1000
+    down_mbps = 1000
+
+Where only lines are given, from one to another go as many bits as leave the one and reach the other; `bandwidth_gbit_s` says it pair by pair, the devices' rows before
+the fronts'; 0 means that they do not reach each other.
 """
 
 from __future__ import annotations
 
 import json
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +32,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hetpeer.stages.planning.network import Network, wrong
+from hetpeer.stages.planning.swarms.fronts import through_fronts
 from hetpeer.stages.planning.swarms.given import Devices
 
 Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -36,18 +45,25 @@ class _Entry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class DeviceEntry(_Entry):
-    """One device of the file."""
+class FrontEntry(_Entry):
+    """One front of the file."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
-    tflops: Amount
-    memory_gib: Amount
     up_mbps: Amount = LINE_MBPS
     down_mbps: Amount = LINE_MBPS
 
 
+class DeviceEntry(FrontEntry):
+    """One device of the file."""
+
+    tflops: Amount
+    memory_gib: Amount
+    private: bool = False
+
+
 class _File(_Entry):
     device: Annotated[tuple[DeviceEntry, ...], Field(min_length=1)]
+    front: tuple[FrontEntry, ...] = ()
     latency_ms: Any = LATENCY_MS
     bandwidth_gbit_s: Any = None
 
@@ -58,6 +74,8 @@ class NamedDevices:
 
     names: tuple[str, ...]
     devices: Devices
+    through: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    """(from, to) → the front through which these two reach each other, where they do not by themselves."""
 
 
 def read_devices(path: Path) -> NamedDevices:
@@ -77,32 +95,42 @@ def devices_in(data: Any, source: str) -> NamedDevices:
     except ValidationError as error:
         first = error.errors()[0]
         raise wrong(f"{source}: {_where(first['loc'], data)}: {first['msg']}", "correct the entry") from None
-    names = tuple(entry.name for entry in file.device)
+    entries = (*file.device, *file.front)
+    names = tuple(entry.name for entry in entries)
     if twice := {name for name in names if names.count(name) > 1}:
         raise wrong(f"{source}: two devices are called {min(twice)}", "give each a name of its own")
-    up, down = (
-        np.array([getattr(entry, name) for entry in file.device]) for name in ("up_mbps", "down_mbps")
-    )
+    up, down = (np.array([getattr(entry, name) for entry in entries]) for name in ("up_mbps", "down_mbps"))
     network = Network.of(
         {
             "latency_ms": _square(file.latency_ms, len(names)),
             "bandwidth_gbit_s": file.bandwidth_gbit_s
             if file.bandwidth_gbit_s is not None
             else (np.minimum(up[:, None], down[None, :]) * MEGA / GIGA).tolist(),
-        }
+        },
+        apart=True,
     )
     if len(network) != len(names):
         raise wrong(f"{source}: {len(names)} devices, and matrices of {len(network)}", "give a row for each")
-    return NamedDevices(
-        names,
+    count, fronts = len(file.device), len(file.front)
+    private = np.array([entry.private for entry in file.device] + [False] * fronts)
+    met = ~(private[:, None] & private[None, :])
+    devices, through = through_fronts(
         Devices(
-            flops=np.array([entry.tflops * TERA for entry in file.device]),
-            memory=np.array([entry.memory_gib * GIB for entry in file.device]),
+            flops=np.array([entry.tflops * TERA for entry in file.device] + [0.0] * fronts),
+            memory=np.array([entry.memory_gib * GIB for entry in file.device] + [0.0] * fronts),
             uplink=up * MEGA / BITS,
             latency=network.latency_s,
-            bandwidth=network.bandwidth_gbit_s * GIGA / BITS,
+            bandwidth=network.bandwidth_gbit_s * met * GIGA / BITS,
         ),
+        fronts,
     )
+    alone = (devices.bandwidth <= 0) & ~np.eye(count, dtype=np.bool_)
+    if alone.any():
+        one, other = np.argwhere(alone)[0].tolist()
+        why = f"row {one}, column {other}: {names[one]} does not reach {names[other]}, and no front reaches both"
+        raise wrong(f"{source}: {why}", "give them a line, or a [[front]] between them")
+    between = {pair: names[count + front] for pair, front in through.items()}
+    return NamedDevices(names[:count], devices, between)
 
 
 def _square(latency: Any, count: int) -> Any:

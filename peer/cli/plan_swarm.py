@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,13 @@ def _spared(plan: Plan, named: NamedDevices) -> list[str]:
     return [name for number, name in enumerate(named.names) if number not in used]
 
 
+def _fronts(plan: Plan, named: NamedDevices) -> list[tuple[str, str, str]]:
+    """(from, to, front) of neighbours in the plan that do not reach each other by themselves."""
+    pairs = (pair for one in plan.pipelines for pair in pairwise(one.devices))
+    both = (way for one, other in pairs for way in ((one, other), (other, one)))
+    return [(named.names[a], named.names[b], named.through[a, b]) for a, b in both if (a, b) in named.through]
+
+
 def _document(
     found: Found, stages: Sequence[Sequence[Stage]], named: NamedDevices, work: Work
 ) -> dict[str, Any]:
@@ -101,6 +109,9 @@ def _document(
             }
             for one, share, row in zip(best.pipelines, best.shares, stages, strict=True)
         ],
+        "fronts": [
+            {"from": sender, "to": to, "through": front} for sender, to, front in _fronts(best, named)
+        ],
         "spared": _spared(best, named),
         "cpu_seconds": time.process_time(),
         "evaluations": found.evaluations,
@@ -118,6 +129,8 @@ def _lines(found: Found, named: NamedDevices) -> Iterator[str]:
             for place, device in enumerate(one.devices)
         )
         yield f"{'pipeline':<10}{number}: {share} microbatches, one in {one.period:.2f} s: {stages}"
+    for sender, to, front in _fronts(best, named):
+        yield f"{'front':<10}{front} passes on what goes from {sender} to {to}"
     if spared := _spared(best, named):
         yield f"{'spared':<10}{', '.join(spared)}"
     yield f"{'waits for':<10}{named.names[device]}, which is {what}"

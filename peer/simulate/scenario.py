@@ -31,7 +31,7 @@ from hetpeer.peer.workload import work_of
 from hetpeer.stages.planning.swarms.given import Work
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_OF_DEVICES = ("device", "latency_ms", "bandwidth_gbit_s")
+_OF_DEVICES = ("device", "front", "latency_ms", "bandwidth_gbit_s")
 
 
 class _Entry(BaseModel):

@@ -23,8 +23,10 @@ class Network:
         return len(self.latency_s)
 
     @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Network:
-        """From `latency_ms` and `bandwidth_gbit_s`, N x N lists. Raises `LocalError` HP-PLAN-002 naming the entry that is wrong."""
+    def of(cls, document: Mapping[str, Any], *, apart: bool = False) -> Network:
+        """From `latency_ms` and `bandwidth_gbit_s`, N x N lists; some may be `apart`, without a line. Raises `LocalError` HP-PLAN-002 naming
+        the entry that is wrong.
+        """
         latency, bandwidth = (_matrix(document, name) for name in ("latency_ms", "bandwidth_gbit_s"))
         if len(latency) != len(bandwidth):
             raise wrong(
@@ -32,8 +34,9 @@ class Network:
                 "give both for the same devices",
             )
         _check("latency_ms", latency, latency < 0, "a latency is 0 or more")
-        apart = ~np.eye(len(bandwidth), dtype=np.bool_)
-        _check("bandwidth_gbit_s", bandwidth, (bandwidth <= 0) & apart, "a bandwidth is more than 0")
+        pairs = ~np.eye(len(bandwidth), dtype=np.bool_)
+        low, least = (bandwidth < 0, "0 or more") if apart else (bandwidth <= 0, "more than 0")
+        _check("bandwidth_gbit_s", bandwidth, low & pairs, f"a bandwidth is {least}")
         return cls(latency / 1e3, bandwidth)
 
 

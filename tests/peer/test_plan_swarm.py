@@ -31,6 +31,7 @@ memory_gib = 8
 up_mbps = 100
 down_mbps = 50
 """
+PRIVATE = HOMES.replace("[[device]]", "[[device]]\nprivate = true")
 
 
 def written(folder, text, name="devices.toml"):
@@ -70,6 +71,11 @@ def test_a_file_of_devices(tmp_path):
         ("latency_ms = [[0]]\n" + HOMES.replace("latency_ms = 30", ""), "latency_ms is of 1 devices"),
         ("latency_ms = [[0, -1], [1, 0]]\n" + HOMES.replace("latency_ms = 30", ""), "row 0, column 1"),
         ("[[device", "devices.toml"),
+        (PRIVATE, "row 0, column 1: attic does not reach office"),
+        ("bandwidth_gbit_s = [[0, 0], [1, 0]]\n" + HOMES, "attic does not reach office"),
+        ("bandwidth_gbit_s = [[0, -1], [1, 0]]\n" + HOMES, "row 0, column 1 of bandwidth_gbit_s is -1"),
+        (HOMES + "[[front]]\nname = 'attic'", "two devices are called attic"),
+        (HOMES + "[[front]]\nname = 'server'\ntflops = 3", "front, 0, tflops"),
     ],
 )
 def test_wrong_files_are_refused_by_name(tmp_path, text, why):
@@ -93,6 +99,25 @@ def test_the_command_says_who_does_what(tmp_path, capsys):
     assert printed["bottleneck"]["device"] in there
     plan_swarm(asked(path), as_json=False)
     assert "waits for" in capsys.readouterr().out
+
+
+def test_a_front_passes_on_what_two_do_not_send_each_other(tmp_path, capsys):
+    fronts = (
+        "[[front]]\nname = 'slow'\nup_mbps = 10\n[[front]]\nname = 'fast'\nup_mbps = 60\ndown_mbps = 80\n"
+    )
+    named = read_devices(written(tmp_path, PRIVATE + fronts))
+    assert named.names == ("attic", "office")
+    assert named.through == {(0, 1): "fast", (1, 0): "fast"}
+    assert named.devices.latency.tolist() == [[0.0, 0.06], [0.06, 0.0]]
+    # the way there is attic's 20 Mbit/s, the way back half of the front's 60: two may need it
+    assert np.allclose(named.devices.bandwidth[[0, 1], [1, 0]], [20e6 / 8, 30e6 / 8])
+    small = PRIVATE.replace("gib = 6", "gib = 3").replace("gib = 8", "gib = 3")  # neither has room for all
+    path = written(tmp_path, small + fronts)
+    plan_swarm(asked(path), as_json=True)
+    pairs = {(one["from"], one["to"]) for one in json.loads(capsys.readouterr().out)["fronts"]}
+    assert pairs == {("attic", "office"), ("office", "attic")}
+    plan_swarm(asked(path), as_json=False)
+    assert "fast passes on what goes from" in capsys.readouterr().out
 
 
 def test_the_plan_is_drawn(tmp_path, capsys):
