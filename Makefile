@@ -63,6 +63,7 @@ proof-5: setup
 # A hundred thousand simulated histories: hours.
 proof-churn: setup
 	$(PY) -m benchmarks.histories
+	$(PY) -m benchmarks.mutants
 
 proof-averaging: setup
 	$(PY) -m benchmarks.grouping
