@@ -79,6 +79,7 @@ class Member(Working):
         held = () if self.version is None else self._held()
         place = self.place if self.place == self._graphs else None
         known = {"held": held, "place": place, "cluster": self.line.cluster}
+        self._deferred.clear()  # said to the session that is over
         return [Tell(self._hello.model_copy(update=known))]
 
     def reborn(self, incarnation: int) -> list[Effect]:

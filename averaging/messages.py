@@ -30,6 +30,8 @@ Range = tuple[Block, Block]
 Ticket = Annotated[bytes, Field(max_length=2048)]
 Share = Annotated[int, Field(ge=1, lt=1 << 32)]
 Speed = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Loss = Annotated[float, Field(ge=-1e30, le=1e30)]
+"""Of a microbatch, nats per token: a worker gives no other, as it refuses what is not finite."""
 
 
 class Schema(BaseModel):
@@ -91,7 +93,7 @@ class BlockVote(Schema):
 
     block: Block
     digest: Digest
-    squared_norm: float
+    squared_norm: Annotated[float, Field(ge=0)]
     finite: bool
 
 
@@ -179,7 +181,7 @@ class Sealed(Schema):
     step: Count
     slot: Count
     contents: tuple[Contents, ...]
-    losses: dict[Id, float] = {}
+    losses: dict[Id, Loss] = {}
 
 
 class Evaluated(Schema):
@@ -188,7 +190,7 @@ class Evaluated(Schema):
     kind: Literal["evaluated"] = "evaluated"
     line: Line
     step: Count
-    losses: dict[Id, float]
+    losses: dict[Id, Loss]
 
 
 class Failed(Schema):

@@ -16,6 +16,9 @@ from hetpeer.bootstrap.membership import Range, Standing
 from hetpeer.bootstrap.reign import Reign
 from hetpeer.bootstrap.saving import Saving
 
+RESTS = 10
+"""After a wait for a checkpoint that was not complete in time, so many such waits pass before the next; then twice as many."""
+
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
@@ -54,13 +57,23 @@ class Arranging:
         """Of checkpoints, before it was made."""
         self._until: float | None = None
         """So long the run stands still for the checkpoint."""
+        self._rest_s = RESTS * reign.config.sync_s
+        self._not_before = 0.0
+        """No proposal is taken before: the last one made the run stand still in vain."""
 
-    def propose(self, arrangement: Arrangement) -> bool:
+    def propose(self, arrangement: Arrangement, now: float) -> bool:
         """Whether it can come into effect as things are. Raises `ValueError` for one that is none."""
         if fault := arrangement.fault(self._reign.members.blocks):
             raise ValueError(fault)
-        self._proposal, self._failures, self._until = arrangement, self._saving.failures, None
+        if now < self._not_before:
+            return False
+        self._until = self._until if self.pending else None
+        self._proposal, self._failures = arrangement, self._saving.failures
         return self.pending
+
+    def void(self) -> None:
+        """Somebody leaves: it was made for others."""
+        self._proposal = None
 
     @property
     def pending(self) -> bool:
@@ -80,7 +93,8 @@ class Arranging:
         if self._until is None:
             self._until = now + self._reign.config.sync_s
         if now > self._until:
-            self._proposal = None
+            self._proposal, self._not_before = None, now + self._rest_s
+            self._rest_s *= 2
         return self._proposal is not None
 
     def enact(self) -> list[Effect]:
@@ -88,6 +102,7 @@ class Arranging:
         assert self._proposal is not None
         assert self._reign.stored
         proposal, self._proposal = self._proposal, None
+        self._rest_s = RESTS * self._reign.config.sync_s
         members = self._reign.members
         effects: list[Effect] = [
             self._reign.log(

@@ -1,13 +1,15 @@
 """Between two steps: whom the next one waits for while they fetch the current version, and who fills a gap.
 
 A newcomer need not be waited for: it comes into the step while it runs (entering.py). But who was too slow for that, because steps are short or its
-line is, is waited for once.
+line is, is waited for; each time that this was in vain, half as long.
 
 Pure. A block that nobody holds makes the run wait: first for whoever had it, then somebody who is redundant elsewhere
 takes its place. That the run goes back to a checkpoint is the coordinator's decision.
 """
 
 from __future__ import annotations
+
+from collections import Counter
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.decisions import Effect, Send, State
@@ -16,6 +18,10 @@ from hetpeer.bootstrap.reign import Reign
 
 PAYS = 1.5
 """A step must take so many times longer than a fetch for somebody to come into it."""
+IN_VAIN = 5
+"""So often in a row, and it is not waited for any more."""
+PATIENCE = 5
+"""Who has a place and has not worked there after so many times the sync time-out is not counted on any more."""
 MISSES = 3
 """Who was too late for so many steps is waited for in any case."""
 
@@ -28,9 +34,26 @@ class Border:
         self._return_by = now + reign.config.return_s
         self._waiting_since: float | None = None
         self._sync_by = 0.0
+        self._in_vain: Counter[tuple[str, int]] = Counter()
+        """Peer and incarnation → for how many borders in a row it was waited for in vain."""
+        self._coming: dict[tuple[str, int, Range], float] = {}
+        """Who is not ready yet, at which place → since when."""
         self._fetching: dict[str, float] = {}
         self.fetch_s = 0.0
         """How long the last fetch took; 0 before the first."""
+
+    def look(self, now: float) -> None:
+        """Who has been on its way to its place for too long?"""
+        on_the_way = {
+            (v.peer, v.incarnation, v.place): v
+            for v in self._reign.members.volunteers.values()
+            if v.place is not None and v.standing is not Standing.READY
+        }
+        self._coming = {key: self._coming.get(key, now) for key in on_the_way}
+        for volunteer in self._reign.members.volunteers.values():
+            volunteer.slow = False
+        for key, volunteer in on_the_way.items():
+            volunteer.slow = now - self._coming[key] > PATIENCE * self._reign.config.sync_s
 
     def admit_joiners(self, now: float) -> list[Effect]:
         """Prepared volunteers who are waited for, and whose blocks can be had somewhere, are told to fetch them."""
@@ -38,9 +61,11 @@ class Border:
         joiners = [v for v in reign.members.volunteers.values() if v.standing is Standing.PREPARED]
         joiners = [v for v in joiners if self.available(v.place)]
         if not reign.members.uncovered():
-            joiners = [v for v in joiners if v.missed >= (MISSES if self._steps_are_long else 1)]
+            late = MISSES if self._steps_are_long else 1
+            joiners = [v for v in joiners if v.missed >= late and self._times(v) < IN_VAIN]
         if joiners and reign.state is not State.SYNCING:
-            reign.state, self._sync_by = State.SYNCING, now + reign.config.sync_s
+            halved = min(map(self._times, joiners))
+            reign.state, self._sync_by = State.SYNCING, now + reign.config.sync_s / 2**halved
         return [self.fetch(volunteer, now) for volunteer in joiners]
 
     @property
@@ -55,11 +80,22 @@ class Border:
         if began is not None:
             self.fetch_s = now - began
 
+    def in_time(self, volunteer: Volunteer) -> None:
+        """`volunteer` has the current version, and works."""
+        del self._in_vain[volunteer.peer, volunteer.incarnation]
+
     def must_wait(self, now: float) -> bool:
         """Whether the step is held up for somebody who fetches."""
-        reign = self._reign
-        syncing = any(v.standing is Standing.SYNCING for v in reign.members.volunteers.values())
-        return reign.state is State.SYNCING and syncing and now <= self._sync_by
+        volunteers = self._reign.members.volunteers.values()
+        syncing = [v for v in volunteers if v.standing is Standing.SYNCING]
+        if self._reign.state is not State.SYNCING or not syncing:
+            return False
+        if now > self._sync_by:
+            self._in_vain.update((v.peer, v.incarnation) for v in syncing)
+        return now <= self._sync_by
+
+    def _times(self, volunteer: Volunteer) -> int:
+        return self._in_vain[volunteer.peer, volunteer.incarnation]
 
     def available(self, place: Range | None) -> bool:
         """Whether the current version of these blocks can be had somewhere."""
@@ -100,6 +136,7 @@ class Border:
         """We did not run for so long: nobody could be heard."""
         self._return_by += pause_s
         self._sync_by += pause_s
+        self._coming = {key: since + pause_s for key, since in self._coming.items()}
 
     def too_late(self, now: float) -> bool:
         """Whether a block is gone for good: not stored, and its holders had their time to come back."""

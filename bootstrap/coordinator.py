@@ -94,7 +94,7 @@ class Coordinator(Reigning):
         """A planner proposes who has which blocks from now on: at the next border, once the version of then is stored. A step that waits for a holder
         is given up for it. Nothing happens if others are here by now than those it was made for. Raises `ValueError` for an arrangement that is none.
         """
-        if self.state is State.FINISHED or not self._arranging.propose(arrangement):
+        if self.state is State.FINISHED or not self._arranging.propose(arrangement, now):
             return []
         if self._step is not None and self._step.orphaned:
             return self._roll_back(
@@ -107,6 +107,7 @@ class Coordinator(Reigning):
         if self.state is State.FINISHED:
             return []
         self._border.excuse(self._leases.tick(now))
+        self._border.look(now)
         effects = self._lose(self._leases.expired(now), now)
         match self.state:
             case State.WAITING:
@@ -151,6 +152,7 @@ class Coordinator(Reigning):
             volunteer.missed += 1
             return self._make_room(now)
         volunteer.standing, volunteer.missed = Standing.READY, 0
+        self._border.in_time(volunteer)
         effects = self._compare(volunteer, message.held, now)
         if step is not None and not effects:
             assert volunteer.place is not None
@@ -303,6 +305,7 @@ class Coordinator(Reigning):
         """`peers` (with the reason for each) are not members any more; their slots die with them."""
         if not peers:
             return []
+        self._arranging.void()
         version = self.history.version
         effects: list[Effect] = [
             self._reign.log(kind="gone", peer=peer, why=why, version=version) for peer, why in peers.items()

@@ -45,7 +45,7 @@ class Entering:
     def hopeless(self, step: CoordinatedStep, now: float) -> bool:
         """Whether nobody prepares for an orphaned block for too long, while a redundant volunteer could move there."""
         members, blocks = self._reign.members, step.orphaned
-        coming = {b for v in self._outside(step) for b in range(*(v.place or (0, 0)))}
+        coming = {b for v in self._outside(step) if not v.slow for b in range(*(v.place or (0, 0)))}
         if coming.issuperset(blocks):
             self._hopeless_since = None
             return False

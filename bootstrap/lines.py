@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from statistics import mean
 
 from hetpeer.stages.execution.routes import Route
 
@@ -30,9 +29,10 @@ class Lines:
         self._clusters = dict(clusters or {})
         self._seconds = dict(seconds or {})
         self._load: dict[tuple[str, str], float] = {}
-        self._known: dict[str, list[str]] = {}
-        for sender, to in self._seconds:
-            self._known.setdefault(sender, []).append(to)
+        self._known: dict[str, tuple[int, float]] = {}
+        """Sender → of how many of its lines something is known, and the sum of their prices."""
+        for (sender, _), took in self._seconds.items():
+            self._dearer(sender, 1, took)
 
     def __call__(self, sender: str, to: str) -> float:
         """The price of the next microbatch that goes there."""
@@ -40,11 +40,15 @@ class Lines:
             return self._price(sender, to)
         if self._clusters.get(sender) == self._clusters.get(to):
             return 0.0
-        known = self._known.get(sender, ())
-        return CHANGE + (mean(self._price(sender, other) for other in known) if known else 0.0)
+        lines, price = self._known.get(sender, (1, 0.0))
+        return CHANGE + price / lines
 
     def _price(self, sender: str, to: str) -> float:
         return self._load.get((sender, to), 0.0) + self._seconds[sender, to]
+
+    def _dearer(self, sender: str, lines: int, price: float) -> None:
+        known, before = self._known.get(sender, (0, 0.0))
+        self._known[sender] = known + lines, before + price
 
     def used(self, route: Route) -> None:
         """One more microbatch goes this way."""
@@ -52,3 +56,4 @@ class Lines:
             pair = (one.peer, other.peer)
             if (took := self._seconds.get(pair)) is not None:
                 self._load[pair] = self._load.get(pair, 0.0) + took
+                self._dearer(one.peer, 0, took)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from types import MappingProxyType
 
 from hetpeer.averaging.messages import Hello, Place
@@ -42,6 +43,8 @@ class Volunteer:
     standing: Standing = Standing.JOINING
     cluster: int = -1
     place: Range | None = None
+    slow: bool = False
+    """It has had its place for long and never worked there: nobody counts on it, and others may come to its blocks."""
     missed: int = 0
     """How often in a row it had a version only when that was past."""
     broken_at: float | None = None
@@ -68,7 +71,9 @@ class Volunteer:
 
     def homeless(self) -> Volunteer:
         """The same without a place."""
-        return replace(self, standing=Standing.JOINING, cluster=-1, place=None, missed=0, digests={})
+        return replace(
+            self, standing=Standing.JOINING, cluster=-1, place=None, slow=False, missed=0, digests={}
+        )
 
     def measured(self, uplink: float) -> None:
         """It says that so many bytes/s leave it; one busy moment is not to change who reduces how much."""
@@ -124,7 +129,7 @@ class Membership:
         taken = {(v.cluster, v.place) for v in self.volunteers.values() if v.place is not None}
         held: list[list[str]] = [[] for _ in range(self.blocks)]
         for volunteer in self.volunteers.values():
-            for block in range(*(volunteer.place or (0, 0))):
+            for block in range(*(volunteer.place or (0, 0))) if not volunteer.slow else ():
                 held[block].append(volunteer.peer)
         return tuple(
             self._place(cluster, place, (cluster, place) not in taken, held)
@@ -197,7 +202,9 @@ class Membership:
 
     def _redundant(self, volunteer: Volunteer) -> bool:
         others = {
-            v.peer: v.place for v in self.volunteers.values() if v is not volunteer and v.place is not None
+            v.peer: v.place
+            for v in self.volunteers.values()
+            if v is not volunteer and v.place is not None and not v.slow
         }
         missing = set(self.uncovered(others))
         return volunteer.place is not None and not missing.intersection(range(*volunteer.place))
@@ -249,15 +256,31 @@ class Membership:
         """What lies between the ready volunteers."""
         roster = self.roster()
         ready = [self.volunteers[peer] for peer in roster]
-        blocks = {v.peer: end - begin for v in ready for begin, end in [v.place or (0, 1)]}
-        fastest = min((v.computing / blocks[v.peer] for v in ready if v.computing), default=0.0)
+        block_s = self._block_s(ready)
         seconds: dict[tuple[str, str], float] = {}
         for volunteer in ready:
             for peer, took in volunteer.links.items():
-                if fastest and took and peer in roster:
+                if block_s and took and peer in roster:
                     for pair in ((volunteer.peer, peer), (peer, volunteer.peer)):  # back as well
-                        seconds[pair] = seconds.get(pair, 0.0) + took / fastest
+                        seconds[pair] = seconds.get(pair, 0.0) + took / block_s
         return Lines({v.peer: v.cluster for v in ready}, seconds)
+
+    def _block_s(self, ready: Sequence[Volunteer]) -> float:
+        """Seconds of a microbatch at the fastest peer for a block of middle size, which routes count in; 0: not known.
+
+        The middle of what follows from each one's own time, so that nobody's word decides it.
+        """
+        speeds = self.speeds()
+        fastest = max((speeds[v.peer] for v in ready), default=1.0)
+        usual = sum(cost.flops for cost in self._costs) / self.blocks
+        found = []
+        for volunteer in ready:
+            begin, end = volunteer.place or (0, 0)
+            flops = sum(cost.flops for cost in self._costs[begin:end])
+            share = usual / flops if flops else 1.0 / max(end - begin, 1)
+            if volunteer.computing:
+                found.append(volunteer.computing * share * speeds[volunteer.peer] / fastest)
+        return median(found) if found else 0.0
 
     def uplinks(self) -> dict[str, float]:
         """Bytes/s that leave each ready volunteer (0 where it was not measured)."""

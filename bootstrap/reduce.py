@@ -5,6 +5,7 @@ Pure. What is summed, a step's exact cover or the states of clusters that averag
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
@@ -15,6 +16,11 @@ from hetpeer.bootstrap.patience import Pace
 
 MAX_PLANS = 3
 """So many plans in a row may run out of time before those who do not vote are fenced, or end in differing votes."""
+
+LARGEST_NORM = 1e300
+"""Of a block, squared: no sum of float32 comes near it, and what all blocks have can be added."""
+ALIKE = 1e-6
+"""Norms of the same bits, as different processors add them."""
 
 Sums = tuple[str, tuple[int, ...]]
 """A holder, and the ids whose sum it sends."""
@@ -95,27 +101,27 @@ class Reduce:
         if self._votes.keys() != roster.keys():
             return False
         agreed, split = self._outcome()
-        broken = [b for b, vote in agreed.items() if not vote.finite]
-        if broken:
-            self.trouble = f"the sum of block {broken[0]} is not finite"
-        elif not split:
-            self.decision = agreed
-        else:
+        broken = [b for b, vote in agreed.items() if not vote.finite or vote.squared_norm > LARGEST_NORM]
+        if split:
             self._split += 1
             if self._split < MAX_PLANS:
                 return True
             self.trouble = (
                 f"holders of block {min(split)} differ in the bits of the sum after {MAX_PLANS} plans"
             )
+        elif broken:
+            self.trouble = f"the sum of block {broken[0]} is not finite"
+        else:
+            self.decision = agreed
         return False
 
     def _outcome(self) -> tuple[dict[int, m.BlockVote], set[int]]:
-        """One vote per block, and the blocks whose votes differ in their bits."""
+        """One vote per block, and the blocks whose votes differ."""
         agreed: dict[int, m.BlockVote] = {}
         split: set[int] = set()
         for votes in self._votes.values():
             for block, vote in votes.items():
-                if agreed.setdefault(block, vote).digest != vote.digest:
+                if not _alike(agreed.setdefault(block, vote), vote):
                     split.add(block)
         return agreed, split
 
@@ -146,3 +152,9 @@ class Reduce:
         if self._late < MAX_PLANS - 1 or not self.overdue(now):
             return []
         return sorted(set(roster) - self._votes.keys())
+
+
+def _alike(one: m.BlockVote, other: m.BlockVote) -> bool:
+    """Whether two votes are on the same bits. One that lies about the norm alone would scale everybody's update."""
+    same = (one.digest, one.finite) == (other.digest, other.finite)
+    return same and math.isclose(one.squared_norm, other.squared_norm, rel_tol=ALIKE)

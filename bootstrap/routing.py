@@ -56,6 +56,7 @@ class Assignments:
         self._roster = roster
         self._blocks = blocks
         self._speeds = dict(speeds)
+        self._fastest = max(speeds.values(), default=1.0)
         self._undone = undone
         self._counted = counted
         self._routes = assign_routes(ids, roster, blocks, speeds, lines)
@@ -89,13 +90,17 @@ class Assignments:
         """
         roster = self._roster if roster is None else roster
         handed: dict[str, set[int]] = {}
-        busy = self._busy()
-        for microbatch in sorted(self._routes.keys() & set(ids)):
+        concerned = sorted(self._routes.keys() & set(ids))
+        if not concerned:
+            return handed
+        slow = {peer: self._slow(peer) for peer in self._roster}
+        cost = {peer: seconds + slow[peer] for peer, seconds in self._busy().items()}
+        for microbatch in concerned:
             before = self._trodden(microbatch, roster)
-            way = splice(before, roster, {peer: seconds + self._slow(peer) for peer, seconds in busy.items()})
+            way = splice(before, roster, cost)
             if stands(way[0], roster):
                 for hop in set(way) - set(before):
-                    busy[hop.peer] += self._slow(hop.peer) * (hop.end - hop.begin)
+                    cost[hop.peer] += slow[hop.peer] * (hop.end - hop.begin)
                 self._routes[microbatch] = way
                 self._attempts[microbatch] = self._attempts.get(microbatch, 0) + 1
                 handed.setdefault(way[0].peer, set()).add(microbatch)
@@ -118,6 +123,7 @@ class Assignments:
         (`Pipeline.assign`). Who was to begin an id is told if somebody else is to.
         """
         self._speeds[newcomer] = speed
+        self._fastest = max(self._fastest, speed)
         held = {newcomer: self._roster[newcomer]}
         waiting: dict[str, list[tuple[int, Hop]]] = {}
         for microbatch in sorted(self._undone() & self._routes.keys()):
@@ -147,16 +153,16 @@ class Assignments:
 
     def _slow(self, peer: str) -> float:
         """How long a block takes at `peer`, relative to the fastest."""
-        return max(self._speeds.values(), default=1.0) / max(self._speeds.get(peer, 1.0), 1e-9)
+        return self._fastest / max(self._speeds.get(peer, 1.0), 1e-9)
 
     def _busy(self) -> dict[str, float]:
         """How long each peer of the roster would be busy with all that is not done and goes there."""
-        busy = dict.fromkeys(self._roster, 0.0)
+        blocks = dict.fromkeys(self._roster, 0)
         for microbatch in self._undone() & self._routes.keys():
             for hop in self._routes[microbatch]:
-                if hop.peer in busy:
-                    busy[hop.peer] += self._slow(hop.peer) * (hop.end - hop.begin)
-        return busy
+                if hop.peer in blocks:
+                    blocks[hop.peer] += hop.end - hop.begin
+        return {peer: count * self._slow(peer) for peer, count in blocks.items()}
 
     def stuck(self, undone: set[int]) -> None:
         """`undone` made no progress for too long: what was so the last time, too, goes another way from now on."""

@@ -20,6 +20,7 @@ from hetpeer.peer.devices import BITS, GIB, GIGA, LATENCY_MS, LINE_MBPS, MEGA, T
 from hetpeer.stages.planning.swarms.given import times_forward
 
 Matrix = list[list[float]]
+MBPS = 1e-3, 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,15 +75,17 @@ def inventory(manifest: Manifest, adverts: Mapping[str, Advert]) -> Inventory:
         devices=tuple(
             {
                 "name": names[peer],
-                "tflops": _rounded(_flops(manifest, advert) / TERA),
-                "memory_gib": _rounded(advert.memory_bytes / GIB),
-                "up_mbps": _rounded(lines.up[peer] * BITS / MEGA),
-                "down_mbps": _rounded(lines.down[peer] * BITS / MEGA),
+                "tflops": _rounded(_flops(manifest, advert) / TERA, 1e-6, 1e6),
+                "memory_gib": _rounded(advert.memory_bytes / GIB, 1e-6, 1e6),
+                "up_mbps": _rounded(lines.up[peer] * BITS / MEGA, *MBPS),
+                "down_mbps": _rounded(lines.down[peer] * BITS / MEGA, *MBPS),
             }
             for peer, advert in known.items()
         ),
-        latency_ms=_matrix(known, lambda a, b: 1e3 * lines.latency(a, b)),
-        bandwidth_gbit_s=_matrix(known, lambda a, b: lines.rate(a, b) * BITS / GIGA),
+        latency_ms=_matrix(known, lambda a, b: 1e3 * lines.latency(a, b), 0.0, 1e6),
+        bandwidth_gbit_s=_matrix(
+            known, lambda a, b: lines.rate(a, b) * BITS / GIGA, *(one * MEGA / GIGA for one in MBPS)
+        ),
     )
 
 
@@ -139,9 +142,12 @@ def _names(adverts: Mapping[str, Advert]) -> dict[str, str]:
     }
 
 
-def _matrix(peers: Mapping[str, Advert], entry: Callable[[str, str], float]) -> Matrix:
-    return [[0.0 if a == b else _rounded(entry(a, b)) for b in peers] for a in peers]
+def _matrix(
+    peers: Mapping[str, Advert], entry: Callable[[str, str], float], least: float, most: float
+) -> Matrix:
+    return [[0.0 if a == b else _rounded(entry(a, b), least, most) for b in peers] for a in peers]
 
 
-def _rounded(number: float) -> float:
-    return float(f"{number:.4g}")
+def _rounded(number: float, least: float, most: float) -> float:
+    """As far as anything is what it may be: adverts are claims, and nobody's is to make the file unreadable."""
+    return float(f"{min(max(number, least), most):.4g}")

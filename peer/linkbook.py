@@ -90,6 +90,10 @@ class LinkBook:
         """A microbatch's `forward` or `backward` took so long here, or a bundle to be written (`encode`) or read (`decode`)."""
         self._computing.setdefault(what, deque(maxlen=RECENT)).append(seconds)
 
+    def begin_anew(self) -> None:
+        """Other blocks from now on: what was computed was of the last ones."""
+        self._computing.clear()
+
     def mean(self, what: str) -> float:
         """Seconds of what `computed` is told of, as they add up; 0: not known."""
         return fmean(self._computing.get(what, (0.0,)))

@@ -31,11 +31,18 @@ class Calm:
     def __init__(self) -> None:
         self._seating: Seating | None = None
         self._not_before = 0.0
+        self._changed_at = -AGAIN_S
+
+    def changed(self, now: float) -> None:
+        """We have proposed something."""
+        self._changed_at = now
 
     def __call__(self, seating: Seating, now: float) -> bool:
         """`seating`: who is where now."""
         if seating != self._seating:
-            self._seating, self._not_before = seating, now + SETTLED_S
+            moved = self._seating is not None and self._seating.seats.keys() == seating.seats.keys()
+            rested = self._changed_at + AGAIN_S if moved else 0.0
+            self._seating, self._not_before = seating, max(now + SETTLED_S, rested)
         if now < self._not_before:
             return False
         self._not_before = now + AGAIN_S
@@ -65,6 +72,8 @@ class Proposing:
                 await self._look(service, service.core)
             except RemoteError as error:
                 _log.debug("what the volunteers say could not be read: %s", error)
+            except ValueError as error:
+                _log.warning("a division of the blocks that is none was found: %s", error)
 
     async def _look(self, service: CoordinatorService, core: Coordinator) -> None:
         seating = Seating.of(core.members)
@@ -85,6 +94,7 @@ class Proposing:
         found = await asyncio.to_thread(search)
         if found is not None:
             self._say(found)
+            self._calm.changed(time.monotonic())
             service.arrange(found.arrangement)
 
     def _say(self, found: Proposal) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -174,9 +175,8 @@ class Reducing:
             normed = self._schema.ties.counted(work.block, spec.parameter_count)
             command = c.Inspect(extent=gradient.extent, elements=elements, normed=normed)
             seen = await self._posts.post(command, [gradient])
-            vote = m.BlockVote(
-                block=work.block, digest=seen.digest, squared_norm=seen.squared_norm, finite=seen.finite
-            )
+            norm = seen.squared_norm if seen.finite else math.inf  # not NaN, which is no norm
+            vote = m.BlockVote(block=work.block, digest=seen.digest, squared_norm=norm, finite=seen.finite)
             self._answer(member.inspected(step, work.plan, vote, gradient))
 
         pinned = self._store.pin([gradient])

@@ -64,12 +64,12 @@ def proposal(
         return None
     try:
         found = inventory(manifest, {peer: adverts[peer] for peer in seating.seats if peer in adverts})
+        devices = devices_in(found.document(), "what the volunteers say").devices
     except LocalError:
         return None
     peers = found.peers
     if set(peers) != set(seating.seats):
         return None
-    devices = devices_in(found.document(), "what the volunteers say").devices
     work = of_manifest(manifest, manifest.training.microbatches)
     held = [seating.seats[peer][1] for peer in peers]
     lines = _lines(seating, peers)
@@ -77,7 +77,7 @@ def proposal(
     if change is None:
         return None
     return Proposal(
-        arrangement=_arrangement(change, peers, held, manifest.layouts, work, devices),
+        arrangement=_arrangement(change, peers, seating, manifest.layouts, work, devices),
         before_s=as_it_is(devices, work, held),
         after_s=change.plan.total_s,
         moving_s=change.moving_s,
@@ -97,12 +97,14 @@ def _lines(seating: Seating, peers: Sequence[str]) -> list[list[tuple[int | None
 def _arrangement(
     change: Change,
     peers: Sequence[str],
-    held: Sequence[Range],
+    seating: Seating,
     usual: Sequence[Sequence[Range]],
     work: Work,
     devices: Devices,
 ) -> Arrangement:
-    """The plan's pipelines, and behind them clusters of the usual cut for those whom it spares: they help where they are."""
+    """The plan's pipelines, and behind them clusters of the usual cut for those whom it spares: they help where they are. For whom no place
+    there is small enough there is one more like the cluster that it is in.
+    """
     layouts: list[tuple[Range, ...]] = []
     seats: dict[str, tuple[int, Range]] = {}
     for pipeline in change.plan.pipelines:
@@ -120,12 +122,11 @@ def _arrangement(
         if not free:
             layouts.append(tuple((begin, end) for begin, end in usual[len(layouts) % len(usual)]))
             free = [(len(layouts) - 1, place) for place in layouts[-1]]
-        seats[peer] = min(
-            free,
-            key=lambda seat, device=device: (  # type: ignore[misc]
-                seat[1] != held[device],
-                work.memory[slice(*seat[1])].sum() > devices.memory[device],
-                seat,
-            ),
-        )
+        cluster, held = seating.seats[peer]
+        room = devices.memory[device]
+        fitting = [seat for seat in free if seat[1] == held or work.memory[slice(*seat[1])].sum() <= room]
+        if not fitting:
+            layouts.append(seating.layouts[cluster])
+            fitting = [(len(layouts) - 1, held)]
+        seats[peer] = min(fitting, key=lambda seat, held=held: (seat[1] != held, seat))  # type: ignore[misc]
     return Arrangement(layouts, seats)

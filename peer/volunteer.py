@@ -284,6 +284,7 @@ class Volunteer:
 
     async def _prepare(self, begin: int, end: int) -> None:
         """Fetch and load what the place needs; again and again while nobody can give it."""
+        self.links.begin_anew()
         self._steps.use(None)
         self._states.use(None, {})
         while self._prepared:

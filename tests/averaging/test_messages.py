@@ -58,7 +58,8 @@ def values(annotation, metadata=()):
         case builtins.float:
             finite = any(getattr(limit, "allow_inf_nan", None) is False for limit in limits.values())
             least = limits["Ge"].ge if "Ge" in limits else None
-            return st.floats(least, allow_nan=False, allow_infinity=False if finite else None)
+            most = limits["Le"].le if "Le" in limits else None
+            return st.floats(least, most, allow_nan=False, allow_infinity=False if finite else None)
         case builtins.bool:
             return st.booleans()
         case _:
@@ -166,6 +167,21 @@ def test_fields_of_later_versions_are_ignored():
 def test_ids_are_keys_on_the_wire_and_come_back_as_numbers():
     sealed = Sealed(line=Line(term=1, view=0), step=2, slot=0, contents=(), losses={7: 0.5})
     assert decode(encode(sealed)).losses == {7: 0.5}
+
+
+@pytest.mark.parametrize("wrong", [-1.0, float("nan")])
+def test_what_is_no_norm_is_refused(wrong):
+    plain = {"kind": "vote", "line": {"term": 1, "view": 0}, "step": 0, "plan": 1}
+    block = {"block": 0, "digest": "", "squared_norm": wrong, "finite": True}
+    with pytest.raises(ProtocolError, match="squared_norm"):
+        decode(msgpack.packb(plain | {"blocks": [block]}))
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1e300])
+def test_what_is_no_loss_is_refused(wrong):
+    plain = {"kind": "evaluated", "line": {"term": 1, "view": 0}, "step": 0, "losses": {7: wrong}}
+    with pytest.raises(ProtocolError, match="losses"):
+        decode(msgpack.packb(plain))
 
 
 def test_a_squared_norm_that_is_not_finite_can_be_told():

@@ -45,6 +45,36 @@ def test_volunteers_are_moved_once_the_next_version_is_stored():
     assert [(court.sent[p, "granted"].begin, court.sent[p, "granted"].end) for p in "ab"] == [FRONT, BACK]
 
 
+def test_a_checkpoint_that_takes_too_long_holds_the_run_up_once():
+    """However often something is proposed meanwhile, and afterwards."""
+    court = Court(sync_s=10.0, steps=20).begin("a", "b")
+    arrange(court, DIVIDED)
+    waits = []
+    for _ in range(4):
+        court.commit("a", "b")
+        began = court.now
+        while court.core.state is State.WAITING:
+            for peer in ("a", "b"):
+                court.tell(peer, m.Heartbeat())
+            court.tick(1.0)
+            arrange(court, DIVIDED)
+        waits.append(court.now - began)
+    assert waits == pytest.approx([10.0, 0.0, 0.0, 0.0], abs=1.5)
+    assert arranged(court) == []
+
+
+def test_a_proposal_with_somebody_who_dies_is_void_also_where_the_run_goes_back():
+    court = Court(layouts=(((0, 1), (1, 2)),), checkpoint_every=4).begin("a", "b")
+    court.commit("a", "b")
+    swapped = {
+        peer: (0, FRONT if v.place == BACK else BACK) for peer, v in court.core.members.volunteers.items()
+    }
+    arrange(court, Arrangement(HALVES, swapped))
+    court.tell("b", m.Farewell())
+    assert [record["kind"] for record in court.records][-2:] == ["gone", "rollback"]
+    assert arranged(court) == []
+
+
 def test_they_go_on_when_they_have_the_state_of_their_new_blocks():
     court = both_alone()
     arrange(court, DIVIDED)

@@ -221,6 +221,23 @@ def test_a_vote_for_something_not_finite_halts_the_run_by_name():
     assert not effects[-1].completed
 
 
+@pytest.mark.parametrize("lie", [0.0, 1e200, math.inf])
+def test_a_norm_that_nobody_else_has_found_scales_no_update(lie):
+    court = reducing()
+    court.vote("a", norm=lie)
+    effects = court.vote("b")
+    assert kinds(effects) == []
+    assert court.told("b", effects) == ["plan"]
+
+
+def test_norms_that_cannot_be_added_halt_the_run_and_not_the_coordinator():
+    court = reducing()
+    court.vote("a", norm=1e308)
+    effects = court.vote("b", norm=1e308)
+    assert kinds(effects) == ["halt"]
+    assert "not finite" in effects[-1].why
+
+
 def test_votes_that_differ_are_taken_again_and_then_halt():
     court = reducing()
     for _ in range(2):
@@ -528,6 +545,40 @@ def test_a_joiner_is_waited_for_but_not_for_ever():
     assert (court.core.state, court.core.step) == (State.TRAINING, 1)
     court.commit("a")
     assert (court.core.state, court.sent["b", "fetch"].version) == (State.SYNCING, 2)
+
+
+def test_who_never_gets_ready_is_waited_for_ever_less():
+    court = Court(sync_s=8.0, steps=20).begin("a")
+    court.prepare("b")
+    waits = []
+    for _ in range(7):
+        court.commit("a")
+        began = court.now
+        while court.core.state is State.SYNCING:
+            for peer in ("a", "b"):
+                court.tell(peer, m.Heartbeat())
+            court.tick()
+        waits.append(court.now - began)
+    assert waits == pytest.approx([8, 4, 2, 1, 0.5, 0, 0], abs=0.5)
+
+
+def test_somebody_else_comes_where_somebody_has_a_place_and_never_works():
+    """What it needs cannot be had, or it does so on purpose."""
+    court = Court(layouts=(((0, 1), (1, 2)),), sync_s=2.0)
+    for peer in ("a", "b", "c"):
+        court.hello(peer)
+        place = next(place for place in court.sent[peer, "welcome"].places if place.open)
+        court.tell(peer, m.Claim(cluster=place.cluster, begin=place.begin, end=place.end))
+    silent = next(p for p, v in court.core.members.volunteers.items() if v.place == (1, 2))
+    others = [peer for peer in ("a", "b", "c") if peer != silent]
+    for peer in others:
+        court.tell(peer, m.Prepared())
+        court.ready(peer)
+    for _ in range(60):
+        for peer in ("a", "b", "c"):
+            court.tell(peer, m.Heartbeat())
+        court.tick(0.5)
+    assert [p for p in others if court.sent[p, "granted"].begin == 1] != []
 
 
 def test_a_ready_that_does_not_prove_its_whole_place_is_not_believed():

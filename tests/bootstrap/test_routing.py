@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+import pytest
+
 from hetpeer.bootstrap.lines import Lines
 from hetpeer.bootstrap.membership import BlockCost, Membership, Standing, Volunteer
 from hetpeer.bootstrap.routing import Assignments, assign_routes
@@ -84,11 +86,37 @@ def test_a_line_that_was_never_used_is_not_taken_to_be_faster_than_the_known_one
 def test_a_coordinator_knows_lines_from_what_volunteers_say() -> None:
     """In the time of a block at the fastest, there and back together."""
     members = Membership([[(0, 2), (2, 4)]], [BlockCost(elements=1, memory_bytes=1, flops=1.0)] * BLOCKS)
-    said = {"a": ((0, 2), 0.2, {"b": 1.0, "gone": 9.0}), "b": ((2, 4), 0.4, {"a": 0.5})}
-    for peer, (place, computing, links) in said.items():
+    said = {"a": ((0, 2), 2.0, 0.2, {"b": 1.0, "gone": 9.0}), "b": ((2, 4), 1.0, 0.4, {"a": 0.5})}
+    for peer, (place, speed, computing, links) in said.items():
         members.volunteers[peer] = Volunteer(
-            peer, 1, 0.0, standing=Standing.READY, cluster=0, place=place, computing=computing, links=links
+            peer,
+            1,
+            0.0,
+            speed,
+            standing=Standing.READY,
+            cluster=0,
+            place=place,
+            computing=computing,
+            links=links,
         )
     lines = members.lines()
     assert lines("a", "b") == lines("b", "a") == 15.0
     assert lines("a", "gone") > 0.0
+
+
+def test_neither_a_small_block_nor_a_liar_makes_lines_dear() -> None:
+    """An embedding takes a hundredth of a block of middle size, and somebody computes in no time, as it says."""
+    costs = [BlockCost(elements=1, memory_bytes=1, flops=flops) for flops in (0.04, 2.0, 1.0, 0.96)]
+    members = Membership([[(0, 1), (1, 2), (2, 3), (3, 4)]], costs)
+    for number, (peer, computing) in enumerate((("a", 0.004), ("b", 0.2), ("c", 1e-9), ("d", 0.096))):
+        members.volunteers[peer] = Volunteer(
+            peer,
+            1,
+            0.0,
+            1.0,
+            standing=Standing.READY,
+            place=(number, number + 1),
+            computing=computing,
+            links={"b": 0.1},
+        )
+    assert members.lines()("a", "b") == pytest.approx(1.0)

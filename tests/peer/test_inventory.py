@@ -70,7 +70,9 @@ def test_a_plan_is_made_of_it(
     path = tmp_path / name
     path.write_text(json.dumps(found.document()) if name.endswith("json") else "\n".join(found.lines()))
     assert read_devices(path).names == tuple(device["name"] for device in found.devices)
-    asked = SwarmQuestion(devices=path, model=str(run.path), microbatches=None, seconds=0.0, seed=0)
+    asked = SwarmQuestion(
+        devices=path, model=str(run.path), ratio=None, microbatches=None, seconds=0.0, seed=0
+    )
     plan_swarm(asked, as_json=True)
     assert json.loads(capsys.readouterr().out)["total_s"] > 0
 

@@ -1,14 +1,16 @@
 """From what volunteers say of themselves to who has which blocks from now on, and when to look."""
 
 import itertools
+from typing import Any
 
 import pytest
 
 from hetpeer.bootstrap.membership import BlockCost, Membership, Volunteer
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.dht.records import Advert
+from hetpeer.dht.records import Advert, LinkNote
 from hetpeer.peer.proposing import AGAIN_S, SETTLED_S, Calm
 from hetpeer.peer.replanning import Proposal, Seating, proposal
+from hetpeer.peer.workload import of_manifest
 from tests.bootstrap.engine import make_run
 
 BLOCKS = 4
@@ -74,6 +76,38 @@ def test_whom_the_plan_spares_keeps_a_place(run: RunDirectory) -> None:
     assert covered == set(range(BLOCKS))
 
 
+def test_whom_the_plan_spares_gets_no_blocks_that_it_has_no_room_for(run: RunDirectory) -> None:
+    uneven = ((0, 1), (1, 4))
+    seats = Seating(
+        layouts=(uneven, uneven),
+        seats={"small": (0, (0, 1)), "a": (0, (1, 4)), "b": (1, (0, 1)), "c": (1, (1, 4))},
+    )
+    adverts = dict.fromkeys("abc", advert(1e7)) | {"small": advert(1e2, memory_bytes=500_000)}
+    found = asked(run, adverts, seats)
+    assert found is not None
+    assert found.arrangement.fault(BLOCKS) is None
+    memory = of_manifest(run.manifest, run.manifest.training.microbatches).memory
+    assert memory[slice(*found.arrangement.seats["small"][1])].sum() <= 500_000
+
+
+@pytest.mark.parametrize(
+    "absurd",
+    [
+        {"forward_s": 5e-324, "backward_s": 5e-324, "block_end": 2},
+        {"uplink": 1e308},
+        {"flops_per_second": 1e-320},
+        {"flops_per_second": 1e308},
+        {"links": (LinkNote(to="b", rate=1e-310, trip_s=1e308),)},
+    ],
+)
+def test_what_nobody_can_be_does_not_keep_others_from_planning(
+    run: RunDirectory, absurd: dict[str, Any]
+) -> None:
+    adverts = {"a": advert(1e9), "b": advert(1e9).model_copy(update=absurd)}
+    asked(run, adverts, seating(a=(0, (0, 2)), b=(0, (2, 4))), looks=50)
+    assert asked(run, {"b": adverts["b"]}, seating(b=(0, (0, 2)))) is not None
+
+
 def test_nothing_is_proposed_for_a_swarm_that_is_well_off(run: RunDirectory) -> None:
     adverts = {"a": advert(1e9), "b": advert(1e9)}
     first = asked(run, adverts, seating(a=(0, (0, 2)), b=(0, (2, 4))))
@@ -119,3 +153,18 @@ def test_it_is_calm_when_nobody_came_or_went_for_a_while() -> None:
         (0, SETTLED_S + 2 * AGAIN_S),
     ]
     assert [one for one in due if one[0] == 2] == [(2, SETTLED_S), (2, SETTLED_S + AGAIN_S)]
+
+
+def test_what_was_moved_is_left_alone_until_it_is_measured_unless_somebody_goes() -> None:
+    before, after = seating(a=(0, (0, 2)), b=(0, (2, 4))), seating(a=(0, (2, 4)), b=(0, (0, 2)))
+    calm = Calm()
+    assert not calm(before, 0.0)
+    assert calm(before, SETTLED_S)
+    calm.changed(SETTLED_S)
+    assert not calm(after, SETTLED_S + 10.0)
+    assert not calm(after, 2 * SETTLED_S + 20.0)
+    assert calm(after, SETTLED_S + AGAIN_S)
+    fewer = seating(a=(0, (2, 4)))
+    calm.changed(200.0)
+    assert not calm(fewer, 210.0)
+    assert calm(fewer, 210.0 + SETTLED_S)
