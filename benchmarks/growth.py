@@ -1,6 +1,6 @@
 """How the search for a grid grows: 64 to 4,096 devices in 50 regions, eight stages, beside random orders and a lower bound.
 
-Of each size: processor seconds until there is a first answer, what it costs, and what is found in thirty, the start of the program counted. Ratios are
+Of each size: processor seconds until there is a first answer, what it costs, and what is found in thirty, the start of the program counted as `hetpeer plan` counts it. Ratios are
 of random orders (the mean of some, nothing about them optimized) to ours; the gap is to the lower bound.
 
     python -m benchmarks.growth
@@ -24,6 +24,8 @@ from hetpeer.stages.planning.grids.search import search
 SIZES = (64, 256, 1000, 1024, 4096)
 REGIONS = 50
 CPU_S = 30.0
+STOP_S = 28.0
+"""The search is told to end: what it has begun takes a while."""
 RANDOM = 20
 MANY = 1000
 
@@ -32,18 +34,12 @@ def solve(devices: int, seed: int) -> dict[str, Any]:
     """One size, in this process."""
     replicas = devices // STAGES
     prices = Prices(regions(seed, devices, REGIONS), TRAFFIC, replicas)
-    made_s = time.process_time()  # of the network, which is not the search's work
-    firsts: list[float] = []
-
-    def on() -> bool:
-        firsts.append(time.process_time() - made_s)
-        return firsts[-1] < CPU_S
-
-    first = search(prices, STAGES, replicas, seed, lambda: False)
-    first_s = time.process_time() - made_s
     made_s = time.process_time()
-    found = search(prices, STAGES, replicas, seed, on)
-    cpu_s = time.process_time() - made_s
+    first = search(prices, STAGES, replicas, seed, lambda: False)
+    again_s = time.process_time() - made_s  # is not counted twice
+    found = search(prices, STAGES, replicas, seed, lambda: time.process_time() - again_s < STOP_S)
+    cpu_s = time.process_time() - again_s
+    first_s = made_s + again_s
     bound = lower_bound(prices, STAGES, replicas)
     return {
         "devices": devices,

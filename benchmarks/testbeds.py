@@ -2,8 +2,8 @@
 
 Times are of a step, by the planner's cost model, and for some of them by simulation (the coordinator and the volunteers in virtual time, peer/simulate/). Baselines
 are given what they leave open: of all numbers of stages the best. `equal layers` cuts the blocks into equal parts, `equal work` so that devices take equally long;
-`by region` has neighbours in one pipeline, `strided` in one stage; orders at random are the mean of several; `SWARM` sends from any device of a stage to any of the next
-(baselines/swarm_routing.py, a fluid at its best, not simulated). PipeDream and Dapple are what `equal work, by region` is here: 1F1B and
+`by region` has neighbours in one pipeline, `strided` in one stage; orders at random are the mean of several; `best cuts` are those with the least period for each pipeline, which is what PipeDream's planner looks for; `SWARM` sends from any device of a stage to any of the next
+(baselines/swarm_routing.py, a fluid at its best, not simulated). All run 1F1B and
 an all-reduce. The gap is to a bound that nobody reaches: all devices compute all the time, and nothing is sent.
 
     python -m benchmarks.testbeds
@@ -28,12 +28,13 @@ from hetpeer.dht.processes import dying_with_us
 from hetpeer.peer.devices import NamedDevices
 from hetpeer.peer.simulate.playing import play
 from hetpeer.peer.simulate.scenario import Scenario
-from hetpeer.stages.planning.swarms.pipelines import Pipelines
+from hetpeer.stages.planning.swarms.pipelines import Pipeline, Pipelines
 from hetpeer.stages.planning.swarms.plans import Plan, planned
 from hetpeer.stages.planning.swarms.search import Search
 
 CPU_S = 10.0
 RANDOM_ORDERS = 10
+CUTS = "equal layers", "equal work", "best cuts"
 SIMULATED = 4
 """Steps of a simulation."""
 PAPER = {
@@ -51,23 +52,33 @@ def bound_s(bed: Testbed) -> float:
     return float(work.microbatches * work.flops.sum() * work.computed / bed.devices.flops.sum())
 
 
-def laid_out(bed: Testbed, order: Sequence[int], *, equal_work: bool, strided: bool) -> Plan | None:
-    """The best plan that puts `order` into pipelines of equally many stages; None if memory allows none."""
-    count, blocks = len(order), len(bed.work)
+def laid_out(bed: Testbed, order: Sequence[int], cuts: str, *, strided: bool) -> Plan | None:
+    """The best plan that puts `order` into pipelines of equally many stages, without those that memory does not allow; None if it allows none."""
     pipelines = Pipelines(bed.devices, bed.work)
     plans = []
-    for stages in range(1, min(count, blocks) + 1):
-        replicas = count // stages
-        rows = [
-            [order[r + s * replicas] if strided else order[r * stages + s] for s in range(stages)]
-            for r in range(replicas)
-        ]
-        cuts = [_by_work(bed, row) if equal_work else _equal(blocks, stages) for row in rows]
-        made = [pipelines.at(tuple(row), cut) for row, cut in zip(rows, cuts, strict=True)]
-        fitting = [one for one in made if one is not None]
-        if len(fitting) == len(made):
+    for stages in range(1, min(len(order), len(bed.work)) + 1):
+        made = [_made(bed, pipelines, row, cuts) for row in _rows(order, stages, strided=strided)]
+        if fitting := [one for one in made if one is not None]:  # the others are spared, as ours may be
             plans.append(planned(bed.devices, bed.work, fitting))
     return min(plans, key=lambda plan: plan.total_s, default=None)
+
+
+def _rows(order: Sequence[int], stages: int, *, strided: bool) -> list[tuple[int, ...]]:
+    replicas = len(order) // stages
+    return [
+        tuple(order[r + s * replicas] if strided else order[r * stages + s] for s in range(stages))
+        for r in range(replicas)
+    ]
+
+
+def _made(bed: Testbed, pipelines: Pipelines, row: tuple[int, ...], cuts: str) -> Pipeline | None:
+    match cuts:
+        case "equal layers":
+            return pipelines.at(row, _equal(len(bed.work), len(row)))
+        case "equal work":
+            return pipelines.at(row, _by_work(bed, row))
+        case _:
+            return pipelines.best(row)
 
 
 def _equal(blocks: int, stages: int) -> tuple[int, ...]:
@@ -89,13 +100,13 @@ def _by_work(bed: Testbed, row: Sequence[int]) -> tuple[int, ...]:
 def baselines(bed: Testbed, seed: int) -> dict[str, Plan | None]:
     natural = list(range(len(bed.devices)))
     ways: dict[str, Plan | None] = {}
-    for cut, equal_work in (("equal layers", False), ("equal work", True)):
+    for cuts in CUTS:
         for order, strided in (("by region", False), ("strided", True)):
-            ways[f"{cut}, {order}"] = laid_out(bed, natural, equal_work=equal_work, strided=strided)
+            ways[f"{cuts}, {order}"] = laid_out(bed, natural, cuts, strided=strided)
     random = np.random.default_rng(seed)
     for number in range(RANDOM_ORDERS):
         order = random.permutation(len(natural)).tolist()
-        ways[f"random {number}"] = laid_out(bed, order, equal_work=True, strided=False)
+        ways[f"random {number}"] = laid_out(bed, order, "equal work", strided=False)
     return ways
 
 
@@ -165,14 +176,15 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             }
             for way, some in ratios.items()
         },
-        "of_bound": round(statistics.median(row["ours_s"] / row["bound_s"] for row in solved), 2),
+        "of_bound": round(statistics.median([row["ours_s"] / row["bound_s"] for row in solved] or [0.0]), 2),
         "simulated_over_predicted": [round(row["simulated_s"] / row["ours_s"], 3) for row in simulated],
         "simulated_best_over_ours": [
             round(row["simulated_best_of_theirs_s"] / row["simulated_s"], 3)
             for row in simulated
             if row["simulated_best_of_theirs_s"]
         ],
-        "never_slower": all(min(some) >= 1.0 - 1e-9 for some in ratios.values()),
+        "simulations_that_failed": sum("simulated_s" in row and not row["simulated_s"] for row in solved),
+        "never_slower": len(solved) == len(rows) and all(min(some) >= 1.0 - 1e-9 for some in ratios.values()),
     }
 
 
@@ -190,7 +202,14 @@ def measure(options: Any, pool: ProcessPoolExecutor) -> dict[str, Any]:
         found[name] = summary(rows) | {"paper": PAPER.get(name, ""), "rows": rows}
         if not options.json:
             print("\n".join(told(name, found[name])), flush=True)
-    return {"cpu_s": CPU_S, "testbeds": found, "met": all(one["never_slower"] for one in found.values())}
+    goals = {
+        "a plan for every testbed, never slower than theirs": all(o["never_slower"] for o in found.values()),
+        "nor in simulation": all(
+            not one["simulations_that_failed"] and min(one["simulated_best_over_ours"], default=1.0) >= 1.0
+            for one in found.values()
+        ),
+    }
+    return {"cpu_s": CPU_S, "testbeds": found, "goals": goals, "met": all(goals.values())}
 
 
 def told(name: str, one: dict[str, Any]) -> Iterator[str]:
@@ -204,7 +223,8 @@ def told(name: str, one: dict[str, Any]) -> Iterator[str]:
 
 
 def show(figures: dict[str, Any]) -> None:
-    print(f"never slower than any of them: {'met' if figures['met'] else 'MISSED'}")
+    for goal, met in figures["goals"].items():
+        print(f"{goal}: {'met' if met else 'MISSED'}")
 
 
 def main() -> int:

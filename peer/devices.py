@@ -31,11 +31,11 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hetpeer.stages.planning.network import Network, wrong
+from hetpeer.stages.planning.network import MOST, Network, wrong
 from hetpeer.stages.planning.swarms.fronts import through_fronts
 from hetpeer.stages.planning.swarms.given import Devices
 
-Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=1e-6, le=1e9, strict=True)]
 BITS, MEGA, GIGA, TERA, GIB = 8.0, 1e6, 1e9, 1e12, float(1 << 30)
 LATENCY_MS, LINE_MBPS = 20.0, 1000.0
 """Of what nobody says more about."""
@@ -49,8 +49,8 @@ class FrontEntry(_Entry):
     """One front of the file."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
-    up_mbps: Amount = LINE_MBPS
-    down_mbps: Amount = LINE_MBPS
+    up_mbps: Amount | None = None
+    down_mbps: Amount | None = None
 
 
 class DeviceEntry(FrontEntry):
@@ -58,7 +58,7 @@ class DeviceEntry(FrontEntry):
 
     tflops: Amount
     memory_gib: Amount
-    private: bool = False
+    private: Annotated[bool, Field(strict=True)] = False
 
 
 class _File(_Entry):
@@ -99,7 +99,12 @@ def devices_in(data: Any, source: str) -> NamedDevices:
     names = tuple(entry.name for entry in entries)
     if twice := {name for name in names if names.count(name) > 1}:
         raise wrong(f"{source}: two devices are called {min(twice)}", "give each a name of its own")
-    up, down = (np.array([getattr(entry, name) for entry in entries]) for name in ("up_mbps", "down_mbps"))
+    up, down = (
+        np.array([getattr(entry, name) or LINE_MBPS for entry in entries])
+        for name in ("up_mbps", "down_mbps")
+    )
+    unknown = LINE_MBPS if file.bandwidth_gbit_s is None else np.inf  # only the pairs are known
+    uplink = np.array([entry.up_mbps or unknown for entry in entries])
     network = Network.of(
         {
             "latency_ms": _square(file.latency_ms, len(names)),
@@ -118,7 +123,7 @@ def devices_in(data: Any, source: str) -> NamedDevices:
         Devices(
             flops=np.array([entry.tflops * TERA for entry in file.device] + [0.0] * fronts),
             memory=np.array([entry.memory_gib * GIB for entry in file.device] + [0.0] * fronts),
-            uplink=up * MEGA / BITS,
+            uplink=uplink * MEGA / BITS,
             latency=network.latency_s,
             bandwidth=network.bandwidth_gbit_s * met * GIGA / BITS,
         ),
@@ -135,7 +140,7 @@ def devices_in(data: Any, source: str) -> NamedDevices:
 
 def _square(latency: Any, count: int) -> Any:
     """One number is that of all pairs."""
-    if isinstance(latency, int | float) and not isinstance(latency, bool):
+    if isinstance(latency, int | float) and not isinstance(latency, bool) and abs(latency) <= MOST:
         return [[0.0 if a == b else float(latency) for a in range(count)] for b in range(count)]
     return latency
 

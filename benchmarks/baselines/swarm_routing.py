@@ -1,8 +1,8 @@
 """SWARM's way (Ryabinin et al., ICML 2023): stages of equal layers, each held by several devices, and any device of a stage sends to any of the next.
 
 A fluid model at its best: devices are put where speed is lacking most, each microbatch goes to whoever of the next stage is free (so that a stage does as
-many as its devices do together), nobody waits for anybody, and sums are divided by uplinks as ours are. A device's line is the mean of those to the
-devices of the next stage, by what these do of the work. Memory is asked as of ours: as many microbatches are under way as 1F1B has. Of all numbers of stages the best. Written from the paper.
+many as its devices do together), nobody waits for anybody, and sums are divided by uplinks as ours are. SWARM prefers peers that answer fast: here a device sends to its
+nearest of the next stage, whether that has time for it or not, so nothing that routes like this is faster. Memory is asked as of ours: as many microbatches are under way as 1F1B has. Of all numbers of stages the best. Written from the paper.
 """
 
 from __future__ import annotations
@@ -71,9 +71,8 @@ def _placed(devices: Devices, work: Work, parts: list[tuple[int, int]], flops: F
 
 
 def _lines(devices: Devices, peers: list[int], others: list[int], nbytes: float) -> tuple[Floats, float]:
-    """Seconds of so many bytes from each of `peers` to `others`, and the mean latency between them."""
-    share = devices.flops[others] / devices.flops[others].sum()
+    """Seconds of so many bytes from each of `peers` to its nearest of `others`, and the mean latency to that."""
     pairs = np.ix_(peers, others)
     with np.errstate(divide="ignore"):
-        carried: Floats = (nbytes / devices.bandwidth[pairs] * share).sum(axis=1)
-    return carried, float((devices.latency[pairs] * share).sum(axis=1).mean())
+        carried: Floats = (nbytes / devices.bandwidth[pairs]).min(axis=1)
+    return carried, float(devices.latency[pairs].min(axis=1).mean())

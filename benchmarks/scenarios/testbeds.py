@@ -3,7 +3,7 @@
 What a paper does not give, and is chosen here: FusionLLM (arXiv 2410.12707) shows the lines of its testbeds as pictures only, so lines between
 machines are lognormal around 8 Mbit/s and 30 ms, and GPUs reach 40 % of what their makers say. HPS (Table 2) does not say which of its devices are the slow ones,
 how long a microbatch takes, what ALBERT's activations are, or how the model is cut; a V100 reaches 6 TFLOP/s, an RTX 2080 takes 55 % longer (as it says), ALBERT is
-twelve layers of width 4096 whose shared parameters are counted once. Its case 4 is case 3 with departures (benchmarks/churn.py). DT-FM's networks carry its model,
+twelve layers of width 4096, each with parameters of its own (shared ones would have to be added up over all stages, which the paper does not speak of). Its case 4 is case 3 with departures (benchmarks/churn.py). DT-FM's networks carry its model,
 GPT-3 1.3B, on V100s here; the paper's cost has no computing.
 """
 
@@ -52,7 +52,7 @@ def hps(case: int, seed: int) -> Testbed:
     count = 16
     flops, memory = np.full(count, V100), np.full(count, 32.0)
     albert = preset(Gpt(layers=12, width=4096, vocabulary=30_000, context=512), 128)
-    work = _shared(_scaled(albert, 4))
+    work = _scaled(albert, 4)
     if case == 3:
         flops[8:] /= SLOWER
         memory[8:] = 11.0
@@ -165,9 +165,3 @@ def _scaled(work: Work, sequences: int) -> Work:
     return replace(
         work, flops=work.flops * sequences, kept=work.kept * sequences, crossing=work.crossing * sequences
     )
-
-
-def _shared(work: Work) -> Work:
-    """All layers share one layer's parameters: each holder has them all, once; they are added up once."""
-    one = np.full(len(work), 1.0 / len(work))
-    return replace(work, reduced=work.reduced * one, state=work.state * one)

@@ -53,7 +53,8 @@ def plan(
         ),
     ] = "gpt2",
     microbatches: Annotated[
-        int | None, typer.Option(min=1, help="Of --devices: in a step (default: the run's own, or 64).")
+        int | None,
+        typer.Option(min=1, max=1_000_000, help="Of --devices: in a step (default: the run's own, or 64)."),
     ] = None,
     ratio: Annotated[
         float | None,
@@ -76,9 +77,13 @@ def plan(
     replicas: Annotated[int, typer.Option(min=1, help="How many pipelines.")] = 8,
     activation_gb: Annotated[
         float,
-        typer.Option(min=0.0, help="What a stage sends to the next for a pipeline's whole batch, in GB."),
+        typer.Option(
+            min=0.0, max=1e9, help="What a stage sends to the next for a pipeline's whole batch, in GB."
+        ),
     ] = 0.5,
-    gradient_gb: Annotated[float, typer.Option(min=0.0, help="The gradient of a stage, in GB.")] = 0.5,
+    gradient_gb: Annotated[
+        float, typer.Option(min=0.0, max=1e9, help="The gradient of a stage, in GB.")
+    ] = 0.5,
     seconds: Annotated[
         float, typer.Option(min=0.0, help="Of processor time to search, the start included.")
     ] = 10.0,
@@ -89,6 +94,8 @@ def plan(
     """Predict a running swarm's step from its measured links and blocks, and say what it waits for. Or say who is to do what, of given devices."""
     if svg is not None and devices is None:
         raise typer.BadParameter("--svg draws what is planned for --devices")
+    if ratio is not None and devices is None:
+        raise typer.BadParameter("--ratio is of what is planned for --devices")
     if devices is not None and matrices is not None:
         raise typer.BadParameter("give --devices or --matrices, not both")
     if devices is not None:

@@ -36,6 +36,8 @@ class Outcome:
 
     plan: Plan
     names: tuple[str, ...]
+    steps: int
+    """That count; those that were rolled back were done more than once."""
     seconds: float
     step_s: tuple[float, ...]
     """Of the steps that count."""
@@ -54,7 +56,7 @@ class Outcome:
             "schema": SCHEMA,
             "predicted_s": self.plan.total_s,
             "step_s": {"median": self.median_s, "least": min(self.step_s), "most": max(self.step_s)},
-            "steps_an_hour": 3600.0 * (len(self.step_s) + SETTLE) / self.seconds,
+            "steps_an_hour": 3600.0 * self.steps / self.seconds,
             "seconds": self.seconds,
             "goodput": self.goodput,
             "departures": self.departures,
@@ -97,6 +99,7 @@ def play(scenario: Scenario, plan: Plan | None = None) -> Outcome:
     return Outcome(
         plan=plan,
         names=scenario.devices.names,
+        steps=scenario.steps,
         seconds=trouble.ended_at,
         step_s=tuple(float(commit["seconds"]) for commit in commits[SETTLE:]),
         goodput=counted / numerics.executed,

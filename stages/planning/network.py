@@ -11,6 +11,10 @@ from numpy.typing import NDArray
 
 from hetpeer.dht.errors import ExitCode, LocalError
 
+MOST = 1e9
+"""Of anything: milliseconds are a week and a half then."""
+LEAST_GBIT_S = 1e-9
+
 
 @dataclass(frozen=True, slots=True)
 class Network:
@@ -37,6 +41,8 @@ class Network:
         pairs = ~np.eye(len(bandwidth), dtype=np.bool_)
         low, least = (bandwidth < 0, "0 or more") if apart else (bandwidth <= 0, "more than 0")
         _check("bandwidth_gbit_s", bandwidth, low & pairs, f"a bandwidth is {least}")
+        slow = (bandwidth > 0) & (bandwidth < LEAST_GBIT_S)
+        _check("bandwidth_gbit_s", bandwidth, slow & pairs, f"a line carries {LEAST_GBIT_S:g} at least")
         return cls(latency / 1e3, bandwidth)
 
 
@@ -55,8 +61,11 @@ def _matrix(document: Mapping[str, Any], name: str) -> NDArray[np.float64]:
         for column, entry in enumerate(row):
             if isinstance(entry, bool) or not isinstance(entry, int | float):
                 raise wrong(f"row {number}, column {column} of {name} is {entry!r}", "give a number")
+            if isinstance(entry, int) and abs(entry) > MOST:
+                raise wrong(f"row {number}, column {column} of {name} is too large", f"give {MOST:g} or less")
     matrix = np.array(rows, dtype=np.float64)
     _check(name, matrix, ~np.isfinite(matrix), "give a finite number")
+    _check(name, matrix, np.abs(matrix) > MOST, f"give {MOST:g} or less")
     return matrix
 
 

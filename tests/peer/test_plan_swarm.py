@@ -71,6 +71,14 @@ def test_a_file_of_devices(tmp_path):
         ("latency_ms = [[0]]\n" + HOMES.replace("latency_ms = 30", ""), "latency_ms is of 1 devices"),
         ("latency_ms = [[0, -1], [1, 0]]\n" + HOMES.replace("latency_ms = 30", ""), "row 0, column 1"),
         ("[[device", "devices.toml"),
+        (HOMES.replace("tflops = 12", "tflops = 1e300"), "device 1 (office), tflops"),
+        (HOMES.replace("tflops = 12", "tflops = true"), "device 1 (office), tflops"),
+        (HOMES.replace("tflops = 12", "tflops = '8'"), "device 1 (office), tflops"),
+        (HOMES.replace("up_mbps = 100", "up_mbps = 1e-308"), "device 1 (office), up_mbps"),
+        (HOMES.replace("up_mbps = 100", "private = 'no'"), "device 1 (office), private"),
+        (HOMES.replace("latency_ms = 30", "latency_ms = 1" + 400 * "0"), "latency_ms"),
+        (f"bandwidth_gbit_s = [[0, 1], [1{400 * '0'}, 0]]\n" + HOMES, "row 1, column 0 of bandwidth_gbit_s"),
+        ("bandwidth_gbit_s = [[0, 1], [1e-320, 0]]\n" + HOMES, "row 1, column 0 of bandwidth_gbit_s"),
         (PRIVATE, "row 0, column 1: attic does not reach office"),
         ("bandwidth_gbit_s = [[0, 0], [1, 0]]\n" + HOMES, "attic does not reach office"),
         ("bandwidth_gbit_s = [[0, -1], [1, 0]]\n" + HOMES, "row 0, column 1 of bandwidth_gbit_s is -1"),
@@ -118,6 +126,11 @@ def test_a_front_passes_on_what_two_do_not_send_each_other(tmp_path, capsys):
     assert pairs == {("attic", "office"), ("office", "attic")}
     plan_swarm(asked(path), as_json=False)
     assert "fast passes on what goes from" in capsys.readouterr().out
+
+
+def test_where_only_pairs_are_known_they_alone_are_limits(tmp_path):
+    pairs = "bandwidth_gbit_s = [[0, 10], [10, 0]]\n" + HOMES.replace("up_mbps", "# up_mbps")
+    assert read_devices(written(tmp_path, pairs)).devices.uplink.tolist() == [np.inf, np.inf]
 
 
 def test_the_plan_is_drawn(tmp_path, capsys):

@@ -64,6 +64,7 @@ def test_stragglers_and_churn_cost_what_they_cost_and_nothing_is_lost(tmp_path: 
     assert churned.departures > 0
     assert churned.goodput < 1.0
     assert churned.seconds > still.seconds
+    assert churned.document()["steps_an_hour"] == 3600.0 * 12 / churned.seconds
 
 
 def test_a_scenario_is_its_seed(tmp_path: Path) -> None:

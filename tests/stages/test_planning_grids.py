@@ -188,6 +188,14 @@ def test_the_search_finds_the_optimum(stages, replicas, seed):
     assert math.isclose(search(prices, stages, replicas, seed, steps(400)).best.total_s, best, rel_tol=1e-12)
 
 
+@pytest.mark.parametrize("looks", [0, 300])
+def test_many_pipelines_have_their_stages_in_the_best_order(looks):
+    prices = Prices(network(120, 3), TRAFFIC, 10)
+    left = iter(range(looks))
+    found = search(prices, 12, 10, 0, lambda: next(left, None) is not None).best
+    assert found.total_s <= cost_of(prices, found.partition).total_s * (1 + 1e-9)
+
+
 def test_a_seed_says_it_all_and_more_time_is_no_worse():
     prices = Prices(network(32, 0), TRAFFIC, 4)
     one, same, longer = (search(prices, 8, 4, 3, steps(count)) for count in (60, 60, 300))

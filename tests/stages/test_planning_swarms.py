@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import linprog
 
 from hetpeer.stages.links.pace import SLACK
 from hetpeer.stages.planning.swarms.given import Compression, Devices, Work
 from hetpeer.stages.planning.swarms.pipelines import Pipeline, Pipelines
 from hetpeer.stages.planning.swarms.plans import adding_up, holders_of, planned, share_out
-from hetpeer.stages.planning.swarms.search import Search
+from hetpeer.stages.planning.swarms.search import Search, _cut
 
 
 def some_devices(count: int, seed: int) -> Devices:
@@ -111,6 +112,40 @@ def test_adaptive_lines_compress_until_they_are_half_hidden_and_others_always():
         assert ways == ({"all", "some", "none"} if adaptive else {"all"})
 
 
+@given(st.integers(2, 6), st.integers(0, 10_000), st.booleans())
+def test_sums_take_no_less_than_the_best_shares_and_as_long_where_uplinks_decide(count, seed, wide):
+    """Against the linear program over all shares."""
+    devices, work = some_devices(count, seed), some_work(1, seed)
+    lines = devices.bandwidth * (1e6 if wide else 1.0)
+    devices = replace(devices, latency=np.zeros((count, count)), bandwidth=lines)
+    rates = np.minimum(devices.uplink, lines.sum(axis=1) - np.diag(lines))
+    pairs = list(itertools.permutations(range(count), 2))
+    rows = np.zeros((count + len(pairs), count + 1))
+    limits = np.zeros(count + len(pairs))
+    for n in range(count):
+        rows[n, n], rows[n, -1], limits[n] = count - 2, -rates[n], -1.0
+    for row, (one, other) in enumerate(pairs, count):
+        rows[row, [one, other]], rows[row, -1] = 1.0, -lines[one, other]
+    least = linprog([0.0] * count + [1.0], rows, limits, [[1.0] * count + [0.0]], [1.0]).fun
+    found = adding_up(devices, work, [list(range(count))]).max() / work.reduced[0]
+    assert found >= least * (1 - 1e-6)
+    if wide:
+        assert math.isclose(found, least, rel_tol=1e-6)
+
+
+def test_one_slow_line_is_waited_for():
+    """Two homes of two, a thousand times faster inside: sums do not cross faster than the lines between."""
+    between, inside = 1e6, 1e9
+    home = np.array([0, 0, 1, 1])
+    lines = np.where(home[:, None] == home[None, :], inside, between)
+    devices = replace(
+        some_devices(4, 0), bandwidth=lines, uplink=np.full(4, inside), latency=np.zeros((4, 4))
+    )
+    work = some_work(1, 0)
+    each = adding_up(devices, work, [[0, 1, 2, 3]]).max() / work.reduced[0]
+    assert math.isclose(each, 0.5 / between, rel_tol=1e-9)
+
+
 def test_sums_are_sent_as_their_codec_writes_them():
     devices, work = some_devices(2, 0), some_work(2, 0)
     devices = replace(devices, latency=np.zeros((2, 2)))
@@ -165,6 +200,24 @@ def orders_of(devices: frozenset[int]):
             for order in itertools.permutations((first, *others)):
                 for more in orders_of(rest - set(others)):
                     yield (order, *more)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_fits_is_found(seed):
+    """Memory is short, and blocks at both ends are large: few orders do."""
+    devices, work = some_devices(4, seed), some_work(5, seed)
+    memory = work.memory * np.array([8.0, 1.0, 1.0, 1.0, 8.0])
+    work = replace(work, memory=memory, kept=work.kept * 0.0, crossing=work.crossing * 1e-9)
+    devices = replace(devices, memory=devices.memory * memory.sum() / devices.memory.sum() * 1.3)
+    pipelines = Pipelines(devices, work)
+    orders = (order for size in range(1, 5) for order in itertools.permutations(range(4), size))
+    fits = any(pipelines.best(order) is not None for order in orders)
+    assert (Search(devices, work, seed).run(lambda: False) is not None) == fits
+
+
+def test_equal_devices_are_cut_into_equal_pipelines():
+    assert _cut(list(range(16)), 4, np.ones(16)) == tuple(tuple(range(n, n + 4)) for n in range(0, 16, 4))
+    assert _cut([0, 1, 2], 2, np.array([1.0, 1.0, 2.0])) == ((0, 1), (2,))
 
 
 @pytest.mark.parametrize("seed", range(3))

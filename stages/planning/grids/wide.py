@@ -1,6 +1,7 @@
 """The search for a grid with many pipelines: annealing of one grid as it stands, pipeline by pipeline (rows.py). Pure but for `on`.
 
-The cheapest of the beginnings is joined exactly and cooled down in rounds, each twice as long as the last, all from the best that was found.
+The cheapest of the beginnings is joined exactly, its stages in their best order (Eq. 4), and cooled down in rounds, each twice as long as the last, all from the best
+that was found; after each the order is looked at again.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hetpeer.stages.planning.grids.costs import GridCost, Prices, as_it_is
+from hetpeer.stages.planning.grids.costs import GridCost, Prices, as_it_is, cost_of
 from hetpeer.stages.planning.grids.matching import Ints
 from hetpeer.stages.planning.grids.rows import Rows
 
@@ -33,8 +34,8 @@ def widely(
     bound: float,
 ) -> tuple[GridCost, int]:
     """The best that comes of the beginnings `grids` (C, K, R) while `on` is true, and how many swaps were looked at."""
-    rows = Rows(prices, min((grid.T for grid in grids), key=lambda grid: as_it_is(prices, grid)))
-    rows.rematch()
+    begun = cost_of(prices, min(grids, key=lambda grid: as_it_is(prices, grid.T)))
+    rows = Rows(prices, np.array(begun.grid))
     best, cost, evaluations, round_ = rows.grid.copy(), rows.cost, 0, 0
     while on() and cost > bound:
         steps, hot = STEPS << round_ // len(HOT), HOT[round_ % len(HOT)]
@@ -48,6 +49,9 @@ def widely(
                 rows.rematch()
             if rows.cost < cost:
                 best, cost = rows.grid.copy(), rows.cost
+        ordered = cost_of(prices, best.T)
+        if ordered.total_s < cost:
+            best, cost = np.array(ordered.grid), ordered.total_s
         round_ += 1
     rows.put(best)
     return rows.found, evaluations

@@ -98,8 +98,8 @@ def holders_of(pipelines: Sequence[Pipeline]) -> list[list[int]]:
 
 
 def adding_up(devices: Devices, work: Work, holders: Sequence[Sequence[int]]) -> Floats:
-    """Seconds that each device takes to add up the gradients of its blocks (`holders` of each): with N holders of uplinks u, V max(1 / min u, 2 (N - 1) / sum u) and two hops; a device with several
-    blocks sends them one after the other.
+    """Seconds that each device takes to add up the gradients of its blocks (`holders` of each), as the reduce does it: the shares follow from the uplinks
+    (averaging/shares.py); the slowest uplink and the slowest line are waited for, and two hops. A device with several blocks sends them one after the other.
     """
     busy = np.zeros(len(devices))
     begin = 0
@@ -110,10 +110,32 @@ def adding_up(devices: Devices, work: Work, holders: Sequence[Sequence[int]]) ->
         if len(peers) < 2:
             begin = end
             continue
-        others = devices.bandwidth[np.ix_(peers, peers)].sum(axis=1) - devices.bandwidth[peers, peers]
-        rates = np.minimum(devices.uplink[peers], others / (len(peers) - 1))
-        apart = devices.latency[np.ix_(peers, peers)] * ~np.eye(len(peers), dtype=np.bool_)
-        each = max(1.0 / rates.min(), 2 * (len(peers) - 1) / rates.sum())
-        busy[peers] += work.reduced[begin:end].sum() / work.compression.reduce * each + 2 * apart.max()
+        apart = ~np.eye(len(peers), dtype=np.bool_)
+        lines = devices.bandwidth[np.ix_(peers, peers)]
+        latency = devices.latency[np.ix_(peers, peers)] * apart
+        nbytes = work.reduced[begin:end].sum() / work.compression.reduce
+        busy[peers] += (
+            nbytes * _each(devices.uplink[peers], np.where(apart, lines, np.inf)) + 2 * latency.max()
+        )
         begin = end
     return busy
+
+
+def _each(uplinks: Floats, lines: Floats) -> float:
+    """Seconds of a byte of the vector that N holders add up. `lines` is (N, N), infinite from one to itself.
+
+    Who reduces the share s of it sends 1 + (N - 2) s of it in all: with the fastest k reducing, all of them are done at (N - 2 + k) / (sum of their uplinks), and
+    nobody else would be done before that. From i to j go i's part of j's share and the sum of i's.
+    """
+    count = len(uplinks)
+    rates = np.minimum(uplinks, np.where(np.isfinite(lines), lines, 0.0).sum(axis=1))
+    order = np.argsort(-rates, kind="stable")
+    done = (count - 2 + np.arange(1, count + 1)) / np.maximum(np.cumsum(rates[order]), 1e-300)
+    beside = np.append(1.0 / np.maximum(rates[order][1:], 1e-300), np.inf)
+    reducing = int((beside >= done).argmax()) + 1
+    shares = np.zeros(count)
+    chosen = order[:reducing]
+    shares[chosen] = (rates[chosen] * done[reducing - 1] - 1.0) / (count - 2) if count > 2 else 1.0 / reducing
+    shares = np.maximum(shares, 0.0)
+    slowest = ((shares[:, None] + shares[None, :]) / np.maximum(lines, 1e-300)).max()
+    return float(max(done[reducing - 1], 1.0 / max(rates.min(), 1e-300), slowest))

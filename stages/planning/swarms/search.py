@@ -8,7 +8,7 @@ cut anew, and what was cut once is remembered. What is best gets its borders mov
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -30,6 +30,10 @@ ALIKE = 64
 """Beginnings that are looked at with equal parts too."""
 STARTS = 3
 """Devices at which chains begin."""
+MANY = 32
+"""Of more devices not every number of pipelines is tried, and beginnings end when time is over."""
+MORE = 200
+"""Orders at random that are tried where no beginning fits into memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ class Search:
 
     def run(self, on: Callable[[], bool]) -> Found | None:
         """The best plan that is found while `on` is true; None if no beginning fits into memory."""
-        begun = sorted((self._known(orders).total_s, orders) for orders in self._beginnings())
+        begun = sorted((self._known(orders).total_s, orders) for orders in self._begun(on))
         if not begun:
             return None
         alike = [self._borders.alike(orders) for _, orders in begun[:ALIKE]]
@@ -88,23 +92,50 @@ class Search:
 
     # ── beginnings ───────────────────────────────────────────────────────────────────────────────────────────────
 
+    def _begun(self, on: Callable[[], bool]) -> Iterator[Orders]:
+        """Beginnings that fit; of many devices no more than there is time for, but one."""
+        found = False
+        for orders in self._beginnings():
+            yield orders
+            found = True
+            if len(self._devices) > MANY and not on():
+                return
+        if found:
+            return
+        for _ in range(
+            MORE
+        ):  # memory is short: whoever has room for what is large must be in the right place
+            chain = self._random.permutation(len(self._devices)).tolist()
+            if fitting := list(self._fitting(self._cuts(chain))):
+                yield from fitting
+                return
+
     def _beginnings(self) -> Iterator[Orders]:
-        """Chains of neighbours, and devices by what they have most of, or as they were given: all of them cut into any number of pipelines, or into stages that lie across
-        them, or the first few as one. What memory does not allow is left out, and its devices spared.
+        """Chains of neighbours, and devices by what they have most of, those with most memory at both ends, or as they were given. What memory does not allow is left out, and
+        its devices spared.
         """
         devices, count = self._devices, len(self._devices)
         chains = [self._chain(int(start)) for start in self._random.permutation(count)[:STARTS]]
         merits = (devices.memory, devices.uplink, devices.flops)
         chains += [np.argsort(-most, kind="stable").tolist() for most in merits]
+        roomy = np.argsort(-devices.memory, kind="stable").tolist()
+        chains.append([*roomy[::2], *reversed(roomy[1::2])])
         chains.append(list(range(count)))
         for chain in chains:
-            several = [_cut(chain, number, devices.flops) for number in range(1, count + 1)]
-            few = [(tuple(chain[:size]),) for size in range(1, min(count, len(self._work)) + 1)]
-            across = [_across(chain, number) for number in range(2, count // 2 + 1)]
-            for orders in (*several, *across, *few):
-                fitting = tuple(order for order in orders if self._pipelines.best(order) is not None)
-                if fitting:
-                    yield fitting
+            yield from self._fitting(self._cuts(chain))
+
+    def _fitting(self, several: Iterable[Orders]) -> Iterator[Orders]:
+        for orders in several:
+            fitting = tuple(order for order in orders if self._pipelines.best(order) is not None)
+            if fitting:
+                yield fitting
+
+    def _cuts(self, chain: list[int]) -> Iterator[Orders]:
+        """All of them in any number of pipelines, or in stages that lie across them, or the first few as one."""
+        count = len(chain)
+        yield from (_cut(chain, number, self._devices.flops) for number in _numbers(1, count))
+        yield from (_across(chain, number) for number in _numbers(2, count // 2))
+        yield from ((tuple(chain[:size]),) for size in _numbers(1, min(count, len(self._work))))
 
     def _chain(self, start: int) -> list[int]:
         """All devices, each followed by the one that is left with the fastest line from it."""
@@ -218,10 +249,17 @@ def _across(chain: list[int], number: int) -> Orders:
     return tuple(tuple(chain[row : stages * number : number]) for row in range(number))
 
 
+def _numbers(least: int, most: int) -> list[int]:
+    """All of them, or some as far from each other as they are large."""
+    if most - least < MANY:
+        return list(range(least, most + 1))
+    return sorted({round(one) for one in np.geomspace(least, most, MANY)})
+
+
 def _cut(chain: list[int], number: int, flops: np.ndarray) -> Orders:
     """A chain in so many pieces of about the same speed, one device each at least."""
-    total = np.cumsum(flops[chain])
-    ends = [int(np.searchsorted(total, total[-1] * piece / number)) for piece in range(1, number)]
+    total = np.concatenate([[0.0], np.cumsum(flops[chain])])
+    ends = [int(np.abs(total - total[-1] * piece / number).argmin()) for piece in range(1, number)]
     borders = [0]
     for piece, end in enumerate(ends, 1):
         borders.append(min(max(end, borders[-1] + 1), len(chain) - (number - piece)))
