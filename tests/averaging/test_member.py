@@ -462,3 +462,14 @@ def test_a_nudge_counts_only_in_its_step_and_from_who_is_in_it():
     for origin in (Origin("other", 2, STEP), Origin("other", 1, e.StepId(LINE, 9))):
         assert member.nudge(origin, 0, route, 1) == []
     assert names(member.nudge(Origin("other", 1, STEP), 0, route, 1)) == "SendActivation"
+
+
+def test_what_a_session_said_during_an_update_ends_with_it():
+    """Another place was granted; the next session does not know of it, as we say that we have the old one."""
+    member = member_in(Phase.APPLYING)
+    assert member.receive(m.Granted(line=LINE, begin=0, end=1)) == []
+    (hello,) = member.connected()
+    assert hello.message.place == (0, 2)
+    for block in (0, 1):
+        member.applied(STEP, block, f"state {block}")
+    assert member.place == (0, 2)
