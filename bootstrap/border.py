@@ -37,7 +37,7 @@ class Border:
         self._in_vain: Counter[tuple[str, int]] = Counter()
         """Peer and incarnation → for how many borders in a row it was waited for in vain."""
         self._coming: dict[tuple[str, int, Range], float] = {}
-        """Who is not ready yet, at which place → since when."""
+        """Who loads graphs or a state, at which place → since when. Who is prepared waits for us."""
         self._fetching: dict[str, float] = {}
         self.fetch_s = 0.0
         """How long the last fetch took; 0 before the first."""
@@ -47,7 +47,7 @@ class Border:
         on_the_way = {
             (v.peer, v.incarnation, v.place): v
             for v in self._reign.members.volunteers.values()
-            if v.place is not None and v.standing is not Standing.READY
+            if v.place is not None and v.standing in (Standing.JOINING, Standing.SYNCING)
         }
         self._coming = {key: self._coming.get(key, now) for key in on_the_way}
         for volunteer in self._reign.members.volunteers.values():

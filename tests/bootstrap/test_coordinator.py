@@ -581,6 +581,18 @@ def test_somebody_else_comes_where_somebody_has_a_place_and_never_works():
     assert [p for p in others if court.sent[p, "granted"].begin == 1] != []
 
 
+def test_who_is_prepared_and_waits_for_the_border_is_counted_on():
+    court = Court(sync_s=0.5).begin("a", "b")
+    court.count("a")
+    court.prepare("c")
+    for _ in range(10):
+        for peer in ("a", "b", "c"):
+            court.tell(peer, m.Heartbeat())
+        court.tick(0.5)
+    newcomer = court.core.members.volunteers["c"]
+    assert (newcomer.standing, newcomer.slow) == (Standing.PREPARED, False)
+
+
 def test_a_ready_that_does_not_prove_its_whole_place_is_not_believed():
     court = Court()
     court.prepare("a")
