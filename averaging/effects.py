@@ -75,10 +75,14 @@ class FetchState:
 
 @dataclass(frozen=True, slots=True)
 class SaveState:
-    """Upload the state of `blocks` to the coordinator for the checkpoint of `version`."""
+    """Copy the states of the blocks in `digests` at `version` of `line`, for the coordinator's checkpoint.
 
+    When it is carried out, the core may have given up that version: two messages that waited for an update are answered at once.
+    """
+
+    line: Line
     version: int
-    blocks: tuple[int, ...]
+    digests: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -314,7 +314,10 @@ class Member(Working):
         return effects
 
     def _save(self, message: m.Save) -> list[Effect]:
-        return [SaveState(message.version, message.blocks)] if message.version == self.version else []
+        if message.version != self.version:
+            return []
+        digests = {block: self.digests[block] for block in message.blocks if block in self.digests}
+        return [SaveState(self.line, message.version, digests)]
 
     # ── going back, and the end ──────────────────────────────────────────────────────────────────────────────────
 

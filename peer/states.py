@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
+from hetpeer.averaging.effects import SaveState
 from hetpeer.averaging.member import Member, Phase
 from hetpeer.averaging.messages import Line
 from hetpeer.bootstrap.serving import Served
@@ -40,14 +41,14 @@ class HeldStates:
         """Something happened: whoever waits looks again."""
         self._changed.set()
 
-    def snapshot(self, version: int, blocks: Sequence[int]) -> list[Coroutine[Any, Any, None]]:
-        """Copy the state of `blocks` before the next update can change it. Posted now; run what is returned."""
+    def snapshot(self, order: SaveState) -> list[Coroutine[Any, Any, None]]:
+        """Copy states before the next update can change them. Posted now; run what is returned."""
         assert self._posts is not None
-        line, digests = self._member.line, self._member.digests
-        self._snapshots = {key: kept for key, kept in self._snapshots.items() if key[:2] == (line, version)}
+        at = (order.line, order.version)
+        self._snapshots = {key: kept for key, kept in self._snapshots.items() if key[:2] == at}
         return [
-            self._keep((line, version, block), digests[block], self._posts.dump(block, self._rooms[block]))
-            for block in blocks
+            self._keep((*at, block), digest, self._posts.dump(block, self._rooms[block]))
+            for block, digest in order.digests.items()
         ]
 
     async def _keep(

@@ -253,8 +253,8 @@ class Volunteer:
                 self._preparing = self._instead(self._preparing, self._prepare(begin, end))
             case e.FetchState():
                 self._fetching = self._instead(self._fetching, self._fetch_state(effect))
-            case e.SaveState(version, blocks):
-                for copying in self._states.snapshot(version, blocks):
+            case e.SaveState():
+                for copying in self._states.snapshot(effect):
                     self._spawn(copying)
             case e.RecordApplied():
                 for line in self._evidence.applied(effect, self.member.incarnation):

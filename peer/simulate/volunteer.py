@@ -17,6 +17,7 @@ from hetpeer.dht.credit import Pool
 from hetpeer.peer.pressure import ACTIVATIONS, GRADIENTS, SHARDS
 from hetpeer.peer.simulate.board import LOOK_S
 from hetpeer.peer.simulate.boxes import Boxes
+from hetpeer.peer.simulate.checks import require
 from hetpeer.peer.simulate.lines import Frame, Line
 from hetpeer.peer.simulate.worker import Worker
 from hetpeer.peer.simulate.world import Gate
@@ -164,8 +165,8 @@ class Volunteer:
                 self._prepare((begin, end))
             case e.FetchState():
                 self._fetch(effect)
-            case e.SaveState(version, blocks):
-                self._snapshot(version, blocks)
+            case e.SaveState():
+                self._snapshot(effect)
             case e.RecordApplied():
                 swarm.checks.applied(self.name, effect, self.worker.before)
                 if self._uplink:
@@ -426,13 +427,15 @@ class Volunteer:
 
     # ── states ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _snapshot(self, version: int, blocks: Iterable[int]) -> None:
-        line = self.member.line
+    def _snapshot(self, order: e.SaveState) -> None:
+        """Copy what the order names; the worker still has it when the copy's turn comes."""
 
         def copy(_core: Member) -> Iterable[Effect]:
-            for block in blocks:
-                if self.worker.states[block][0] == version:
-                    self.snapshots[line, version, block] = self.worker.states[block][1]
+            for block, digest in order.digests.items():
+                version, state = self.worker.states[block]
+                exact = (version, self.swarm.numerics.digest(state)) == (order.version, digest)
+                require(exact, f"{self.name} is to copy version {order.version} of block {block}")
+                self.snapshots[order.line, order.version, block] = state
             return ()
 
         self.worker.submit(0.0, copy)

@@ -413,8 +413,23 @@ def test_a_spoiled_slot_is_dropped_and_reported():
 
 def test_checkpoints_are_saved_from_the_version_that_was_asked_for():
     member = member_in(Phase.READY)
-    assert member.receive(m.Save(line=LINE, version=3, blocks=(1,))) == [e.SaveState(3, (1,))]
+    assert member.receive(m.Save(line=LINE, version=3, blocks=(1,))) == [
+        e.SaveState(LINE, 3, {1: DIGESTS[1]})
+    ]
     assert member.receive(m.Save(line=LINE, version=2, blocks=(1,))) == []
+
+
+def test_a_copy_is_ordered_by_what_it_is_of_though_the_state_is_given_up_behind_it():
+    """A cluster falls apart while its members apply what it is to store: both messages wait, and are answered at once."""
+    member = member_in(Phase.APPLYING)
+    member.receive(m.Save(line=LINE, version=STEP.number + 1, blocks=(0, 1)))
+    elsewhere = LINE.model_copy(update={"cluster": m.EVERYBODY})
+    member.receive(welcome(line=elsewhere))
+    member.applied(STEP, 0, "new 0")
+    effects = member.applied(STEP, 1, "new 1")
+    assert member.version is None
+    orders = [effect for effect in effects if isinstance(effect, e.SaveState)]
+    assert orders == [e.SaveState(LINE, STEP.number + 1, {0: "new 0", 1: "new 1"})]
 
 
 def test_rejection_stops_with_its_reason():

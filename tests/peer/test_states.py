@@ -3,6 +3,7 @@
 import asyncio
 
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.effects import SaveState
 from hetpeer.averaging.member import Phase
 from hetpeer.peer.states import HeldStates
 from tests.averaging.rig import LINE, STEP, member_in
@@ -23,12 +24,12 @@ async def test_a_copy_of_another_line_is_not_given_for_one_of_this():
     member, worker = member_in(Phase.READY), Worker()
     states = HeldStates(member)
     states.use(worker, {0: 10, 1: 10})
-    await asyncio.gather(*states.snapshot(VERSION, (0,)))
+    await asyncio.gather(*states.snapshot(SaveState(LINE, VERSION, {0: "digest 0"})))
     worker.content = b"second"
     assert (await states.find(0, VERSION, 0)).data == b"first", "as it was when it was asked for"
     member.line = m.Line(term=LINE.term, view=LINE.view + 1)
     assert (await states.find(0, VERSION, 0)).data == b"second"
-    await asyncio.gather(*states.snapshot(VERSION, (1,)))
+    await asyncio.gather(*states.snapshot(SaveState(member.line, VERSION, {1: "digest 1"})))
     member.line = LINE
     worker.content = b"third"
     assert (await states.find(0, VERSION, 0)).data == b"third"

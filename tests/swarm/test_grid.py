@@ -47,7 +47,7 @@ WORKER = (
     "worker_backward:40",
     "worker_merge_slot:25",
     "worker_export_slot:30",
-    "worker_sum:30",
+    "worker_sum:10",
     "worker_inspect:30",
     "worker_apply:30",
     "worker_dump_state:4",
