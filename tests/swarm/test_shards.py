@@ -60,11 +60,19 @@ def use(swarm: Swarm, run: RunDirectory) -> None:
 
 
 async def killed_and_started_again(swarm: Swarm, cell: str, names: str) -> list[Child]:
-    """The swarm's volunteers, of whom the first dies at `cell` and comes back."""
+    """The swarm's volunteers. Whoever gets to `cell` first dies there and comes back, as the first of them: it depends on lines who reduces."""
     await swarm.bootstrap()
-    volunteers = [swarm.volunteer(name, fail=cell if name == names[0] else "") for name in names]
-    assert await volunteers[0].ended(90.0) == -signal.SIGKILL, volunteers[0].said
-    return [swarm.volunteer("back", home=volunteers[0].home), *volunteers[1:]]
+    cell = f"{cell}@{swarm.folder}/died"
+    volunteers = {name: swarm.volunteer(name, fail=cell) for name in names}
+
+    def died() -> str | None:
+        return next((name for name, one in volunteers.items() if one.status is not None), None)
+
+    name = await until(died, f"somebody gets to {cell}", within_s=90.0)
+    assert name is not None
+    victim = volunteers.pop(name)
+    assert victim.status == -signal.SIGKILL, victim.said
+    return [swarm.volunteer("back", home=victim.home), *volunteers.values()]
 
 
 @pytest.mark.parametrize("shard", SHARDS)
