@@ -22,7 +22,8 @@ class StepId(NamedTuple):
     """One attempt at one step: the same number on another line of history is another step.
 
     Who leaves a step and enters it again has an `entry` of its own there, so that what its worker still did for the
-    earlier one is not taken for work of this one. `batch` is what is trained, `group` above 0 the group that averages.
+    earlier one is not taken for work of this one. `batch` is what is trained, `group` above 0 the group that averages. The
+    parameters with which it is computed are `behind` versions older than the one that its update is made to.
     """
 
     line: Line
@@ -30,6 +31,12 @@ class StepId(NamedTuple):
     entry: int = 0
     batch: int = 0
     group: int = 0
+    behind: int = 0
+
+    @property
+    def base(self) -> int:
+        """The version of the parameters with which it is computed."""
+        return self.number - self.behind
 
     @property
     def on_wire(self) -> StepId:
@@ -147,13 +154,14 @@ class Inspect:
 @dataclass(frozen=True, slots=True)
 class ApplyUpdate:
     """Run the optimizer on `block` with `gradient`·`coefficient`, one of `workers` that will be averaged → `Member.applied`. `plan`: by
-    which the gradient was reduced.
+    which the gradient was reduced. Versions from `needed` on stay: other steps are computed with them.
     """
 
     block: int
     plan: int
     gradient: Handle
     coefficient: float
+    needed: int
     workers: int = 1
 
 

@@ -34,6 +34,7 @@ from hetpeer.averaging.effects import (
 from hetpeer.averaging.reduction import Reduction
 from hetpeer.averaging.ties import Ties
 from hetpeer.stages.execution import pipeline
+from hetpeer.stages.execution.bench import Bench
 from hetpeer.stages.execution.effects import (
     Handle,
     Release,
@@ -43,7 +44,6 @@ from hetpeer.stages.execution.effects import (
 )
 from hetpeer.stages.execution.pipeline import Pipeline
 from hetpeer.stages.execution.routes import Hop, Route
-from hetpeer.stages.execution.window import Depth
 
 StepEffect = pipeline.Effect | reduction.Effect | ApplyUpdate | KeepCopy | InstallAverage
 
@@ -86,12 +86,12 @@ Effect = (
 class HeldStep:
     """The step that `begin` names, at holder `me` of the blocks `place`.
 
-    `shape`: what the manifest says of the model's vectors and slots; `depth`: microbatches that may be under way.
+    `shape`: what the manifest says of the model's vectors and slots; `bench`: the worker's room, which the steps under way share.
     """
 
-    def __init__(self, me: str, place: m.Range, begin: m.Begin, shape: Shape, depth: Depth) -> None:
-        self.id = StepId(begin.line, begin.step, begin.entry, begin.batch, begin.group)
-        self.pipeline = Pipeline(me, begin.roster, begin.microbatches, shape.slot_capacity, depth)
+    def __init__(self, me: str, place: m.Range, begin: m.Begin, shape: Shape, bench: Bench) -> None:
+        self.id = StepId(begin.line, begin.step, begin.entry, begin.batch, begin.group, begin.behind)
+        self.pipeline = Pipeline(me, begin.roster, begin.microbatches, shape.slot_capacity, bench)
         self.reduction: Reduction | None = None
         self.commit: m.Commit | None = None
         self.delayed = begin.delayed
@@ -272,8 +272,8 @@ class HeldStep:
             and self.reduction.matches(commit.digests, self._blocks)
         )
 
-    def apply(self, commit: m.Commit) -> list[Effect]:
-        """The step is decided, and `matches` holds."""
+    def apply(self, commit: m.Commit, needed: int) -> list[Effect]:
+        """The step is decided, and `matches` holds. Versions from `needed` on are still computed with."""
         assert self.reduction is not None
         self.commit = commit
         self.pipeline.decided()
@@ -285,7 +285,7 @@ class HeldStep:
                     for b in self._blocks
                 ]
             )
-        one = (commit.coefficient, commit.workers)
+        one = (commit.coefficient, needed, commit.workers)
         return self._wrap([ApplyUpdate(b, commit.plan, gradients[b], *one) for b in self._blocks])
 
     def applied(self, block: int, digest: str) -> RecordApplied | None:

@@ -49,7 +49,7 @@ class Member(Working):
     """
 
     def __init__(self, me: str, hello: m.Hello, shape: Shape, depth: Depth = shortest) -> None:
-        super().__init__()
+        super().__init__(depth)
         self.me = me
         self.phase = Phase.JOINING
         self.place: m.Range | None = None
@@ -58,7 +58,6 @@ class Member(Working):
         self.loss: float | None = None
         self._hello = hello
         self._shape = shape
-        self._depth = depth
         self._graphs: m.Range | None = None
         """Blocks whose graphs the worker has."""
         self._preparing: m.Range | None = None
@@ -102,7 +101,7 @@ class Member(Working):
         if line is not None and line != self.line and not isinstance(message, self._LINE_SETTERS):
             return []
         effects: list[Effect] = handler(self, message)
-        return effects
+        return [*effects, *self._share_worker()]
 
     # ── joining and syncing ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -207,15 +206,23 @@ class Member(Working):
         self._begun = (message.line, message.step, message.entry)
         if not self._is_for_us(message):
             return []
-        if message.step != self.version:
+        if message.step - message.behind != self.version or not self._follows(message):
             return [*self._drop_all(), self._sync()]
         assert self.place is not None
         beside = self._round is not None and self._round.delayed
-        effects = self._drop_step() if beside else self._drop_all()
-        self._step = HeldStep(self.me, self.place, message, self._shape, self._depth)
-        self._step.links(self._shunned, self._congested)
-        self.phase = Phase.TRAINING
-        return [*effects, *self._step.assign(message.tasks), *self._replay_early()]
+        effects: list[Effect] = []
+        if not message.behind:
+            effects = self._drop_steps() if beside else self._drop_all()
+        step = HeldStep(self.me, self.place, message, self._shape, self._bench)
+        step.links(self._shunned, self._congested)
+        self._steps.append(step)
+        self.phase = Phase.TRAINING if len(self._steps) == 1 else self.phase
+        return [*effects, *step.assign(message.tasks), *self._replay_early()]
+
+    def _follows(self, message: m.Begin) -> bool:
+        """Whether the steps in progress are those between the parameters that it is computed with and itself."""
+        between = range(message.step - message.behind, message.step)
+        return not between or [step.id.number for step in self._steps] == list(between)
 
     def _begin_round(self, message: m.Begin) -> list[Effect]:
         number = (message.line.term, message.group)
@@ -226,7 +233,7 @@ class Member(Working):
         if message.step != self.version:
             return [*effects, self._sync()]
         assert self.place is not None
-        self._round = HeldStep(self.me, self.place, message, self._shape, self._depth)
+        self._round = HeldStep(self.me, self.place, message, self._shape, self._bench)
         self.phase = self.phase if message.delayed else Phase.TRAINING
         return [*effects, *self._round.start(), *self._replay_early()]
 
@@ -256,7 +263,7 @@ class Member(Working):
         if message.group:
             one = self._round
             return [] if one is None or one.id.group != message.group else one.gone(message.peers)
-        return [] if self._step is None else self._step.gone(message.peers)
+        return [effect for step in self._steps for effect in step.gone(message.peers)]
 
     def _settled(self, message: m.Settled) -> list[Effect]:
         step = self._at(message.step)
@@ -274,8 +281,8 @@ class Member(Working):
         return [*step.plan(message), *self._replay_early()]
 
     def _at(self, number: int) -> HeldStep | None:
-        """The step in progress, if it has this number."""
-        return self._step if self._step is not None and self._step.id.number == number else None
+        """The step in progress that has this number."""
+        return next((step for step in self._steps if step.id.number == number), None)
 
     def _named(self, message: m.Plan | m.Commit) -> HeldStep | None:
         """The step or averaging that the message is of, if it is in progress."""
@@ -294,20 +301,21 @@ class Member(Working):
         self.phase = Phase.APPLYING
         self.loss = self.loss if message.loss is None else message.loss
         # beside an averaging it was of evaluation alone: nobody says when that is over
-        ended = self._drop_step() if message.group else []
-        return [*ended, *step.apply(message)]
+        ended = self._drop_steps() if message.group else []
+        return [*ended, *step.apply(message, self._needed(step))]
 
     def applied(self, step: StepId, block: int, digest: str) -> list[Effect]:
         """`ApplyUpdate` or `InstallAverage` is done: the block is at version `step`+1 with these bits."""
         held = self._in(step)
         record = None if held is None else held.applied(block, digest)
-        if record is None:
+        if held is None or record is None:
             return []
         number = record.step.number
         self.version, self.digests = number + 1, dict(record.states)
         told = Tell(m.Applied(line=self.line, step=number, held=self._held()))
-        self.phase = Phase.READY
-        effects: list[Effect] = [record, told, *(self._drop_round() if step.group else self._drop_step())]
+        ended = self._drop_round() if step.group else self._drop_step(held)
+        self.phase = Phase.TRAINING if self._steps else Phase.READY
+        effects: list[Effect] = [record, told, *ended, *self._share_worker()]
         deferred, self._deferred = self._deferred, []
         for message in deferred:
             effects += self.receive(message)

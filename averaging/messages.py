@@ -356,6 +356,10 @@ class Begin(Schema):
     tasks: tuple[Task, ...]
     target: Speed = 0.0
     """Seconds that a link is to take for a microbatch; 0: not known."""
+    behind: Count = 0
+    """It is computed with the parameters of a version that is so many older than `step`, and its update made to version `step`
+    (docs/asynchronous.md).
+    """
     entry: Count = 0
     """0 at the step's beginning; the n-th who comes in while it runs has n."""
     ticket: Ticket = b""

@@ -1,4 +1,4 @@
-"""The update rules: AdamW and SGD over flat float32 vectors, with equal bits wherever they run.
+"""The update rules: AdamW, NAdam and SGD over flat float32 vectors, with equal bits wherever they run.
 
 All holders of a block apply the committed gradient on their own and must end with equal bits (the next vote compares
 hashes). So an update is a chain of single IEEE-754 operations, each a torch call of its own: fused ones (addcmul,
@@ -21,6 +21,8 @@ from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.stages.execution.groups import Settings, UpdateRule
 from hetpeer.stages.execution.numerics import float32, power
 
+NOTHING = 1e-30
+"""In float64, 1 - 1e-30 is 1."""
 CHUNK = 1 << 16
 """Elements updated at a time: what one chunk needs (2 MiB) stays in a core's cache. The bits do not depend on it."""
 
@@ -49,6 +51,15 @@ class AdamWSettings(_Common):
     eps: Annotated[float, Field(gt=0, le=1)]
 
 
+class NAdamSettings(_Common):
+    """Dozat, Incorporating Nesterov Momentum into Adam (2016), with AdamW's weight decay and torch's schedule of the momentum."""
+
+    name: Literal["NAdam"]
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]]
+    eps: Annotated[float, Field(gt=0, le=1)]
+    decoupled_weight_decay: Literal[True] = True
+
+
 class SGDSettings(_Common):
     """Stochastic gradient descent as torch has it: momentum by Sutskever et al. (2013), weight decay as a part of the gradient."""
 
@@ -58,15 +69,15 @@ class SGDSettings(_Common):
 
 
 _Checked = TypeVar("_Checked")
-_SETTINGS: TypeAdapter[AdamWSettings | SGDSettings] = TypeAdapter(
-    Annotated[AdamWSettings | SGDSettings, Field(discriminator="name")]
+_SETTINGS: TypeAdapter[AdamWSettings | NAdamSettings | SGDSettings] = TypeAdapter(
+    Annotated[AdamWSettings | NAdamSettings | SGDSettings, Field(discriminator="name")]
 )
 
 
 def rule_of(values: Settings) -> UpdateRule:
     """The rule with these settings, as they stand in a manifest. Raises `LocalError` HP-CFG-010 naming the wrong one."""
     settings = checked(_SETTINGS, {"name": "AdamW", **values})
-    return SGD(settings) if isinstance(settings, SGDSettings) else AdamW(settings)
+    return SGD(settings) if isinstance(settings, SGDSettings) else Adam(settings)
 
 
 def checked(kind: TypeAdapter[_Checked], values: Mapping[str, Any]) -> _Checked:
@@ -75,7 +86,7 @@ def checked(kind: TypeAdapter[_Checked], values: Mapping[str, Any]) -> _Checked:
         return kind.validate_python(values)
     except ValidationError as error:
         first = error.errors()[0]
-        where = [str(part) for part in first["loc"] if part not in ("AdamW", "SGD")]
+        where = [str(part) for part in first["loc"] if part not in ("AdamW", "NAdam", "SGD")]
         raise LocalError(
             "HP-CFG-010",
             f"the optimizer's {'.'.join(where) or 'name'} cannot be used",
@@ -102,7 +113,7 @@ class SGD:
         step: int,
         workers: int = 1,  # noqa: ARG002 - the mean of such updates is the update by the mean gradient
     ) -> None:
-        """As `AdamW.apply`."""
+        """As `Adam.apply`."""
         one = self.settings
         scale, decay, momentum = (float32(x) for x in (coefficient, one.weight_decay, one.momentum))
         minus_rate = float32(-one.rate(step))
@@ -118,11 +129,12 @@ class SGD:
                 parameters[part].add_(move * minus_rate)
 
 
-class AdamW:
-    """The rule for one set of settings; it holds no state of its own."""
+class Adam:
+    """AdamW or NAdam, for one set of settings; it holds no state of its own."""
 
-    def __init__(self, settings: AdamWSettings) -> None:
+    def __init__(self, settings: AdamWSettings | NAdamSettings) -> None:
         self.settings = settings
+        self._momentum = Momentum(settings.betas[0])
 
     def apply(
         self,
@@ -143,6 +155,8 @@ class AdamW:
         (global-norm clipping). Deterministic to the bit for equal inputs.
         """
         scalars = _Scalars(self.settings, coefficient, update, step, workers)
+        if isinstance(self.settings, NAdamSettings):
+            scalars.look_ahead(*self._momentum.at(update), self.settings.rate(step))
         exp_avg, exp_avg_sq = state["exp_avg"], state["exp_avg_sq"]
         with torch.no_grad():
             for begin in range(0, len(parameters), CHUNK):
@@ -150,11 +164,37 @@ class AdamW:
                 _update(scalars, parameters[part], exp_avg[part], exp_avg_sq[part], gradient[part])
 
 
+class Momentum:
+    """NAdam's momentum, which rises to β1: μₜ = β1 (1 - ½ · 0.96^(0.004 t)) at update t, and the products of them, which are worked out once."""
+
+    RISE = 0.9998367253526753
+    """0.96^0.004, of which powers are exact to the bit everywhere."""
+
+    def __init__(self, beta1: float) -> None:
+        self._beta1 = beta1
+        self._products = [1.0]
+
+    def at(self, update: int) -> tuple[float, float, float]:
+        """μₜ, μₜ₊₁ and the product of μ₁ … μₜ."""
+        products = self._products
+        while len(products) <= update and products[-1] > NOTHING:
+            products.append(products[-1] * self._mu(len(products)))
+        return self._mu(update), self._mu(update + 1), products[min(update, len(products) - 1)]
+
+    def _mu(self, update: int) -> float:
+        return self._beta1 * (1.0 - 0.5 * power(self.RISE, update))
+
+
 class _Scalars:
     """One step's scalars: computed in Python's float64, each rounded to float32 once."""
 
     def __init__(
-        self, settings: AdamWSettings, coefficient: float, update: int, step: int, workers: int
+        self,
+        settings: AdamWSettings | NAdamSettings,
+        coefficient: float,
+        update: int,
+        step: int,
+        workers: int,
     ) -> None:
         beta1, beta2 = settings.betas
         correction1, correction2 = 1.0 - power(beta1, update), 1.0 - power(beta2, update)
@@ -170,6 +210,13 @@ class _Scalars:
         self.unbias1_squared = float32(correction2 / (correction1 * correction1))
         self.share = float32(1.0 / workers)
         """Of the variance, in a mean of `workers`."""
+        self.minus_rate_of_gradient = 0.0
+        """Of the gradient itself, beside its running mean: 0 in AdamW."""
+
+    def look_ahead(self, mu: float, following: float, product: float, rate: float) -> None:
+        """NAdam: the mean as it will be at the next update if the gradient stays, of which the gradient has a part now."""
+        self.minus_rate_of_gradient = float32(-rate * (1.0 - mu) / (1.0 - product))
+        self.minus_rate = float32(-rate * following / (1.0 - product * following))
 
 
 def _update(
@@ -181,6 +228,7 @@ def _update(
 ) -> None:
     """The rule on one chunk; t is the number of the update. Each line's comment is the formula it rounds as torch does."""
     gradient = gradient * scalars.coefficient
+    look_ahead = gradient.clone() if scalars.minus_rate_of_gradient else None
     parameters.mul_(scalars.keep)
     # m ← m + (1 - β1) (g - m)
     exp_avg.add_((gradient - exp_avg).mul_(scalars.blend1))
@@ -191,6 +239,9 @@ def _update(
     second = exp_avg_sq if scalars.share == 1.0 else _of_mean(scalars, exp_avg, exp_avg_sq)
     denominator = _sqrt(second).mul_(scalars.unbias2).add_(scalars.epsilon)
     parameters.add_((exp_avg / denominator).mul_(scalars.minus_rate))
+    if look_ahead is not None:
+        # p ← p - rate (1 - μₜ) / (1 - Πμ) · g / (√v / √(1 - β2ᵗ) + ε); what stands above is with μₜ₊₁ / (1 - Πμ μₜ₊₁) for 1 / (1 - β1ᵗ)
+        parameters.add_(look_ahead.div_(denominator).mul_(scalars.minus_rate_of_gradient))
 
 
 def _of_mean(scalars: _Scalars, exp_avg: torch.Tensor, exp_avg_sq: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""The side of a member that faces its worker and its peers: finished work, links and tensors of the step in progress.
+"""The side of a member that faces its worker and its peers: finished work, links and tensors of the steps in progress.
 
-Pure. Everything here belongs to one step, named by the driver or by the tensor's origin; what is of another step is
-released and changes nothing. The side that faces the coordinator is member.py.
+Pure. Everything here belongs to one step, named by the driver or by the tensor's origin; what is of a step that is not in progress is
+released and changes nothing. There is one, or some more where steps overlap (docs/asynchronous.md). The side that faces the coordinator is member.py.
 """
 
 from __future__ import annotations
@@ -12,19 +12,24 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.early import Due, EarlyTensors, Origin, Waiting, due_outside
 from hetpeer.averaging.effects import EndStep, Shard, StepId
 from hetpeer.averaging.holding import Effect, HeldStep
+from hetpeer.stages.execution.bench import Bench
 from hetpeer.stages.execution.effects import Handle, Release, TaskKey
+from hetpeer.stages.execution.occupation import Occupation
 from hetpeer.stages.execution.routes import Route
 from hetpeer.stages.execution.slots import SlotBook
+from hetpeer.stages.execution.window import Depth
 
 
 class Working:
-    """Where a volunteer stands (`line`, `version`) and the step that it works on."""
+    """Where a volunteer stands (`line`, `version`) and the steps that it works on. `depth`: microbatches that may be under way."""
 
-    def __init__(self) -> None:
+    def __init__(self, depth: Depth) -> None:
         self.line = m.Line(term=0, view=0)
         self.version: int | None = None
         """Of the state in the worker; None while there is none to be trusted."""
-        self._step: HeldStep | None = None
+        self._steps: list[HeldStep] = []
+        """In their order: the first is the next to be committed."""
+        self._bench = Bench(depth)
         self._round: HeldStep | None = None
         """The averaging that we take part in; beside a step if it is a delayed one."""
         self._group = (0, 0)
@@ -35,21 +40,33 @@ class Working:
 
     @property
     def step(self) -> StepId | None:
-        """The step in progress, or the averaging if there is none."""
-        one = self._step or self._round
-        return one.id if one else None
+        """The oldest step in progress, or the averaging if there is none."""
+        return next((one.id for one in self._under_way()), None)
 
     @property
-    def slots(self) -> SlotBook | None:
-        """The slots of the step in progress."""
-        return self._step.pipeline.slots if self._step else None
+    def steps(self) -> list[StepId]:
+        """All of them, and the averaging."""
+        return [one.id for one in self._under_way()]
+
+    def slots(self, step: StepId) -> SlotBook | None:
+        """The slots of `step`, if that is in progress. Others call it so, too."""
+        return next((one.pipeline.slots for one in self._steps if step in (one.id, one.id.on_wire)), None)
+
+    @property
+    def occupation(self) -> Occupation:
+        """What our worker does, or waits for."""
+        if any(step.pipeline.running for step in self._steps):
+            return Occupation.COMPUTES
+        if any(step.pipeline.held_up for step in self._steps):
+            return Occupation.ROOM
+        return Occupation.DATA if any(step.reduction is None for step in self._steps) else Occupation.STEP
 
     def holds(self, commit: m.Commit) -> bool:
         """Whether we hold the gradients that `commit` names."""
         return any(one.matches(commit) for one in self._under_way())
 
     def _under_way(self) -> list[HeldStep]:
-        return [one for one in (self._step, self._round) if one is not None]
+        return self._steps if self._round is None else [*self._steps, self._round]
 
     def works_on(self, step: StepId) -> bool:
         """Whether this step or averaging is in progress."""
@@ -63,22 +80,36 @@ class Working:
         """The step or averaging in progress that `origin` is of."""
         return next((one for one in self._under_way() if one.is_at(origin.step)), None)
 
-    def _drop_step(self) -> list[Effect]:
-        step, self._step = self._step, None
+    def _drop_step(self, step: HeldStep) -> list[Effect]:
+        self._steps.remove(step)
         return self._ended(step)
+
+    def _drop_steps(self) -> list[Effect]:
+        return [effect for step in list(self._steps) for effect in self._drop_step(step)]
 
     def _drop_round(self) -> list[Effect]:
         one, self._round = self._round, None
-        return self._ended(one)
+        return [] if one is None else self._ended(one)
 
-    def _ended(self, held: HeldStep | None) -> list[Effect]:
-        if held is None:
-            return []
+    def _ended(self, held: HeldStep) -> list[Effect]:
+        held.pipeline.over()
         self._early.forget(held.id.on_wire)
         return [EndStep(held.id)]
 
     def _drop_all(self) -> list[Effect]:
-        return [*self._drop_step(), *self._drop_round()]
+        return [*self._drop_steps(), *self._drop_round()]
+
+    def _needed(self, step: HeldStep) -> int:
+        """The oldest version that is computed with when `step` has been applied."""
+        later = [one.id.base for one in self._steps if one is not step]
+        return min(later, default=step.id.number + 1)
+
+    def _share_worker(self) -> list[Effect]:
+        """What has happened in one step may make it another one's turn at the worker."""
+        effects: list[Effect] = []
+        while len(self._steps) > 1 and (turn := self._bench.turn()) is not None:
+            effects += next(one.absorb(one.pipeline.resume()) for one in self._steps if one.pipeline is turn)
+        return effects
 
     # ── finished work ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -89,19 +120,21 @@ class Working:
         held = self._in(step)
         if held is None:
             return [] if output is None else [Release(output)]
-        return held.absorb(held.pipeline.forward_done(key, output, loss))
+        return [*held.absorb(held.pipeline.forward_done(key, output, loss)), *self._share_worker()]
 
     def backward_done(self, step: StepId, key: TaskKey, input_gradient: Handle | None) -> list[Effect]:
         """`RunBackward` is done."""
         held = self._in(step)
         if held is None:
             return [] if input_gradient is None else [Release(input_gradient)]
-        return held.absorb(held.pipeline.backward_done(key, input_gradient))
+        return [*held.absorb(held.pipeline.backward_done(key, input_gradient)), *self._share_worker()]
 
     def work_failed(self, step: StepId, key: TaskKey, why: str) -> list[Effect]:
         """`RunForward` or `RunBackward` could not be done."""
         held = self._in(step)
-        return [] if held is None else held.absorb(held.pipeline.work_failed(key, why))
+        return (
+            [] if held is None else [*held.absorb(held.pipeline.work_failed(key, why)), *self._share_worker()]
+        )
 
     def summed(self, step: StepId, shard: Shard, handle: Handle) -> list[Effect]:
         """`SumParts` is done."""
@@ -122,13 +155,14 @@ class Working:
 
     def unreachable(self, peer: str) -> list[Effect]:
         """Our link to `peer` is down and could not be opened again."""
-        step = self._step
-        return [] if step is None else step.absorb(step.pipeline.unreachable(peer))
+        sent = [effect for step in self._steps for effect in step.absorb(step.pipeline.unreachable(peer))]
+        return [*sent, *self._share_worker()]
 
     def reachable(self, peer: str) -> None:
         """The link to `peer` is up again."""
-        if self._step is not None and peer not in self._shunned:
-            self._step.pipeline.reachable(peer)
+        if peer not in self._shunned:
+            for step in self._steps:
+                step.pipeline.reachable(peer)
 
     def refused(self, peer: str, for_now: bool) -> list[Effect]:
         """We do not work with `peer` for now, whatever the step: its tasks go elsewhere. Or we do again."""
@@ -141,12 +175,17 @@ class Working:
 
     def congested(self, peer: str, hops: int | None) -> list[Effect]:
         """Our link to `peer` takes no forwards that have `hops` or more hops behind it; None: it takes all."""
-        step = self._step
+        effects: list[Effect] = []
         if hops is None:
             self._congested.pop(peer, None)
-            return [] if step is None else step.absorb(step.pipeline.relieved(peer))
-        self._congested[peer] = hops
-        return [] if step is None else step.absorb(step.pipeline.congested(peer, hops))
+        else:
+            self._congested[peer] = hops
+        for step in self._steps:
+            pipeline = step.pipeline
+            effects += step.absorb(
+                pipeline.relieved(peer) if hops is None else pipeline.congested(peer, hops)
+            )
+        return [*effects, *self._share_worker()]
 
     def introduced(self, origin: Origin, place: m.Range) -> list[Effect]:
         """`origin.sender` takes part in the step, as the coordinator's ticket says or we know: it gets what is left over for
@@ -163,13 +202,13 @@ class Working:
         return step is not None and step.due(origin) is Due.NOW
 
     def leftovers(self) -> Mapping[int, tuple[int, ...]]:
-        """Border → ids of the step in progress whose bundles we keep for a holder that we do not know."""
-        return {} if self._step is None else self._step.pipeline.leftovers()
+        """Border → ids of the oldest step in progress whose bundles we keep for a holder that we do not know."""
+        return self._steps[0].pipeline.leftovers() if self._steps else {}
 
     @property
     def is_idle(self) -> bool:
-        """Whether a step is in progress, and nothing for us to do in it: we can take leftovers."""
-        return self._step is not None and self._step.reduction is None and self._step.pipeline.idle
+        """Whether a step is in progress, and nothing for us to do in the oldest one: we can take leftovers."""
+        return bool(self._steps) and self._steps[0].reduction is None and self._steps[0].pipeline.idle
 
     def activation(
         self, origin: Origin, microbatch: int, route: Route, attempt: int, handle: Handle
@@ -186,7 +225,7 @@ class Working:
         step = self._at_origin(origin)
         if step is None or step.due(origin) is not Due.NOW:
             return []
-        return step.nudge(origin.sender, microbatch, route, attempt)
+        return [*step.nudge(origin.sender, microbatch, route, attempt), *self._share_worker()]
 
     def gradient(self, origin: Origin, microbatch: int, border: int, handle: Handle) -> list[Effect]:
         """The gradient of a bundle that we had sent over `border`."""
@@ -210,7 +249,7 @@ class Working:
         step = self._at_origin(origin)
         due = due_outside(origin, self.line, self.version, self._group) if step is None else step.due(origin)
         if due is Due.NOW and step is not None:
-            return accept(step)
+            return [*accept(step), *self._share_worker()]
         if due is Due.LATER and self._early.hold(Waiting(origin, accept, handle)):
             return []
         return [Release(handle)]

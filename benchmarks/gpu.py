@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks import gpulanes, report
-from hetpeer.averaging.updates import AdamW, AdamWSettings
+from hetpeer.averaging.updates import Adam, AdamWSettings
 from hetpeer.stages.data import draws
 from hetpeer.stages.execution import device as devices
 from hetpeer.stages.execution.commands import Info, WarmUp
@@ -68,7 +68,7 @@ def compare_model(name: str, device: torch.device) -> dict[str, Any]:
 def equal_bits(device: torch.device) -> dict[str, bool]:
     """What holders compare by hash: the update, the norm, the masks."""
     generator = torch.Generator().manual_seed(0)
-    rule = AdamW(AdamWSettings(learning_rate=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1))
+    rule = Adam(AdamWSettings(learning_rate=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1))
     vectors = [torch.randn(1_000_003, generator=generator) for _ in range(4)]
     vectors[2].abs_()
     names = ("parameters", "exp_avg", "exp_avg_sq", "gradient")

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from hetpeer.bootstrap.create import create_run
+from hetpeer.bootstrap.manifest import sign
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import AveragingSettings, LinkSettings, TrainingSettings
 from hetpeer.dht.clock import SystemClock
@@ -73,6 +75,14 @@ def make_run(
         links=links or LinkSettings(),
         averaging=averaging,
     )
+
+
+def recut(run: RunDirectory, layout: Sequence[tuple[int, int]]) -> RunDirectory:
+    """The same run with another cut of its model, signed by its owner again."""
+    key = Ed25519PrivateKey.from_private_bytes((run.path / "owner.key").read_bytes())
+    changed = run.manifest.model_copy(update={"layouts": (tuple(layout),)})
+    (run.path / "manifest.hetpeer").write_bytes(sign(changed, key))
+    return RunDirectory.open(run.path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,10 @@ from hetpeer.bootstrap.history import History
 class Agenda(Protocol):
     """What a coordinator is to do."""
 
-    def take(self) -> Work | None:
-        """The work of the step that begins now; None: there is none for now."""
+    def take(self, ahead: int = 0) -> Work | None:
+        """The work of the step that begins now, `ahead` of the next to be committed; None: there is none for now. Who looks at parameters
+        needs the newest: nothing is evaluated ahead.
+        """
 
     def saves(self, version: int) -> bool:
         """Whether the state at `version` is to be stored."""
@@ -36,10 +38,14 @@ class InOrder:
         self._config = config
         self._history = history
 
-    def take(self) -> Work | None:
-        steps, version = self._config.steps, self._history.version
-        due = version % self._config.evaluate_every == 0 or version == steps
-        return None if self.over else Work(version, version < steps, due)
+    def take(self, ahead: int = 0) -> Work | None:
+        steps, batch = self._config.steps, self._history.version + ahead
+        due = self._config.evaluation_microbatches > 0 and (
+            batch % self._config.evaluate_every == 0 or batch == steps
+        )
+        if self.over or (ahead and (due or batch >= steps)):
+            return None
+        return Work(batch, batch < steps, due)
 
     def saves(self, version: int) -> bool:
         return version % self._config.checkpoint_every == 0 or version == self._config.steps

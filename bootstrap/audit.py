@@ -31,6 +31,7 @@ RULES: Mapping[str, str] = {
     "F5": "who was given up changes nothing: nobody applies under an incarnation that it has left",
     "F6": "one coordinator at a time decides one step after the other",
     "G1": "no batch of a grouped run is in its parameters twice",
+    "S1": "each step is computed with parameters that are as old as was decided, and no older than the run allows",
     "I3": "nothing is applied that was not decided",
     "I5": "a run goes back to its last complete checkpoint only",
 }
@@ -55,6 +56,8 @@ class Verdict:
     """Microbatches counted twice or more at one block at least."""
     leftovers: int = 0
     """Microbatches that reached a holder through the task board and are counted there."""
+    staleness: dict[int, int] = field(default_factory=dict)
+    """Updates by which the parameters of a step were behind → how many committed steps."""
     volunteers: int = 0
     events: int = 0
     problems: list[str] = field(default_factory=list)
@@ -172,6 +175,10 @@ def _check_steps(
     verdict.microbatches_expected = verdict.steps * len(microbatches)
     if not verdict.steps:
         verdict.complain("no step was committed")
+    for one in trained:
+        verdict.staleness[one.behind] = verdict.staleness.get(one.behind, 0) + 1
+        if not 0 <= one.behind <= min(manifest.training.staleness, one.step):
+            verdict.complain(f"{one} is of parameters {one.behind} updates old", "S1")
     for one in surviving:
         expected = microbatches if one.trains else one.clusters
         tallies: list[Counter[int]] = []
@@ -181,6 +188,8 @@ def _check_steps(
             if not events:
                 problem = f"{one} block {block}: no volunteer says it applied a committed plan"
                 verdict.complain(problem, "F3")
+            if one.trains and {event.base for event in events} - {None, one.step - one.behind}:
+                verdict.complain(f"{one} block {block}: computed with another version than was decided", "S1")
             for problem in _disagreements(one, block, events):
                 verdict.complain(f"{one} block {block}: {problem}", "F2")
         lost = {m for m in expected if any(tally[m] == 0 for tally in tallies)}

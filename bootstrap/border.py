@@ -68,6 +68,14 @@ class Border:
             reign.state, self._sync_by = State.SYNCING, now + reign.config.sync_s / 2**halved
         return [self.fetch(volunteer, now) for volunteer in joiners]
 
+    def expects(self) -> bool:
+        """Whether somebody comes who can only come in when steps do not overlap."""
+        return any(
+            self.available(v.place) and not v.slow and self._times(v) < IN_VAIN
+            for v in self._reign.members.volunteers.values()
+            if v.standing in (Standing.PREPARED, Standing.SYNCING)
+        )
+
     @property
     def _steps_are_long(self) -> bool:
         """Whether a fetch that begins with a step is done early enough in it, most likely."""

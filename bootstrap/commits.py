@@ -23,13 +23,14 @@ def commit_record(
         "view": step.line.view,
         "step": step.number,
         "batch": step.batch,
+        **({"behind": step.behind} if step.behind else {}),
         "workers": step.workers,
         "plan": step.reduce.plan,
         "loss": step.ledger.train_loss(step.sizes),
         "norm": norm,
         "coefficient": clip_coefficient(norm, clip_norm),
         "gradients": {block: vote.digest for block, vote in sorted(decision.items())},
-        "seconds": now - step.began_at,
+        "seconds": now - step.awaited_at,
         "reduce_seconds": now - step.reduce.began_at,
     }
 

@@ -24,6 +24,7 @@ from hetpeer.bootstrap.decisions import (
     Record,
     Send,
     State,
+    Work,
 )
 from hetpeer.bootstrap.entering import Entering
 from hetpeer.bootstrap.membership import Standing, Volunteer
@@ -96,10 +97,9 @@ class Coordinator(Reigning):
         """
         if self.state is State.FINISHED or not self._arranging.propose(arrangement, now):
             return []
-        if self._step is not None and self._step.orphaned:
-            return self._roll_back(
-                f"nobody comes for block {self._step.orphaned[0]}: others take it over", now
-            )
+        orphaned = self._orphaned
+        if orphaned:
+            return self._roll_back(f"nobody comes for block {orphaned[0]}: others take it over", now)
         return self._cross(now) if self._reign.resting else []
 
     def tick(self, now: float) -> list[Effect]:
@@ -146,7 +146,7 @@ class Coordinator(Reigning):
         if not complete or volunteer.standing is Standing.READY:
             return []
         self._border.fetched(volunteer, now)
-        current, step = message.version == self.history.version, self._step
+        current, step = message.version == self.history.version, self._fresh
         if not current or not (self._reign.resting or self._entering.takes(step, volunteer)):
             volunteer.standing = Standing.PREPARED
             volunteer.missed += 1
@@ -157,14 +157,15 @@ class Coordinator(Reigning):
         if step is not None and not effects:
             assert volunteer.place is not None
             speed = self.members.speeds()[volunteer.peer]
-            return step.enter(volunteer.peer, volunteer.incarnation, volunteer.place, speed, now)
+            entered = step.enter(volunteer.peer, volunteer.incarnation, volunteer.place, speed, now)
+            return entered + self._overlap(now)
         return effects + self._make_room(now)
 
     def _make_room(self, now: float) -> list[Effect]:
         """Somebody can take a state: at a border, or to come into the step that runs."""
         if self._reign.resting:
             return self._cross(now)
-        return [] if self._step is None else self._entering.fetch(self._step, now)
+        return [] if self._fresh is None else self._entering.fetch(self._fresh, now)
 
     def _compare(self, volunteer: Volunteer, held: Sequence[m.Held], now: float) -> list[Effect]:
         if not self._admission.differs(volunteer, held):
@@ -209,10 +210,32 @@ class Coordinator(Reigning):
         if work is None:
             reign.state = State.WAITING
             return []
-        self._step = CoordinatedStep(reign, work, self._pace, now)
         reign.state = State.TRAINING
         self._border.leave()
-        return [*self._step.begin(), *self._entering.fetch(self._step, now)]
+        begun = self._open(work, now)
+        return [*begun, *self._entering.fetch(self._steps[0], now), *self._overlap(now)]
+
+    def _open(self, work: Work, now: float) -> list[Effect]:
+        """A step begins, beside those under way if there are any."""
+        step = CoordinatedStep(self._reign, work, self._pace, now, behind=len(self._steps))
+        self._steps.append(step)
+        return step.begin()
+
+    def _overlap(self, now: float) -> list[Effect]:
+        """The next steps begin before those under way are committed, as far as their staleness allows."""
+        effects: list[Effect] = []
+        while self._may_overlap() and (work := self._reign.agenda.take(len(self._steps))) is not None:
+            effects += self._open(work, now)
+        return effects
+
+    def _may_overlap(self) -> bool:
+        """Whether nobody and nothing waits for the border between two steps."""
+        return (
+            0 < len(self._steps) <= self._reign.config.staleness
+            and not self.members.uncovered()
+            and not self._arranging.pending
+            and not self._border.expects()
+        )
 
     def _waited(self, now: float) -> list[Effect]:
         if not self.members.uncovered():
@@ -226,7 +249,7 @@ class Coordinator(Reigning):
 
     def _end(self, why: str, *, completed: bool) -> list[Effect]:
         self._reign.state = State.FINISHED
-        self._step = None
+        self._steps.clear()
         record = [] if completed else [self._reign.log(kind="halt", why=why)]
         told = self._reign.end = m.Finished(why=why, completed=completed)
         return [*record, *(Send(peer, told) for peer in self.members.volunteers), Halt(why, completed)]
@@ -234,9 +257,9 @@ class Coordinator(Reigning):
     # ── one step ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _in_step(self, volunteer: Volunteer, message: m.Message, now: float) -> list[Effect]:
-        """A holder's word on the step in progress."""
-        step = self._step
-        if step is None or step.number != getattr(message, "step", None) or volunteer.peer not in step.roster:
+        """A holder's word on a step in progress."""
+        step = next((one for one in self._steps if one.number == getattr(message, "step", None)), None)
+        if step is None or volunteer.peer not in step.roster:
             return []
         match message:
             case m.Sealed():
@@ -261,20 +284,21 @@ class Coordinator(Reigning):
         if step.reduce.decision is not None:
             return self._commit(step, step.reduce.decision, now)
         if step.evaluated_only:
-            self._step, self._reign.state = None, State.WAITING
+            self._steps.remove(step)
+            self._reign.state = State.WAITING
             return [self._reign.log(**evaluation_record(step)), *self._cross(now)]
-        self._reign.state = State.REDUCING if step.reduce.under_way else State.TRAINING
+        self._reign.state = State.REDUCING if self._steps[0].reduce.under_way else State.TRAINING
         return []
 
     def _patience(self, now: float) -> list[Effect]:
-        step = self._step
-        assert step is not None
+        """Only the oldest step is waited for: the others' work comes after its."""
+        step = self._steps[0]
         mute = dict.fromkeys(step.reduce.mute(step.roster, now), "it did not vote on three plans")
         if mute:
             return self._fence(mute, now)
         if self._entering.hopeless(step, now):
             return self._roll_back(f"nobody comes for block {step.orphaned[0]}", now)
-        return [*step.tick(now), *self._follow(step, now)]
+        return [*step.tick(now), *self._follow(step, now), *self._overlap(now)]
 
     def _commit(self, step: CoordinatedStep, decision: Mapping[int, m.BlockVote], now: float) -> list[Effect]:
         logged = self._reign.log(**commit_record(step, decision, self._reign.config.clip_norm, now))
@@ -283,9 +307,19 @@ class Coordinator(Reigning):
             effects.append(self._reign.log(**evaluation_record(step)))
         effects += [Send(peer, commit_message(logged.record)) for peer in sorted(step.roster)]
         self._pace.committed()
-        self._step, self._reign.state = None, State.WAITING
+        self._steps.remove(step)
         self.members.outdate(step.roster)
-        return effects + self._cross(now)
+        if not self._steps:
+            self._reign.state = State.WAITING
+            return effects + self._cross(now)
+        effects += self._saving.begin(wanted=self._arranging.pending)
+        following = self._steps[0]
+        return [
+            *effects,
+            *self._overlap(now),
+            *following.comes_next(now),
+            *self._follow(following, now),
+        ]
 
     def _applied(self, volunteer: Volunteer, message: m.Applied, now: float) -> list[Effect]:
         if message.step != self.history.version - 1 or volunteer.standing is not Standing.READY:
@@ -321,21 +355,44 @@ class Coordinator(Reigning):
         for volunteer in volunteers:
             self._saving.lost(volunteer.peer)
             volunteer.standing = Standing.JOINING
-        step = self._step
-        gone = [] if step is None else step.leave(volunteer.peer for volunteer in volunteers)
-        if step is not None and gone:
-            orphaned = step.orphaned
-            if orphaned and not self._entering.can_wait(step):
+        left = {step.number: step.leave(volunteer.peer for volunteer in volunteers) for step in self._steps}
+        if any(left.values()):
+            orphaned = self._orphaned
+            if orphaned and (self._fresh is None or not self._entering.can_wait(self._fresh)):
                 return self._roll_back(f"no holder is left of block {orphaned[0]}", now)
-            return [*step.without(gone, now), *self._follow(step, now), *self._entering.fetch(step, now)]
+            return self._without(left, now)
         if lost and not self._reign.stored:
             return self._roll_back(f"no holder is left of block {lost[0]}", now)
         return self._cross(now) if volunteers and self.state is State.SYNCING else []
 
+    def _without(self, left: Mapping[int, Sequence[str]], now: float) -> list[Effect]:
+        """Steps go on without those who have `left` them (by their numbers)."""
+        gone = m.Gone(
+            line=self.line, peers=tuple(dict.fromkeys(peer for peers in left.values() for peer in peers))
+        )
+        others = sorted({peer for step in self._steps for peer in step.roster})
+        effects: list[Effect] = [Send(peer, gone) for peer in others]
+        for step in self._steps:
+            if left[step.number]:
+                effects += step.without(left[step.number], now)
+        effects += self._follow(self._steps[0], now)
+        return effects + (self._entering.fetch(self._fresh, now) if self._fresh is not None else [])
+
+    @property
+    def _orphaned(self) -> list[int]:
+        """Blocks that nobody holds in some step under way."""
+        return sorted({block for step in self._steps for block in step.orphaned})
+
+    @property
+    def _fresh(self) -> CoordinatedStep | None:
+        """The step under way, if it is the only one and is computed with the current version: newcomers can come into it."""
+        alone = self._steps[0] if len(self._steps) == 1 else None
+        return None if alone is None or alone.behind else alone
+
     def _roll_back(self, why: str, now: float) -> list[Effect]:
         """All holders of a block are gone: the whole run goes back to the last complete checkpoint."""
         reign, version = self._reign, self.history.checkpoint_version
-        self._step = None
+        self._steps.clear()
         self._saving.abandon()
         self._border.leave()
         reign.state = State.WAITING

@@ -18,6 +18,8 @@ class Decision:
     plan: int
     digests: Mapping[int, str]
     """Block → digest of the sum that is to be applied."""
+    behind: int = 0
+    """So many versions older than the step's own were the parameters of which the gradient is."""
     clusters: frozenset[int] = frozenset()
 
     @property
@@ -42,6 +44,7 @@ def decisions_of(record: Record) -> Iterator[Decision]:
                 step=record["step"],
                 plan=record["plan"],
                 digests={int(block): digest for block, digest in record["gradients"].items()},
+                behind=record.get("behind", 0),
             )
         case "average" | "installed":
             members = frozenset(cluster for cluster, _ in record["clusters"])

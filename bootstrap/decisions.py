@@ -32,6 +32,8 @@ class CoordinatorConfig:
     """Batches that a cluster trains before it averages."""
     averaging_delayed: bool = False
     """Whether it goes on with the next ones meanwhile."""
+    staleness: int = 0
+    """So many steps begin before the one that they follow is committed (docs/asynchronous.md)."""
     layouts: Sequence[Sequence[Range]]
     costs: Sequence[BlockCost]
     ties: Mapping[int, Sequence[int]] = field(default_factory=dict)

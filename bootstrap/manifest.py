@@ -35,6 +35,7 @@ from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.stages.data.arrays import MAX_DIMENSIONS, NAME
 from hetpeer.stages.data.batches import DataPlan
 from hetpeer.stages.data.shards import DTYPES, TARGETS, TOKENS
+from hetpeer.stages.execution.slots import LIVE
 from hetpeer.stages.graph.spec import ITEM_BYTES
 
 WIRE_VERSION: Final = 1
@@ -190,7 +191,7 @@ class Manifest(Entry):
 
     @property
     def kept(self) -> int:
-        """Vectors that a holder keeps of each block besides its parameters, its gradient and its slots."""
+        """Vectors that a holder keeps of each block besides its parameters, its gradient and one step's slots."""
         delayed = (
             2 if self.averaging is not None and self.averaging.delayed else 0
         )  # the copy, the mean of copies
@@ -199,7 +200,10 @@ class Manifest(Entry):
             4 if rounded and self.links.feedback else 0
         )  # what parts and sums have lost, before and now
         parameters = 3 if rounded and self.averaging is not None else 0  # parts, now; sums, before and now
-        return len(self.optimizer_state) + delayed + gradients + parameters
+        overlapping = self.training.staleness * (
+            1 + LIVE
+        )  # of each step beside the first: its parameters, its slots
+        return len(self.optimizer_state) + delayed + gradients + parameters + overlapping
 
     def layout(self, cluster: int) -> tuple[Range, ...]:
         """The stages of a cluster, as block ranges [begin, end)."""

@@ -1,4 +1,4 @@
-"""The oracle: the author's eager module and torch's optimizer on one machine. `python -m hetpeer.bootstrap.reference DIR OUT.json STEPS`"""
+"""The oracle: the author's eager module and torch's optimizer on one machine. `python -m hetpeer.bootstrap.reference DIR OUT.json [0,…]`"""
 
 import fnmatch
 import functools
@@ -8,7 +8,6 @@ import runpy
 import sys
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import msgpack
 import numpy as np
@@ -21,8 +20,8 @@ from hetpeer.stages.data.draws import Draw
 from hetpeer.stages.data.eager import DrawnDropout
 
 
-def train(directory: Path, steps: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Losses and gradient norms by step, held-out losses by version, and the final state by its file's names."""
+def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[str, Tensor]]:
+    """Losses, norms, held-out losses, the final state by its file's names. Each step's parameters are so many updates old."""
     manifest = msgpack.unpackb(msgpack.unpackb((directory / "manifest.hetpeer").read_bytes())["manifest"])
     settings, plan = manifest["training"], DataPlan.of(manifest)
     data, clip = Batches(directory / "data", plan), settings["clip_norm"] or torch.inf
@@ -40,29 +39,30 @@ def train(directory: Path, steps: int) -> tuple[dict[str, Any], dict[str, Tensor
     rule, (at, height) = dict(settings["optimizer"]), np.array(settings["schedule"], dtype=np.float64).T
     optimizer = getattr(torch.optim, rule.pop("name"))(groups, **rule)
     rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: float(np.interp(done + 1, at, height)))
-    named = inspect.signature(model.forward).parameters
+    named, weights = inspect.signature(model.forward).parameters, [*model.parameters()]
 
     def loss_of(step: int, number: int) -> Tensor:
         batch = {name: torch.from_numpy(array) for name, array in data.microbatch(step, number).items()}
         outputs = model(**{name: tensor for name, tensor in batch.items() if name in named})
         loss = outside[0](outputs, batch) if outside else getattr(outputs, "loss", outputs)
-        loss = loss["loss"] if isinstance(loss, dict) else loss
-        return loss if isinstance(loss, Tensor) else loss[0]
+        return loss if isinstance(loss, Tensor) else loss["loss" if isinstance(loss, dict) else 0]
 
-    losses, norms, evaluations = [], [], {}
+    losses, norms, evaluations, steps, old = [], [], {}, len(behind), list[Tensor]()
     for step in range(steps + 1):
         if step % settings["eval_every"] == 0 or step == steps:
             model.eval()
             with torch.no_grad():
                 evaluations[step] = fmean(loss_of(step, number).item() for number in plan.evaluation)
         if step < steps:
-            model.train()
-            optimizer.zero_grad()
+            model.train().zero_grad()
+            old = [*old, nn.utils.parameters_to_vector(weights).detach().clone()][-1 - max(behind) :]
+            nn.utils.vector_to_parameters(old[-1 - behind[step]].clone(), weights)
             parts: list[Tensor] = []
             for number, size in enumerate(plan.sizes):
                 with DrawnDropout(Draw(manifest["seed"], step, number, plan.microbatches)):
                     parts.append(loss_of(step, number))
                 torch.autograd.backward(parts[-1] * (size / plan.batch_size))
+            nn.utils.vector_to_parameters(old[-1].clone(), weights)
             losses.append(fmean([part.item() for part in parts], plan.sizes))
             norms.append(nn.utils.clip_grad_norm_(model.parameters(), clip).item())
             optimizer.step()
@@ -75,6 +75,6 @@ def train(directory: Path, steps: int) -> tuple[dict[str, Any], dict[str, Tensor
 
 if __name__ == "__main__":
     torch.set_num_threads(2)
-    records, final = train(Path(sys.argv[1]), int(sys.argv[3]))
+    records, final = train(Path(sys.argv[1]), json.loads(sys.argv[3]))
     save_file(final, Path(sys.argv[2]).with_suffix(".safetensors"))
     Path(sys.argv[2]).write_text(json.dumps(records))

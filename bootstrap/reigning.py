@@ -34,7 +34,8 @@ class Reigning:
         self._reign = reign
         self._leases = Leases(self._reign, now)
         self._saving = Saving(self._reign)
-        self._step: CoordinatedStep | None = None
+        self._steps: list[CoordinatedStep] = []
+        """Under way, in their order: the first is the next to be committed."""
 
     @property
     def state(self) -> State:
@@ -54,8 +55,8 @@ class Reigning:
 
     @property
     def step(self) -> int | None:
-        """The step in progress."""
-        return self._step.number if self._step else None
+        """The step in progress, the oldest of them."""
+        return self._steps[0].number if self._steps else None
 
     @property
     def volunteers(self) -> int:

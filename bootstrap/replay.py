@@ -82,15 +82,18 @@ def replay(directory: Path) -> Comparison:
             fix="leave out --replay: the audit itself needs the logs alone",
             exit_code=ExitCode.CONFIG,
         )
-    steps = History.of(read_log(run.log_path)).version
-    return compare(directory, run_reference(directory, steps))
+    history = History.of(read_log(run.log_path))
+    behind = [history.commits[step].get("behind", 0) for step in range(history.version)]
+    return compare(directory, run_reference(directory, history.version, behind))
 
 
-def run_reference(directory: Path, steps: int) -> ReferenceRun:
-    """Train `steps` steps in a process of its own. Raises `LocalError` HP-AUDIT-001."""
+def run_reference(directory: Path, steps: int, behind: Sequence[int] = ()) -> ReferenceRun:
+    """Train `steps` steps in a process of its own, each with parameters that are so many updates `behind` the newest (default: none).
+    Raises `LocalError` HP-AUDIT-001.
+    """
     with tempfile.TemporaryDirectory(prefix="hetpeer-replay-") as folder:
         out = Path(folder) / "reference.json"
-        arguments = [str(directory), str(out), str(steps)]
+        arguments = [str(directory), str(out), json.dumps([*behind] or [0] * steps)]
         finished = subprocess.run(
             [sys.executable, "-P", "-m", "hetpeer.bootstrap.reference", *arguments],
             env=os.environ | SPARING | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},

@@ -58,6 +58,7 @@ def coordinator_config(run: RunDirectory) -> CoordinatorConfig:
         evaluate_every=training.eval_every,
         checkpoint_every=training.checkpoint_every,
         clip_norm=training.clip_norm,
+        staleness=training.staleness,
         corrected=manifest.averaging is not None and manifest.averaging.corrected,
         averaging_interval=1 if manifest.averaging is None else manifest.averaging.interval,
         averaging_delayed=manifest.averaging is not None and manifest.averaging.delayed,

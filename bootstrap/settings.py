@@ -122,6 +122,22 @@ class AdamW(Entry):
         return "exp_avg", "exp_avg_sq"
 
 
+class NAdam(Entry):
+    """Dozat (2016), as torch has it, with AdamW's weight decay: Nesterov's look-ahead makes up for gradients that are some updates old
+    (Ajanthan et al., ICML 2025).
+    """
+
+    name: Literal["NAdam"]
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    decoupled_weight_decay: Literal[True] = True
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        """As AdamW."""
+        return "exp_avg", "exp_avg_sq"
+
+
 class SGD(Entry):
     """Stochastic gradient descent, as torch has it."""
 
@@ -147,7 +163,7 @@ class TrainingSettings(Entry):
     checkpoint_every: Positive = 10
     slot_size: Positive = 4
     """Microbatches a slot may hold: a lost volunteer costs at most so many of each block."""
-    optimizer: Annotated[AdamW | SGD, Field(discriminator="name")] = AdamW()
+    optimizer: Annotated[AdamW | NAdam | SGD, Field(discriminator="name")] = AdamW()
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 5e-4
     schedule: Annotated[tuple[tuple[Count, Factor], ...], Field(min_length=1, max_length=10_000)] = (
         (1, 1.0),
@@ -161,6 +177,10 @@ class TrainingSettings(Entry):
     """What workers compute in; parameters, gradients and moments are float32 anyway."""
     recompute: bool = False
     """Whether blocks run forward twice instead of keeping activations."""
+    staleness: Annotated[int, Field(ge=0, le=8)] = 0
+    """So many steps begin before the one that they follow is committed: their gradients are of parameters so many updates old
+    (docs/asynchronous.md).
+    """
 
     groups: tuple[ParameterGroup, ...] = ()
     """The first that matches a parameter's name decides."""

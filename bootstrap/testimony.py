@@ -35,6 +35,8 @@ class Applied(BaseModel):
     view: Count
     cluster: Count = 0
     step: Count
+    base: Count | None = None
+    """The version of the parameters of which the gradient is; None: it does not say, and they were the newest."""
     group: Count = 0
     block: Count
     plan: Count

@@ -24,7 +24,7 @@ MAX_FAILURES = 3
 
 
 class CoordinatedStep:
-    """The next step of `reign`, with the ready members as they are now."""
+    """The next step of `reign`, with the ready members as they are now; `behind` others are to be committed before it."""
 
     def __init__(
         self,
@@ -32,15 +32,19 @@ class CoordinatedStep:
         work: Work,
         pace: Pace,
         now: float,
+        behind: int = 0,
     ) -> None:
         config, members = reign.config, reign.members
         first = config.microbatches
         train = range(first if work.trains else 0)
         evaluation = range(first, first + (config.evaluation_microbatches if work.evaluates else 0))
-        self.number = reign.version
+        self.number = reign.version + behind
+        self.behind = behind
+        """So many versions older than `number` are the parameters with which it is computed."""
         self.batch = work.batch
         self.workers = work.workers
-        self.began_at = now
+        self.began_at = self.awaited_at = now
+        """It is `awaited` from when all before it are committed, or from its beginning."""
         self.roster = members.roster()
         self.ledger = StepLedger(train, evaluation, members.blocks)
         self.sizes = dict(enumerate(config.sizes))
@@ -49,6 +53,7 @@ class CoordinatedStep:
         self.trouble: str | None = None
         """Why the run cannot go on."""
         self._config = config
+        self._reign = reign
         self._pace = pace
         self.line = reign.line
         self._blocks = members.blocks
@@ -83,8 +88,14 @@ class CoordinatedStep:
             incarnations=dict(self._incarnations),
             tasks=tasks,
             target=self._target,
+            behind=self.behind,
             entry=entry,
         )
+
+    @property
+    def is_next(self) -> bool:
+        """Whether all steps before it are committed: one is reduced at a time."""
+        return self.number == self._reign.version
 
     @property
     def evaluated_only(self) -> bool:
@@ -103,14 +114,14 @@ class CoordinatedStep:
             effects.append(Send(rival, evict))
         if verdict.progress:
             self._lull.over(now)
-        return [*effects, *self._hand_out(verdict.reopened), *self._advance(now)]
+        return [*effects, *self._hand_out(verdict.reopened), *self.advance(now)]
 
     def evaluated(self, message: m.Evaluated, now: float) -> list[Effect]:
         """Losses of evaluation microbatches."""
         if not self.ledger.evaluated(message.losses):
             return []
         self._lull.over(now)
-        return self._advance(now)
+        return self.advance(now)
 
     def failed(self, peer: str, message: m.Failed, now: float) -> list[Effect]:
         """`peer` could not compute a microbatch: others are to, and if they cannot either, the run is in trouble."""
@@ -165,17 +176,15 @@ class CoordinatedStep:
         return left
 
     def without(self, peers: Sequence[str], now: float) -> list[Effect]:
-        """`peers` have left the roster; the caller has checked that every block keeps a holder, or may wait for one."""
+        """`peers` have left the roster, and the others know; the caller has checked that every block keeps a holder, or may wait for one."""
         lost = [peer for peer in peers if self.ledger.lose(peer)]
         self._lull.over(now)
         self.reduce.left()
-        gone = m.Gone(line=self.line, peers=tuple(peers))
-        effects: list[Effect] = [Send(other, gone) for other in sorted(self.roster)]
-        effects += self._hand_out(self._ways.beginning_at(peers) & self.ledger.undone())
+        effects = self._hand_out(self._ways.beginning_at(peers) & self.ledger.undone())
         if self.reduce.under_way and not lost and self.ledger.complete():
             return effects + self._make_plan(now)
         self.reduce.void()
-        return effects + self._advance(now)
+        return effects + self.advance(now)
 
     # ── patience ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -218,11 +227,17 @@ class CoordinatedStep:
 
     # ── reduce and vote ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def _advance(self, now: float) -> list[Effect]:
-        """All counted: reduce."""
-        if self.reduce.under_way or not self.ledger.ids or not self.ledger.complete():
+    def advance(self, now: float) -> list[Effect]:
+        """All counted, and it is its turn: reduce."""
+        if not self.is_next or self.reduce.under_way or not self.ledger.ids or not self.ledger.complete():
             return []
         return self._make_plan(now)
+
+    def comes_next(self, now: float) -> list[Effect]:
+        """All before it are committed: from now on it is waited for."""
+        self.awaited_at = now
+        self._lull.over(now)
+        return self.advance(now)
 
     def _make_plan(self, now: float) -> list[Effect]:
         told = self.reduce.make(self.ledger.covers(), self.roster, now)

@@ -29,6 +29,7 @@ def printable(text: object) -> object:
 Label = Annotated[str, BeforeValidator(printable)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
 AddressText = Annotated[str, Field(max_length=256, pattern=r"^/[!-~]+$")]
 
 
@@ -83,6 +84,10 @@ class Advert(BaseModel):
     decode_s: Amount = 0.0
     between_s: Amount = 0.0
     """Between its last work of a step and the beginning of the next; 0: not known."""
+    computes: Share = 0.0
+    """Of its time lately, that its worker computed; it waited for data, for room and, the rest, for a step to begin."""
+    waits_data: Share = 0.0
+    waits_room: Share = 0.0
     uplink: Amount = 0.0
     """Bytes/s that leave while several links are busy; 0: not known."""
     flops_per_second: Amount = 0.0

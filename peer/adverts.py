@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from hetpeer.dht.records import MAX_LINKS, Advert, LinkNote
 from hetpeer.dht.roster import Roster
 from hetpeer.peer.linkbook import LinkFigures
 from hetpeer.peer.volunteer import Volunteer
+from hetpeer.stages.execution.occupation import Occupation
 
 PUBLISH_S = 3.0
 TTL_S = 30.0
@@ -37,6 +39,9 @@ def volunteer_advert(volunteer: Volunteer, node: Node, device_name: str) -> Adve
     """Role, blocks and progress of a volunteer."""
     member = volunteer.member
     begin, end = member.place or (0, 0)
+    shares = {
+        what: round(share, 3) for what, share in volunteer.figures.shares.lately(time.monotonic()).items()
+    }
     return Advert(
         name=volunteer.offer.name,
         addresses=tuple(node.addresses()[:8]),
@@ -52,6 +57,9 @@ def volunteer_advert(volunteer: Volunteer, node: Node, device_name: str) -> Adve
         encode_s=volunteer.links.mean("encode"),
         decode_s=volunteer.links.mean("decode"),
         between_s=volunteer.figures.between_s,
+        computes=shares[Occupation.COMPUTES],
+        waits_data=shares[Occupation.DATA],
+        waits_room=shares[Occupation.ROOM],
         uplink=round(volunteer.links.outflow.rate),
         flops_per_second=float(round(member.flops_per_second)),
         memory_bytes=volunteer.offer.memory_bytes,

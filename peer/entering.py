@@ -50,6 +50,8 @@ class Entering:
         if begin.group:
             self._group = frozenset(begin.roster)
         self._plane.keep_only(self._group.union(begin.roster))
+        if begin.behind:
+            return  # everybody in it is told of us, and who comes into the one before it may not be told yet
         place = self._member.place
         self._plane.introduction(
             None

@@ -36,6 +36,7 @@ class Evidence:
                     "cluster": line.cluster,
                     "step": number,
                     "batch": applied.step.batch,
+                    "base": applied.step.base,
                     "group": applied.step.group,
                     "block": cover.block,
                     "plan": applied.plan,

@@ -71,6 +71,8 @@ class Execution:
         layout = self._schema.output_layout(work.end, key.id)
         output = None if last.loss is not None else self._store.new(step, layout.nbytes, kept=True)
         command = c.Forward(
+            step=step.number,
+            version=step.base,
             task=_name(key),
             begin=key.begin,
             end=work.end,
@@ -118,6 +120,7 @@ class Execution:
         leaving = self._schema.output_layout(work.end, key.id, gradients=True)
         given = {} if gradient is None else leaving.within(gradient.extent)
         command = c.Backward(
+            step=step.number,
             task=_name(key),
             output_gradients=given,
             input_gradients={} if back is None else layout.within(back.extent),
@@ -171,7 +174,7 @@ class Execution:
         for key in [key for key in self._data_tensors if key[0] == step]:
             del self._data_tensors[key]
         self._sparse = {key for key in self._sparse if key[0] != step}
-        self._window.end_step()
+        self._window.end_step(step)
 
     def _drop_data(self, step: e.StepId, key: p.TaskKey) -> None:
         for tensor in self._data_tensors.pop((step, key), ()):

@@ -6,6 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
+from hetpeer.stages.execution.occupation import Shares
+
 RECENT = 9
 """Steps of which the middle one says how long it is from one to the next."""
 
@@ -29,6 +31,8 @@ class Figures:
     """Block ranges run forward and backward here."""
     steps: int = 0
     tokens_per_second: float = 0.0
+    shares: Shares = field(default_factory=Shares)
+    """What its worker does, and waits for."""
     _worked_at: float | None = None
     _pauses: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 

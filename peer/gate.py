@@ -25,20 +25,20 @@ class DataGate:
         self._source = source
         self._tasks = tasks
         self._held: dict[asyncio.Task[None], StepId] = {}
-        self._begun: tuple[StepId, int] | None = None
-        """The last step that began here, and the batch that it trains."""
+        self._begun: dict[StepId, int] = {}
+        """The last steps that began here, beside one another → the batch that each trains."""
 
     def message(self, message: m.Begin | m.Reroute, receive: Callable[[m.Message], None]) -> None:
         """Tasks that start here. Those that must wait for their data come to `receive` later, as a `Reroute`."""
         step = StepId(message.line, message.step)
         if isinstance(message, m.Begin):
-            self._begun = (step, message.batch)
+            self._begun = {**(self._begun if message.behind else {}), step: message.batch}
             if self._source is not None and not message.group:
                 self._source.begun(message.batch)
-        if self._begun is None or self._begun[0] != step:
+        if step not in self._begun:
             receive(message)  # of a step that is past, or has not begun: the core knows what to do
             return
-        batch = self._begun[1]
+        batch = self._begun[step]
         ready: list[m.Task] = []
         late: list[m.Task] = []
         for task in message.tasks:

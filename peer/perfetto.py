@@ -14,7 +14,7 @@ from typing import Any
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.peer.tracing import SUFFIX
 
-ORDER = ("step", "compute", "send", "receive")
+ORDER = ("step", "compute", "waits", "send", "receive")
 """Lanes that are shown first."""
 
 Line = dict[str, Any]

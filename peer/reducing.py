@@ -77,7 +77,7 @@ class Reducing:
         command = (
             c.ExportState(**common, copy=slot == e.COPY)
             if slot in (e.STATE, e.COPY)
-            else c.ExportSlot(**common, slot=slot)
+            else c.ExportSlot(**common, step=step.number, slot=slot)
         )
         posted = self._posts.post(command, [piece])
 
@@ -238,6 +238,7 @@ class Reducing:
                 gradient=given.extent,
                 coefficient=work.coefficient,
                 plan=work.plan,
+                needed=work.needed,
                 batch=step.batch,
                 workers=work.workers,
                 microbatches=self._schema.training.microbatches,

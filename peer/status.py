@@ -44,6 +44,12 @@ class PeerRow:
     holds: bool
     step: int
     tokens_per_second: float
+    computes: float
+    """Of its time lately, that its worker computed; 0: it does not say, as the next two."""
+    waits_data: float
+    """That what came next was computed elsewhere, or on its way."""
+    waits_room: float
+    """That there was no room for what would have come of ready work, in its memory or at the next peer. The rest it waited for a step to begin."""
     device: str
     reach: str
     """public: takes connections; private: takes none; unknown; empty: it does not say."""
@@ -243,6 +249,9 @@ def _peer_row(peer: str, advert: Advert, closed: set[str]) -> PeerRow:
         holds=volunteer and place is not None and advert.state in HOLDING,
         step=advert.step,
         tokens_per_second=advert.tokens_per_second,
+        computes=advert.computes,
+        waits_data=advert.waits_data,
+        waits_room=advert.waits_room,
         device=advert.device,
         reach=advert.reach,
         reach_peers=advert.reach_peers,

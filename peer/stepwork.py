@@ -74,10 +74,10 @@ class StepWork:
         self._perform = perform
         self._state_lost = state_lost
         self._place: Place | None = None
-        self._sent: set[tuple[int, Hop]] = set()
-        """Microbatches and where they went on to, in the step in progress."""
-        self._late: deque[Callable[[], Work | None]] = deque()
-        """Bundles to be sent once there is room in memory to read or to write them."""
+        self._sent: set[tuple[e.StepId, int, Hop]] = set()
+        """Microbatches of the steps in progress, and where they went on to."""
+        self._late: deque[tuple[e.StepId, Callable[[], Work | None]]] = deque()
+        """Bundles of a step to be sent once there is room in memory to read or to write them."""
 
     def use(self, place: Place | None) -> None:
         """The worker's side of our place; None: we have none, and take no tensors."""
@@ -96,11 +96,15 @@ class StepWork:
             case p.RunBackward():
                 self._start(self._counted(place.tasks.backward(member, step, effect)))
             case p.ForgetGraph(key):
-                self._start(place.posts.command(c.DropTask(task=f"{key.id}/{key.begin}")))
+                self._start(place.posts.command(c.DropTask(step=step.number, task=f"{key.id}/{key.begin}")))
             case Merge(block, source, target):
-                self._start(place.posts.command(c.MergeSlot(block=block, source=source, target=target)))
+                self._start(
+                    place.posts.command(
+                        c.MergeSlot(step=step.number, block=block, source=source, target=target)
+                    )
+                )
             case Drop(block, slot):
-                self._start(place.posts.command(c.DropSlot(block=block, slot=slot)))
+                self._start(place.posts.command(c.DropSlot(step=step.number, block=block, slot=slot)))
             case e.SumParts():
                 self._start(place.reducing.sum(member, step, effect))
             case e.Inspect():
@@ -116,9 +120,8 @@ class StepWork:
 
     def end(self, step: e.StepId) -> None:
         """Nothing of `step` is needed any more."""
-        if not step.group:
-            self._sent.clear()
-            self._late.clear()
+        self._sent = {sent for sent in self._sent if sent[0] != step}
+        self._late = deque(late for late in self._late if late[0] != step)
         for name in {step, step.on_wire}:
             self._plane.end_step(name)
             self._store.end_step(name)
@@ -127,7 +130,9 @@ class StepWork:
                 self._place.tasks.end_step(name)
                 self._place.transcoding.end_step(name)
         if self._place is not None:
-            self._start(self._place.posts.command(c.DropCopies() if step.group else c.ClearStep()))
+            self._start(
+                self._place.posts.command(c.DropCopies() if step.group else c.ClearStep(step=step.number))
+            )
 
     def release(self, handle: p.Handle) -> None:
         self._store.release(_tensor(handle))
@@ -184,13 +189,14 @@ class StepWork:
         match effect:
             case p.SendActivation(number, route, attempt, handle):
                 head = ActivationHead(**own, id=number, batch=step.batch, route=route, attempt=attempt)
-                if (number, route[0]) in self._sent:
+                if (step, number, route[0]) in self._sent:
                     self._plane.nudge(route[0].peer, head, _tensor(handle).nbytes)
-                self._sent.add((number, route[0]))
-                self._send_bundle(partial(place.transcoding.out, step, route[0].peer, head, _tensor(handle)))
+                self._sent.add((step, number, route[0]))
+                out = partial(place.transcoding.out, step, route[0].peer, head, _tensor(handle))
+                self._send_bundle(step, out)
             case p.SendGradient(number, to, border, handle):
                 back = GradientHead(**own, id=number, border=border)
-                self._send_bundle(partial(place.transcoding.out, step, to, back, _tensor(handle)))
+                self._send_bundle(step, partial(place.transcoding.out, step, to, back, _tensor(handle)))
             case e.SendPart(shard, slot):
                 part = _shard_head("part", shard, own)
                 to_reducer = partial(self._send_shard, place, shard.reducer, part)
@@ -206,17 +212,17 @@ class StepWork:
             head = head.model_copy(update={"coded": place.reducing.coded(head.end - head.begin)})
         self._plane.send(to, head, out)
 
-    def _send_bundle(self, out: Callable[[], Work | None]) -> None:
+    def _send_bundle(self, step: e.StepId, out: Callable[[], Work | None]) -> None:
         """`out` sends it, or raises ArenaFullError: then it is tried again once there may be room."""
         if self._late or not self._goes(out):
-            self._late.append(out)
+            self._late.append((step, out))
             if len(self._late) == 1:
                 self._spawn(self._send_late())
 
     async def _send_late(self) -> None:
         while self._late:
             await asyncio.sleep(LATE_S)
-            while self._late and self._goes(self._late[0]):
+            while self._late and self._goes(self._late[0][1]):
                 self._late.popleft()
 
     def _goes(self, out: Callable[[], Work | None]) -> bool:

@@ -53,6 +53,7 @@ from hetpeer.peer.transcoding import Transcoding
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.compute import Compute, WorkerDiedError
+from hetpeer.stages.execution.occupation import Occupation
 from hetpeer.stages.execution.transfers import ForgetResiduals
 from hetpeer.stages.execution.window import Window
 from hetpeer.stages.graph.spec import BlockSpec
@@ -234,6 +235,9 @@ class Volunteer:
         for effect in effects:
             self._perform(effect)
         self._states.changed()
+        over = self.figures.shares.note(self.member.occupation, time.monotonic())
+        if over is not None and over[0] is not Occupation.COMPUTES:
+            self._trace.span("waits", f"for {over[0].value}", over[1])
 
     def _perform(self, effect: Effect) -> None:
         match effect:

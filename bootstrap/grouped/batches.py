@@ -8,7 +8,7 @@ is trained again. Docs: averaging.md, "Exactly once".
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,8 +31,8 @@ class Batches:
         self._commits = 0
         self._promised: dict[int, Mapping[int, int]] = {}
         """Cluster → batch → commit, of the mean that it will install."""
-        self._handed: dict[int, int] = {}
-        """Cluster → the batch that it trains."""
+        self._handed: defaultdict[int, set[int]] = defaultdict(set)
+        """Cluster → the batches that it trains."""
         self._fresh = 0
         """Batches from here on were never handed out."""
         self._again: list[int] = []
@@ -46,7 +46,7 @@ class Batches:
         match record["kind"]:
             case "commit":
                 self._commits += 1
-                self._handed.pop(cluster, None)
+                self._handed[cluster].discard(record["batch"])
                 self._put(cluster, {record["batch"]: self._commits}, record["step"] + 1)
                 self._seen(record["batch"])
                 self.unsaved += 1
@@ -74,7 +74,7 @@ class Batches:
                 self._put(cluster, self._stored, record["version"])
             case "dissolved":
                 self._promised.pop(cluster, None)
-                if (handed := self._handed.pop(cluster, None)) is not None:
+                for handed in self._handed.pop(cluster, ()):
                     heapq.heappush(self._again, handed)
                 for batch in self._in.pop(cluster, {}):
                     self._lose(batch)
@@ -120,18 +120,27 @@ class Batches:
         """The next batch that is in no cluster and in nobody's hands; None: there is none for now."""
         batch = self._next()
         if batch is not None:
-            self._handed[cluster] = batch
+            self._handed[cluster].add(batch)
         return batch
+
+    def hand_back(self, cluster: int, batch: int) -> None:
+        """It cannot be trained now."""
+        self._handed[cluster].discard(batch)
+        heapq.heappush(self._again, batch)
 
     def _next(self) -> int | None:
         while self._again:
             batch = heapq.heappop(self._again)
-            if not self._holders[batch] and batch not in self._handed.values():
+            if not self._holders[batch] and batch not in self._in_hands:
                 return batch
         if self._fresh == self._count:
             return None
         self._fresh += 1
         return self._fresh - 1
+
+    @property
+    def _in_hands(self) -> set[int]:
+        return set().union(*self._handed.values())
 
     @property
     def known(self) -> int:
@@ -143,7 +152,7 @@ class Batches:
         """Whether all batches are in living clusters."""
         while self._again and self._holders[self._again[0]]:
             heapq.heappop(self._again)
-        return self._fresh == self._count and not self._again and not self._handed
+        return self._fresh == self._count and not self._again and not self._in_hands
 
     # ── founding ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -161,7 +170,7 @@ class Batches:
             for known in self._in.values()
             for batch, (commit, _) in known.items()
         )
-        return not again and stored.keys().isdisjoint(self._handed.values())
+        return not again and stored.keys().isdisjoint(self._in_hands)
 
     def has(self, cluster: int, batch: int) -> bool:
         """Whether `batch` is in `cluster`."""

@@ -124,7 +124,8 @@ class Cluster(Coordinator):
         return sorted({block for peer, place in places if peer in leaving for block in range(*place)} - here)
 
     def _roll_back(self, why: str, now: float) -> list[Effect]:  # noqa: ARG002 - as the original
-        self._step, self.dissolved = None, why
+        self._steps.clear()
+        self.dissolved = why
         self._reign.state = State.WAITING
         self._saving.abandon()
         return []

@@ -19,7 +19,7 @@ class _Nothing:
 
     over = False
 
-    def take(self) -> Work | None:
+    def take(self, ahead: int = 0) -> Work | None:  # noqa: ARG002
         return None
 
     def saves(self, version: int) -> bool:  # noqa: ARG002

@@ -374,22 +374,29 @@ class Grouped:
 
     # ── what clusters ask ────────────────────────────────────────────────────────────────────────────────────────
 
-    def take(self, number: int) -> Work | None:
-        """What `number` does next."""
+    def take(self, number: int, ahead: int) -> Work | None:
+        """What `number` does next, beside `ahead` steps under way."""
         cluster = self.clusters[number]
         if self._averagings.stops(number):
             return None
         if self._ending:
-            evaluates = cluster is self._heir and not self._evaluated
+            evaluates = cluster is self._heir and not self._evaluated and not ahead
             return Work(self._config.steps, trains=False, evaluates=True) if evaluates else None
-        if self._averagings.due(number, cluster.history.version):
+        if self._averagings.due(number, cluster.history.version + ahead):
             return None
         batch = self.batches.take(number)
-        due = batch is not None and batch % self._config.evaluate_every == 0
+        due = batch is not None and self._evaluates(batch)
+        if batch is not None and due and ahead:
+            self.batches.hand_back(number, batch)
+            return None
         averages = cluster.history.averages
         last = len(averages[max(averages)]["clusters"]) if averages else 1
         workers = last if self._config.corrected else 1
         return None if batch is None else Work(batch, evaluates=due, workers=workers)
+
+    def _evaluates(self, batch: int) -> bool:
+        config = self._config
+        return config.evaluation_microbatches > 0 and batch % config.evaluate_every == 0
 
     def saves(self, number: int) -> bool:
         """Whether `number` is to store its parameters now. Not while others fetch the last ones that were stored."""
@@ -474,8 +481,8 @@ class _Share:
         self._run = run
         self._number = number
 
-    def take(self) -> Work | None:
-        return self._run.take(self._number)
+    def take(self, ahead: int = 0) -> Work | None:
+        return self._run.take(self._number, ahead)
 
     def saves(self, version: int) -> bool:  # noqa: ARG002 - whatever its version
         return self._run.saves(self._number)

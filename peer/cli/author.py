@@ -69,8 +69,16 @@ def init(
     batch_size: Annotated[int, typer.Option(help="Samples of one update.")] = 128,
     microbatch_size: Annotated[int, typer.Option(help="Samples that are computed at once.")] = 8,
     sequence_length: Annotated[int, typer.Option(help="Of text: tokens (bytes) of one sample.")] = 64,
-    optimizer: Annotated[str, typer.Option(help="AdamW or SGD.")] = "AdamW",
+    optimizer: Annotated[str, typer.Option(help="AdamW, NAdam (looks ahead, for --staleness) or SGD.")] = (
+        "AdamW"
+    ),
     learning_rate: Annotated[float, typer.Option(help="Its learning rate.")] = 5e-4,
+    betas: Annotated[
+        tuple[float, float],
+        typer.Option(
+            help="Of AdamW and NAdam: how much of the running means is kept. Stale gradients: 0.99 0.95."
+        ),
+    ] = (0.9, 0.95),
     momentum: Annotated[float, typer.Option(help="Of SGD.")] = 0.9,
     nesterov: Annotated[bool, typer.Option("--nesterov", help="SGD's momentum as Nesterov has it.")] = False,
     weight_decay: Annotated[float, typer.Option(help="Of all parameters (but see --group).")] = 0.1,
@@ -90,6 +98,15 @@ def init(
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Run forward twice instead of keeping activations.")
     ] = False,
+    staleness: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=8,
+            metavar="STEPS",
+            help="Begin so many steps before the one that they follow is committed: nobody waits, and gradients are so old.",
+        ),
+    ] = 0,
     group: Annotated[
         list[str] | None,
         typer.Option(
@@ -191,7 +208,7 @@ def init(
         "steps": steps,
         "batch_size": batch_size,
         "microbatch_size": microbatch_size,
-        "optimizer": {"name": optimizer, "momentum": momentum, "nesterov": nesterov},
+        "optimizer": {"name": optimizer, "betas": betas, "momentum": momentum, "nesterov": nesterov},
         "learning_rate": learning_rate,
         "schedule": knots_of(schedule, steps, warmup_steps, final_ratio),
         "weight_decay": weight_decay,
@@ -201,6 +218,7 @@ def init(
         "checkpoint_every": checkpoint_every,
         "dtype": dtype,
         "recompute": recompute,
+        "staleness": staleness,
         "groups": [parameter_group(text) for text in group or ()],
         "slot_size": 1,  # of a step with few microbatches the default would be too much
     }
@@ -354,6 +372,9 @@ def _verdict_text(verdict: Verdict, comparison: Comparison | None, ok: bool) -> 
         f"evidence      {verdict.events} updates in the signed logs of {verdict.volunteers} volunteers",
         f"microbatches  {counts}, {verdict.lost} lost, {verdict.duplicated} duplicated",
     ]
+    if any(verdict.staleness):
+        spread = ", ".join(f"{behind} in {steps}" for behind, steps in sorted(verdict.staleness.items()))
+        lines.append(f"staleness     updates by which a step's parameters were behind: {spread} steps")
     if verdict.leftovers:
         lines.append(f"leftovers     {verdict.leftovers} of them reached their holder through the task board")
     problems = list(verdict.problems)

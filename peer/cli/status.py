@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from hetpeer.peer.status import PeerRow, SwarmStatus
 
 WATCH_S = 2.0
+WORTH_TELLING = 0.05
+"""A share of a worker's time in which it waits."""
 
 
 def register(app: typer.Typer) -> None:
@@ -161,7 +163,8 @@ def _tables(found: SwarmStatus) -> RenderableType:
     stages = Table("blocks", "holders", "who", box=None, header_style="dim", padding=(0, 2, 0, 0))
     for blocks, count, who in _stages(found):
         stages.add_row(*map(Text, (blocks, count, who)), style="red" if count == "0" else "")
-    peers = Table("peer", "role", "name", "state", "blocks", "step", "speed", "device", "reached", box=None)
+    columns = ("peer", "role", "name", "state", "blocks", "step", "speed", "busy", "device", "reached")
+    peers = Table(*columns, box=None)
     peers.header_style = "dim"
     for row in found.peers:
         peers.add_row(Text(_short(row.peer)), *map(Text, _peer_cells(row, found)))
@@ -176,11 +179,21 @@ def _tables(found: SwarmStatus) -> RenderableType:
 
 
 def _peer_cells(row: PeerRow, found: SwarmStatus) -> list[str]:
-    """Role, name, state, blocks, step, speed, device, how it is reached."""
+    """Role, name, state, blocks, step, speed, what its worker does, device, how it is reached."""
     blocks = f"{row.blocks[0]}-{row.blocks[1] - 1}" if row.blocks else ""
     speed = f"{row.tokens_per_second:,.0f} {found.run.unit}/s" if row.tokens_per_second else ""
     reached = _reached(row, _names(found))
-    return [row.role, row.name, row.state, blocks, f"step {row.step}", speed, row.device, reached]
+    step = f"step {row.step}"
+    return [row.role, row.name, row.state, blocks, step, speed, _busy(row), row.device, reached]
+
+
+def _busy(row: PeerRow) -> str:
+    """`93%`, or with what it mostly waits for: `61%, data 30%`."""
+    if not row.computes:
+        return ""
+    rest = max(1.0 - row.computes - row.waits_data - row.waits_room, 0.0)
+    waits, what = max((row.waits_data, "data"), (row.waits_room, "room"), (rest, "a step"))
+    return f"{row.computes:.0%}" + (f", {what} {waits:.0%}" if waits >= WORTH_TELLING else "")
 
 
 def _reached(row: PeerRow, names: Mapping[str, str]) -> str:

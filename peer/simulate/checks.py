@@ -2,6 +2,7 @@
 
 * An update is the sum of exactly the step's ids (F1), the same bits at every holder (F2), on the one state that the
   log's surviving history names (no holder of another line takes part).
+* A step is computed with a version that is at most so old as the run allows, and everybody with the same one.
 * The log grows by one step at a time, terms and views only rise, and its losses are those of all microbatches.
 * A plan names live holders only, each with exactly the ids that its accepted slot is made of, and every holder that is
   told a commit has the gradients that it names (F3: a committed result has a copy).
@@ -29,12 +30,13 @@ class ViolationError(AssertionError):
 
 
 class Checks:
-    """Watches one history of a run of `steps` steps of `microbatches` ids."""
+    """Watches one history of a run of `steps` steps of `microbatches` ids, of which so many may be computed with parameters so old."""
 
-    def __init__(self, numerics: Numerics, steps: int, microbatches: int) -> None:
+    def __init__(self, numerics: Numerics, steps: int, microbatches: int, staleness: int = 0) -> None:
         self._numerics = numerics
         self._steps = steps
         self._microbatches = microbatches
+        self._staleness = staleness
         self.history = History()
         self._commits = 0
         self._lineage = {0: 0}
@@ -58,17 +60,28 @@ class Checks:
             require(step == history.version, f"step {step} is committed at version {history.version}")
             exact = self._numerics.check_loss(step, self._microbatches, record["loss"])
             require(exact, f"step {step} has the loss {record['loss']}")
+            self.is_fresh_enough(step, record)
             self._commits += 1
             key = (record["term"], record["view"], step)
             self._parents[key] = (self._lineage[step], self._commits)
             self._lineage[step + 1] = self._commits
         history.add(record)
 
+    def is_fresh_enough(self, step: int, record: Mapping[str, Any]) -> None:
+        """The parameters of a committed step are those of a version that there was, and not too old."""
+        behind = record.get("behind", 0)
+        require(0 <= behind <= min(step, self._staleness), f"step {step} is {behind} versions behind")
+
     def applied(self, volunteer: str, record: RecordApplied, before: Digests) -> None:
         """`volunteer` has applied a committed update to the states `before`."""
         line, step = record.step.line, record.step.number
         require((line.term, line.view, step) in self._parents, f"{volunteer} applied step {step} uncommitted")
         parent, commit = self._parents[line.term, line.view, step]
+        behind = self.history.commits.get(step, {}).get("behind", 0)
+        require(
+            behind == record.step.behind,
+            f"{volunteer} computed step {step} {record.step.behind} versions behind",
+        )
         for cover in record.covers:
             where = f"step {step} block {cover.block}"
             ids = Counter(i for _, held in cover.slots for i in held)
@@ -78,6 +91,12 @@ class Checks:
             after = record.states[cover.block]
             known = self._states.setdefault((commit, cover.block), after)
             require(known == after, f"{where}: holders differ at {volunteer}")
+
+    def keeps(self, volunteer: str, versions: int, steps: int) -> None:
+        """`volunteer` keeps so many versions of a block, and works on so many steps."""
+        most = self._staleness + 1
+        require(versions <= most, f"{volunteer} keeps {versions} versions of a block, and {most} are enough")
+        require(steps <= most, f"{volunteer} works on {steps} steps, and {most} may overlap")
 
     def planned(self, roster: Collection[str], plan: m.Plan) -> None:
         """The coordinator makes a plan."""
@@ -112,8 +131,10 @@ class Checks:
     def ended(self, states: Mapping[int, Any]) -> None:
         """The run is over; `states` is the last checkpoint."""
         require(sorted(self.history.commits) == list(range(self._steps)), "not every step is committed")
+        commits = self.history.commits
+        bases = [step - commits[step].get("behind", 0) for step in range(self._steps)]
         for block, state in states.items():
-            exact = self._numerics.check_final(block, self._steps, self._microbatches, state)
+            exact = self._numerics.check_final(block, bases, self._microbatches, state)
             require(exact, f"block {block} ended in another state than that of one machine")
 
 

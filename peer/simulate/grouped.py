@@ -79,7 +79,9 @@ class GroupedSwarm(Swarm):
         delayed: bool = False,
     ) -> None:
         super().__init__(seed, config, numerics, coverage)
-        self.checks: GroupedChecks = GroupedChecks(numerics, config.steps, config.microbatches)
+        self.checks: GroupedChecks = GroupedChecks(
+            numerics, config.steps, config.microbatches, config.staleness
+        )
         self._span = span
         self._interval, self._delayed = interval, delayed
 
@@ -100,8 +102,8 @@ class GroupedSwarm(Swarm):
 class GroupedChecks(Checks):
     """Watches one history of `steps` batches."""
 
-    def __init__(self, numerics: Any, steps: int, microbatches: int) -> None:
-        super().__init__(numerics, steps, microbatches)
+    def __init__(self, numerics: Any, steps: int, microbatches: int, staleness: int) -> None:
+        super().__init__(numerics, steps, microbatches, staleness)
         self._term = 0
         self._inside: dict[int, list[frozenset[tuple[int, int]]]] = {}
         """Living cluster → version by version what is in it: (batch, which training of it)."""
@@ -133,6 +135,7 @@ class GroupedChecks(Checks):
             case "commit":
                 batch, step = record["batch"], record["step"]
                 self._grows(cluster, step)
+                self.is_fresh_enough(step - self._base[cluster], record)
                 exact = self._numerics.check_loss(batch, self._microbatches, record["loss"])
                 require(exact, f"batch {batch} has the loss {record['loss']}")
                 known = {b for known in self._known() for b, _ in known}

@@ -165,8 +165,7 @@ def steps_by_number() -> AbstractContextManager[None]:
     """A tensor belongs to a step by its number alone, whatever line of history or incarnation it is from."""
 
     def in_step(self: Any, step: StepId) -> HeldStep | None:
-        held: HeldStep | None = self._step
-        return held if held is not None and held.id.number == step.number else None
+        return next((held for held in self._steps if held.id.number == step.number), None)
 
     def due(self: HeldStep, origin: Origin) -> Due:
         current = None if self.reduction is None else self.reduction.number
@@ -256,7 +255,7 @@ def stale_joiner() -> AbstractContextManager[None]:
         assert self.place is not None
         self.version = message.version
         self.digests = {b: message.digests.get(b, "") for b in range(*self.place)}
-        return [*self._drop_step(), self._ready()]
+        return [*self._drop_steps(), self._ready()]
 
     return _answering(m.Fetch, fetch)
 

@@ -63,7 +63,7 @@ def simulate(
 
 def shape(seed: int) -> SwarmConfig:
     """The swarm's shape varies with the seed: stages and cuts, volunteers, slots, latency, patience; every other one has
-    uneven uplinks, and shards that are parts of a share; in one of four volunteers are moved.
+    uneven uplinks, and shards that are parts of a share, and steps that overlap; in one of four volunteers are moved.
     """
     choose = random.Random(seed)  # noqa: S311 - repeatable, not secret
     layouts = choose.choice(LAYOUTS)
@@ -81,6 +81,8 @@ def shape(seed: int) -> SwarmConfig:
         uplinks=((0.0,), (1.0, 5.0, 2.0, 20.0))[seed % 2],
         shard_length=(LENGTH, 20)[seed % 2],
         arranged_s=choose.choice((0.0, 0.0, 0.0, 5.0)),
+        staleness=choose.choice((0, 0, 1, 2)),
+        evaluate_every=choose.choice((2, 3, 100)),
     )
 
 

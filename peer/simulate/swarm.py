@@ -16,7 +16,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import Shard, StepId
 from hetpeer.averaging.holding import Shape
 from hetpeer.averaging.member import Effect as MemberEffect
-from hetpeer.averaging.member import Member
+from hetpeer.averaging.member import Member, Phase
 from hetpeer.averaging.reduction import LENGTH
 from hetpeer.averaging.ties import Tie, Ties
 from hetpeer.bootstrap import coordinator as c
@@ -52,9 +52,12 @@ class SwarmConfig:
     steps: int = 8
     microbatches: int = 6
     evaluation_microbatches: int = 2
+    evaluate_every: int = 2
     slot_capacity: int = 2
     ties: tuple[Tie, ...] = ()
     checkpoint_every: int = 3
+    staleness: int = 0
+    """Steps that begin before the one that they follow is committed."""
     clip_norm: float | None = None
     latency_s: tuple[float, float] = (0.005, 0.12)
     stall_s: float = 8.0
@@ -94,7 +97,7 @@ class Swarm:
         self._wires = None if config.ground is None else Wires(self.world, names, config.ground)
         self.network = Network(self.world, config.latency_s, self._wires)
         self.board = Board(self.world, seed)
-        self.checks = Checks(numerics, config.steps, config.microbatches)
+        self.checks = Checks(numerics, config.steps, config.microbatches, config.staleness)
         self.coordinator: Core | None = None
         self.log: list[Mapping[str, Any]] = []
         self.completed: bool | None = None
@@ -160,7 +163,7 @@ class Swarm:
             steps=cfg.steps,
             sizes=[1] * cfg.microbatches,
             evaluation_microbatches=cfg.evaluation_microbatches,
-            evaluate_every=2,
+            evaluate_every=cfg.evaluate_every,
             checkpoint_every=cfg.checkpoint_every,
             clip_norm=cfg.clip_norm,
             layouts=cfg.layouts,
@@ -172,6 +175,7 @@ class Swarm:
             stall_s=cfg.stall_s,
             reduce_s=cfg.reduce_s,
             sync_s=cfg.sync_s,
+            staleness=cfg.staleness,
         )
 
     def crash_coordinator(self, away_s: float) -> None:
@@ -269,9 +273,11 @@ class Swarm:
                 return ()
             self._said[to, message.kind] = message
             self._coverage.member[core.phase.value, message.kind] += 1
-            if isinstance(message, m.Plan) and _works_on(core, message):
-                assert core.slots is not None
-                self.checks.plan_arrived(to, core.slots, message)
+            if isinstance(message, m.Plan) and not message.group and core.phase is not Phase.APPLYING:
+                # one that applies an update looks at what else has arrived afterwards, in order
+                slots = core.slots(StepId(message.line, message.step))
+                if slots is not None:
+                    self.checks.plan_arrived(to, slots, message)
             return core.receive(message)
 
         self.network.send(COORDINATOR, to, lambda: volunteer.later(process, receive))
@@ -459,10 +465,10 @@ class Swarm:
             hook(what)
 
 
-def _works_on(core: Member, message: m.Plan | m.Commit) -> bool:
-    """Whether `message` is of the step that `core` has in progress."""
+def _works_on(core: Member, message: m.Commit) -> bool:
+    """Whether `message` is of a step that `core` has in progress."""
     wanted = StepId(message.line, message.step)
-    return core.step is not None and not message.group and core.step.on_wire == wanted
+    return not message.group and any(step.on_wire == wanted for step in core.steps)
 
 
 def is_past(message: m.Message, line: m.Line, version: int) -> bool:

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from hetpeer.averaging.ties import Tie, Ties
-from hetpeer.averaging.updates import AdamW, AdamWSettings
+from hetpeer.averaging.updates import Adam, AdamWSettings
 from hetpeer.stages.execution.numerics import squared_norm
 
 WIDTH, SAMPLES, CLASSES = 16, 8, 5
@@ -45,7 +46,7 @@ class ToyNet:
         self.blocks = blocks
         self.ties = (Tie(uses=((0, 0, SHARED), (blocks - 1, 0, SHARED))),)
         self._seed = seed
-        self._rule = AdamW(SETTINGS)
+        self._rule = Adam(SETTINGS)
 
     def _layer(self, block: int) -> nn.Linear:
         return nn.Linear(WIDTH, CLASSES if block == self.blocks - 1 else WIDTH)
@@ -162,11 +163,13 @@ class ToyNet:
     def check_loss(self, step: int, microbatches: int, loss: float) -> bool:  # noqa: ARG002
         return math.isfinite(loss)
 
-    def check_final(self, block: int, steps: int, microbatches: int, state: BlockState) -> bool:  # noqa: ARG002
-        return state.version == steps
+    def check_final(self, block: int, bases: Sequence[int], microbatches: int, state: BlockState) -> bool:  # noqa: ARG002
+        return state.version == len(bases)
 
-    def train_alone(self, steps: int, microbatches: int, clip_norm: float | None) -> list[float]:
-        """Mean loss of each step when one process does everything, by torch's own optimizer and clipping."""
+    def train_alone(self, bases: Sequence[int], microbatches: int, clip_norm: float | None) -> list[float]:
+        """Mean loss of each step when one process does everything, by torch's own optimizer and clipping. `bases`: with which version's
+        parameters each step is computed.
+        """
         drawn = [self.initial(block).parameters for block in range(self.blocks)]
         shared = drawn[0][:SHARED].clone().requires_grad_()
         own = [
@@ -182,8 +185,11 @@ class ToyNet:
             foreach=False,
         )
         losses: list[float] = []
-        for step in range(steps):
+        versions: list[Tensor] = []
+        for step, base in enumerate(bases):
             optimizer.zero_grad()
+            versions.append(parameters_to_vector([shared, *own]).detach().clone())
+            vector_to_parameters(versions[base].clone(), [shared, *own])
             total = 0.0
             for number in range(microbatches):
                 x, classes = self.microbatch(step, number)
@@ -193,6 +199,7 @@ class ToyNet:
                 loss = nn.functional.cross_entropy(x, classes)
                 torch.autograd.backward(loss)
                 total += loss.item()
+            vector_to_parameters(versions[step].clone(), [shared, *own])
             if clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_([shared, *own], clip_norm, foreach=False)
             optimizer.step()

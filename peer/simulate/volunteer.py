@@ -68,7 +68,7 @@ class Volunteer:
         self._lines: dict[str, Line] = {}
         self._introduced: set[str] = set()
         """Whom we have told that we came into the step in progress while it ran."""
-        self._sent: set[tuple[int, Hop]] = set()
+        self._sent: set[tuple[e.StepId, int, Hop]] = set()
         self.worker = Worker(
             swarm.world,
             swarm.numerics,
@@ -169,16 +169,18 @@ class Volunteer:
                 self._snapshot(effect)
             case e.RecordApplied():
                 swarm.checks.applied(self.name, effect, self.worker.before)
+                versions = max(map(len, self.worker.states.values()))
+                swarm.checks.keeps(self.name, versions, sum(not one.group for one in self.member.steps))
                 if self._uplink:
                     swarm.tell(self, m.Paced(computing=0.0, links={}, uplink=self._uplink))
             case e.EndStep(step):
-                self._sent.clear()
+                self._sent = {sent for sent in self._sent if sent[0] != step}
                 self._introduced.clear()
                 for line in self._lines.values():
                     line.end_step(step.on_wire)
                 self.boxes.end_step(step)
                 self.boxes.end_step(step.on_wire)
-                self.worker.clear_step() if not step.group else self.worker.drop_copies()
+                self.worker.clear_step(step) if not step.group else self.worker.drop_copies()
             case e.Leave():
                 process = self.process
                 swarm.world.after(REJOIN_S, lambda: self.later(process, self._rejoin))
@@ -193,13 +195,14 @@ class Volunteer:
             case p.RunForward():
                 worker.forward(step, effect)
             case p.RunBackward():
-                assert self.member.slots is not None
-                self.swarm.checks.folding(self.name, self.member.slots, range(effect.key.begin, effect.end))
+                slots = self.member.slots(step)
+                assert slots is not None
+                self.swarm.checks.folding(self.name, slots, range(effect.key.begin, effect.end))
                 worker.backward(step, effect)
             case p.ForgetGraph(key):
-                worker.forget_graph(key)
+                worker.forget_graph(step, key)
             case Merge() | Drop():
-                worker.merge_or_drop(effect)
+                worker.merge_or_drop(step, effect)
             case e.SumParts():
                 worker.sum(step, effect)
             case e.Inspect():
@@ -218,9 +221,9 @@ class Volunteer:
         match effect:
             case p.SendActivation(number, route, attempt, handle):
                 pool = ACTIVATIONS + len(route) - 1
-                if (number, route[0]) in self._sent and (line := self._line(route[0].peer)) is not None:
+                if (step, number, route[0]) in self._sent and (line := self._line(route[0].peer)) is not None:
                     line.nudge(pool, lambda core: core.nudge(origin, number, route, attempt))
-                self._sent.add((number, route[0]))
+                self._sent.add((step, number, route[0]))
                 self._carry(
                     route[0].peer,
                     handle,
@@ -432,7 +435,8 @@ class Volunteer:
 
         def copy(_core: Member) -> Iterable[Effect]:
             for block, digest in order.digests.items():
-                version, state = self.worker.states[block]
+                version = max(self.worker.states[block])
+                state = self.worker.states[block][version]
                 exact = (version, self.swarm.numerics.digest(state)) == (order.version, digest)
                 require(exact, f"{self.name} is to copy version {order.version} of block {block}")
                 self.snapshots[order.line, order.version, block] = state
@@ -447,5 +451,5 @@ class Volunteer:
             return self.snapshots[member.line, version, block]
         if member.version != version or block not in member.digests or member.phase is Phase.APPLYING:
             return None
-        held, state = self.worker.states[block]
-        return state if held == version else None
+        states = self.worker.states[block]
+        return states[version] if max(states) == version else None

@@ -44,8 +44,8 @@ class Worker:
         answer: Answer,
         ground: Ground | None = None,
     ) -> None:
-        self.states: dict[int, tuple[int, Any]] = {}
-        """Block → (version, state)."""
+        self.states: dict[int, dict[int, Any]] = {}
+        """Block → version → state, of those that something is computed with."""
         self.graphs_of: tuple[int, int] | None = None
         """Blocks whose graphs are loaded."""
         self.before: dict[int, str] = {}
@@ -61,9 +61,9 @@ class Worker:
         self._poison = poison
         self._answer = answer
         self._busy_until = world.now
-        self._slots: dict[tuple[int, int], Any] = {}
-        """(slot, block) → sum."""
-        self._graphs: dict[p.TaskKey, Any] = {}
+        self._slots: dict[tuple[int, int, int], Any] = {}
+        """(step, slot, block) → sum."""
+        self._graphs: dict[tuple[int, p.TaskKey], Any] = {}
         self._copies: dict[int, Any] = {}
         """Block → its state when a delayed averaging began."""
 
@@ -88,16 +88,15 @@ class Worker:
         """Of work that hardly counts beside forwards and backwards: on a ground it takes no time."""
         return seconds if self._ground is None else 0.0
 
-    def clear_step(self) -> None:
-        """Forget graphs and slots, after whatever is under way."""
+    def clear_step(self, step: e.StepId) -> None:
+        """Forget its graphs and slots, after whatever is under way."""
 
-        def clear(_core: Member) -> Iterable[Effect]:
-            self._slots.clear()
-            self._graphs.clear()
-            self._window.end_step()
-            return ()
+        def clear() -> None:
+            self._slots = {key: held for key, held in self._slots.items() if key[0] != step.number}
+            self._graphs = {key: kept for key, kept in self._graphs.items() if key[0] != step.number}
+            self._window.end_step(step)
 
-        self.submit(0.0, clear)
+        self._quietly(clear)
 
     # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -111,10 +110,10 @@ class Worker:
         def finish(core: Member) -> Iterable[Effect]:
             if self._poisoned(2 * key.id):
                 return core.work_failed(step, key, "non-finite output")
-            states = [self._state(block, step.number) for block in range(key.begin, work.end)]
+            states = [self._state(block, step.base) for block in range(key.begin, work.end)]
             kept, out = self._numerics.forward(states, key.begin, (step.batch, key.id), bundle)
             if work.train:
-                self._graphs[key] = kept
+                self._graphs[step.number, key] = kept
             if work.end == self._numerics.blocks:
                 return core.forward_done(step, key, None, out)
             return core.forward_done(step, key, self._boxes.new(step, out), None)
@@ -127,13 +126,13 @@ class Worker:
         gradient = None if work.gradient is None else self._boxes.value(work.gradient)
 
         def finish(core: Member) -> Iterable[Effect]:
-            back, gradients = numerics.backward(self._graphs.pop(key), gradient)
+            back, gradients = numerics.backward(self._graphs.pop((step.number, key)), gradient)
             broken = self._poisoned(2 * key.id + 1)
             for block, part in zip(range(key.begin, work.end), gradients, strict=True):
                 if block in work.fold:
-                    have = self._slots.get((work.slot, block))
+                    have = self._slots.get((step.number, work.slot, block))
                     terms = [g for g in (have, part, part if broken else None) if g is not None]
-                    self._slots[work.slot, block] = numerics.add(terms)
+                    self._slots[step.number, work.slot, block] = numerics.add(terms)
             if broken:
                 return core.work_failed(step, key, "non-finite gradient")
             self._window.finished((step, key), self._world.now)
@@ -145,20 +144,20 @@ class Worker:
         """The graphs of another place are about to be loaded."""
         self._quietly(lambda: setattr(self, "graphs_of", None))
 
-    def forget_graph(self, key: p.TaskKey) -> None:
-        self._quietly(lambda: self._graphs.pop(key, None))
+    def forget_graph(self, step: e.StepId, key: p.TaskKey) -> None:
+        self._quietly(lambda: self._graphs.pop((step.number, key), None))
 
-    def merge_or_drop(self, change: Merge | Drop) -> None:
+    def merge_or_drop(self, step: e.StepId, change: Merge | Drop) -> None:
         """What the coordinator's word on a slot makes of its sums."""
         match change:
             case Merge(block, source, target):
-                self._quietly(lambda: self._merge(block, source, target))
+                self._quietly(lambda: self._merge(step.number, block, source, target))
             case Drop(block, slot):
-                self._quietly(lambda: self._slots.pop((slot, block), None))
+                self._quietly(lambda: self._slots.pop((step.number, slot, block), None))
 
-    def _merge(self, block: int, source: int, target: int) -> None:
-        both = [self._slots.get((target, block)), self._slots.pop((source, block))]
-        self._slots[target, block] = self._numerics.add(g for g in both if g is not None)
+    def _merge(self, step: int, block: int, source: int, target: int) -> None:
+        both = [self._slots.get((step, target, block)), self._slots.pop((step, source, block))]
+        self._slots[step, target, block] = self._numerics.add(g for g in both if g is not None)
 
     # ── reduce and apply ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -175,7 +174,8 @@ class Worker:
                 )
                 value = self._numerics.parameters(held, shard.begin, shard.end)
             else:
-                value = self._numerics.shard(self._slots[work.slot, shard.block], shard.begin, shard.end)
+                sums = self._slots[step.number, work.slot, shard.block]
+                value = self._numerics.shard(sums, shard.begin, shard.end)
             send(self._boxes.new(step, self._spoilt(value)))
             return ()
 
@@ -231,7 +231,9 @@ class Worker:
                 after = self._numerics.install(before, given, work.coefficient, copy)
             else:
                 after = self._numerics.apply(before, given, work.coefficient)
-            self.states[work.block] = (version + 1, after)
+            needed = version + 1 if isinstance(work, e.InstallAverage) else work.needed
+            older = {v: state for v, state in self.states[work.block].items() if v >= needed}
+            self.states[work.block] = {**older, version + 1: after}
             self.before[work.block] = self._numerics.digest(before)
             return core.applied(step, work.block, self._numerics.digest(after))
 
@@ -249,7 +251,7 @@ class Worker:
         """A fetched state replaces the block's."""
 
         def finish(_core: Member) -> Iterable[Effect]:
-            self.states[block] = (version, state)
+            self.states[block] = {version: state}
             loaded()
             return ()
 
@@ -267,10 +269,12 @@ class Worker:
     def _state(self, block: int, number: int) -> Any:
         if self.graphs_of is None or not self.graphs_of[0] <= block < self.graphs_of[1]:
             raise ViolationError(f"block {block} is run but not loaded (graphs of {self.graphs_of})")
-        version, state = self.states[block]
-        if version != number:
-            raise ViolationError(f"step {number} is run on version {version} of block {block}")
-        return state
+        states = self.states[block]
+        if number not in states:
+            raise ViolationError(
+                f"version {number} of block {block} is run, and versions {set(states)} are here"
+            )
+        return states[number]
 
     def _poisoned(self, mark: int) -> bool:
         """Whether this piece of work is to fail (once): forward of id i has the mark 2i, backward 2i+1."""

@@ -34,8 +34,10 @@ class Block:
         buffers: Mapping[str, Tensor],
         statistics: Mapping[str, Tensor],
         device: torch.device,
+        programs: dict[int, tuple[BlockSpec, Program]] | None = None,
     ) -> None:
         self.spec = spec
+        self._buffers = buffers
         self._device = device
         self._owned: dict[str, Tensor] = {}
         for kind, names, specs, tensors in (
@@ -45,7 +47,11 @@ class Block:
         ):
             _check(f"block {spec.index}: {kind}", specs, tensors)
             self._owned |= {name: tensors[fqn] for name, fqn in names.items()}
-        self._programs: dict[int, tuple[BlockSpec, Program]] = {}
+        self._programs = {} if programs is None else programs
+
+    def on(self, parameters: Mapping[str, Tensor], statistics: Mapping[str, Tensor]) -> Block:
+        """The same block bound to other tensors; what was made ready for its graph is shared."""
+        return Block(self.spec, parameters, self._buffers, statistics, self._device, self._programs)
 
     def __repr__(self) -> str:
         return f"<Block {self.spec.index} {self.spec.parameter_count} parameters, {len(self.spec.nodes)} operators>"

@@ -85,13 +85,15 @@ class Unload(Command[Done]):
 class Forward(Command[Forwarded]):
     """Run the blocks [begin, end) on one microbatch of `batch` samples; `draw` is what its random numbers depend on.
 
-    `inputs` are those of block `begin`, `outputs` those of block `end - 1` but for the loss, `data` what the blocks
+    It is of step `step`, and computed with the parameters of `version`, the newest one or an older one that is kept (`Apply.needed`). `inputs` are those of block `begin`, `outputs` those of block `end - 1` but for the loss, `data` what the blocks
     use of the author's inputs. With `train` the graph is kept under `task`, and on a CPU it refers to the extents of
     `inputs` and `data`: they must stay as they are until the task's `Backward` or `DropTask`.
     """
 
     answer: ClassVar[type[Any]] = Forwarded
     kind: Literal["forward"] = "forward"
+    step: Count
+    version: Count
     task: Name
     begin: Count
     end: Count
@@ -107,15 +109,16 @@ class Forward(Command[Forwarded]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backward(Command[Backpropagated]):
-    """Backward through the kept graph of `task`, which is forgotten, also when this fails.
+    """Backward through the kept graph of `task` of step `step`, which is forgotten, also when this fails.
 
     `weight` seeds the gradient of the loss (the microbatch's share of the step's samples) where the range ends in it.
     The parameters' gradients and the statistics of the blocks `fold` are added to their slot `slot`; either all of them
-    are or, on failure, none.
+    are or, on failure, none. Slots are those of the step.
     """
 
     answer: ClassVar[type[Any]] = Backpropagated
     kind: Literal["backward"] = "backward"
+    step: Count
     task: Name
     output_gradients: Extents = field(default_factory=dict)
     input_gradients: Extents = field(default_factory=dict)
@@ -126,9 +129,10 @@ class Backward(Command[Backpropagated]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropTask(Command[Done]):
-    """Forget the kept graph of `task`, if there is one."""
+    """Forget the kept graph of `task` of step `step`, if there is one."""
 
     kind: Literal["drop_task"] = "drop_task"
+    step: Count
     task: Name
 
 
@@ -137,6 +141,7 @@ class MergeSlot(Command[Done]):
     """Add slot `source` into `target` at `block` and forget `source`; without a `target` there, `source` becomes it."""
 
     kind: Literal["merge_slot"] = "merge_slot"
+    step: Count
     block: Count
     source: Count
     target: Count
@@ -147,6 +152,7 @@ class DropSlot(Command[Done]):
     """Forget slot `slot` at `block`, if there is one."""
 
     kind: Literal["drop_slot"] = "drop_slot"
+    step: Count
     block: Count
     slot: Count
 
@@ -171,10 +177,11 @@ class Rounding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportSlot(Command[Exported]):
-    """Copy the elements [begin, end) of a slot's flat float32 vector into `extent`; if they are rounded, as their codec writes them."""
+    """Copy the elements [begin, end) of a step's slot, a flat float32 vector, into `extent`; if they are rounded, as their codec writes them."""
 
     answer: ClassVar[type[Any]] = Exported
     kind: Literal["export_slot"] = "export_slot"
+    step: Count
     block: Count
     slot: Count
     begin: Count
@@ -214,9 +221,10 @@ class DropCopies(Command[Done]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClearStep(Command[Done]):
-    """Forget every kept graph and every slot: the step was given up, or another begins."""
+    """Forget every kept graph and every slot of step `step`: it is over, or was given up."""
 
     kind: Literal["clear_step"] = "clear_step"
+    step: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,8 +259,8 @@ class Apply(Command[Applied]):
     """Update `block` with the committed gradient of a step of so many microbatches, times `coefficient` (clipping). `batch`
     is what was trained, from 0: the place in the schedule.
 
-    The block's slots and kept graphs belonged to the step that ends here and are forgotten. A gradient that is not
-    finite is refused before anything changes.
+    The block is at the version whose number is the step's, whose slots and kept graphs are forgotten. Versions from `needed` on are kept, as
+    something is still computed with them. A gradient that is not finite is refused before anything changes.
     """
 
     answer: ClassVar[type[Any]] = Applied
@@ -264,6 +272,7 @@ class Apply(Command[Applied]):
     """By which the gradient was reduced."""
     batch: Count
     microbatches: Count
+    needed: Count
     workers: Annotated[int, Field(ge=1, lt=1 << 32)] = 1
     """Of so many updates the mean will be taken."""
 

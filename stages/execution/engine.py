@@ -129,13 +129,22 @@ class Engine(Executor):
     def _apply(self, command: c.Apply) -> r.Applied:
         held, gradient = self._to_update(command.block, "gradient", command.gradient)
         with self._whole(held):
-            held.update(gradient, command.coefficient, command.batch, command.microbatches, command.workers)
+            self._tasks.clear(held.version)
+            held.update(
+                gradient,
+                command.coefficient,
+                command.batch,
+                command.microbatches,
+                command.workers,
+                command.needed,
+            )
             held.losses.settle(*c.GRADIENTS, plan=command.plan)
         return r.Applied(version=held.version, digest=held.state().digest())
 
     def _install(self, command: c.Install) -> r.Applied:
         held, total = self._to_update(command.block, "average", command.total)
         with self._whole(held):
+            self._tasks.forget(command.block)
             held.install(total, command.coefficient, command.plan)
             held.losses.settle(c.PARAMETERS[1], plan=command.plan)
         return r.Applied(version=held.version, digest=held.state().digest())
@@ -150,7 +159,6 @@ class Engine(Executor):
     @contextmanager
     def _whole(self, held: HeldBlock) -> Iterator[None]:
         """An update of `held` is done whole, or the block is forgotten: half updated it is of no version."""
-        self._tasks.forget(held.spec.index)
         try:
             yield
         except BaseException:
@@ -171,15 +179,15 @@ class Engine(Executor):
     # ── slots ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _merge_slot(self, command: c.MergeSlot) -> r.Done:
-        self._held(command.block).merge_slot(command.source, command.target)
+        self._held(command.block).merge_slot(command.step, command.source, command.target)
         return r.Done()
 
     def _drop_slot(self, command: c.DropSlot) -> r.Done:
-        self._held(command.block).drop_slot(command.slot)
+        self._held(command.block).drop_slot(command.step, command.slot)
         return r.Done()
 
     def _export_slot(self, command: c.ExportSlot) -> r.Exported:
-        return self._export(self._held(command.block).slot(command.slot), command)
+        return self._export(self._held(command.block).slot(command.step, command.slot), command)
 
     def _export_state(self, command: c.ExportState) -> r.Exported:
         held = self._held(command.block)
@@ -217,10 +225,10 @@ class Engine(Executor):
             parts=how.parts,
         )
 
-    def _clear_step(self, _: c.ClearStep) -> r.Done:
-        self._tasks.clear()
+    def _clear_step(self, command: c.ClearStep) -> r.Done:
+        self._tasks.clear(command.step)
         for held in self._blocks.values():
-            held.clear_slots()
+            held.clear_slots(command.step)
             held.losses.drop(*c.GRADIENTS)
         return r.Done()
 

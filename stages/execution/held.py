@@ -1,7 +1,8 @@
 """A block as the worker holds it: its graph, its state as flat vectors on the device, and its slots.
 
 Parameters and BatchNorm's running values are views into one flat float32 vector, so the optimizer, the rings and the
-state file see one vector and the graph sees its tensors. A slot is a vector of the same layout: the sum of some
+state file see one vector and the graph sees its tensors; where steps overlap there is one for each version that something is computed with
+(weights.py). A slot is a vector of the same layout: the sum of some
 microbatches' gradients and weighted statistics.
 """
 
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hetpeer.stages.execution.block import Block, flat_views, statistic_views
+from hetpeer.stages.execution.block import flat_views, statistic_views
 from hetpeer.stages.execution.commands import PARAMETERS
 from hetpeer.stages.execution.groups import BlockRules
 from hetpeer.stages.execution.numerics import float32
@@ -20,6 +21,7 @@ from hetpeer.stages.execution.rounding import Losses
 from hetpeer.stages.execution.staging import CommandError
 from hetpeer.stages.execution.state import BlockState, file_bytes, layout_of
 from hetpeer.stages.execution.statistics import RunningStatistics
+from hetpeer.stages.execution.weights import Versions, Weights
 from hetpeer.stages.graph.passes import Pass
 from hetpeer.stages.graph.spec import BlockSpec
 
@@ -36,35 +38,39 @@ class HeldBlock:
         device: torch.device,
     ) -> None:
         self.spec = spec
-        self.version = state.version
         self._averages = state.averages
         self._rules = rules
-        self._vector = torch.from_numpy(state.parameters).to(device)
+        vector = torch.from_numpy(state.parameters).to(device)
+        self._versions = Versions(state.version, Weights.first(spec, vector, buffers, device))
         self._optimizer = {
             name: torch.from_numpy(state.optimizer[name]).to(device)
             if name in state.optimizer
-            else torch.zeros_like(self._vector)
+            else torch.zeros_like(vector)
             for name in rules.keeps
         }
         if rules.outer is not None and self.version == 0:
             rules.outer.begin(**self._averaged())
-        self.parameters = {
-            name: view.detach().requires_grad_() for name, view in flat_views(spec, self._vector).items()
-        }
-        """Leaves of the autograd graph: views of the flat vector."""
         self._running = RunningStatistics(spec)
-        self._statistics = self._vector[spec.parameter_count :]
-        self.block = Block(spec, self.parameters, buffers, statistic_views(spec, self._statistics), device)
-        self._slots: dict[int, torch.Tensor] = {}
+        self._slots: dict[int, dict[int, torch.Tensor]] = {}
+        """Step → slot → its sum."""
         self._copy: tuple[int, torch.Tensor] | None = None
         """Version and vector when a delayed averaging began."""
         self.losses = Losses(spec.vector_count)
 
+    @property
+    def version(self) -> int:
+        """Updates that are applied."""
+        return self._versions.version
+
+    def weights(self, version: int) -> Weights:
+        """What a step is computed with that began at `version`. Raises CommandError when it is not here."""
+        return self._versions.at(version)
+
     def state(self) -> BlockState:
-        """The state as numpy vectors: on a CPU the memory itself, not a copy."""
+        """The newest state as numpy vectors: on a CPU the memory itself, not a copy."""
         return BlockState(
             version=self.version,
-            parameters=self._vector.cpu().numpy(),
+            parameters=self.vector.cpu().numpy(),
             optimizer={
                 name: vector.cpu().numpy() for name, vector in self._optimizer.items() if self.version
             },
@@ -72,17 +78,24 @@ class HeldBlock:
         )
 
     def update(
-        self, gradient: torch.Tensor, coefficient: float, batch: int, microbatches: int, workers: int
+        self,
+        gradient: torch.Tensor,
+        coefficient: float,
+        batch: int,
+        microbatches: int,
+        workers: int,
+        needed: int,
     ) -> None:
-        """Version s → s + 1, by batch `batch` of so many microbatches; of `workers` such updates the mean will be taken. The slots
-        belonged to the step that ends here.
+        """Version s → s + 1, by batch `batch` of so many microbatches; of `workers` such updates the mean will be taken. The slots of
+        step s are gone, and versions before `needed`.
         """
-        self._slots.clear()
+        self._slots.pop(self.version, None)
         updates = self.version - self._averages
+        after = self._versions.advance(needed)
         for segment in self._rules.segments:
             part = slice(segment.begin, segment.end)
             segment.rule.apply(
-                parameters=self._vector[part],
+                parameters=after.vector[part],
                 state={name: vector[part] for name, vector in self._optimizer.items()},
                 gradient=gradient[part],
                 coefficient=coefficient,
@@ -90,8 +103,7 @@ class HeldBlock:
                 step=batch + 1,
                 workers=workers,
             )
-        self._running.update(self._statistics, gradient[self.spec.parameter_count :], microbatches)
-        self.version += 1
+        self._running.update(after.statistics, gradient[self.spec.parameter_count :], microbatches)
 
     def install(self, total: torch.Tensor, coefficient: float, plan: int) -> None:
         """Version s → s + 1: parameters and statistics are `total`·`coefficient`, or what the outer rule makes of those parameters, and what
@@ -99,35 +111,35 @@ class HeldBlock:
         (docs/averaging.md).
         """
         self._slots.clear()
-        copied, copy = self._copy or (self.version, self._vector)
-        now = None if copied == self.version else self._vector.clone()
-        torch.mul(total, float32(coefficient), out=self._vector)
+        copied, copy = self._copy or (self.version, self.vector)
+        now = None if copied == self.version else self.vector.clone()
+        vector = self._versions.advance(self.version + 1).vector
+        torch.mul(total, float32(coefficient), out=vector)
         if (lost := self.losses.lost(PARAMETERS[0], plan)) is not None:
-            self._vector.add_(lost)
+            vector.add_(lost)
         if self._rules.outer is not None:
             self._rules.outer.apply(**self._averaged())
         if now is not None:
-            self._vector.sub_(copy).add_(now)
-        self.version += 1
+            vector.sub_(copy).add_(now)
         self._averages += 1
 
     def _averaged(self) -> dict[str, Any]:
         """What an outer rule works on: running statistics are averaged, and that is all."""
         own = slice(self.spec.parameter_count)
         kept = {name: vector[own] for name, vector in self._optimizer.items()}
-        return {"parameters": self._vector[own], "state": kept}
+        return {"parameters": self.vector[own], "state": kept}
 
     def keep_copy(self) -> None:
         """What is averaged from now on is what the vector is now."""
-        self._copy = (self.version, self._vector.clone())
+        self._copy = (self.version, self.vector.clone())
 
     def drop_copy(self) -> None:
         self._copy = None
 
     @property
     def vector(self) -> torch.Tensor:
-        """The flat parameters and statistics."""
-        return self._vector
+        """The newest flat parameters and statistics."""
+        return self._versions.newest.vector
 
     @property
     def copy(self) -> torch.Tensor:
@@ -136,21 +148,28 @@ class HeldBlock:
             raise CommandError(f"block {self.spec.index} has no copy")
         return self._copy[1]
 
-    # ── slots ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── slots of each step ───────────────────────────────────────────────────────────────────────────────────────
 
-    def room(self, slot: int) -> torch.Tensor:
+    def room(self, step: int, slot: int) -> torch.Tensor:
         """The vector of `slot`, or a new one of undefined content that `fold` will make the slot's."""
-        return self._slots[slot] if slot in self._slots else torch.empty_like(self._vector)
+        held = self._slots.get(step, {}).get(slot)
+        return torch.empty_like(self.vector) if held is None else held
 
     def fold(
-        self, slot: int, room: torch.Tensor, gradients: Mapping[str, torch.Tensor | None], here: Pass
+        self,
+        step: int,
+        slot: int,
+        room: torch.Tensor,
+        gradients: Mapping[str, torch.Tensor | None],
+        here: Pass,
     ) -> None:
         """Add one microbatch's gradients, by parameter name, and its statistics, from the pass that made them.
 
         None is a parameter that had no part in it. The first microbatch's gradients *are* the sum: nothing is added to
         zeros, so -0.0 keeps its sign.
         """
-        first = slot not in self._slots
+        slots = self._slots.setdefault(step, {})
+        first = slot not in slots
         places = {
             **flat_views(self.spec, room),
             **statistic_views(self.spec, room[self.spec.parameter_count :]),
@@ -162,26 +181,28 @@ class HeldBlock:
                 place.zero_() if part is None else place.copy_(part)
             elif part is not None:
                 place.add_(part)
-        self._slots[slot] = room
+        slots[slot] = room
 
-    def slot(self, slot: int) -> torch.Tensor:
+    def slot(self, step: int, slot: int) -> torch.Tensor:
         """The flat sum of a slot. Raises CommandError when there is none."""
-        if slot not in self._slots:
-            raise CommandError(f"block {self.spec.index} has no slot {slot}")
-        return self._slots[slot]
+        held = self._slots.get(step, {}).get(slot)
+        if held is None:
+            raise CommandError(f"block {self.spec.index} has no slot {slot} of step {step}")
+        return held
 
-    def merge_slot(self, source: int, target: int) -> None:
+    def merge_slot(self, step: int, source: int, target: int) -> None:
         """Add `source` into `target`, or make it `target` where there is none yet; `source` is gone then."""
-        vector = self.slot(source)
+        vector = self.slot(step, source)
         if source != target:
-            del self._slots[source]
-            self._slots[target] = self._slots[target].add_(vector) if target in self._slots else vector
+            slots = self._slots[step]
+            del slots[source]
+            slots[target] = slots[target].add_(vector) if target in slots else vector
 
-    def drop_slot(self, slot: int) -> None:
-        self._slots.pop(slot, None)
+    def drop_slot(self, step: int, slot: int) -> None:
+        self._slots.get(step, {}).pop(slot, None)
 
-    def clear_slots(self) -> None:
-        self._slots.clear()
+    def clear_slots(self, step: int) -> None:
+        self._slots.pop(step, None)
 
 
 def dump_bytes(spec: BlockSpec, rules: BlockRules) -> int:

@@ -11,6 +11,7 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from hetpeer.stages.execution.bench import Bench
 from hetpeer.stages.execution.effects import (
     ForgetGraph,
     Handle,
@@ -26,9 +27,8 @@ from hetpeer.stages.execution.effects import (
 )
 from hetpeer.stages.execution.onward import Onward
 from hetpeer.stages.execution.routes import Hop, Roster, Route, rest_of
-from hetpeer.stages.execution.schedule import Schedule
+from hetpeer.stages.execution.schedule import Schedule, Work
 from hetpeer.stages.execution.slots import Drop, Merge, SlotBook
-from hetpeer.stages.execution.window import Depth, shortest
 
 Effect = (
     RunForward
@@ -43,9 +43,6 @@ Effect = (
     | Merge
     | Drop
 )
-
-WORKER_DEPTH = 2
-"""Pieces of work handed to the worker at once: one that runs and one that waits, so that it never idles between."""
 
 
 class Status(enum.Enum):
@@ -82,23 +79,30 @@ class _Task:
 
 
 class Pipeline:
-    """One step at one holder. `me` is our peer id, `roster` the active holders, `microbatches` M of the step, `depth` how
-    many of them may be under way (window.py).
+    """One step at one holder. `me` is our peer id, `roster` the active holders, `microbatches` M of the step, `bench` the worker's
+    room, which it shares with other steps under way here.
     """
 
     def __init__(
-        self, me: str, roster: Roster, microbatches: int, slot_capacity: int, depth: Depth = shortest
+        self, me: str, roster: Roster, microbatches: int, slot_capacity: int, bench: Bench | None = None
     ) -> None:
         self.slots = SlotBook(slot_capacity)
         self._me = me
         self._onward = Onward(roster)
         self._microbatches = microbatches
         self._tasks: dict[TaskKey, _Task] = {}
-        self._schedule: Schedule[TaskKey] = Schedule(depth)
-        self._running = 0
+        self._bench = bench or Bench()
+        self._schedule: Schedule[TaskKey] = Schedule(self._bench.may_begin)
+        self.running = 0
+        """Pieces of work at the worker."""
         self._folding = 0
         self._urged = False
         self._decided = False
+        self._bench.enter(self)
+
+    def over(self) -> None:
+        """The step has ended here: it does not share the worker any more."""
+        self._bench.leave(self)
 
     def decided(self) -> None:
         """The step's gradient is decided: whatever is still under way changes nothing, nothing new is begun."""
@@ -182,7 +186,7 @@ class Pipeline:
 
     def forward_done(self, key: TaskKey, output: Handle | None, loss: float | None) -> list[Effect]:
         """The worker ran the forward of `key`: `output` is the bundle for the next hop, or `loss` the end."""
-        self._running -= 1
+        self.running -= 1
         task = self._tasks[key]
         effects: list[Effect] = []
         task.output, task.loss = output, loss
@@ -201,7 +205,7 @@ class Pipeline:
 
     def backward_done(self, key: TaskKey, input_gradient: Handle | None) -> list[Effect]:
         """The worker ran the backward of `key` and folded it; `input_gradient` is for the hop before us."""
-        self._running -= 1
+        self.running -= 1
         self._folding -= 1
         task = self._tasks[key]
         task.status = Status.DONE
@@ -219,7 +223,7 @@ class Pipeline:
 
     def work_failed(self, key: TaskKey, why: str) -> list[Effect]:
         """The worker could not do `key`. A broken backward spoils the open slot: it is dropped as a whole."""
-        self._running -= 1
+        self.running -= 1
         task = self._tasks.pop(key)
         self._schedule.finished(key)
         effects: list[Effect] = [ForgetGraph(key), ReportFailed(key.id, why), *self._release_source(task)]
@@ -360,14 +364,35 @@ class Pipeline:
             effects += [self._seal(), *self._start_work()]
         return effects
 
+    def resume(self) -> list[Effect]:
+        """It is our turn at the worker, by something that happened in another step."""
+        return self._dispatch()
+
+    @property
+    def held_up(self) -> bool:
+        """Whether work is ready that could be begun if there were room for what comes of it."""
+        return self._schedule.waiting > 0 and not self._decided
+
+    def in_flight(self, hops_after: int) -> int:
+        """Forwards, at most so many hops from the loss, that wait for their gradient."""
+        return self._schedule.in_flight(hops_after)
+
+    def bid(self) -> bool | None:
+        """Whether the next piece of work that could be begun is a backward; None: there is none."""
+        work = self._next()
+        return None if work is None else work.backward
+
+    def _next(self) -> Work[TaskKey] | None:
+        if self._decided:
+            return None
+        return self._schedule.next(may_fold=self.slots.can_fold(), may_leave=self._may_leave)
+
     def _start_work(self) -> list[Effect]:
         effects: list[Effect] = []
-        while self._running < WORKER_DEPTH and not self._decided:
-            work = self._schedule.next(may_fold=self.slots.can_fold(), may_leave=self._may_leave)
-            if work is None:
-                break
+        while self._bench.turn() is self and (work := self._next()) is not None:
+            self._schedule.begun(work)
             task = self._tasks[work.key]
-            self._running += 1
+            self.running += 1
             if work.backward:
                 self._folding += 1
                 task.status = Status.BACKWARD

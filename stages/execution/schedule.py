@@ -1,7 +1,7 @@
 """1F1B: what a holder's worker does next.
 
-Pure. Backward goes first, because it frees memory and lets the peers before us go on; forwards start only while fewer
-than `depth` of them wait for their gradient (window.py). Only work at most as far from the loss counts against the bound: what waits for a peer further
+Pure. Backward goes first, because it frees memory and lets the peers before us go on; forwards start only while few
+enough of them wait for their gradient (window.py), of all steps under way (bench.py). Only work at most as far from the loss counts against the bound: what waits for a peer further
 on must never block that peer's own way to the loss, or a route that passes a holder twice could wait for itself.
 Evaluation forwards leave nothing behind and are not counted.
 """
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Generic, NamedTuple, TypeVar
 
-from hetpeer.stages.execution.window import Depth, shortest
+from hetpeer.stages.execution.window import shortest
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -27,8 +27,9 @@ class Work(NamedTuple, Generic[Key]):
 class Schedule(Generic[Key]):
     """Ready work of one step, in the order in which it is to be done."""
 
-    def __init__(self, depth: Depth = shortest) -> None:
-        self._depth = depth
+    def __init__(self, may_begin: Callable[[int], bool] | None = None) -> None:
+        """`may_begin`: whether one more forward with so many hops after it may wait for its gradient; None: by the depth of 1F1B."""
+        self._may_begin = may_begin or (lambda hops_after: self.in_flight(hops_after) < shortest(hops_after))
         self._forwards: deque[tuple[Key, int, bool]] = deque()
         self._backwards: deque[Key] = deque()
         self._in_flight: dict[Key, int] = {}
@@ -58,20 +59,30 @@ class Schedule(Generic[Key]):
         """`key` has had its backward, or needs none any more."""
         self._in_flight.pop(key, None)
 
+    def in_flight(self, hops_after: int) -> int:
+        """Forwards with so many hops after them at most that wait for their gradient."""
+        return sum(hops <= hops_after for hops in self._in_flight.values())
+
     def next(self, *, may_fold: bool, may_leave: Callable[[Key], bool] = lambda _: True) -> Work[Key] | None:
-        """The next piece of work, taken off the list. `may_fold`: whether a slot has room for a backward; `may_leave`:
+        """The next piece of work, which stays on the list. `may_fold`: whether a slot has room for a backward; `may_leave`:
         whether the link on which a forward's output is to go takes it.
         """
         if self._backwards and may_fold:
-            return Work(self._backwards.popleft(), backward=True)
-        for index, (key, hops_after, train) in enumerate(self._forwards):
-            nearer = sum(hops <= hops_after for hops in self._in_flight.values())
-            if (not train or nearer < self._depth(hops_after)) and may_leave(key):
-                del self._forwards[index]
-                if train:
-                    self._in_flight[key] = hops_after
+            return Work(self._backwards[0], backward=True)
+        for key, hops_after, train in self._forwards:
+            if (not train or self._may_begin(hops_after)) and may_leave(key):
                 return Work(key, backward=False)
         return None
+
+    def begun(self, work: Work[Key]) -> None:
+        """Take `work` off the list."""
+        if work.backward:
+            self._backwards.remove(work.key)
+            return
+        hops_after, train = next((hops, train) for key, hops, train in self._forwards if key == work.key)
+        self.withdraw(work.key)
+        if train:
+            self._in_flight[work.key] = hops_after
 
     @property
     def waiting(self) -> int:

@@ -14,6 +14,7 @@ from hetpeer.stages.execution.block import run_range
 from hetpeer.stages.execution.held import HeldBlock
 from hetpeer.stages.execution.seeded import backpropagate
 from hetpeer.stages.execution.staging import CommandError, Staging, refuse_not_finite
+from hetpeer.stages.execution.weights import Weights
 from hetpeer.stages.graph.passes import Pass
 from hetpeer.stages.graph.spec import BlockSpec, TensorSpec
 
@@ -23,6 +24,8 @@ class _Task:
     """A microbatch between its forward and its backward."""
 
     held: Sequence[HeldBlock]
+    weights: Sequence[Weights]
+    """Of each block: what the forward was computed with, and the gradients are of."""
     here: Pass
     first: BlockSpec
     last: BlockSpec
@@ -38,7 +41,8 @@ class Tasks:
     def __init__(self, staging: Staging, held: Callable[[int], HeldBlock]) -> None:
         self._staging = staging
         self._held = held
-        self._tasks: dict[str, _Task] = {}
+        self._tasks: dict[tuple[int, str], _Task] = {}
+        """(step, name) → what is kept."""
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -49,15 +53,16 @@ class Tasks:
         for task in over:
             del self._tasks[task]
 
-    def clear(self) -> None:
-        """Drop all graphs."""
-        self._tasks.clear()
+    def clear(self, step: int) -> None:
+        """Drop the graphs of `step`."""
+        self._tasks = {key: task for key, task in self._tasks.items() if key[0] != step}
 
     def forward(self, command: c.Forward) -> r.Forwarded:
         """Run the blocks; with `train` their graph is kept."""
         started = time.perf_counter()
         where = f"task {command.task}"
         held = [self._held(block) for block in range(command.begin, command.end)]
+        weights = [one.weights(command.version) for one in held]
         if not held:
             raise CommandError(f"{where} runs no block")
         first, last = held[0].spec.at(command.batch), held[-1].spec.at(command.batch)
@@ -69,15 +74,16 @@ class Tasks:
         for name, spec in first.inputs.items():
             inputs[name].requires_grad_(command.train and spec.grad)
         with torch.set_grad_enabled(command.train):
-            outputs = run_range([one.block for one in held], inputs, data, command.batch, here)
+            outputs = run_range([one.block for one in weights], inputs, data, command.batch, here)
         loss = outputs.pop(last.loss) if last.loss is not None else None
         specs = {name: spec for name, spec in last.outputs.items() if name != last.loss}
         self._staging.write(f"{where}, output", specs, command.outputs, outputs)
         if loss is not None:
             refuse_not_finite(where, {"loss": loss})
         if command.train:
-            self._tasks[command.task] = _Task(
+            self._tasks[command.step, command.task] = _Task(
                 held=held,
+                weights=weights,
                 here=here,
                 first=first,
                 last=last,
@@ -93,23 +99,26 @@ class Tasks:
         """Through the kept graph, and into the slot."""
         started = time.perf_counter()
         where = f"task {command.task}"
-        task = self._tasks.pop(command.task, None)
+        task = self._tasks.pop((command.step, command.task), None)
         if task is None:
             raise CommandError(f"no graph is kept of {where}")
-        folded = [held for held in task.held if held.spec.index in command.fold]
+        both = zip(task.held, task.weights, strict=True)
+        folded = [(held, weights.parameters) for held, weights in both if held.spec.index in command.fold]
         if len(folded) != len(command.fold):
             raise CommandError(f"{where} did not run all of the blocks {list(command.fold)}")
         roots, seeds = self._seeds(where, task, command)
         specs = _with_gradient(task.first.inputs)
         leaves = [task.inputs[name] for name in specs]
-        leaves += [leaf for held in folded for leaf in held.parameters.values()]
+        leaves += [leaf for _, parameters in folded for leaf in parameters.values()]
         found = iter(backpropagate(roots, leaves, seeds) if leaves else ())
         inputs = {name: next(found) for name in specs}
-        gradients = [{name: next(found) for name in held.parameters} for held in folded]
-        for held, parts in zip(folded, gradients, strict=True):
+        gradients = [(held, {name: next(found) for name in parameters}) for held, parameters in folded]
+        for held, parts in gradients:
             given = {name: part for name, part in parts.items() if part is not None}
             refuse_not_finite(f"{where}, gradient of block {held.spec.index}", given)
-        rooms = [held.room(command.slot) for held in folded]  # the last step that may fail for want of memory
+        rooms = [
+            held.room(command.step, command.slot) for held, _ in folded
+        ]  # the last step that may fail for want of memory
         back = {
             name: torch.zeros_like(task.inputs[name]) if part is None else part
             for name, part in inputs.items()
@@ -117,8 +126,8 @@ class Tasks:
         if task.sparse:
             back = {name: part.where(task.inputs[name] != 0, 0.0) for name, part in back.items()}
         self._staging.write(f"{where}, gradient of input", specs, command.input_gradients, back)
-        for held, room, parts in zip(folded, rooms, gradients, strict=True):
-            held.fold(command.slot, room, parts, task.here)
+        for (held, parts), room in zip(gradients, rooms, strict=True):
+            held.fold(command.step, command.slot, room, parts, task.here)
         return r.Backpropagated(seconds=time.perf_counter() - started)
 
     def _seeds(
@@ -134,7 +143,7 @@ class Tasks:
 
     def drop(self, command: c.DropTask) -> r.Done:
         """Forget one."""
-        self._tasks.pop(command.task, None)
+        self._tasks.pop((command.step, command.task), None)
         return r.Done()
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 GAIN = 2.0
 MOST = 64
 
+Task = tuple[Hashable, Hashable]
+"""A step, and a microbatch in it."""
 Depth = Callable[[int], int]
 """Hops after this one → forwards that may wait for their gradient."""
 
@@ -56,8 +58,8 @@ class Window:
     def __init__(self, most: int = MOST) -> None:
         self._most = most
         self._ways: dict[int, _Way] = {}
-        self._under_way: dict[Hashable, tuple[int, int, float]] = {}
-        """Key → (hops after it, how many had returned, when it began)."""
+        self._under_way: dict[Task, tuple[int, int, float]] = {}
+        """Task → (hops after it, how many had returned, when it began)."""
 
     def reset(self, most: int) -> None:
         """Another place, with room for so many: nothing is known of it."""
@@ -65,25 +67,25 @@ class Window:
         self._ways.clear()
         self._under_way.clear()
 
-    def begun(self, key: Hashable, hops_after: int, now: float) -> None:
-        """The forward of `key` begins; `now` in seconds, by any clock that does not jump."""
+    def begun(self, task: Task, hops_after: int, now: float) -> None:
+        """The forward of `task` begins; `now` in seconds, by any clock that does not jump."""
         way = self._ways.setdefault(hops_after, _Way())
-        self._under_way[key] = hops_after, way.returned, now
+        self._under_way[task] = hops_after, way.returned, now
 
-    def finished(self, key: Hashable, now: float) -> None:
-        """The backward of `key` is done."""
-        if key not in self._under_way:
+    def finished(self, task: Task, now: float) -> None:
+        """The backward of `task` is done."""
+        if task not in self._under_way:
             return
-        hops_after, returned, began = self._under_way.pop(key)
+        hops_after, returned, began = self._under_way.pop(task)
         way = self._ways[hops_after]
         way.returned += 1
         trip = max(now - began, 1e-9)
         way.trip = min(way.trip, trip)
         way.rate = max(way.rate, (way.returned - returned) / trip)
 
-    def end_step(self) -> None:
-        """What is under way now will not come back."""
-        self._under_way.clear()
+    def end_step(self, step: Hashable) -> None:
+        """What is under way of `step` will not come back."""
+        self._under_way = {task: begun for task, begun in self._under_way.items() if task[0] != step}
         for way in self._ways.values():
             way.end_step()
 

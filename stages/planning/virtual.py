@@ -13,11 +13,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from hetpeer.stages.execution import effects as p
+from hetpeer.stages.execution.bench import Bench
 from hetpeer.stages.execution.pipeline import Effect, Pipeline
 from hetpeer.stages.execution.routes import Route
 from hetpeer.stages.execution.window import MOST, Window
 from hetpeer.stages.planning.timeline import Timeline
 from hetpeer.stages.planning.uplinks import Line, Uplink
+
+STEP = 0
+"""One runs at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +68,7 @@ class VirtualSwarm:
         """One step. The windows remember it for the next, as they do in life."""
         found = _Running(self._machines, self._lines, self._routes, self.windows).run()
         for window in self.windows.values():
-            window.end_step()
+            window.end_step(STEP)
         return found
 
 
@@ -82,7 +86,8 @@ class _Running:
         self._machines, self._routes, self._windows = machines, routes, windows
         self._timeline = Timeline()
         self._cores = {
-            peer: Pipeline(peer, roster, len(routes), len(routes), windows[peer].depth) for peer in roster
+            peer: Pipeline(peer, roster, len(routes), len(routes), Bench(windows[peer].depth))
+            for peer in roster
         }
         self._uplinks = {
             peer: Uplink(
@@ -134,7 +139,7 @@ class _Running:
 
     def _forward(self, peer: str, work: p.RunForward) -> None:
         key, last = work.key, not work.hops_after
-        self._windows[peer].begun(key, work.hops_after, self._timeline.now)
+        self._windows[peer].begun((STEP, key), work.hops_after, self._timeline.now)
 
         def done() -> None:
             core = self._cores[peer]
@@ -146,7 +151,7 @@ class _Running:
         key = work.key
 
         def done() -> None:
-            self._windows[peer].finished(key, self._timeline.now)
+            self._windows[peer].finished((STEP, key), self._timeline.now)
             self._done += not key.begin
             self._carry_out(peer, self._cores[peer].backward_done(key, key if key.begin else None))
 

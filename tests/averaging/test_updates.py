@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hetpeer.averaging import updates
 from hetpeer.averaging.schedule import PIECES, factor, knots_of
-from hetpeer.averaging.updates import SGD, AdamW, AdamWSettings, SGDSettings, rule_of
+from hetpeer.averaging.updates import SGD, Adam, AdamWSettings, NAdamSettings, SGDSettings, rule_of
 from hetpeer.dht.errors import LocalError
 from hetpeer.stages.execution import numerics
 from hetpeer.stages.execution.numerics import is_finite, squared_norm
@@ -44,7 +44,7 @@ def train(size, steps, *, coefficient=1.0, offset=0):
     memory = [torch.zeros(size + offset) for _ in range(3)]
     parameters, exp_avg, exp_avg_sq = (vector[offset:] for vector in memory)
     parameters.copy_(start)
-    rule = AdamW(SETTINGS)
+    rule = Adam(SETTINGS)
     for step, gradient in enumerate(gradients(size, steps), start=1):
         rule.apply(
             parameters=parameters,
@@ -90,21 +90,26 @@ def test_bits_do_not_depend_on_threads_chunks_or_alignment(monkeypatch):
     assert train(size, 2) == expected
 
 
-def test_follows_torch_adamw():
+@pytest.mark.parametrize("betas", [(0.9, 0.95), (0.99, 0.999)])
+@pytest.mark.parametrize("name", ["AdamW", "NAdam"])
+def test_follows_torch_adam(name, betas):
+    kind = {"AdamW": AdamWSettings, "NAdam": NAdamSettings}[name]
+    one = kind(**SETTINGS.model_dump() | {"name": name, "betas": betas})
     generator = torch.Generator().manual_seed(5)
     size = 5_000
     mine = torch.randn(size, generator=generator)
     theirs = mine.clone().requires_grad_()
     exp_avg, exp_avg_sq = torch.zeros(size), torch.zeros(size)
-    optimizer = torch.optim.AdamW(
+    optimizer = getattr(torch.optim, name)(
         [theirs],
-        lr=SETTINGS.learning_rate,
-        betas=SETTINGS.betas,
-        eps=SETTINGS.eps,
-        weight_decay=SETTINGS.weight_decay,
+        lr=one.learning_rate,
+        betas=one.betas,
+        eps=one.eps,
+        weight_decay=one.weight_decay,
         foreach=False,
+        **({"decoupled_weight_decay": True} if name == "NAdam" else {}),
     )
-    rule = AdamW(SETTINGS)
+    rule = Adam(one)
     for step in range(1, 51):
         gradient = torch.randn(size, generator=generator)
         theirs.grad = gradient.clone()
@@ -119,6 +124,18 @@ def test_follows_torch_adamw():
         )
         difference = (mine - theirs.detach()).abs().max()
         assert difference <= step * 1e-7 * theirs.detach().abs().max()
+
+
+def test_the_momentum_is_the_same_however_the_updates_come():
+    """A worker that is started anew at update 5000 has what one has that was there from the first."""
+    always, anew = updates.Momentum(0.9), updates.Momentum(0.9)
+    for update in range(1, 5001):
+        last = always.at(update)
+    assert last == anew.at(5000)
+    mu, following, product = last
+    assert mu < following < 0.9
+    assert product < 1e-30
+    assert always.at(3) == updates.Momentum(0.9).at(3)
 
 
 SGDS = SGDSettings(name="SGD", learning_rate=3e-2, momentum=0.9, weight_decay=0.1)
@@ -247,7 +264,7 @@ def test_wrong_settings_name_the_field(values, named):
 def test_the_second_moment_of_a_mean_of_gradients_has_less_variance():
     """Against the formula in float64: m² + (v - m²) / N, unbiased; of one worker it is v, bit for bit."""
     size, update, workers = 1000, 7, 4
-    one, (beta1, beta2) = AdamW(SETTINGS), SETTINGS.betas
+    one, (beta1, beta2) = Adam(SETTINGS), SETTINGS.betas
     start = {
         name: torch.rand(size, generator=torch.Generator().manual_seed(n)) for n, name in enumerate("pmvg")
     }

@@ -79,12 +79,18 @@ class Court:
         held = tuple(m.Held(block=b, version=version, digest=f"{digest} {b}") for b in range(begin, end))
         return self.tell(peer, m.Ready(line=self.line, version=version, held=held))
 
-    def sealed(self, peer, ids, slot=0, blocks=(0, BLOCKS)):
+    def sealed(self, peer, ids, slot=0, blocks=(0, BLOCKS), step=None):
         contents = (m.Contents(begin=blocks[0], end=blocks[1], ids=tuple(ids)),)
         losses = {i: float(i) for i in ids}
         return self.tell(
             peer,
-            m.Sealed(line=self.line, step=self.core.step, slot=slot, contents=contents, losses=losses),
+            m.Sealed(
+                line=self.line,
+                step=self.core.step if step is None else step,
+                slot=slot,
+                contents=contents,
+                losses=losses,
+            ),
         )
 
     def vote(self, peer, plan=None, digest="gradient", finite=True, norm=1.0):
@@ -113,6 +119,15 @@ class Court:
             self.prepare(peer)
         return self.begin_prepared(*peers)
 
+    def prepare_again(self, *peers):
+        """After a roll-back: all that have a place, or come anew, prepare and get the state. Returns what follows from the last one's word."""
+        for peer in peers:
+            if peer not in self.core.members.volunteers:
+                self.prepare(peer)
+            else:
+                self.tell(peer, m.Prepared())
+        return [effect for peer in peers for effect in self.ready(peer)]
+
     def begin_prepared(self, *peers):
         """All of `peers` get the state and a step begins."""
         for peer in peers:
@@ -123,9 +138,9 @@ class Court:
                     self.ready(peer)
         return self
 
-    def count(self, *peers):
-        """The step's two microbatches are done, by the first of `peers`."""
-        return self.sealed(peers[0], (0, 1))
+    def count(self, *peers, step=None):
+        """The two microbatches of the oldest step, or of `step`, are done, by the first of `peers`."""
+        return self.sealed(peers[0], (0, 1), step=step)
 
     def commit(self, *peers):
         """Count, vote, and apply."""

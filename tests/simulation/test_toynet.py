@@ -36,18 +36,18 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-def curve(seed, kills, steps=STEPS):
+def curve(seed, kills, steps=STEPS, **changes):
     """Losses from the coordinator's commit records, and the swarm."""
     net = ToyNet(seed=seed)
-    swarm = Swarm(seed, replace(CONFIG, steps=steps, ties=net.ties), net, Coverage())
+    swarm = Swarm(seed, replace(CONFIG, steps=steps, ties=net.ties, **changes), net, Coverage())
     Kills(swarm, kills, interval_s=3.0)
     swarm.run(4000.0)
     commits = History.of(swarm.log).commits
     return [commits[step]["loss"] for step in range(steps)], swarm
 
 
-def difference(losses, seed):
-    alone = ToyNet(seed=seed).train_alone(len(losses), MICROBATCHES, CONFIG.clip_norm)
+def difference(losses, seed, bases=None):
+    alone = ToyNet(seed=seed).train_alone(bases or range(len(losses)), MICROBATCHES, CONFIG.clip_norm)
     assert alone[-1] < 0.8 * alone[0]
     return max(abs(mine - one) / one for mine, one in zip(losses, alone, strict=True))
 
@@ -56,6 +56,17 @@ def test_the_curve_through_many_kills_is_that_of_one_process():
     losses, swarm = curve(0, KILLS)
     assert swarm.faults == KILLS
     assert difference(losses, 0) <= GATE
+
+
+def test_steps_that_overlap_have_the_curve_of_one_process_with_the_same_delays():
+    staleness = 2
+    losses, swarm = curve(0, KILLS // 2, STEPS // 2, staleness=staleness, evaluate_every=20)
+    commits = History.of(swarm.log).commits
+    behind = [commits[step].get("behind", 0) for step in range(len(losses))]
+    assert max(behind) == staleness
+    assert sum(map(bool, behind)) > len(behind) // 4
+    assert difference(losses, 0, [step - late for step, late in enumerate(behind)]) <= GATE
+    assert difference(losses, 0) > GATE, "it is not the curve without delays"
 
 
 def test_the_gate_sees_a_part_that_is_dropped():

@@ -100,6 +100,8 @@ class Holder:
         self.blocks = blocks
         self.begin, self.end = blocks[0].index, blocks[-1].index + 1
         self.dump_bytes: dict[int, int] = {}
+        self.step = 0
+        """The step that is computed, with the parameters of the version that has its number."""
 
     def put(self, data) -> Extent:
         view = memoryview(data.numpy() if isinstance(data, torch.Tensor) else data).cast("B")
@@ -137,6 +139,8 @@ class Holder:
         outputs = self.room({n: s for n, s in last.outputs.items() if n != last.loss})
         done = await self.submit(
             Forward(
+                step=self.step,
+                version=self.step,
                 task=task,
                 begin=self.begin,
                 end=self.end,
@@ -155,6 +159,7 @@ class Holder:
         back = self.room({name: spec for name, spec in self.blocks[0].inputs.items() if spec.grad})
         await self.submit(
             Backward(
+                step=self.step,
                 task=task,
                 output_gradients=gradients or {},
                 input_gradients=back,
@@ -167,7 +172,7 @@ class Holder:
 
     async def merge(self, source, target):
         for spec in self.blocks:
-            await self.submit(MergeSlot(block=spec.index, source=source, target=target))
+            await self.submit(MergeSlot(step=self.step, block=spec.index, source=source, target=target))
 
     async def export(self, spec, slot) -> Extent:
         """A slot's vector, fetched as two shards and joined by Sum."""
@@ -176,7 +181,8 @@ class Holder:
         middle = count // 3
         for begin, end in ((0, middle), (middle, count)):
             shard = self.arena.allocate(4 * (end - begin))
-            await self.submit(ExportSlot(block=spec.index, slot=slot, begin=begin, end=end, extent=shard))
+            of = {"step": self.step, "block": spec.index, "slot": slot}
+            await self.submit(ExportSlot(**of, begin=begin, end=end, extent=shard))
             into = Extent(whole.offset + 4 * begin, 4 * (end - begin))
             await self.submit(Sum(parts=(shard,), into=into, elements=end - begin))
             self.release(shard)
@@ -194,12 +200,22 @@ class Holder:
             Inspect(extent=extent, elements=extent.nbytes // 4, normed=((0, extent.nbytes // 4),))
         )
 
-    async def apply(self, spec, gradient, coefficient):
-        return await self.submit(
+    async def apply(self, spec, gradient, coefficient, needed=None):
+        """The update of the last block ends the step. Versions from `needed` on are kept."""
+        done = await self.submit(
             Apply(
-                block=spec.index, gradient=gradient, coefficient=coefficient, plan=1, batch=0, microbatches=8
+                block=spec.index,
+                gradient=gradient,
+                coefficient=coefficient,
+                plan=1,
+                batch=0,
+                microbatches=8,
+                needed=self.step + 1 if needed is None else needed,
             )
         )
+        if spec is self.blocks[-1]:
+            self.step = done.version
+        return done
 
 
 def norm(inspected) -> float:

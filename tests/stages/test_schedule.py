@@ -6,13 +6,22 @@ from hypothesis import strategies as st
 from hetpeer.stages.execution.schedule import Schedule, Work
 
 
+def take(schedule, *, may_fold=True):
+    """The next piece of work, begun."""
+    work = schedule.next(may_fold=may_fold)
+    if work is not None:
+        assert schedule.next(may_fold=may_fold) == work, "looking changes nothing"
+        schedule.begun(work)
+    return work
+
+
 def test_backward_goes_first_while_there_is_room_for_it():
     schedule = Schedule()
     schedule.ready_forward("a", 0, train=True)
     schedule.ready_backward("b")
-    assert schedule.next(may_fold=False) == Work("a", backward=False)
-    assert schedule.next(may_fold=True) == Work("b", backward=True)
-    assert schedule.next(may_fold=True) is None
+    assert take(schedule, may_fold=False) == Work("a", backward=False)
+    assert take(schedule) == Work("b", backward=True)
+    assert take(schedule) is None
 
 
 def test_the_last_hop_alternates_and_others_run_ahead():
@@ -20,10 +29,10 @@ def test_the_last_hop_alternates_and_others_run_ahead():
         schedule = Schedule()
         for number in range(8):
             schedule.ready_forward(number, hops_after, train=True)
-        begun = [schedule.next(may_fold=True) for _ in range(8)]
+        begun = [take(schedule) for _ in range(8)]
         assert [w.key for w in begun if w is not None] == list(range(ahead))
         schedule.finished(0)
-        assert schedule.next(may_fold=True).key == ahead
+        assert take(schedule).key == ahead
         assert schedule.waiting == 7 - ahead
 
 
@@ -31,10 +40,10 @@ def test_what_waits_further_on_never_blocks_the_way_to_the_loss():
     schedule = Schedule()
     for number in range(5):
         schedule.ready_forward(number, 2, train=True)
-        schedule.next(may_fold=True)
+        take(schedule)
     schedule.ready_forward("far", 2, train=True)
     schedule.ready_forward("near", 0, train=True)
-    assert schedule.next(may_fold=True).key == "near"
+    assert take(schedule).key == "near"
 
 
 def test_what_goes_a_longer_way_now_does_not_block_a_nearer_one():
@@ -42,21 +51,21 @@ def test_what_goes_a_longer_way_now_does_not_block_a_nearer_one():
     schedule = Schedule()
     for number in range(3):
         schedule.ready_forward(number, 1, train=True)
-        schedule.next(may_fold=True)
+        take(schedule)
     schedule.ready_forward("near", 1, train=True)
     schedule.ready_forward("moved", 0, train=True)
     schedule.moved("moved", 3)
     for number in range(3):
         schedule.moved(number, 2)
-    assert schedule.next(may_fold=True).key == "near"
-    assert schedule.next(may_fold=True).key == "moved"
+    assert take(schedule).key == "near"
+    assert take(schedule).key == "moved"
 
 
 def test_evaluation_leaves_nothing_behind():
     schedule = Schedule()
     for number in range(4):
         schedule.ready_forward(number, 0, train=False)
-    assert [schedule.next(may_fold=True).key for _ in range(4)] == [0, 1, 2, 3]
+    assert [take(schedule).key for _ in range(4)] == [0, 1, 2, 3]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=20), st.randoms())
@@ -67,7 +76,7 @@ def test_everything_is_done_once_and_the_bound_holds(tasks, random):
         schedule.ready_forward(key, hops, train=train)
     waiting, forwards, backwards = [], [], []
     while True:
-        work = schedule.next(may_fold=True)
+        work = take(schedule)
         if work is None and not waiting:
             break
         if work is None:

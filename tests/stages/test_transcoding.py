@@ -160,6 +160,8 @@ async def test_no_gradient_goes_back_to_what_was_left_out(engine, arena):
         task = f"task {sparse}"
         await submit(
             c.Forward(
+                step=0,
+                version=0,
                 task=task,
                 begin=1,
                 end=len(blocks),
@@ -171,7 +173,7 @@ async def test_no_gradient_goes_back_to_what_was_left_out(engine, arena):
             )
         )
         back = holder.room({name: spec})
-        await submit(c.Backward(task=task, input_gradients=back, slot=0, fold=()))
+        await submit(c.Backward(step=0, task=task, input_gradients=back, slot=0, fold=()))
         gradients[sparse] = view(arena, back[name]).clone()
     assert (gradients[True][::3] == 0).all()
     assert (gradients[False][::3] != 0).all()

@@ -9,19 +9,21 @@ from hetpeer.stages.execution.window import Window, shortest
 from hetpeer.stages.planning.uplinks import Line
 from hetpeer.stages.planning.virtual import Machine, VirtualSwarm
 
+STEP = "step"
+
 
 def test_as_many_as_fill_the_way():
     window = Window()
     assert window.depth(1) == shortest(1) == 3
     for number in range(8):  # one after the other, each 10 s on its way
-        window.begun(number, 1, 10.0 * number)
-        window.finished(number, 10.0 * number + 10)
+        window.begun((STEP, number), 1, 10.0 * number)
+        window.finished((STEP, number), 10.0 * number + 10)
     assert window.depth(1) == 3
-    window.end_step()
+    window.end_step(STEP)
     for number in range(8):  # eight at a time return, one a second
-        window.begun(number, 1, 100.0 + number)
+        window.begun((STEP, number), 1, 100.0 + number)
     for number in range(8):
-        window.finished(number, 110.0 + number)
+        window.finished((STEP, number), 110.0 + number)
     assert window.depth(1) == 2 * 8 + 1, "twice what returns while one is under way"
     assert window.depth(0) == 1, "nothing is between the last hop and the loss"
     window.reset(most=4)
@@ -33,12 +35,12 @@ def test_the_first_of_a_step_shows_the_way_anew():
     window = Window()
     for trip in (1.0, 10.0, 1.0):
         for number in range(20):
-            window.begun(number, 1, 0.1 * number)
-        window.finished(0, trip)
+            window.begun((STEP, number), 1, 0.1 * number)
+        window.finished((STEP, 0), trip)
         assert window.depth(1) <= 2 * 20 * trip + 1
         for number in range(1, 20):
-            window.finished(number, trip + 0.1 * number)
-        window.end_step()
+            window.finished((STEP, number), trip + 0.1 * number)
+        window.end_step(STEP)
     assert 2 * 10 < window.depth(1) <= 2 * 20 + 1
 
 
@@ -46,14 +48,28 @@ def test_memory_is_the_limit_and_what_never_returns_is_forgotten():
     window = Window()
     window.reset(most=5)
     for number in range(40):
-        window.begun(number, 2, 0.0)
+        window.begun((STEP, number), 2, 0.0)
     for number in range(30):
-        window.finished(number, 10.0)
+        window.finished((STEP, number), 10.0)
     assert window.depth(2) == 5
-    window.end_step()
-    window.finished(35, 11.0)
-    window.finished("unheard of", 11.0)
+    window.end_step(STEP)
+    window.finished((STEP, 35), 11.0)
+    window.finished((STEP, "unheard of"), 11.0)
     assert window.depth(2) == 5
+
+
+def test_a_step_that_ends_leaves_what_is_under_way_of_others():
+    window = Window()
+    for step in ("older", "newer"):
+        window.begun((step, 0), 1, 0.0)
+    window.end_step("older")
+    window.finished(("older", 0), 5.0)
+    assert window.depth(1) == shortest(1), "it did not come back in time"
+    window.finished(("newer", 0), 5.0)
+    assert window.depth(1) == shortest(1) == 3
+    window.begun(("newer", 1), 1, 5.0)
+    window.finished(("newer", 1), 6.0)
+    assert window.depth(1) == 3
 
 
 @pytest.mark.parametrize(

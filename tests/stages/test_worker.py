@@ -108,21 +108,23 @@ async def test_merge_drop_and_export(holder):
     for number in range(3):
         await backward(holder, number, slot=number)
     parts = [holder.floats(await holder.export(spec, slot)).copy() for slot in range(3)]
-    await holder.submit(c.MergeSlot(block=block, source=1, target=0))
+    await holder.submit(c.MergeSlot(step=0, block=block, source=1, target=0))
     assert np.array_equal(holder.floats(await holder.export(spec, 0)), parts[0] + parts[1])
     with refused("HP-WORK-001", "no slot 1"):
         await holder.export(spec, 1)
-    await holder.submit(c.MergeSlot(block=block, source=2, target=9))  # no slot 9 yet: 2 becomes it
+    await holder.submit(c.MergeSlot(step=0, block=block, source=2, target=9))  # no slot 9 yet: 2 becomes it
     assert np.array_equal(holder.floats(await holder.export(spec, 9)), parts[2])
     for _ in range(2):  # dropping what is not there is no error
-        await holder.submit(c.DropSlot(block=block, slot=9))
+        await holder.submit(c.DropSlot(step=0, block=block, slot=9))
     with refused("HP-WORK-001", "no slot 9"):
         await holder.export(spec, 9)
     with refused("HP-WORK-001", "no part"):
         await holder.submit(
-            c.ExportSlot(block=block, slot=0, begin=0, end=spec.parameter_count + 1, extent=Extent(0, 64))
+            c.ExportSlot(
+                step=0, block=block, slot=0, begin=0, end=spec.parameter_count + 1, extent=Extent(0, 64)
+            )
         )
-    await holder.submit(c.ClearStep())
+    await holder.submit(c.ClearStep(step=0))
     with refused("HP-WORK-001", "no slot 0"):
         await holder.export(spec, 0)
 
@@ -179,7 +181,9 @@ async def test_a_token_beyond_the_vocabulary_is_an_answer(holder):
     data = {"tokens": tokens, "targets": targets}
     with refused("HP-WIRE-001", "embedding"):
         await holder.submit(
-            c.Forward(task="t", begin=0, end=len(holder.blocks), batch=2, draw=DRAW, data=data)
+            c.Forward(
+                step=0, version=0, task="t", begin=0, end=len(holder.blocks), batch=2, draw=DRAW, data=data
+            )
         )
 
 
@@ -188,6 +192,7 @@ async def test_a_token_beyond_the_vocabulary_is_an_answer(holder):
     [
         ({"end": 99}, "is not loaded"),
         ({"end": 0}, "runs no block"),
+        ({"version": 1}, "version 1 is not here, but 0"),
         ({"data": {}}, "data: 'targets' is only in"),
         ({"inputs": {"x": Extent(0, 4)}}, "input: 'x' is only in"),
         ({"outputs": {"loss": Extent(0, 4)}}, "output: 'loss' is only in"),
@@ -198,6 +203,8 @@ async def test_a_token_beyond_the_vocabulary_is_an_answer(holder):
 async def test_a_forward_that_does_not_fit_the_graph_is_refused(holder, change, text):
     data = {name: holder.put(tensor) for name, tensor in microbatch(0).items()}
     fields = {
+        "step": 0,
+        "version": 0,
         "task": "t",
         "begin": 0,
         "end": len(holder.blocks),
@@ -219,7 +226,7 @@ async def test_graphs_end_with_the_backward_the_drop_and_the_block(holder):
     await holder.forward("evaluated", 0, train=False)
     assert await tasks() == 3
     await holder.backward("a", 0)
-    await holder.submit(c.DropTask(task="b"))
+    await holder.submit(c.DropTask(step=0, task="b"))
     assert await tasks() == 1
     for task in ("a", "b", "evaluated", "never"):
         with refused("HP-WORK-001", f"no graph is kept of task {task}"):
@@ -370,7 +377,14 @@ async def test_the_schedule_follows_the_batch_and_the_bias_correction_the_update
         prepared = await holder.submit(c.Prepare(block=0, graph=pack_block(spec), update=falling, keeps=KEPT))
         holder.dump_bytes[0] = prepared.dump_bytes
         await holder.submit(c.Load(block=0, state=holder.put(state_file(MODEL, spec))))
-        one = {"block": 0, "gradient": holder.put(gradient), "coefficient": 1.0, "plan": 1, "microbatches": 1}
+        one = {
+            "block": 0,
+            "gradient": holder.put(gradient),
+            "coefficient": 1.0,
+            "plan": 1,
+            "microbatches": 1,
+            "needed": 9,
+        }
         await holder.submit(c.Apply(**one, batch=0))
         if averaging:
             same = load(await holder.state(0), 0, layout(spec), KEPT).parameters
@@ -380,6 +394,64 @@ async def test_the_schedule_follows_the_batch_and_the_bias_correction_the_update
 
     assert await two_updates(5, averaging=True) == await two_updates(5, averaging=False)
     assert await two_updates(5, averaging=False) != await two_updates(1, averaging=False)
+
+
+async def test_a_step_is_computed_with_the_version_with_which_it_began(holder):
+    """Weight stashing: updates come in between forward and backward, and before the forward; slots are those of each step."""
+    spec, last = holder.blocks[1], len(holder.blocks)
+
+    async def begin(step, version):
+        data = {n: holder.put(x) for n, x in microbatch(3).items()}
+        common = {"task": "t", "begin": 0, "end": last, "batch": 2, "draw": DRAW, "data": data}
+        return (await holder.submit(c.Forward(step=step, version=version, **common))).loss
+
+    async def gradient(step):
+        await holder.submit(c.Backward(step=step, task="t", slot=0, fold=tuple(range(last))))
+        holder.step = step
+        return holder.floats(await holder.export(spec, 0)).copy()
+
+    async def update(needed):
+        for one in holder.blocks:
+            await holder.apply(
+                one, holder.put(np.full(one.vector_count, 0.5, np.float32)), 1.0, needed=needed
+            )
+
+    loss = await begin(0, 0)
+    plain = await gradient(0)
+    assert await begin(1, 0) == loss
+    await update(needed=0)
+    assert await begin(2, 0) == loss
+    newest = await begin(3, 1)
+    assert newest != loss
+    for step in (1, 2):
+        assert (await gradient(step) == plain).all(), step
+    assert (await gradient(3) != plain).any()
+    await holder.submit(c.ClearStep(step=1))
+    for step, there in ((1, False), (2, True)):
+        holder.step = step
+        with contextlib.nullcontext() if there else refused("HP-WORK-001", f"no slot 0 of step {step}"):
+            await holder.export(spec, 0)
+    await update(needed=1)
+    with refused("HP-WORK-001", "version 0 is not here, but 1, 2"):
+        await begin(4, 0)
+    assert await begin(4, 1) == newest
+    await update(needed=3)
+    with refused("HP-WORK-001", "version 2 is not here, but 3"):
+        await begin(5, 2)
+
+
+async def test_versions_kept_for_others_change_no_update(arena):
+    """The same updates in place and beside older versions: the same bits."""
+    spec = tiny_blocks()[0]
+    digests = []
+    for kept in (0, 1, 9):
+        alone = Holder(submitter(cpu_engine(arena)), arena, [spec])
+        await alone.load(MODEL)
+        for step in range(4):
+            gradient = alone.put(np.full(spec.vector_count, 0.1 * (step + 1), np.float32))
+            done = await alone.apply(spec, gradient, 0.5, needed=max(0, step + 1 - kept))
+        digests.append(done.digest)
+    assert len(set(digests)) == 1
 
 
 async def test_a_half_made_update_leaves_no_block(arena):
@@ -420,7 +492,17 @@ async def test_what_is_loaded_is_checked(engine, arena):
 # ── frames ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 EXAMPLES = [
-    c.Forward(task="3:1", begin=1, end=2, batch=2, draw=DRAW, inputs={"x": Extent(64, 128)}, train=False),
+    c.Forward(
+        step=3,
+        version=2,
+        task="3:1",
+        begin=1,
+        end=2,
+        batch=2,
+        draw=DRAW,
+        inputs={"x": Extent(64, 128)},
+        train=False,
+    ),
     c.Prepare(block=2, graph=b"\x00\xff", update=UPDATE, keeps=KEPT),
     c.Sum(parts=(Extent(0, 8), Extent(64, 8)), into=Extent(128, 8), elements=2),
     c.Shutdown(),

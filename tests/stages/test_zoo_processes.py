@@ -83,6 +83,8 @@ class Stage:
         outputs = {name: self._room(spec.nbytes) for name, spec in leaving.items()}
         done = await self._compute.submit(
             c.Forward(
+                step=0,
+                version=0,
                 task=str(number),
                 begin=first.index,
                 end=last.index + 1,
@@ -103,6 +105,7 @@ class Stage:
         wanted = {n for n, s in self.specs[-1].outputs.items() if s.grad and n != self.specs[-1].loss}
         await self._compute.submit(
             c.Backward(
+                step=0,
                 task=str(number),
                 output_gradients={n: self.put(_bytes(gradients[n])) for n in wanted},
                 input_gradients=back,
@@ -118,7 +121,7 @@ class Stage:
         for spec in self.specs:
             extent = self._room(4 * spec.vector_count)
             await self._compute.submit(
-                c.ExportSlot(block=spec.index, slot=0, begin=0, end=spec.vector_count, extent=extent)
+                c.ExportSlot(step=0, block=spec.index, slot=0, begin=0, end=spec.vector_count, extent=extent)
             )
             vector = np.frombuffer(bytes(self._arena.view(extent)), np.float32)
             for name, part in split(vector, layout_of(spec)):

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
-from hetpeer.bootstrap.audit import audit
+from hetpeer.bootstrap.audit import Verdict, audit
 from hetpeer.bootstrap.eventlog import read_event, read_events
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.log import read_log
@@ -226,9 +226,7 @@ class Swarm:
         for child in (*volunteers, self.children[0]):
             child.signal(signal.SIGINT)
             await child.ended()
-        verdict = audit(self.run.path)
-        assert verdict.ok, verdict.problems
-        assert verdict.steps
+        assert self.judged().steps
 
     @property
     def version(self) -> int:
@@ -273,10 +271,15 @@ class Swarm:
         for child in children:
             assert await child.ended(within_s) == 0, f"{child.name}:\n{child.said}"
 
-    def exact(self, reference: ReferenceRun) -> None:
-        """Exactly once by the volunteers' signed logs, and number for number what one machine computes."""
+    def judged(self) -> Verdict:
+        """What the audit says of it: exactly once, by the volunteers' signed logs."""
         verdict = audit(self.run.path)
         assert verdict.ok, verdict.problems
+        return verdict
+
+    def exact(self, reference: ReferenceRun) -> None:
+        """Exactly once, and number for number what one machine computes."""
+        verdict = self.judged()
         comparison = compare(self.run.path, reference)
         assert comparison.ok, comparison.problems
         assert comparison.max_relative_loss_difference <= 1e-6

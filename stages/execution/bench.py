@@ -1,0 +1,62 @@
+"""The worker's room at one holder, shared by the steps that are under way there.
+
+Pure. Only so many pieces of work are at the worker at a time, whatever step they are of; which comes next is decided among all of them: backwards
+first, because they free memory and let the peers before us go on, and the older step first, because it is to be committed first. Forwards of
+all steps together are bounded by the window (schedule.py).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from hetpeer.stages.execution.window import Depth, shortest
+
+DEPTH = 2
+"""Pieces of work handed to the worker at once: one that runs and one that waits, so that it never idles between."""
+
+
+class Bidder(Protocol):
+    """A step under way."""
+
+    @property
+    def running(self) -> int:
+        """Its pieces of work at the worker."""
+
+    def in_flight(self, hops_after: int) -> int:
+        """Its forwards, at most so many hops from the loss, that wait for their gradient."""
+
+    def bid(self) -> bool | None:
+        """Whether the next piece of work that it could begin is a backward; None: there is none."""
+
+
+class Bench:
+    """`depth`: how many forwards may wait for their gradient."""
+
+    def __init__(self, depth: Depth = shortest) -> None:
+        self._depth = depth
+        self._steps: list[Bidder] = []
+
+    def enter(self, step: Bidder) -> None:
+        """`step` begins: it is younger than all that are here."""
+        self._steps.append(step)
+
+    def leave(self, step: Bidder) -> None:
+        """`step` is over; the worker may still do what it was given, which nobody waits for."""
+        self._steps = [one for one in self._steps if one is not step]
+
+    def may_begin(self, hops_after: int) -> bool:
+        """Whether one more forward may wait for its gradient."""
+        return sum(one.in_flight(hops_after) for one in self._steps) < self._depth(hops_after)
+
+    def turn(self) -> Bidder | None:
+        """The step whose work comes next; None while the worker has enough, or nobody has any."""
+        if sum(one.running for one in self._steps) >= DEPTH:
+            return None
+        forwards = None
+        for one in self._steps:
+            backward = one.bid()
+            if backward:
+                return one
+            if backward is not None and forwards is None:
+                forwards = one
+        return forwards

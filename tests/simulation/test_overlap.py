@@ -1,0 +1,79 @@
+"""Steps that overlap: what they win when all goes well, and what they must not do when somebody dies."""
+
+from dataclasses import replace
+
+import pytest
+
+from hetpeer.bootstrap.history import History
+from hetpeer.peer.simulate.coverage import Coverage
+from hetpeer.peer.simulate.numerics import Symbols
+from hetpeer.peer.simulate.run import BLOCKS
+from hetpeer.peer.simulate.swarm import Swarm, SwarmConfig
+
+THREE_STAGES = SwarmConfig(
+    volunteers=6,
+    layouts=(((0, 1), (1, 2), (2, BLOCKS)),),
+    steps=24,
+    microbatches=6,
+    evaluate_every=100,
+    checkpoint_every=4,
+    staleness=2,
+    duplicates=0.0,
+)
+
+MOMENTS = {"tell sealed": 17, "tell vote": 11, "tell applied": 11, "record commit": 2, "tell ready": 2}
+"""What has just happened → every so many times somebody dies."""
+DEATHS = 8
+
+
+class Deaths:
+    """Whoever it is the turn of dies at every so many occurrences of `moment`, and is back two seconds later."""
+
+    def __init__(self, swarm, moment, every):
+        self.count = 0
+        self._swarm, self._moment, self._every = swarm, moment, every
+        self._seen = 0
+        swarm.hooks.append(self._happened)
+
+    def _happened(self, what):
+        if what != self._moment or self.count == DEATHS:
+            return
+        self._seen += 1
+        if self._seen % self._every == 0:
+            names = sorted(self._swarm.volunteers)
+            victim = self._swarm.volunteers[names[self.count % len(names)]]
+            if victim.alive:
+                self.count += 1
+                self._swarm.world.after(0.0, victim.kill)
+                self._swarm.world.after(2.0, victim.start)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_death_hangs_neither_the_pipeline_nor_the_reduce(moment):
+    """As it does in ravnest, where a peer that dies is waited for by its neighbours in the pipeline and in its ring, for ever."""
+    swarm = Swarm(1, THREE_STAGES, Symbols(BLOCKS), Coverage())
+    deaths = Deaths(swarm, moment, MOMENTS[moment])
+    swarm.run(2000.0)
+    assert deaths.count >= 3
+    assert swarm.completed
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nobody_waits_for_a_pipeline_to_fill_and_drain(seed):
+    """The same swarm, all of whose members stay: steps follow one another faster, by what filling, reducing and deciding took."""
+    seconds = {}
+    for staleness in (0, 1, 2):
+        config = replace(THREE_STAGES, volunteers=3, staleness=staleness, latency_s=(0.05, 0.05))
+        swarm = Swarm(seed, config, Symbols(BLOCKS), Coverage())
+        times = []
+        swarm.hooks.append(
+            lambda what, swarm=swarm, times=times: (
+                times.append(swarm.world.now) if what == "record commit" else None
+            )
+        )
+        swarm.run(2000.0)
+        seconds[staleness] = (times[-1] - times[8]) / (len(times) - 9)
+        commits = History.of(swarm.log).commits
+        assert commits[20].get("behind", 0) == staleness
+    assert seconds[1] < 0.85 * seconds[0]
+    assert seconds[2] < 1.05 * seconds[1]

@@ -1,0 +1,44 @@
+"""Steps overlap (docs/asynchronous.md): real processes compute with parameters that are one or two updates old, and one machine that does so gets the same."""
+
+import asyncio
+import functools
+import signal
+
+import pytest
+
+from hetpeer.bootstrap.history import History
+from hetpeer.bootstrap.replay import replay
+from hetpeer.bootstrap.settings import NAdam
+from tests.swarm.swarm import Swarm, resign
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+
+
+def staleness_of(swarm: Swarm) -> list[int]:
+    """Of each step of the surviving history."""
+    commits = History.of(swarm.records()).commits
+    return [commits[step].get("behind", 0) for step in sorted(commits)]
+
+
+async def test_steps_that_overlap_are_those_of_one_machine(swarm: Swarm) -> None:
+    """Three volunteers on two stages, and an optimizer that looks ahead; one is killed in the middle and comes back."""
+    staleness = 2
+    changes = {"staleness": staleness, "optimizer": NAdam(name="NAdam")}
+    swarm.run = resign(swarm.run, training=swarm.run.manifest.training.model_copy(update=changes))
+    bootstrap = await swarm.bootstrap()
+    others = [swarm.volunteer(name) for name in ("one", "two")]
+    killed = swarm.volunteer("killed")
+    await swarm.committed(8)
+    await killed.kill()
+    back = swarm.volunteer("back", home=killed.home)
+    await swarm.finished(bootstrap, *others)
+    if back.status is None:  # it came when all was over
+        back.signal(signal.SIGINT)
+    await back.ended()
+    compared = await asyncio.to_thread(functools.partial(replay, swarm.run.path))
+    assert compared.ok, compared.problems
+    assert compared.max_relative_loss_difference <= 1e-6
+    found = staleness_of(swarm)
+    assert max(found) == staleness, "steps overlapped as far as they may"
+    assert sum(map(bool, found)) > len(found) // 2, "and most did"
+    assert swarm.judged().staleness == {behind: found.count(behind) for behind in sorted(set(found))}
