@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 PY := $(BIN)/python
 
-.PHONY: setup lint format test grid demo proof proof-3 proof-4 proof-5 proof-6 proof-7 proof-churn proof-averaging chaos gpu clean
+.PHONY: setup lint format test grid demo proof proof-3 proof-4 proof-5 proof-6 proof-7 proof-8 proof-churn proof-async proof-averaging chaos gpu clean
 
 setup: .venv/.stamp
 
@@ -80,6 +80,14 @@ proof-7: setup
 	$(PY) -m benchmarks.growth
 	$(PY) -m benchmarks.testbeds
 	$(PY) -m benchmarks.eight
+
+proof-async: setup
+	$(PY) -m benchmarks.histories --overlapping --count 2000 --journal histories-overlapping.journal
+
+proof-8: setup
+	$(PY) -m benchmarks.busy
+	$(PY) -m benchmarks.stale
+	$(PY) -m benchmarks.speedup
 
 # Twelve volunteers in the laboratory (root), a fault every half minute for twenty minutes.
 chaos: setup

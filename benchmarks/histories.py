@@ -5,6 +5,7 @@ invariant is named by its seed: `python -m hetpeer.peer.simulate.run --seed N --
 `--journal`: interrupted, the same command goes on where it was, also at another commit, as long as no module that a history loads differs.
 
     make proof-churn
+    make proof-async    # two thousand in which steps overlap (docs/asynchronous.md)
 
 Where a hundred thousand take too long at a time, `--seed 50000 --count 50000` does the second half, with a result file of its own.
 """
@@ -17,7 +18,7 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,12 @@ from hetpeer.averaging.member import Phase
 from hetpeer.bootstrap.coordinator import State
 from hetpeer.dht.processes import dying_with_us
 from hetpeer.peer.simulate.coverage import COORDINATOR_EVENTS, MEMBER_MESSAGES, Coverage
-from hetpeer.peer.simulate.run import simulate
+from hetpeer.peer.simulate.run import shape, simulate
 from tests.simulation.cells import IMPOSSIBLE_COORDINATOR, IMPOSSIBLE_MEMBER
 
 CHUNK = 100
+MOST = 3
+"""Staleness of histories that overlap, from 1 on."""
 OFTEN = 30
 """How often each cell of the state machines ought to be reached."""
 
@@ -62,14 +65,17 @@ class Tally:
         self.cells.update(other.cells)
 
 
-def some(first: int, count: int, faults: int) -> Tally:
-    """The histories of seeds from `first` on."""
+def some(first: int, count: int, faults: int, overlapping: bool) -> Tally:
+    """The histories of seeds from `first` on; in all of them steps overlap, or as their shape has it."""
     coverage, tally, began = Coverage(), Tally(), time.process_time()
     gc.freeze()
     gc.disable()  # a history is small: what it leaves is collected when it is over
     for seed in range(first, first + count):
         gc.collect()
-        outcome = simulate(seed, coverage, faults=faults)
+        config = shape(seed)
+        if overlapping:
+            config = replace(config, staleness=1 + seed % MOST, evaluate_every=100)
+        outcome = simulate(seed, coverage, faults=faults, config=config)
         one = Tally(1, outcome.faults, outcome.events, outcome.virtual_s)
         one.broken = {str(seed): outcome.violation} if outcome.violation else {}
         tally.add(one)
@@ -99,20 +105,18 @@ def sources() -> str:
 
 
 class Journal:
-    """The chunks that are done, one line each, of these sources and this number of faults alone."""
+    """The chunks that are done, one line each, of these sources and this kind of history alone."""
 
-    def __init__(self, path: Path, faults: int) -> None:
+    def __init__(self, path: Path, faults: int, overlapping: bool) -> None:
         self._path = path
-        self._about = {"sources": sources(), "faults": faults}
+        self._about = {"sources": sources(), "faults": faults, "overlapping": overlapping}
         self.done: dict[int, Tally] = {}
         """First seed → what came of its chunk."""
         self.commits: set[str] = {report.commit()}
         for line in path.read_text().splitlines() if path.exists() else ():
             entry = json.loads(line)
             if entry.pop("about") != self._about:
-                raise SystemExit(
-                    f"{path} is of other sources or another number of faults: remove it, or name another"
-                )
+                raise SystemExit(f"{path} is of other sources or other histories: remove it, or name another")
             self.commits.add(entry.pop("commit"))
             first, cells = entry.pop("first"), Counter(entry.pop("cells"))
             self.done[first] = Tally(**entry, cells=cells)
@@ -128,11 +132,11 @@ class Journal:
 
 
 def measure(options: Any) -> dict[str, Any]:
-    journal = Journal(options.journal, options.faults)
+    journal = Journal(options.journal, options.faults, options.overlapping)
     firsts = range(options.seed, options.seed + options.count, CHUNK)
     with ProcessPoolExecutor(options.jobs, initializer=dying_with_us()) as pool:
         chunks = {
-            pool.submit(some, first, CHUNK, options.faults): first
+            pool.submit(some, first, CHUNK, options.faults, options.overlapping): first
             for first in firsts
             if first not in journal.done
         }
@@ -181,10 +185,12 @@ def main() -> int:
         default=Path("histories.journal"),
         help="where to note what is done (default: ./histories.journal)",
     )
+    parser.add_argument("--overlapping", action="store_true", help="steps overlap in all of them")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
     options = parser.parse_args()
     figures = measure(options)
-    name = f"histories-{options.seed}" if options.seed else "histories"
+    name = "histories-overlapping" if options.overlapping else "histories"
+    name = f"{name}-{options.seed}" if options.seed else name
     return report.finish(name, figures, options, show)
 
 

@@ -136,7 +136,7 @@ async def test_answers_come_in_order_until_the_worker_leaves(compute):
     extent = compute.arena.allocate(8)
     compute.arena.view(extent)[:] = np.array([3, 4], dtype=np.float32).tobytes()
     answers = await asyncio.gather(
-        compute.submit(DropTask(task="nobody")),
+        compute.submit(DropTask(step=0, task="nobody")),
         compute.submit(Inspect(extent=extent, elements=3, normed=())),  # a bad command is only an answer
         compute.submit(Inspect(extent=extent, elements=2, normed=((0, 2),))),
         compute.submit(Unload(block=-1)),  # nor does the schema end the worker

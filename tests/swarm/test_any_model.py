@@ -59,7 +59,9 @@ def data():
 '''
 OPTIONS = {
     "steps": 12,
-    "batch-size": 22,
+    # the last microbatch has three samples: with two, BatchNorm makes a gradient of 240 of activations of 1, and what another processor
+    # rounds differently is a part in ten thousand of it
+    "batch-size": 23,
     "microbatch-size": 4,
     "eval-every": 4,
     "eval-microbatches": 2,

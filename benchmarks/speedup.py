@@ -1,0 +1,149 @@
+"""What more clusters win: virtual time to an evaluation loss with 1, 2, 4 and 8 of them, and with real processes 1 and 2 (Ravnest's corollary: as good as linear).
+
+The very coordinator and volunteers in virtual time, with a small net in torch inside (peer/simulate/toynet.py): clusters of two stages whose steps overlap by `--staleness`, that average
+with those that are ready. All ways train on batches of one stream until the loss is there. What is measured of staleness stands beside its bound: updates by which a
+step's parameters were behind, at most and on average.
+
+    python -m benchmarks.speedup
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks import report
+from hetpeer.dht.processes import dying_with_us
+from hetpeer.peer.simulate.coverage import Coverage
+from hetpeer.peer.simulate.grouped import GroupedSwarm
+from hetpeer.peer.simulate.swarm import SwarmConfig
+from hetpeer.peer.simulate.toynet import ToyNet
+
+CLUSTERS = (1, 2, 4, 8)
+BLOCKS, STAGES = 4, 2
+LATENCY_S = (0.02, 0.02)
+LIMIT_S = 20_000.0
+SMOOTH = 5
+"""Evaluations whose middle one says where the loss is: each is of other samples."""
+LINEAR = 0.7
+"""Of the number of clusters, as a goal for four."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One history: (virtual seconds, evaluation loss), and by how many updates each step was behind."""
+
+    evaluations: Sequence[tuple[float, float]]
+    behind: Sequence[int]
+
+    def seconds_to(self, target: float) -> float | None:
+        for place in range(SMOOTH, len(self.evaluations) + 1):
+            lately = self.evaluations[place - SMOOTH : place]
+            if statistics.median(loss for _, loss in lately) <= target:
+                return lately[-1][0]
+        return None
+
+
+def trained(seed: int, clusters: int, options: Any) -> Curve:
+    """One history of so many clusters."""
+    torch.set_num_threads(1)
+    net = ToyNet(BLOCKS, seed)
+    cut = BLOCKS // STAGES
+    config = SwarmConfig(
+        volunteers=STAGES * clusters,
+        layouts=(tuple((stage * cut, (stage + 1) * cut) for stage in range(STAGES)),),
+        steps=options.batches,
+        microbatches=6,
+        evaluation_microbatches=16,
+        evaluate_every=options.every,
+        slot_capacity=2,
+        ties=net.ties,
+        checkpoint_every=10 * options.batches,
+        staleness=options.staleness,
+        clip_norm=0.5,
+        latency_s=LATENCY_S,
+        speeds=(1.0,),
+        duplicates=0.0,
+    )
+    swarm = GroupedSwarm(
+        seed, config, net, Coverage(), span=10 * clusters, interval=options.interval, delayed=True
+    )
+    at: list[float] = []
+    swarm.hooks.append(lambda what: at.append(swarm.world.now) if what == "record evaluation" else None)
+    swarm.run(LIMIT_S)
+    losses = [float(record["loss"]) for record in swarm.log if record["kind"] == "evaluation"]
+    behind = [int(record.get("behind", 0)) for record in swarm.log if record["kind"] == "commit"]
+    began = next(record for record in swarm.log if record["kind"] == "founded")
+    assert began is not None
+    return Curve(list(zip(at, losses, strict=True)), behind)
+
+
+def measure(options: Any, pool: ProcessPoolExecutor) -> dict[str, Any]:
+    seeds = range(options.seed, options.seed + options.seeds)
+    found = {
+        clusters: list(pool.map(partial(trained, clusters=clusters, options=options), seeds))
+        for clusters in CLUSTERS
+    }
+    alone = [curve.evaluations for curve in found[1]]
+    targets = [
+        statistics.median(loss for _, loss in curve[int(0.8 * len(curve)) - SMOOTH :][:SMOOTH])
+        for curve in alone
+    ]
+    rows = {clusters: _row(curves, targets, found[1]) for clusters, curves in found.items()}
+    return {
+        "staleness": options.staleness,
+        "interval": options.interval,
+        "targets": targets,
+        "clusters": rows,
+        "met": rows[4]["faster"] is not None and rows[4]["faster"] >= 4 * LINEAR,
+    }
+
+
+def _row(curves: Sequence[Curve], targets: Sequence[float], alone: Sequence[Curve]) -> dict[str, Any]:
+    seconds = [curve.seconds_to(target) for curve, target in zip(curves, targets, strict=True)]
+    before = [curve.seconds_to(target) for curve, target in zip(alone, targets, strict=True)]
+    ratios = [b / s for b, s in zip(before, seconds, strict=True) if b is not None and s is not None]
+    late = [behind for curve in curves for behind in curve.behind]
+    return {
+        "seconds": seconds,
+        "faster": statistics.median(ratios) if len(ratios) == len(curves) else None,
+        "staleness": {"mean": statistics.fmean(late), "most": max(late)},
+    }
+
+
+def show(figures: Mapping[str, Any]) -> None:
+    for clusters, row in figures["clusters"].items():
+        faster = "not reached" if row["faster"] is None else f"{row['faster']:.2f}x as fast"
+        late = row["staleness"]
+        print(
+            f"{clusters} clusters: {faster}; {late['mean']:.2f} updates behind, {late['most']} at most of {figures['staleness']}"
+        )
+    print(f"  goal {4 * LINEAR:.1f}x with 4: {'met' if figures['met'] else 'MISSED'}")
+
+
+def main() -> int:
+    parser = report.parser(__doc__ or "")
+    for name, value, text in (
+        ("seeds", 5, "histories of each"),
+        ("batches", 400, "of each history"),
+        ("every", 10, "batches between evaluations"),
+        ("interval", 2, "batches between averagings"),
+        ("staleness", 1, "steps that begin before the one that they follow is committed"),
+        ("jobs", 2, "processes"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
+    options = parser.parse_args()
+    with ProcessPoolExecutor(options.jobs, initializer=dying_with_us()) as pool:
+        figures = measure(options, pool)
+    return report.finish("speedup", figures, options, show)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,230 @@
+"""What steps that overlap cost and win: the loss after as many samples, and the time to the same loss in the homes of the laboratory.
+
+*Loss.* A run computes what one machine computes with the same delays (docs/asynchronous.md), so curves are made on one: of a GPT on text and of a ResNet with BatchNorm on
+digits, several seeds, each step with parameters that are `staleness` updates old, with AdamW and with NAdam, which looks ahead.
+
+*Time.* Seconds of a step of the GPT in the laboratory (root), four stages in four homes, of hetpeer with and without staleness, and of torch's 1F1B over gloo; ways take turns. Time to a
+loss is steps to it, by the curves, times the middle step.
+
+    python -m benchmarks.stale --jobs 2
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report
+from benchmarks.adaptive import SUBJECTS, Subject
+from benchmarks.endtoend import PEERS, WITHIN_S, torch_pipeline
+from benchmarks.networks import network
+from benchmarks.swarm import NEVER, Model, Site, make_run, running
+from hetpeer.bootstrap.create import create_run
+from hetpeer.bootstrap.replay import run_reference
+from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.settings import AdamW, LinkSettings, NAdam, TrainingSettings
+from tests.wanlab.lab import Lab
+
+ADAM, AHEAD = AdamW(), NAdam(name="NAdam", betas=(0.95, 0.95))
+WAYS: Mapping[str, tuple[int, AdamW | NAdam]] = {
+    "exact": (0, ADAM),
+    "staleness 1": (1, ADAM),
+    "staleness 2": (2, ADAM),
+    "staleness 1, NAdam": (1, AHEAD),
+    "staleness 2, NAdam": (2, AHEAD),
+}
+WORSE, FASTER = 0.03, 1.5
+"""Goals: what a loss may be worse by at equal samples, and how much sooner the same loss is there."""
+
+
+def made(subject: Subject, way: str, folder: Path, options: Any, seed: int) -> RunDirectory:
+    """A run of `subject`; `seed` is the fold that is left out of images."""
+    plain = subject.make(folder, LinkSettings(), options.microbatches, options.steps, seed)
+    _, optimizer = WAYS[way]
+    training = plain.manifest.training.model_copy(
+        update={"optimizer": optimizer, "eval_every": options.every}
+    )
+    return create_run(
+        folder / "way",
+        model=f"{folder}/model.py:build",
+        data=[f"{folder}/data.py:data"] if subject.images else [],
+        name="stale",
+        seed=seed,
+        sequence_length=128,
+        training=training,
+    )
+
+
+def curve(subject: Subject, way: str, options: Any, seed: int) -> dict[int, float]:
+    """Held-out loss by number of updates."""
+    staleness, _ = WAYS[way]
+    with tempfile.TemporaryDirectory(prefix="hetpeer-stale-") as path:
+        run = made(subject, way, Path(path), options, seed)
+        behind = [min(step % options.every, staleness) for step in range(options.steps)]
+        evaluations = run_reference(run.path, options.steps, behind).records["evaluations"]
+    found = {int(version): loss for version, loss in evaluations.items()}
+    print(f"{subject.name}, {way}, seed {seed}: {found[options.steps]:.4f}", file=sys.stderr, flush=True)
+    return found
+
+
+def curves(options: Any) -> dict[str, dict[str, list[dict[int, float]]]]:
+    """Subject → way → one for each seed."""
+    with ThreadPoolExecutor(options.jobs) as pool:  # the work is done in processes
+        started = {
+            subject.name: {
+                way: [
+                    pool.submit(curve, subject, way, options, options.seed + n) for n in range(options.seeds)
+                ]
+                for way in WAYS
+            }
+            for subject in SUBJECTS
+        }
+        return {
+            name: {way: [one.result() for one in runs] for way, runs in ways.items()}
+            for name, ways in started.items()
+        }
+
+
+def worse(ways: Mapping[str, Sequence[Mapping[int, float]]], steps: int) -> dict[str, float]:
+    """By how much the last loss is above that of `exact`, the middle of the seeds."""
+    return {
+        way: statistics.median(
+            one[steps] / plain[steps] - 1 for one, plain in zip(runs, ways["exact"], strict=True)
+        )
+        for way, runs in ways.items()
+    }
+
+
+# ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def timed_run(folder: Path, options: Any, staleness: int) -> RunDirectory:
+    training = TrainingSettings(
+        steps=options.settle + options.timed,
+        batch_size=options.microbatches * options.samples,
+        microbatch_size=options.samples,
+        learning_rate=1e-3,
+        eval_every=NEVER,
+        eval_microbatches=1,
+        checkpoint_every=NEVER,
+        staleness=staleness,
+    )
+    folder.mkdir()
+    return make_run(
+        folder, Model(width=options.width, layers=PEERS, sequence_length=128), PEERS, training, options.seed
+    )
+
+
+async def step_s(folder: Path, options: Any, staleness: int | None) -> float:
+    """The middle step, of torch's pipeline if there is no staleness to speak of."""
+    run = timed_run(folder, options, staleness or 0)
+    with Lab(network("homes")) as lab:
+        if staleness is None:
+            return (await torch_pipeline(run, folder, lab, options.settle + options.timed)).middle(
+                options.settle
+            )
+        async with running(run, folder, PEERS, site=Site(lab=lab)) as peers:
+            await peers.finished(list(peers.volunteers), WITHIN_S)
+            peers.feed.poll()
+            ends = [seen.at for seen in peers.feed.seen if seen.record["kind"] == "commit"]
+    return (ends[-1] - ends[options.settle - 1]) / (len(ends) - options.settle)
+
+
+async def times(options: Any, folder: Path) -> dict[str, list[float]]:
+    ways: dict[str, int | None] = {"exact": 0, "staleness 1": 1, "staleness 2": 2, "torch 1F1B": None}
+    found: dict[str, list[float]] = {way: [] for way in ways}
+    for turn in range(options.rounds):
+        for way, staleness in ways.items():
+            found[way].append(await step_s(folder / f"{turn}-{way}", options, staleness))
+            print(f"{way}: {found[way][-1]:.2f} s a step", file=sys.stderr, flush=True)
+    return found
+
+
+# ── both ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def steps_to(target: float, runs: Sequence[Mapping[int, float]]) -> float | None:
+    """The middle of the seeds; None where most do not get there."""
+    there = sorted(
+        next((step for step, loss in sorted(one.items()) if step and loss <= target), NEVER) for one in runs
+    )
+    middle = statistics.median(there)
+    return None if middle >= NEVER else middle
+
+
+def judge(found: Mapping[str, Any], seconds: Mapping[str, Sequence[float]], options: Any) -> dict[str, Any]:
+    losses = {subject: worse(ways, options.steps) for subject, ways in found.items()}
+    ways = found["GPT"]
+    target = max(one[options.steps - options.every] for one in ways["exact"])
+    middle = {way: statistics.median(each) for way, each in seconds.items()}
+    to_loss: dict[str, float | None] = {}
+    for way in (*WAYS, "torch 1F1B"):
+        steps = steps_to(target, ways.get(way, ways["exact"]))  # torch's pipeline computes what exact does
+        of = way.removesuffix(", NAdam")
+        to_loss[way] = None if steps is None else steps * middle[of]
+    best = min(
+        (s for way, s in to_loss.items() if s is not None and way.startswith("staleness")), default=None
+    )
+    sooner = {
+        way: None if best is None or to_loss[way] is None else to_loss[way] / best
+        for way in ("exact", "torch 1F1B")
+    }
+    return {
+        "worse": losses,
+        "target_loss": target,
+        "step_s": middle,
+        "seconds_to_loss": to_loss,
+        "sooner": sooner,
+        "goals": {
+            "loss": all(min(w["staleness 1"], w["staleness 1, NAdam"]) <= WORSE for w in losses.values()),
+            "time": all(one is not None and one >= FASTER for one in sooner.values()),
+        },
+    }
+
+
+def show(figures: dict[str, Any]) -> None:
+    for subject, ways in figures["worse"].items():
+        print(
+            f"{subject}: held-out loss above that of exact: "
+            + ", ".join(f"{way} {100 * by:+.1f} %" for way, by in ways.items())
+        )
+    print(f"GPT in homes, to a held-out loss of {figures['target_loss']:.3f}:")
+    for way, seconds in figures["seconds_to_loss"].items():
+        print(f"  {way:20} {seconds:7.0f} s" if seconds else f"  {way:20} not reached")
+    print("a step: " + ", ".join(f"{way} {one:.2f} s" for way, one in figures["step_s"].items()))
+    for goal, met in figures["goals"].items():
+        print(f"  {goal}: {'met' if met else 'MISSED'}")
+
+
+def main() -> int:
+    parser = report.parser(__doc__ or "")
+    for name, value, text in (
+        ("seeds", 3, "of each curve"),
+        ("steps", 200, "of each curve"),
+        ("every", 20, "steps between evaluations"),
+        ("microbatches", 8, "of a step"),
+        ("jobs", 2, "curves at a time"),
+        ("rounds", 5, "runs of each way that is timed"),
+        ("settle", 4, "steps that do not count for the time"),
+        ("timed", 8, "steps that do"),
+        ("samples", 4, "of a microbatch that is timed"),
+        ("width", 128, "of the GPT that is timed, of 4 layers"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
+    options = parser.parse_args()
+    found = curves(options)
+    with tempfile.TemporaryDirectory(prefix="hetpeer-stale-") as folder:
+        seconds = asyncio.run(times(options, Path(folder)))
+    figures = {"curves": found, "times": seconds, **judge(found, seconds, options)}
+    figures["met"] = all(figures["goals"].values())
+    return report.finish("stale", figures, options, show)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
