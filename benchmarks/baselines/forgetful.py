@@ -11,9 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.decisions import Effect as Order
-from hetpeer.bootstrap.decisions import Send
 from hetpeer.bootstrap.training import CoordinatedStep
 from hetpeer.stages.execution.effects import Handle
 from hetpeer.stages.execution.pipeline import Effect, Pipeline, Status
@@ -59,11 +57,9 @@ def _without(self: CoordinatedStep, peers: Sequence[str], now: float) -> list[Or
     """As the original, but that all ids whose way leads over `peers` begin anew."""
     lost = [peer for peer in peers if self.ledger.lose(peer)]
     self._lull.over(now)
-    gone = m.Gone(line=self.line, peers=tuple(peers))
-    effects: list[Order] = [Send(other, gone) for other in sorted(self.roster)]
     over = {i for i, route in self._ways._routes.items() if any(hop.peer in peers for hop in route)}
-    effects += self._hand_out(over & self.ledger.undone())
+    effects: list[Order] = self._hand_out(over & self.ledger.undone())
     if self.reduce.under_way and not lost and self.ledger.complete():
         return effects + self._make_plan(now)
     self.reduce.void()
-    return effects + self._advance(now)
+    return effects + self.advance(now)
