@@ -32,6 +32,8 @@ SPEEDS = (1, 2, 3)
 FASTEST = 0.55
 """Share of a core that the fastest worker has: together they leave room for the daemons on two."""
 PERIOD_S = 0.05
+LOOKED_AT = 3
+"""Steps after which everybody's log says which blocks are its own."""
 GOAL = 0.95
 WITHIN_S = 600.0
 WORK = ("Forward", "Backward", "Apply")
@@ -108,7 +110,7 @@ async def trained(folder: Path, options: Any, staleness: int) -> dict[str, Any]:
     made = make_run(folder, MODEL, len(SPEEDS), training, options.seed)
     run = recut(made, even(made))
     async with running(run, folder, len(SPEEDS), "--trace") as swarm:
-        await swarm.until(1, WITHIN_S)
+        await swarm.until(LOOKED_AT, WITHIN_S)
         places = stages(swarm)
         shares = {worker.pid: FASTEST * SPEEDS[stage] / SPEEDS[-1] for worker, stage in places}
         with held_to(shares):

@@ -1,14 +1,15 @@
 """What more clusters win: virtual time to an evaluation loss with 1, 2, 4 and 8 of them, and with real processes 1 and 2 (Ravnest's corollary: as good as linear).
 
 The very coordinator and volunteers in virtual time, with a small net in torch inside (peer/simulate/toynet.py): clusters of two stages whose steps overlap by `--staleness`, that average
-with those that are ready. All ways train on batches of one stream until the loss is there. What is measured of staleness stands beside its bound: updates by which a
-step's parameters were behind, at most and on average.
+with those that are ready. All ways train on as many batches of one stream, which are small, so that their gradients are noisy: the corollary is of that regime, and of a learning rate that rises with the number of
+clusters, so each number has the best of a few. What is measured of staleness stands beside its bound: updates by which a step's parameters were behind, at most and on average.
 
     python -m benchmarks.speedup
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,14 +25,19 @@ from hetpeer.dht.processes import dying_with_us
 from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.grouped import GroupedSwarm
 from hetpeer.peer.simulate.swarm import SwarmConfig
-from hetpeer.peer.simulate.toynet import ToyNet
+from hetpeer.peer.simulate.toynet import SETTINGS, ToyNet
 
 CLUSTERS = (1, 2, 4, 8)
 BLOCKS, STAGES = 4, 2
 LATENCY_S = (0.02, 0.02)
 LIMIT_S = 20_000.0
+PART = 0.6
+"""Of the batches: the loss that any rate has by then, with one cluster, is to be reached."""
 SMOOTH = 5
 """Evaluations whose middle one says where the loss is: each is of other samples."""
+RATES = (3e-3, 6e-3, 1.2e-2)
+"""Learning rates that are tried."""
+MICROBATCHES = 2
 LINEAR = 0.7
 """Of the number of clusters, as a goal for four."""
 
@@ -51,16 +57,16 @@ class Curve:
         return None
 
 
-def trained(seed: int, clusters: int, options: Any) -> Curve:
+def trained(seed: int, clusters: int, rate: float, options: Any) -> Curve:
     """One history of so many clusters."""
     torch.set_num_threads(1)
-    net = ToyNet(BLOCKS, seed)
+    net = ToyNet(BLOCKS, seed, SETTINGS.model_copy(update={"learning_rate": rate}))
     cut = BLOCKS // STAGES
     config = SwarmConfig(
         volunteers=STAGES * clusters,
         layouts=(tuple((stage * cut, (stage + 1) * cut) for stage in range(STAGES)),),
         steps=options.batches,
-        microbatches=6,
+        microbatches=MICROBATCHES,
         evaluation_microbatches=16,
         evaluate_every=options.every,
         slot_capacity=2,
@@ -80,23 +86,27 @@ def trained(seed: int, clusters: int, options: Any) -> Curve:
     swarm.run(LIMIT_S)
     losses = [float(record["loss"]) for record in swarm.log if record["kind"] == "evaluation"]
     behind = [int(record.get("behind", 0)) for record in swarm.log if record["kind"] == "commit"]
-    began = next(record for record in swarm.log if record["kind"] == "founded")
-    assert began is not None
     return Curve(list(zip(at, losses, strict=True)), behind)
 
 
 def measure(options: Any, pool: ProcessPoolExecutor) -> dict[str, Any]:
     seeds = range(options.seed, options.seed + options.seeds)
     found = {
-        clusters: list(pool.map(partial(trained, clusters=clusters, options=options), seeds))
+        clusters: {
+            rate: list(pool.map(partial(trained, clusters=clusters, rate=rate, options=options), seeds))
+            for rate in RATES
+        }
         for clusters in CLUSTERS
     }
-    alone = [curve.evaluations for curve in found[1]]
-    targets = [
-        statistics.median(loss for _, loss in curve[int(0.8 * len(curve)) - SMOOTH :][:SMOOTH])
-        for curve in alone
-    ]
-    rows = {clusters: _row(curves, targets, found[1]) for clusters, curves in found.items()}
+    targets = [max(_at(curves[n], PART) for curves in found[1].values()) for n in range(options.seeds)]
+    best = {
+        clusters: min(rates.items(), key=lambda one: _middle(one[1], targets))
+        for clusters, rates in found.items()
+    }
+    rows = {
+        clusters: {"rate": rate, **_row(curves, targets, best[1][1])}
+        for clusters, (rate, curves) in best.items()
+    }
     return {
         "staleness": options.staleness,
         "interval": options.interval,
@@ -104,6 +114,20 @@ def measure(options: Any, pool: ProcessPoolExecutor) -> dict[str, Any]:
         "clusters": rows,
         "met": rows[4]["faster"] is not None and rows[4]["faster"] >= 4 * LINEAR,
     }
+
+
+def _at(curve: Curve, part: float) -> float:
+    """The loss after so much of the batches."""
+    losses = [loss for _, loss in curve.evaluations]
+    return statistics.median(losses[int(part * len(losses)) - SMOOTH :][:SMOOTH])
+
+
+def _middle(curves: Sequence[Curve], targets: Sequence[float]) -> float:
+    """Seconds to the loss; infinite where most do not get there."""
+    return statistics.median(
+        math.inf if (seconds := curve.seconds_to(target)) is None else seconds
+        for curve, target in zip(curves, targets, strict=True)
+    )
 
 
 def _row(curves: Sequence[Curve], targets: Sequence[float], alone: Sequence[Curve]) -> dict[str, Any]:
@@ -132,7 +156,7 @@ def main() -> int:
     parser = report.parser(__doc__ or "")
     for name, value, text in (
         ("seeds", 5, "histories of each"),
-        ("batches", 400, "of each history"),
+        ("batches", 800, "of each history"),
         ("every", 10, "batches between evaluations"),
         ("interval", 2, "batches between averagings"),
         ("staleness", 1, "steps that begin before the one that they follow is committed"),

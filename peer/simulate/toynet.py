@@ -42,11 +42,12 @@ class ToyNet:
     `Numerics` for the simulated swarm.
     """
 
-    def __init__(self, blocks: int = 4, seed: int = 0) -> None:
+    def __init__(self, blocks: int = 4, seed: int = 0, settings: AdamWSettings = SETTINGS) -> None:
         self.blocks = blocks
         self.ties = (Tie(uses=((0, 0, SHARED), (blocks - 1, 0, SHARED))),)
         self._seed = seed
-        self._rule = Adam(SETTINGS)
+        self._settings = settings
+        self._rule = Adam(settings)
 
     def _layer(self, block: int) -> nn.Linear:
         return nn.Linear(WIDTH, CLASSES if block == self.blocks - 1 else WIDTH)
@@ -178,10 +179,10 @@ class ToyNet:
         ]
         optimizer = torch.optim.AdamW(
             [shared, *own],
-            lr=SETTINGS.learning_rate,
-            betas=SETTINGS.betas,
-            eps=SETTINGS.eps,
-            weight_decay=SETTINGS.weight_decay,
+            lr=self._settings.learning_rate,
+            betas=self._settings.betas,
+            eps=self._settings.eps,
+            weight_decay=self._settings.weight_decay,
             foreach=False,
         )
         losses: list[float] = []
