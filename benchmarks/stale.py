@@ -1,7 +1,7 @@
 """What steps that overlap cost and win: the loss after as many samples, and the time to the same loss in the homes of the laboratory.
 
 *Loss.* A run computes what one machine computes with the same delays (docs/asynchronous.md), so curves are made on one: of a GPT on text and of a ResNet with BatchNorm on
-digits, several seeds, each step with parameters that are `staleness` updates old, with AdamW and with NAdam, which looks ahead.
+digits, several seeds, each step with parameters that are `staleness` updates old, with AdamW, with NAdam, which looks ahead, and with gradients that are compensated.
 
 *Time.* Seconds of a step of the GPT in the laboratory (root), four stages in four homes, of hetpeer with and without staleness, and of torch's 1F1B over gloo; ways take turns. Time to a
 loss is steps to it, by the curves, times the middle step.
@@ -32,13 +32,16 @@ from hetpeer.bootstrap.settings import AdamW, LinkSettings, NAdam, TrainingSetti
 from tests.wanlab.lab import Lab
 
 ADAM, AHEAD = AdamW(), NAdam(name="NAdam", betas=(0.95, 0.95))
-WAYS: Mapping[str, tuple[int, AdamW | NAdam]] = {
-    "exact": (0, ADAM),
-    "staleness 1": (1, ADAM),
-    "staleness 2": (2, ADAM),
-    "staleness 1, NAdam": (1, AHEAD),
-    "staleness 2, NAdam": (2, AHEAD),
+LAMBDA = 1.0
+WAYS: Mapping[str, tuple[int, AdamW | NAdam, float]] = {
+    "exact": (0, ADAM, 0.0),
+    "staleness 1": (1, ADAM, 0.0),
+    "staleness 2": (2, ADAM, 0.0),
+    "staleness 1, NAdam": (1, AHEAD, 0.0),
+    "staleness 2, NAdam": (2, AHEAD, 0.0),
+    "staleness 2, compensated": (2, ADAM, LAMBDA),
 }
+"""Name → staleness, optimizer and λ of compensation."""
 WORSE, FASTER = 0.03, 1.5
 """Goals: what a loss may be worse by at equal samples, and how much sooner the same loss is there."""
 
@@ -46,9 +49,9 @@ WORSE, FASTER = 0.03, 1.5
 def made(subject: Subject, way: str, folder: Path, options: Any, seed: int) -> RunDirectory:
     """A run of `subject`; `seed` is the fold that is left out of images."""
     plain = subject.make(folder, LinkSettings(), options.microbatches, options.steps, seed)
-    _, optimizer = WAYS[way]
+    _, optimizer, compensation = WAYS[way]
     training = plain.manifest.training.model_copy(
-        update={"optimizer": optimizer, "eval_every": options.every}
+        update={"optimizer": optimizer, "eval_every": options.every, "compensation": compensation}
     )
     return create_run(
         folder / "way",
@@ -63,7 +66,7 @@ def made(subject: Subject, way: str, folder: Path, options: Any, seed: int) -> R
 
 def curve(subject: Subject, way: str, options: Any, seed: int) -> dict[int, float]:
     """Held-out loss by number of updates."""
-    staleness, _ = WAYS[way]
+    staleness, *_ = WAYS[way]
     with tempfile.TemporaryDirectory(prefix="hetpeer-stale-") as path:
         run = made(subject, way, Path(path), options, seed)
         behind = [min(step % options.every, staleness) for step in range(options.steps)]
@@ -166,7 +169,7 @@ def judge(found: Mapping[str, Any], seconds: Mapping[str, Sequence[float]], opti
     to_loss: dict[str, float | None] = {}
     for way in (*WAYS, "torch 1F1B"):
         steps = steps_to(target, ways.get(way, ways["exact"]))  # torch's pipeline computes what exact does
-        of = way.removesuffix(", NAdam")
+        of = way.partition(",")[0]
         to_loss[way] = None if steps is None else steps * middle[of]
     best = min(
         (s for way, s in to_loss.items() if s is not None and way.startswith("staleness")), default=None

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hetpeer.stages.data.batches import Batches, DataPlan
 from hetpeer.stages.data.draws import Draw
-from hetpeer.stages.data.eager import DrawnDropout
+from hetpeer.stages.data.eager import Delayed, DrawnDropout
 
 
 def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[str, Tensor]]:
@@ -39,7 +39,7 @@ def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[s
     rule, (at, height) = dict(settings["optimizer"]), np.array(settings["schedule"], dtype=np.float64).T
     optimizer = getattr(torch.optim, rule.pop("name"))(groups, **rule)
     rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: float(np.interp(done + 1, at, height)))
-    named, weights = inspect.signature(model.forward).parameters, [*model.parameters()]
+    named, delayed = inspect.signature(model.forward).parameters, Delayed(model, max(behind))
 
     def loss_of(step: int, number: int) -> Tensor:
         batch = {name: torch.from_numpy(array) for name, array in data.microbatch(step, number).items()}
@@ -47,7 +47,7 @@ def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[s
         loss = outside[0](outputs, batch) if outside else getattr(outputs, "loss", outputs)
         return loss if isinstance(loss, Tensor) else loss["loss" if isinstance(loss, dict) else 0]
 
-    losses, norms, evaluations, steps, old = [], [], {}, len(behind), list[Tensor]()
+    losses, norms, evaluations, steps = [], [], {}, len(behind)
     for step in range(steps + 1):
         if step % settings["eval_every"] == 0 or step == steps:
             model.eval()
@@ -55,16 +55,15 @@ def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[s
                 evaluations[step] = fmean(loss_of(step, number).item() for number in plan.evaluation)
         if step < steps:
             model.train().zero_grad()
-            old = [*old, nn.utils.parameters_to_vector(weights).detach().clone()][-1 - max(behind) :]
-            nn.utils.vector_to_parameters(old[-1 - behind[step]].clone(), weights)
+            delayed.back(behind[step])
             parts: list[Tensor] = []
             for number, size in enumerate(plan.sizes):
                 with DrawnDropout(Draw(manifest["seed"], step, number, plan.microbatches)):
                     parts.append(loss_of(step, number))
                 torch.autograd.backward(parts[-1] * (size / plan.batch_size))
-            nn.utils.vector_to_parameters(old[-1].clone(), weights)
             losses.append(fmean([part.item() for part in parts], plan.sizes))
             norms.append(nn.utils.clip_grad_norm_(model.parameters(), clip).item())
+            delayed.forth(settings.get("compensation", 0.0))
             optimizer.step()
             rate.step()
     state = {n: t.detach().clone() for n, t in (*model.named_parameters(), *model.named_buffers())}

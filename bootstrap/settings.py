@@ -181,6 +181,8 @@ class TrainingSettings(Entry):
     """So many steps begin before the one that they follow is committed: their gradients are of parameters so many updates old
     (docs/asynchronous.md).
     """
+    compensation: Annotated[float, Field(ge=0, le=100)] = 0.0
+    """λ by which such a gradient is changed for what has been applied meanwhile (DC-ASGD)."""
 
     groups: tuple[ParameterGroup, ...] = ()
     """The first that matches a parameter's name decides."""

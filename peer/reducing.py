@@ -239,6 +239,8 @@ class Reducing:
                 coefficient=work.coefficient,
                 plan=work.plan,
                 needed=work.needed,
+                base=step.base,
+                compensation=self._schema.training.compensation,
                 batch=step.batch,
                 workers=work.workers,
                 microbatches=self._schema.training.microbatches,

@@ -107,6 +107,12 @@ def init(
             help="Begin so many steps before the one that they follow is committed: nobody waits, and gradients are so old.",
         ),
     ] = 0,
+    compensation: Annotated[
+        float,
+        typer.Option(
+            metavar="λ", help="Of --staleness: change gradients for what was applied meanwhile (DC-ASGD)."
+        ),
+    ] = 0.0,
     group: Annotated[
         list[str] | None,
         typer.Option(
@@ -219,6 +225,7 @@ def init(
         "dtype": dtype,
         "recompute": recompute,
         "staleness": staleness,
+        "compensation": compensation,
         "groups": [parameter_group(text) for text in group or ()],
         "slot_size": 1,  # of a step with few microbatches the default would be too much
     }

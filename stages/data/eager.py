@@ -1,6 +1,6 @@
-"""Dropout of the author's own eager module, drawn as the run draws it: how one machine can compute what a swarm did.
+"""What the author's own eager module needs to compute what a swarm did, on one machine: the run's dropout, and the run's delays.
 
-Nothing of the engine is used: on a CPU every dropout of torch, those inside attention too, asks for its mask by one
+Nothing of the engine is used. On a CPU every dropout of torch, those inside attention too, asks for its mask by one
 in-place operator, and here the mask is the run's.
 """
 
@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hetpeer.stages.data.draws import Draw, keep_mask
@@ -32,3 +34,28 @@ class DrawnDropout(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         mask = keep_mask(self._draw, self._operator, 1.0 - keep, noise.numel())
         self._operator += 1
         return noise.copy_(torch.from_numpy(mask).view(noise.shape))
+
+
+class Delayed:
+    """A module's parameters as they were some updates ago, at most `most`: what a step is computed with where steps overlap (docs/asynchronous.md)."""
+
+    def __init__(self, module: nn.Module, most: int) -> None:
+        self._weights = [*module.parameters()]
+        self._most = most
+        self._versions: list[Tensor] = []
+
+    def back(self, behind: int) -> None:
+        """A step begins, and is computed with the parameters before the last `behind` updates."""
+        now = parameters_to_vector(self._weights).detach().clone()
+        self._versions = [*self._versions, now][-1 - self._most :]
+        self._base = self._versions[-1 - behind]
+        vector_to_parameters(self._base.clone(), self._weights)
+
+    def forth(self, compensation: float) -> None:
+        """The newest parameters are back, and the clipped gradients compensated for what has changed: g + λ g² (w - w_base), DC-ASGD, Eq. 10."""
+        newest = self._versions[-1]
+        vector_to_parameters(newest.clone(), self._weights)
+        changes = torch.split(newest - self._base, [weight.numel() for weight in self._weights])
+        for weight, change in zip(self._weights, changes, strict=True):
+            if compensation and weight.grad is not None:
+                weight.grad += compensation * weight.grad**2 * change.view_as(weight)

@@ -273,6 +273,10 @@ class Apply(Command[Applied]):
     batch: Count
     microbatches: Count
     needed: Count
+    base: Count
+    """The version of the parameters of which it is the gradient."""
+    compensation: Number = 0.0
+    """λ of DC-ASGD (Zheng et al., ICML 2017, Eq. 10), where that is not the newest version."""
     workers: Annotated[int, Field(ge=1, lt=1 << 32)] = 1
     """Of so many updates the mean will be taken."""
 

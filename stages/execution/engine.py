@@ -128,16 +128,11 @@ class Engine(Executor):
 
     def _apply(self, command: c.Apply) -> r.Applied:
         held, gradient = self._to_update(command.block, "gradient", command.gradient)
+        if command.compensation:
+            held.weights(command.base)
         with self._whole(held):
             self._tasks.clear(held.version)
-            held.update(
-                gradient,
-                command.coefficient,
-                command.batch,
-                command.microbatches,
-                command.workers,
-                command.needed,
-            )
+            held.update(gradient, command)
             held.losses.settle(*c.GRADIENTS, plan=command.plan)
         return r.Applied(version=held.version, digest=held.state().digest())
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hetpeer.stages.execution.block import flat_views, statistic_views
-from hetpeer.stages.execution.commands import PARAMETERS
+from hetpeer.stages.execution.commands import PARAMETERS, Apply
 from hetpeer.stages.execution.groups import BlockRules
 from hetpeer.stages.execution.numerics import float32
 from hetpeer.stages.execution.rounding import Losses
@@ -77,21 +77,14 @@ class HeldBlock:
             averages=self._averages,
         )
 
-    def update(
-        self,
-        gradient: torch.Tensor,
-        coefficient: float,
-        batch: int,
-        microbatches: int,
-        workers: int,
-        needed: int,
-    ) -> None:
-        """Version s → s + 1, by batch `batch` of so many microbatches; of `workers` such updates the mean will be taken. The slots of
-        step s are gone, and versions before `needed`.
+    def update(self, gradient: torch.Tensor, how: Apply) -> None:
+        """Version s → s + 1. The slots of step s are gone, and versions that nobody needs. Raises CommandError if the version that it is the
+        gradient of is not here.
         """
+        gradient, coefficient = self._compensated(gradient, how)
         self._slots.pop(self.version, None)
         updates = self.version - self._averages
-        after = self._versions.advance(needed)
+        after = self._versions.advance(how.needed)
         for segment in self._rules.segments:
             part = slice(segment.begin, segment.end)
             segment.rule.apply(
@@ -100,10 +93,21 @@ class HeldBlock:
                 gradient=gradient[part],
                 coefficient=coefficient,
                 update=updates + 1,
-                step=batch + 1,
-                workers=workers,
+                step=how.batch + 1,
+                workers=how.workers,
             )
-        self._running.update(after.statistics, gradient[self.spec.parameter_count :], microbatches)
+        self._running.update(after.statistics, gradient[self.spec.parameter_count :], how.microbatches)
+
+    def _compensated(self, gradient: torch.Tensor, how: Apply) -> tuple[torch.Tensor, float]:
+        """The gradient, with what has changed since the version that it is of, and what it is still to be multiplied by."""
+        if not how.compensation or how.base == self.version:
+            return gradient, how.coefficient
+        own, rest = gradient[: self.spec.parameter_count], gradient[self.spec.parameter_count :]
+        change = self.vector - self._versions.at(how.base).vector
+        # g ← c g; g ← g + λ g² (w - w_base), one IEEE operation after the other
+        clipped = own * float32(how.coefficient)
+        more = (clipped * clipped).mul_(change[: len(own)]).mul_(float32(how.compensation))
+        return torch.cat([clipped.add_(more), rest]), 1.0
 
     def install(self, total: torch.Tensor, coefficient: float, plan: int) -> None:
         """Version s → s + 1: parameters and statistics are `total`·`coefficient`, or what the outer rule makes of those parameters, and what

@@ -200,7 +200,7 @@ class Holder:
             Inspect(extent=extent, elements=extent.nbytes // 4, normed=((0, extent.nbytes // 4),))
         )
 
-    async def apply(self, spec, gradient, coefficient, needed=None):
+    async def apply(self, spec, gradient, coefficient, needed=None, base=None, compensation=0.0):
         """The update of the last block ends the step. Versions from `needed` on are kept."""
         done = await self.submit(
             Apply(
@@ -211,6 +211,8 @@ class Holder:
                 batch=0,
                 microbatches=8,
                 needed=self.step + 1 if needed is None else needed,
+                base=self.step if base is None else base,
+                compensation=compensation,
             )
         )
         if spec is self.blocks[-1]:

@@ -384,6 +384,7 @@ async def test_the_schedule_follows_the_batch_and_the_bias_correction_the_update
             "plan": 1,
             "microbatches": 1,
             "needed": 9,
+            "base": 0,
         }
         await holder.submit(c.Apply(**one, batch=0))
         if averaging:
@@ -452,6 +453,34 @@ async def test_versions_kept_for_others_change_no_update(arena):
             done = await alone.apply(spec, gradient, 0.5, needed=max(0, step + 1 - kept))
         digests.append(done.digest)
     assert len(set(digests)) == 1
+
+
+async def test_a_stale_gradient_is_compensated_for_what_was_applied_meanwhile(arena):
+    """DC-ASGD, Eq. 10, on the clipped gradient; a fresh one is as it is."""
+    spec, rate, strength = tiny_blocks()[0], 0.5, 3.0
+    plain = {"name": "SGD", "learning_rate": rate, "momentum": 0.0, "weight_decay": 0.0}
+    alone = Holder(submitter(cpu_engine(arena)), arena, [spec])
+    prepared = await alone.submit(c.Prepare(block=0, graph=pack_block(spec), update=plain, keeps=()))
+    alone.dump_bytes[0] = prepared.dump_bytes
+    await alone.submit(c.Load(block=0, state=alone.put(state_file(MODEL, spec))))
+
+    async def parameters():
+        return load(await alone.state(0), 0, layout(spec), ()).parameters.copy()
+
+    first, second = (
+        np.random.default_rng(seed).normal(size=spec.vector_count).astype(np.float32) for seed in (1, 2)
+    )
+    versions = [await parameters()]
+    await alone.apply(spec, alone.put(first), 0.5, needed=0, compensation=strength)
+    versions.append(await parameters())
+    assert np.allclose(versions[1], versions[0] - rate * 0.5 * first, atol=1e-6)
+    await alone.apply(spec, alone.put(second), 0.25, needed=2, base=0, compensation=strength)
+    clipped = 0.25 * second
+    expected = clipped + strength * clipped**2 * (versions[1] - versions[0])
+    assert np.allclose(await parameters(), versions[1] - rate * expected, atol=1e-6)
+    with refused("HP-WORK-001", "version 0 is not here"):
+        await alone.apply(spec, alone.put(second), 0.25, base=0, compensation=strength)
+    assert len(await alone.state(0)) > 0, "what was refused changed nothing"
 
 
 async def test_a_half_made_update_leaves_no_block(arena):

@@ -21,9 +21,9 @@ def staleness_of(swarm: Swarm) -> list[int]:
 
 
 async def test_steps_that_overlap_are_those_of_one_machine(swarm: Swarm) -> None:
-    """Three volunteers on two stages, and an optimizer that looks ahead; one is killed in the middle and comes back."""
+    """Three volunteers on two stages, and both corrections of what is stale; one is killed in the middle and comes back."""
     staleness = 2
-    changes = {"staleness": staleness, "optimizer": NAdam(name="NAdam")}
+    changes = {"staleness": staleness, "optimizer": NAdam(name="NAdam"), "compensation": 0.5}
     swarm.run = resign(swarm.run, training=swarm.run.manifest.training.model_copy(update=changes))
     bootstrap = await swarm.bootstrap()
     others = [swarm.volunteer(name) for name in ("one", "two")]
