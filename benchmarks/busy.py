@@ -1,7 +1,7 @@
 """How much of its time each peer of an uneven pipeline computes: steps one after the other (1F1B), and steps that overlap.
 
 Three volunteers whose workers are held to speeds of 1 : 2 : 3 by SIGSTOP and SIGCONT, as a limit on the processor does, with blocks cut so that a
-microbatch takes all of them about as long. A worker that never waits computes all the time: that is what it would do alone on its part. Of that, the
+microbatch takes all of them as long; what is left of a difference after some steps the speeds make up for. A worker that never waits computes all the time: that is what it would do alone on its part. Of that, the
 share in which a forward, a backward or an update is at work, from the volunteers' traces; ways take turns, the middle of several runs.
 
     python -m benchmarks.busy
@@ -22,6 +22,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks import report
 from benchmarks.swarm import ENDLESS, NEVER, Model, Swarm, make_run, recut, running
 from hetpeer.bootstrap.rundir import RunDirectory
@@ -37,24 +39,25 @@ LOOKED_AT = 3
 GOAL = 0.95
 WITHIN_S = 600.0
 WORK = ("Forward", "Backward", "Apply")
-MODEL = Model(width=256, layers=10, heads=4, sequence_length=128)
+MODEL = Model(width=256, layers=12, heads=4, sequence_length=128)
+"""Two, four and six layers: as uneven as the speeds, or who has less to do than it could would wait for the others whatever the schedule."""
 
 Layout = tuple[tuple[int, int], ...]
 
 
 @contextmanager
 def held_to(shares: Mapping[int, float]) -> Iterator[None]:
-    """Processes (by pid) run for so much of each period, and stand still for the rest."""
+    """Processes (by pid) run for so much of each period, as `shares` says by then, and stand still for the rest."""
     over = threading.Event()
 
-    def hold(pid: int, share: float) -> None:
+    def hold(pid: int) -> None:
         with suppress(ProcessLookupError):
-            while not over.wait(PERIOD_S * share):
+            while not over.wait(PERIOD_S * shares[pid]):
                 os.kill(pid, signal.SIGSTOP)
-                over.wait(PERIOD_S * (1.0 - share))
+                over.wait(PERIOD_S * (1.0 - shares[pid]))
                 os.kill(pid, signal.SIGCONT)
 
-    threads = [threading.Thread(target=hold, args=pair) for pair in shares.items()]
+    threads = [threading.Thread(target=hold, args=(pid,)) for pid in shares]
     for thread in threads:
         thread.start()
     try:
@@ -114,31 +117,43 @@ async def trained(folder: Path, options: Any, staleness: int) -> dict[str, Any]:
         places = stages(swarm)
         shares = {worker.pid: FASTEST * SPEEDS[stage] / SPEEDS[-1] for worker, stage in places}
         with held_to(shares):
-            await swarm.until(options.warm_up, WITHIN_S)
-            await swarm.until(options.warm_up + options.steps, WITHIN_S)
-            spans = computing(folder)
-            ends = [seen.at for seen in swarm.feed.seen if seen.record["kind"] == "commit"]
-    last = min(max(stop for _, stop in one) for one in spans.values())
-    passed = ends[-1] - ends[options.warm_up - 1]
-    names = {stage: f"v{number}" for number, stage in numbered(places).items()}
-    busy = [within(spans[names[stage]], last - passed, last) / passed for stage in sorted(names)]
+            tried = await computed(swarm, folder, places, LOOKED_AT + 1, options.tried)
+            for (worker, _), share in zip(places, tried, strict=True):
+                shares[worker.pid] *= share / max(tried)
+            found = await computed(
+                swarm, folder, places, LOOKED_AT + options.tried + options.settle, options.steps
+            )
+            passed = seconds(swarm, options.steps)
+    order = sorted(range(len(places)), key=lambda number: places[number][1])
     return {
-        "computes": [round(share, 4) for share in busy],
+        "computes": [round(found[number], 4) for number in order],
+        "speeds": [round(shares[places[number][0].pid] / FASTEST * SPEEDS[-1], 2) for number in order],
         "microbatches_per_s": options.steps * options.microbatches / passed,
         "layout": even(made),
     }
 
 
-def stages(swarm: Swarm) -> list[tuple[Any, int]]:
+async def computed(
+    swarm: Swarm, folder: Path, places: Sequence[tuple[psutil.Process, int]], first: int, steps: int
+) -> list[float]:
+    """Of its time in `steps` steps from step `first` on, that each volunteer computed."""
+    await swarm.until(first + steps, WITHIN_S)
+    passed, spans = seconds(swarm, steps), computing(folder)
+    last = min(max(stop for _, stop in one) for one in spans.values())
+    return [within(spans[f"v{number}"], last - passed, last) / passed for number, _ in enumerate(places, 1)]
+
+
+def seconds(swarm: Swarm, steps: int) -> float:
+    """That the last `steps` steps took."""
+    ends = [seen.at for seen in swarm.feed.seen if seen.record["kind"] == "commit"]
+    return ends[-1] - ends[-1 - steps]
+
+
+def stages(swarm: Swarm) -> list[tuple[psutil.Process, int]]:
     """Each volunteer's worker and its stage, in the volunteers' order."""
     order = sorted(swarm.run.manifest.layouts[0])
     workers = [swarm.worker(number) for number in sorted(swarm.volunteers)]
     return [(worker, order.index(swarm.stage_of(worker))) for worker in workers if worker is not None]
-
-
-def numbered(places: Sequence[tuple[Any, int]]) -> dict[int, int]:
-    """Number of the volunteer → its stage."""
-    return {number: stage for number, (_, stage) in enumerate(places, 1)}
 
 
 async def measure(options: Any, folder: Path) -> dict[str, Any]:
@@ -183,7 +198,8 @@ def main() -> int:
     for name, value, text in (
         ("microbatches", 8, "of a step"),
         ("microbatch-size", 2, "samples"),
-        ("warm-up", 6, "steps that do not count"),
+        ("tried", 4, "steps after which speeds are put right"),
+        ("settle", 3, "steps that do not count after that"),
         ("steps", 12, "steps that do"),
         ("rounds", 5, "runs of each way"),
     ):
