@@ -43,6 +43,8 @@ class Checks:
         """Version → the commit that made it, in the surviving history; 0 is the beginning."""
         self._parents: dict[tuple[int, int, int], tuple[int, int]] = {}
         """(term, view, step) → the commit that made the version before, and this one."""
+        self._behind: dict[tuple[int, int, int], int] = {}
+        """The same → by how many versions its parameters were behind."""
         self._states = {(0, b): numerics.digest(numerics.initial(b)) for b in range(numerics.blocks)}
         """(commit, block) → digest of the state."""
 
@@ -64,6 +66,7 @@ class Checks:
             self._commits += 1
             key = (record["term"], record["view"], step)
             self._parents[key] = (self._lineage[step], self._commits)
+            self._behind[key] = record.get("behind", 0)
             self._lineage[step + 1] = self._commits
         history.add(record)
 
@@ -77,7 +80,7 @@ class Checks:
         line, step = record.step.line, record.step.number
         require((line.term, line.view, step) in self._parents, f"{volunteer} applied step {step} uncommitted")
         parent, commit = self._parents[line.term, line.view, step]
-        behind = self.history.commits.get(step, {}).get("behind", 0)
+        behind = self._behind[line.term, line.view, step]
         require(
             behind == record.step.behind,
             f"{volunteer} computed step {step} {record.step.behind} versions behind",
