@@ -28,9 +28,9 @@ Look = Callable[[Swarm, Sequence[Seen]], None]
 """Hears of all that is new in the log."""
 
 
-def network(up_mbps: float, down_mbps: float) -> dict[str, Any]:
+def network(up_mbps: float, down_mbps: float, clusters: int = CLUSTERS) -> dict[str, Any]:
     """Everybody equally far from everybody, with equal lines. Node 0 is the bootstrap's."""
-    nodes = 1 + CLUSTERS * STAGES
+    nodes = 1 + clusters * STAGES
     return {
         "nodes": nodes,
         "latency_ms": [[0.0 if a == b else LATENCY_MS for a in range(nodes)] for b in range(nodes)],
@@ -49,10 +49,11 @@ async def trained(
     links: LinkSettings | None = None,
     seed: int = 0,
     look: Look | None = None,
+    count: int = CLUSTERS,
 ) -> dict[str, Any]:
-    """One run. Raises AssertionError if a batch is missing in the end, or is there twice."""
+    """One run of `count` clusters. Raises AssertionError if a batch is missing in the end, or is there twice."""
     run = make_run(folder, model, STAGES, training, seed, links, averaging)
-    async with running(run, folder, CLUSTERS * STAGES, site=Site(lab=lab)) as swarm:
+    async with running(run, folder, count * STAGES, site=Site(lab=lab)) as swarm:
         async with asyncio.timeout(TRAIN_S):
             while swarm.bootstrap.status is None:
                 swarm.check()
@@ -64,14 +65,16 @@ async def trained(
         records = swarm.feed.seen
     verdict = audit(run.path)
     assert verdict.ok, verdict.problems
-    commits = [one.at for one in records if one.record["kind"] == "commit"]
+    commits = [one for one in records if one.record["kind"] == "commit"]
+    begun = commits[0].at - float(commits[0].record["seconds"])
     averages = [one.record for one in records if one.record["kind"] == "average"]
-    losses = {
-        one.record["batch"]: one.record["loss"] for one in records if one.record["kind"] == "evaluation"
-    }
+    evaluations = [one for one in records if one.record["kind"] == "evaluation"]
+    losses = {one.record["batch"]: one.record["loss"] for one in evaluations}
     return {
-        "batches_per_s": (len(commits) - WARM_UP) / (commits[-1] - commits[WARM_UP - 1]),
+        "batches_per_s": (len(commits) - WARM_UP) / (commits[-1].at - commits[WARM_UP - 1].at),
         "loss": losses[max(losses)],
+        "evaluations": [(round(one.at - begun, 3), one.record["loss"]) for one in evaluations],
+        "behind": [one.record.get("behind", 0) for one in commits],
         "curve": dict(sorted(losses.items())),
         "averages": dict(sorted(Counter(len(one["clusters"]) for one in averages).items())),
         "averaging_s": statistics.median(one["seconds"] for one in averages) if averages else 0.0,

@@ -1,31 +1,42 @@
-"""What more clusters win: virtual time to an evaluation loss with 1, 2, 4 and 8 of them, and with real processes 1 and 2 (Ravnest's corollary: as good as linear).
+"""What more clusters win: time to an evaluation loss with 1, 2, 4 and 8 of them in virtual time, with 1 and 2 of real processes (Ravnest's corollary: as good as linear).
 
-The very coordinator and volunteers in virtual time, with a small net in torch inside (peer/simulate/toynet.py): clusters of two stages whose steps overlap by `--staleness`, that average
+*Virtual.* The very coordinator and volunteers in virtual time, with a small net in torch inside (peer/simulate/toynet.py): clusters of two stages whose steps overlap by `--staleness`, that average
 with those that are ready. All ways train on as many batches of one stream, which are small, so that their gradients are noisy: the corollary is of that regime, and of a learning rate that rises with the number of
 clusters, so each number has the best of a few. What is measured of staleness stands beside its bound: updates by which a step's parameters were behind, at most and on average.
+
+*Real.* A small GPT, volunteers in the laboratory (root) so far from each other that two clusters do not need more than this machine's two cores; the time is the log's.
+
+    python -m benchmarks.speedup
 
     python -m benchmarks.speedup
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import statistics
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks import clusters as laboratory
 from benchmarks import report
+from benchmarks.swarm import NEVER, Model
+from hetpeer.bootstrap.settings import AveragingSettings, TrainingSettings
 from hetpeer.dht.processes import dying_with_us
 from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.grouped import GroupedSwarm
 from hetpeer.peer.simulate.swarm import SwarmConfig
 from hetpeer.peer.simulate.toynet import SETTINGS, ToyNet
+from tests.wanlab.lab import Lab
 
 CLUSTERS = (1, 2, 4, 8)
 BLOCKS, STAGES = 4, 2
@@ -40,6 +51,13 @@ RATES = (3e-3, 6e-3, 1.2e-2)
 MICROBATCHES = 2
 LINEAR = 0.7
 """Of the number of clusters, as a goal for four."""
+REAL, REAL_RATES = (1, 2), (1e-3, 2e-3)
+MODEL = Model(width=32, layers=2, heads=2, sequence_length=32)
+SAMPLES = 2
+"""Of a microbatch of the GPT."""
+
+Found = Mapping[int, Mapping[float, "Sequence[Curve]"]]
+"""Clusters → learning rate → a curve for each seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +107,58 @@ def trained(seed: int, clusters: int, rate: float, options: Any) -> Curve:
     return Curve(list(zip(at, losses, strict=True)), behind)
 
 
-def measure(options: Any, pool: ProcessPoolExecutor) -> dict[str, Any]:
+def virtual(options: Any, pool: ProcessPoolExecutor) -> Found:
     seeds = range(options.seed, options.seed + options.seeds)
-    found = {
+    return {
         clusters: {
             rate: list(pool.map(partial(trained, clusters=clusters, rate=rate, options=options), seeds))
             for rate in RATES
         }
         for clusters in CLUSTERS
     }
-    targets = [max(_at(curves[n], PART) for curves in found[1].values()) for n in range(options.seeds)]
+
+
+def real(options: Any) -> Found:
+    """Ways take turns."""
+    found: dict[int, dict[float, list[Curve]]] = {c: {rate: [] for rate in REAL_RATES} for c in REAL}
+    for seed in range(options.seed, options.seed + options.real_seeds):
+        for clusters in REAL:
+            for rate in REAL_RATES:
+                found[clusters][rate].append(really_trained(seed, clusters, rate, options))
+                last = found[clusters][rate][-1].evaluations[-1]
+                print(f"{clusters} clusters of processes, {rate}: {last}", file=sys.stderr, flush=True)
+    return found
+
+
+def really_trained(seed: int, clusters: int, rate: float, options: Any) -> Curve:
+    """One run of so many clusters of processes."""
+    training = TrainingSettings(
+        steps=options.real_batches,
+        batch_size=MICROBATCHES * SAMPLES,
+        microbatch_size=SAMPLES,
+        slot_size=2,
+        eval_every=options.every,
+        eval_microbatches=16,
+        checkpoint_every=NEVER,
+        learning_rate=rate,
+        staleness=options.staleness,
+    )
+    averaging = AveragingSettings(span=10 * clusters, interval=options.interval, delayed=True)
+    with (
+        Lab(laboratory.network(1000.0, 1000.0, clusters)) as lab,
+        tempfile.TemporaryDirectory(prefix="hetpeer-speedup-") as folder,
+    ):
+        one = asyncio.run(
+            laboratory.trained(lab, Path(folder), MODEL, training, averaging, seed=seed, count=clusters)
+        )
+    return Curve(one["evaluations"], one["behind"])
+
+
+def compared(found: Found) -> dict[str, Any]:
+    """Each number of clusters at its best rate, beside one cluster at its best."""
+    alone = found[1]
+    seeds = len(next(iter(alone.values())))
+    targets = [max(_at(curves[n], PART) for curves in alone.values()) for n in range(seeds)]
     best = {
         clusters: min(rates.items(), key=lambda one: _middle(one[1], targets))
         for clusters, rates in found.items()
@@ -107,12 +167,17 @@ def measure(options: Any, pool: ProcessPoolExecutor) -> dict[str, Any]:
         clusters: {"rate": rate, **_row(curves, targets, best[1][1])}
         for clusters, (rate, curves) in best.items()
     }
+    return {"targets": targets, "clusters": rows}
+
+
+def measure(options: Any, pool: ProcessPoolExecutor) -> dict[str, Any]:
+    figures = {"virtual": compared(virtual(options, pool)), "real": compared(real(options))}
+    four = figures["virtual"]["clusters"][4]["faster"]
     return {
         "staleness": options.staleness,
         "interval": options.interval,
-        "targets": targets,
-        "clusters": rows,
-        "met": rows[4]["faster"] is not None and rows[4]["faster"] >= 4 * LINEAR,
+        **figures,
+        "met": four is not None and four >= 4 * LINEAR,
     }
 
 
@@ -143,12 +208,13 @@ def _row(curves: Sequence[Curve], targets: Sequence[float], alone: Sequence[Curv
 
 
 def show(figures: Mapping[str, Any]) -> None:
-    for clusters, row in figures["clusters"].items():
-        faster = "not reached" if row["faster"] is None else f"{row['faster']:.2f}x as fast"
-        late = row["staleness"]
-        print(
-            f"{clusters} clusters: {faster}; {late['mean']:.2f} updates behind, {late['most']} at most of {figures['staleness']}"
-        )
+    for kind in ("virtual", "real"):
+        for clusters, row in figures[kind]["clusters"].items():
+            faster = "not reached" if row["faster"] is None else f"{row['faster']:.2f}x as fast"
+            late = row["staleness"]
+            print(
+                f"{kind}: {clusters} clusters: {faster}; {late['mean']:.2f} updates behind, {late['most']} at most of {figures['staleness']}"
+            )
     print(f"  goal {4 * LINEAR:.1f}x with 4: {'met' if figures['met'] else 'MISSED'}")
 
 
@@ -161,6 +227,8 @@ def main() -> int:
         ("interval", 2, "batches between averagings"),
         ("staleness", 1, "steps that begin before the one that they follow is committed"),
         ("jobs", 2, "processes"),
+        ("real-seeds", 3, "runs of processes, of each"),
+        ("real-batches", 240, "of each of these runs"),
     ):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
     options = parser.parse_args()
