@@ -33,7 +33,7 @@ from hetpeer.averaging.effects import (
 )
 from hetpeer.averaging.reduction import Reduction
 from hetpeer.averaging.ties import Ties
-from hetpeer.stages.execution import pipeline
+from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.bench import Bench
 from hetpeer.stages.execution.effects import (
     Handle,
@@ -45,7 +45,7 @@ from hetpeer.stages.execution.effects import (
 from hetpeer.stages.execution.pipeline import Pipeline
 from hetpeer.stages.execution.routes import Hop, Route
 
-StepEffect = pipeline.Effect | reduction.Effect | ApplyUpdate | KeepCopy | InstallAverage
+StepEffect = p.Effect | reduction.Effect | ApplyUpdate | KeepCopy | InstallAverage
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +162,11 @@ class HeldStep:
     def _can_run(self, hop: Hop) -> bool:
         return hop.peer == self._me and self._place[0] <= hop.begin < hop.end <= self._place[1]
 
-    def absorb(self, effects: Sequence[pipeline.Effect]) -> list[Effect]:
+    def absorb(self, effects: Sequence[p.Effect]) -> list[Effect]:
         """Turn the pipeline's reports into messages; everything else goes to the driver as it is."""
         return [self._report(effect) for effect in effects]
 
-    def _report(self, effect: pipeline.Effect) -> Effect:
+    def _report(self, effect: p.Effect) -> Effect:
         line, number = self.id.line, self.id.number
         match effect:
             case ReportSealed(slot, ids, losses):

@@ -13,9 +13,10 @@ from unittest.mock import patch
 
 from hetpeer.bootstrap.decisions import Effect as Order
 from hetpeer.bootstrap.training import CoordinatedStep
-from hetpeer.stages.execution.effects import Handle
-from hetpeer.stages.execution.pipeline import Effect, Pipeline, Status
+from hetpeer.stages.execution.effects import Effect, Handle
+from hetpeer.stages.execution.pipeline import Pipeline
 from hetpeer.stages.execution.routes import Route
+from hetpeer.stages.execution.taskbook import Status, Task
 
 RUNNING = (Status.FORWARD, Status.GRADIENT, Status.BACKWARD)
 
@@ -38,14 +39,14 @@ def _gone(self: Pipeline, peer: str) -> list[Effect]:
 
 def _run_anew(repeated: Any) -> Any:
     def again(
-        self: Pipeline, task: Any, route: Route, attempt: int, upstream: str | None, source: Handle | None
+        self: Pipeline, task: Task, route: Route, attempt: int, upstream: str | None, source: Handle | None
     ) -> list[Effect]:
         nudged = source is None and upstream is not None
         counted = task.loss is not None  # the last stage keeps its word on the loss, which flatters this way
         if attempt <= task.attempt or task.status in RUNNING or nudged or counted:
             effects: list[Effect] = repeated(self, task, route, attempt, upstream, source)
             return effects
-        del self._tasks[task.key]
+        self._tasks.remove(task.key)
         self._schedule.withdraw(task.key)
         self._schedule.finished(task.key)
         return self._enter(task.key.id, route, attempt, upstream=upstream, source=source)

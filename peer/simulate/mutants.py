@@ -139,9 +139,10 @@ def spoiled_is_done() -> AbstractContextManager[None]:
     original = Pipeline.backward_done
 
     def backward_done(self: Pipeline, key: TaskKey, input_gradient: Handle | None) -> list[Any]:
-        tasks = dict(self._tasks)
+        task = self._tasks[key]
         effects = original(self, key, input_gradient)
-        self._tasks.setdefault(key, tasks[key])
+        if self._tasks.get(key) is None:
+            self._tasks.enter(task)
         return effects
 
     return _patched(Pipeline, "backward_done", backward_done)

@@ -10,6 +10,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from hetpeer.stages.execution.routes import Route
+from hetpeer.stages.execution.slots import Drop, Merge
 
 Handle = Hashable
 
@@ -107,3 +108,18 @@ class ReportFailed:
 
     id: int
     why: str
+
+
+Effect = (
+    RunForward
+    | RunBackward
+    | ForgetGraph
+    | SendActivation
+    | SendGradient
+    | Release
+    | ReportSealed
+    | ReportEvaluated
+    | ReportFailed
+    | Merge
+    | Drop
+)

@@ -34,6 +34,11 @@ class Schedule(Generic[Key]):
         self._backwards: deque[Key] = deque()
         self._in_flight: dict[Key, int] = {}
         """Forwards that wait for their gradient → hops after them."""
+        self._closed = False
+
+    def close(self) -> None:
+        """Nothing is begun any more."""
+        self._closed = True
 
     def ready_forward(self, key: Key, hops_after: int, *, train: bool) -> None:
         """`key`'s input is here; `hops_after` hops follow this one on its route."""
@@ -67,6 +72,8 @@ class Schedule(Generic[Key]):
         """The next piece of work, which stays on the list. `may_fold`: whether a slot has room for a backward; `may_leave`:
         whether the link on which a forward's output is to go takes it.
         """
+        if self._closed:
+            return None
         if self._backwards and may_fold:
             return Work(self._backwards[0], backward=True)
         for key, hops_after, train in self._forwards:
@@ -86,5 +93,5 @@ class Schedule(Generic[Key]):
 
     @property
     def waiting(self) -> int:
-        """Pieces of work that are ready but not started."""
-        return len(self._forwards) + len(self._backwards)
+        """Pieces of work that are ready, to be begun as soon as they may."""
+        return 0 if self._closed else len(self._forwards) + len(self._backwards)

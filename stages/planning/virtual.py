@@ -14,7 +14,7 @@ from functools import partial
 
 from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.bench import Bench
-from hetpeer.stages.execution.pipeline import Effect, Pipeline
+from hetpeer.stages.execution.pipeline import Pipeline
 from hetpeer.stages.execution.routes import Route
 from hetpeer.stages.execution.window import MOST, Window
 from hetpeer.stages.planning.timeline import Timeline
@@ -113,7 +113,7 @@ class _Running:
             sending={peer: uplink.busy_s for peer, uplink in self._uplinks.items()},
         )
 
-    def _carry_out(self, peer: str, effects: Iterable[Effect]) -> None:
+    def _carry_out(self, peer: str, effects: Iterable[p.Effect]) -> None:
         for effect in effects:
             match effect:
                 case p.RunForward():

@@ -3,7 +3,7 @@
 import pytest
 
 from hetpeer.stages.execution import effects as p
-from hetpeer.stages.execution.pipeline import Pipeline, Status
+from hetpeer.stages.execution.pipeline import Pipeline
 from hetpeer.stages.execution.routes import Hop
 from hetpeer.stages.execution.slots import Drop, Merge
 
@@ -189,7 +189,7 @@ def test_no_backward_starts_while_the_open_slot_is_full_and_another_waits_for_th
     backward(core, 1)
     backward(core, 2)
     assert core.gradient(3, 4, "grad 3") == []
-    assert core.progress()[Status.BACKWARD] == 0
+    assert core.running == 0
     *merges, sealed, run = core.settled(1, ())
     assert merges == [Merge(2, 1, 0), Merge(3, 1, 0)]
     assert run.key.id == 3
