@@ -1,0 +1,117 @@
+"""The clusters of a grouped run, and the log that they have in common.
+
+Pure. What one of them writes all know before anybody decides what follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.agenda import Agenda
+from hetpeer.bootstrap.decisions import CoordinatorConfig, Record
+from hetpeer.bootstrap.grouped.cluster import Cluster
+from hetpeer.bootstrap.history import History
+from hetpeer.bootstrap.membership import Membership
+from hetpeer.bootstrap.reign import Reign
+
+
+class Book(Protocol):
+    """Something that follows from the log."""
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Fold one more record."""
+
+
+class Clusters:
+    """Of a new reign over the run whose log says `records`; none is open yet. `books` are kept beside the clusters' own histories."""
+
+    def __init__(
+        self, config: CoordinatorConfig, records: Iterable[Mapping[str, Any]], books: Sequence[Book]
+    ) -> None:
+        self._config = config
+        self._books = books
+        self._records: list[Mapping[str, Any]] = []
+        self._clusters: dict[int, Cluster] = {}
+        self.saver: Cluster | None = None
+        """Whose checkpoint is collected."""
+        self.term = 0
+        self._numbers = 0
+        """How many clusters there have been. No number is used twice."""
+        for record in records:
+            self._fold(record)
+        self.term += 1
+
+    # ── the log ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def log(self, **record: Any) -> Record:
+        """Write what concerns all clusters together."""
+        self._fold(record)
+        for cluster in self:
+            cluster.history.add(record)
+        return Record(record)
+
+    def logged(self, number: int, record: Mapping[str, Any]) -> None:
+        """`number` has written `record`, and knows it."""
+        self._fold(record)
+        for other in self:
+            if other.number != number:
+                other.history.add(record)
+        if record["kind"] == "checkpoint":
+            self.saver = None
+
+    def _fold(self, record: Mapping[str, Any]) -> None:
+        self._records.append(record)
+        for book in self._books:
+            book.add(record)
+        match record["kind"]:
+            case "reign":
+                self.term = int(record["term"])
+            case "founded":
+                self._numbers = max(self._numbers, record["cluster"] + 1)
+            case _:
+                pass
+
+    # ── the clusters ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def unused(self) -> int:
+        """The number of a new cluster."""
+        return self._numbers
+
+    def open(self, number: int, agenda: Agenda, now: float, *, founded: bool) -> Cluster:
+        """Cluster `number` as the log knows it, to do what `agenda` says."""
+        config, history = self._config, History.of(self._records, number)
+        members = Membership(config.layouts, config.costs, history.departures, only=number)
+        line = m.Line(term=self.term, view=0, cluster=number)
+        self._numbers = max(self._numbers, number + 1)
+        self._clusters[number] = cluster = Cluster(
+            Reign(config, history, agenda, line, members), now, founded=founded
+        )
+        return cluster
+
+    def bury(self, cluster: Cluster) -> Record:
+        """`cluster` has fallen apart."""
+        del self._clusters[cluster.number]
+        self.saver = None if self.saver is cluster else self.saver
+        return self.log(kind="dissolved", cluster=cluster.number, why=cluster.dissolved)
+
+    def __iter__(self) -> Iterator[Cluster]:
+        return iter(self._clusters.values())
+
+    def __getitem__(self, number: int) -> Cluster:
+        return self._clusters[number]
+
+    def get(self, number: int) -> Cluster | None:
+        """Cluster `number`, if it is there."""
+        return self._clusters.get(number)
+
+    def of(self, peer: str) -> Cluster | None:
+        """The cluster in which `peer` is."""
+        return next((cluster for cluster in self if peer in cluster.members.volunteers), None)
+
+    @property
+    def living(self) -> list[Cluster]:
+        """Those with parameters of their own."""
+        return [cluster for cluster in self if cluster.founded]
