@@ -27,7 +27,7 @@ from blake3 import blake3
 
 from benchmarks import report
 from hetpeer.averaging.member import Phase
-from hetpeer.bootstrap.coordinator import State
+from hetpeer.bootstrap.decisions import State
 from hetpeer.dht.processes import dying_with_us
 from hetpeer.peer.simulate.coverage import COORDINATOR_EVENTS, MEMBER_MESSAGES, Coverage
 from hetpeer.peer.simulate.run import shape, simulate

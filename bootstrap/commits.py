@@ -7,12 +7,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.decisions import Effect, Send
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.ledger import clip_coefficient
+from hetpeer.bootstrap.reign import Reign
 from hetpeer.bootstrap.training import CoordinatedStep
 
 
-def commit_record(
+def commit(
+    reign: Reign, step: CoordinatedStep, decision: Mapping[int, m.BlockVote], now: float
+) -> list[Effect]:
+    """`step` is committed by `decision`: the log says so, and then those who work on it are told."""
+    logged = reign.log(**_commit_record(step, decision, reign.config.clip_norm, now))
+    effects: list[Effect] = [logged]
+    if step.ledger.evaluation:
+        effects.append(reign.log(**evaluation_record(step)))
+    return effects + [Send(peer, commit_message(logged.record)) for peer in sorted(step.roster)]
+
+
+def _commit_record(
     step: CoordinatedStep, decision: Mapping[int, m.BlockVote], clip_norm: float | None, now: float
 ) -> dict[str, Any]:
     """What the log says of `step`: its plan, loss, gradient digests, and the global norm with what follows from it."""

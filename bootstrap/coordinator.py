@@ -2,8 +2,8 @@
 
 Pure: messages and time in, effects out; the daemon and the simulator drive the same object. This file is the state
 machine of docs/protocol.md; what happens within a state lives in its own room: admission.py, arranging.py, border.py,
-saving.py, training.py. All truth that must outlive a reign goes through `Record` effects, which the driver makes durable before it
-carries out the next effect; after a restart the folded log (`History`) is all that is needed.
+saving.py, training.py, underway.py. All truth that must outlive a reign goes through `Record` effects, which the driver makes durable
+before it carries out the next effect; after a restart the folded log (`History`) is all that is needed.
 """
 
 from __future__ import annotations
@@ -14,37 +14,13 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.admission import Admission
 from hetpeer.bootstrap.arranging import Arrangement, Arranging
 from hetpeer.bootstrap.border import Border
-from hetpeer.bootstrap.commits import commit_message, commit_record, evaluation_record
-from hetpeer.bootstrap.decisions import (
-    CollectCheckpoint,
-    CoordinatorConfig,
-    Disconnect,
-    Effect,
-    Halt,
-    Record,
-    Send,
-    State,
-    Work,
-)
+from hetpeer.bootstrap.commits import commit, evaluation_record
+from hetpeer.bootstrap.decisions import Disconnect, Effect, Halt, Send, State
 from hetpeer.bootstrap.entering import Entering
 from hetpeer.bootstrap.membership import Standing, Volunteer
-from hetpeer.bootstrap.patience import Pace
 from hetpeer.bootstrap.reign import Reign
-from hetpeer.bootstrap.reigning import Reigning, over_all
+from hetpeer.bootstrap.reigning import Reigning
 from hetpeer.bootstrap.training import CoordinatedStep
-
-__all__ = [
-    "CollectCheckpoint",
-    "Coordinator",
-    "CoordinatorConfig",
-    "Disconnect",
-    "Effect",
-    "Halt",
-    "Record",
-    "Send",
-    "State",
-    "over_all",
-]
 
 
 class Coordinator(Reigning):
@@ -56,7 +32,6 @@ class Coordinator(Reigning):
         self._border = Border(self._reign, now)
         self._entering = Entering(self._reign, self._border)
         self._arranging = Arranging(self._reign, self._saving)
-        self._pace = Pace()
 
     def start(self) -> list[Effect]:
         """The first effects of a reign. Of a run that is over there is nothing left to decide."""
@@ -97,8 +72,7 @@ class Coordinator(Reigning):
         """
         if self.state is State.FINISHED or not self._arranging.propose(arrangement, now):
             return []
-        orphaned = self._orphaned
-        if orphaned:
+        if orphaned := self._steps.orphaned:
             return self._roll_back(f"nobody comes for block {orphaned[0]}: others take it over", now)
         return self._cross(now) if self._reign.resting else []
 
@@ -146,7 +120,7 @@ class Coordinator(Reigning):
         if not complete or volunteer.standing is Standing.READY:
             return []
         self._border.fetched(volunteer, now)
-        current, step = message.version == self.history.version, self._fresh
+        current, step = message.version == self.history.version, self._steps.fresh
         if not current or not (self._reign.resting or self._entering.takes(step, volunteer)):
             volunteer.standing = Standing.PREPARED
             volunteer.missed += 1
@@ -163,9 +137,12 @@ class Coordinator(Reigning):
 
     def _make_room(self, now: float) -> list[Effect]:
         """Somebody can take a state: at a border, or to come into the step that runs."""
-        if self._reign.resting:
-            return self._cross(now)
-        return [] if self._fresh is None else self._entering.fetch(self._fresh, now)
+        return self._cross(now) if self._reign.resting else self._admit(now)
+
+    def _admit(self, now: float) -> list[Effect]:
+        """Who is to come into the step that runs fetches its state."""
+        step = self._steps.fresh
+        return [] if step is None else self._entering.fetch(step, now)
 
     def _compare(self, volunteer: Volunteer, held: Sequence[m.Held], now: float) -> list[Effect]:
         if not self._admission.differs(volunteer, held):
@@ -212,30 +189,16 @@ class Coordinator(Reigning):
             return []
         reign.state = State.TRAINING
         self._border.leave()
-        begun = self._open(work, now)
-        return [*begun, *self._entering.fetch(self._steps[0], now), *self._overlap(now)]
-
-    def _open(self, work: Work, now: float) -> list[Effect]:
-        """A step begins, beside those under way if there are any."""
-        step = CoordinatedStep(self._reign, work, self._pace, now, behind=len(self._steps))
-        self._steps.append(step)
-        return step.begin()
+        begun = self._steps.open(work, now)
+        return [*begun, *self._admit(now), *self._overlap(now)]
 
     def _overlap(self, now: float) -> list[Effect]:
-        """The next steps begin before those under way are committed, as far as their staleness allows."""
-        effects: list[Effect] = []
-        while self._may_overlap() and (work := self._reign.agenda.take(len(self._steps))) is not None:
-            effects += self._open(work, now)
-        return effects
-
-    def _may_overlap(self) -> bool:
-        """Whether nobody and nothing waits for the border between two steps."""
-        return (
-            0 < len(self._steps) <= self._reign.config.staleness
-            and not self.members.uncovered()
-            and not self._arranging.pending
-            and not self._border.expects()
-        )
+        """The next steps begin before those under way are committed, if nobody and nothing waits for the border between two steps."""
+        if not self._steps.may_overlap or self.members.uncovered():
+            return []
+        if self._arranging.pending or self._border.expects():
+            return []
+        return self._steps.overlap(now)
 
     def _waited(self, now: float) -> list[Effect]:
         if not self.members.uncovered():
@@ -258,24 +221,12 @@ class Coordinator(Reigning):
 
     def _in_step(self, volunteer: Volunteer, message: m.Message, now: float) -> list[Effect]:
         """A holder's word on a step in progress."""
-        step = next((one for one in self._steps if one.number == getattr(message, "step", None)), None)
+        step = self._steps.numbered(getattr(message, "step", None))
         if step is None or volunteer.peer not in step.roster:
             return []
-        match message:
-            case m.Sealed():
-                effects = step.sealed(volunteer.peer, message, now)
-            case m.Evaluated():
-                effects = step.evaluated(message, now)
-            case m.Failed():
-                effects = step.failed(volunteer.peer, message, now)
-            case m.Reducing():
-                effects = []
-                step.reduce.moves(message, now)
-            case m.Objection():
-                return self._fence(step.reduce.accused(message, step.roster), now)
-            case m.Vote():
-                effects = step.vote(volunteer.peer, message, now)
-        return effects + self._follow(step, now)
+        if isinstance(message, m.Objection):
+            return self._fence(step.reduce.accused(message, step.roster), now)
+        return [*step.receive(volunteer.peer, message, now), *self._follow(step, now)]
 
     def _follow(self, step: CoordinatedStep, now: float) -> list[Effect]:
         """What became of the step, as the run's state."""
@@ -287,12 +238,12 @@ class Coordinator(Reigning):
             self._steps.remove(step)
             self._reign.state = State.WAITING
             return [self._reign.log(**evaluation_record(step)), *self._cross(now)]
-        self._reign.state = State.REDUCING if self._steps[0].reduce.under_way else State.TRAINING
+        self._reign.state = State.REDUCING if self._steps.first.reduce.under_way else State.TRAINING
         return []
 
     def _patience(self, now: float) -> list[Effect]:
         """Only the oldest step is waited for: the others' work comes after its."""
-        step = self._steps[0]
+        step = self._steps.first
         mute = dict.fromkeys(step.reduce.mute(step.roster, now), "it did not vote on three plans")
         if mute:
             return self._fence(mute, now)
@@ -301,19 +252,14 @@ class Coordinator(Reigning):
         return [*step.tick(now), *self._follow(step, now), *self._overlap(now)]
 
     def _commit(self, step: CoordinatedStep, decision: Mapping[int, m.BlockVote], now: float) -> list[Effect]:
-        logged = self._reign.log(**commit_record(step, decision, self._reign.config.clip_norm, now))
-        effects: list[Effect] = [logged]
-        if step.ledger.evaluation:
-            effects.append(self._reign.log(**evaluation_record(step)))
-        effects += [Send(peer, commit_message(logged.record)) for peer in sorted(step.roster)]
-        self._pace.committed()
-        self._steps.remove(step)
+        effects = commit(self._reign, step, decision, now)
+        self._steps.committed(step)
         self.members.outdate(step.roster)
         if not self._steps:
             self._reign.state = State.WAITING
             return effects + self._cross(now)
         effects += self._saving.begin(wanted=self._arranging.pending)
-        following = self._steps[0]
+        following = self._steps.first
         return [
             *effects,
             *self._overlap(now),
@@ -355,39 +301,17 @@ class Coordinator(Reigning):
         for volunteer in volunteers:
             self._saving.lost(volunteer.peer)
             volunteer.standing = Standing.JOINING
-        left = {step.number: step.leave(volunteer.peer for volunteer in volunteers) for step in self._steps}
+        left = self._steps.leave([volunteer.peer for volunteer in volunteers])
         if any(left.values()):
-            orphaned = self._orphaned
-            if orphaned and (self._fresh is None or not self._entering.can_wait(self._fresh)):
+            orphaned, fresh = self._steps.orphaned, self._steps.fresh
+            if orphaned and (fresh is None or not self._entering.can_wait(fresh)):
                 return self._roll_back(f"no holder is left of block {orphaned[0]}", now)
-            return self._without(left, now)
+            effects = self._steps.without(left, now)
+            effects += self._follow(self._steps.first, now)
+            return effects + self._admit(now)
         if lost and not self._reign.stored:
             return self._roll_back(f"no holder is left of block {lost[0]}", now)
         return self._cross(now) if volunteers and self.state is State.SYNCING else []
-
-    def _without(self, left: Mapping[int, Sequence[str]], now: float) -> list[Effect]:
-        """Steps go on without those who have `left` them (by their numbers)."""
-        gone = m.Gone(
-            line=self.line, peers=tuple(dict.fromkeys(peer for peers in left.values() for peer in peers))
-        )
-        others = sorted({peer for step in self._steps for peer in step.roster})
-        effects: list[Effect] = [Send(peer, gone) for peer in others]
-        for step in self._steps:
-            if left[step.number]:
-                effects += step.without(left[step.number], now)
-        effects += self._follow(self._steps[0], now)
-        return effects + (self._entering.fetch(self._fresh, now) if self._fresh is not None else [])
-
-    @property
-    def _orphaned(self) -> list[int]:
-        """Blocks that nobody holds in some step under way."""
-        return sorted({block for step in self._steps for block in step.orphaned})
-
-    @property
-    def _fresh(self) -> CoordinatedStep | None:
-        """The step under way, if it is the only one and is computed with the current version: newcomers can come into it."""
-        alone = self._steps[0] if len(self._steps) == 1 else None
-        return None if alone is None or alone.behind else alone
 
     def _roll_back(self, why: str, now: float) -> list[Effect]:
         """All holders of a block are gone: the whole run goes back to the last complete checkpoint."""

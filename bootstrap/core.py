@@ -10,10 +10,11 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.groups.scheduler import Pipelines
 from hetpeer.averaging.groups.window import Adaptive, Window
 from hetpeer.bootstrap.agenda import is_complete
-from hetpeer.bootstrap.coordinator import Coordinator, over_all
+from hetpeer.bootstrap.coordinator import Coordinator
 from hetpeer.bootstrap.decisions import CoordinatorConfig, Effect, State
 from hetpeer.bootstrap.grouped.run import Grouped
 from hetpeer.bootstrap.history import History
+from hetpeer.bootstrap.reigning import over_all
 from hetpeer.bootstrap.settings import AveragingSettings
 
 Record = Mapping[str, Any]

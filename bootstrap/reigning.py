@@ -16,7 +16,7 @@ from hetpeer.bootstrap.leases import Leases
 from hetpeer.bootstrap.membership import Membership
 from hetpeer.bootstrap.reign import Reign
 from hetpeer.bootstrap.saving import Saving
-from hetpeer.bootstrap.training import CoordinatedStep
+from hetpeer.bootstrap.underway import UnderWay
 
 
 def over_all(config: CoordinatorConfig, history: History) -> Reign:
@@ -34,8 +34,7 @@ class Reigning:
         self._reign = reign
         self._leases = Leases(self._reign, now)
         self._saving = Saving(self._reign)
-        self._steps: list[CoordinatedStep] = []
-        """Under way, in their order: the first is the next to be committed."""
+        self._steps = UnderWay(self._reign)
 
     @property
     def state(self) -> State:
@@ -56,7 +55,7 @@ class Reigning:
     @property
     def step(self) -> int | None:
         """The step in progress, the oldest of them."""
-        return self._steps[0].number if self._steps else None
+        return self._steps.first.number if self._steps else None
 
     @property
     def volunteers(self) -> int:

@@ -16,9 +16,9 @@ from typing import Any, Final
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.heads import Introduction
 from hetpeer.averaging.ties import Ties
-from hetpeer.bootstrap import coordinator as core
+from hetpeer.bootstrap import decisions as d
 from hetpeer.bootstrap.arranging import Arrangement
-from hetpeer.bootstrap.coordinator import CoordinatorConfig
+from hetpeer.bootstrap.coordinator import Coordinator
 from hetpeer.bootstrap.core import new_core
 from hetpeer.bootstrap.eventlog import keep_event, read_event, read_events
 from hetpeer.bootstrap.keeping import Checkpoints
@@ -46,11 +46,11 @@ SAVE_RETRY_S = 2.0
 _log = logging.getLogger(__name__)
 
 
-def coordinator_config(run: RunDirectory) -> CoordinatorConfig:
+def coordinator_config(run: RunDirectory) -> d.CoordinatorConfig:
     """What the manifest says, as the core wants it."""
     manifest = run.manifest
     training = manifest.training
-    return CoordinatorConfig(
+    return d.CoordinatorConfig(
         run=run.run_id,
         steps=training.steps,
         sizes=[training.samples_of(number) for number in range(training.microbatches)],
@@ -91,17 +91,17 @@ class CoordinatorService:
         averaging = run.manifest.averaging
         self.core = new_core(coordinator_config(run), averaging, replica.records, clock.monotonic())
         self._channels = ChannelServer(self._accept, m.MAX_MESSAGE_BYTES)
-        self._effects: asyncio.Queue[core.Effect] = asyncio.Queue()
+        self._effects: asyncio.Queue[d.Effect] = asyncio.Queue()
         self._collecting: asyncio.Task[None] | None = None
         self._amended = replica.council.sequence
         """The number of the amendment that all volunteers were told of."""
         self.serving = asyncio.Event()
         """Set once volunteers are answered."""
-        self.halted: asyncio.Future[core.Halt] = asyncio.get_running_loop().create_future()
+        self.halted: asyncio.Future[d.Halt] = asyncio.get_running_loop().create_future()
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def run(self, leaving: asyncio.Event) -> core.Halt | None:
+    async def run(self, leaving: asyncio.Event) -> d.Halt | None:
         """Serve until the run is over, or we do not lead any more (None).
 
         After the run's end it still answers for LINGER_S or until `leaving`, so that volunteers hear the last word. Cancelled, it
@@ -147,7 +147,7 @@ class CoordinatorService:
                 for channel in self._channels:
                     self._tell_amendment(channel)
 
-    def _queue(self, effects: Sequence[core.Effect]) -> None:
+    def _queue(self, effects: Sequence[d.Effect]) -> None:
         for effect in effects:
             self._effects.put_nowait(effect)
 
@@ -155,11 +155,11 @@ class CoordinatorService:
         while True:
             effect = await self._effects.get()
             match effect:
-                case core.Record(record):
+                case d.Record(record):
                     failpoints.reached(f"record_{record['kind']}")
                     await self._record(record)
                     failpoints.reached(f"recorded_{record['kind']}")
-                case core.Send(to, message):
+                case d.Send(to, message):
                     failpoints.reached(f"send_{message.kind}")
                     if isinstance(message, m.Begin):
                         self._node.members(message.roster)
@@ -167,14 +167,14 @@ class CoordinatorService:
                     channel = self._channels.channel(to)
                     if channel is not None:
                         channel.send(Parcel({}, (m.encode(message),)))
-                case core.Disconnect(peer):
+                case d.Disconnect(peer):
                     self._tasks.create_task(self._disconnect(peer))
-                case core.CollectCheckpoint():
+                case d.CollectCheckpoint():
                     failpoints.reached("collect_checkpoint")
                     if self._collecting is not None:
                         self._collecting.cancel()
                     self._collecting = self._tasks.create_task(self._collect(effect))
-                case core.Halt():
+                case d.Halt():
                     self.halted.set_result(effect)
 
     def _with_ticket(self, to: str, begin: m.Begin) -> m.Begin:
@@ -220,7 +220,7 @@ class CoordinatorService:
 
     def arrange(self, arrangement: Arrangement) -> None:
         """A planner proposes who has which blocks from now on."""
-        if isinstance(self.core, core.Coordinator):
+        if isinstance(self.core, Coordinator):
             self._queue(self.core.arrange(arrangement, self._clock.monotonic()))
 
     def broken(self, peer: str) -> None:
@@ -260,7 +260,7 @@ class CoordinatorService:
 
     # ── checkpoints and states ───────────────────────────────────────────────────────────────────────────────────
 
-    async def _collect(self, order: core.CollectCheckpoint) -> None:
+    async def _collect(self, order: d.CollectCheckpoint) -> None:
         """The core seals the checkpoint when the last block is here, and at most reliable peers."""
         version = order.version
         try:

@@ -52,7 +52,6 @@ class CoordinatedStep:
         self.reduce = Reduce(config, members.uplinks(), pace, now)
         self.trouble: str | None = None
         """Why the run cannot go on."""
-        self._config = config
         self._reign = reign
         self._pace = pace
         self.line = reign.line
@@ -83,7 +82,7 @@ class CoordinatedStep:
             line=self.line,
             step=self.number,
             batch=self.batch,
-            microbatches=self._config.microbatches,
+            microbatches=self._reign.config.microbatches,
             roster=dict(self.roster),
             incarnations=dict(self._incarnations),
             tasks=tasks,
@@ -102,9 +101,26 @@ class CoordinatedStep:
         """Whether this was an evaluation of the final state without training, and it is complete."""
         return not self.ledger.ids and self.ledger.complete()
 
-    # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── what holders say ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def sealed(self, peer: str, message: m.Sealed, now: float) -> list[Effect]:
+    def receive(self, peer: str, message: m.Message, now: float) -> list[Effect]:
+        """A word of `peer`, who is on the roster, on this step."""
+        match message:
+            case m.Sealed():
+                return self._sealed(peer, message, now)
+            case m.Evaluated():
+                return self._evaluated(message, now)
+            case m.Failed():
+                return self._failed(peer, message, now)
+            case m.Reducing():
+                self.reduce.moves(message, now)
+            case m.Vote():
+                return self._vote(peer, message, now)
+            case _:
+                pass
+        return []
+
+    def _sealed(self, peer: str, message: m.Sealed, now: float) -> list[Effect]:
         """A holder's report of a slot: block by block it counts or not."""
         verdict = self.ledger.report(peer, message.slot, message.contents, message.losses)
         settled = m.Settled(line=self.line, step=self.number, slot=message.slot, refused=verdict.refused)
@@ -116,14 +132,14 @@ class CoordinatedStep:
             self._lull.over(now)
         return [*effects, *self._hand_out(verdict.reopened), *self.advance(now)]
 
-    def evaluated(self, message: m.Evaluated, now: float) -> list[Effect]:
+    def _evaluated(self, message: m.Evaluated, now: float) -> list[Effect]:
         """Losses of evaluation microbatches."""
         if not self.ledger.evaluated(message.losses):
             return []
         self._lull.over(now)
         return self.advance(now)
 
-    def failed(self, peer: str, message: m.Failed, now: float) -> list[Effect]:
+    def _failed(self, peer: str, message: m.Failed, now: float) -> list[Effect]:
         """`peer` could not compute a microbatch: others are to, and if they cannot either, the run is in trouble."""
         if message.id not in self._ways:
             return []
@@ -198,7 +214,7 @@ class CoordinatedStep:
         if self.orphaned:
             self._lull.over(now)
         undone = self.ledger.undone()
-        if now - self._lull.since < self._pace.patience(self._config.stall_s):
+        if now - self._lull.since < self._pace.patience(self._reign.config.stall_s):
             last = len(undone) <= few(len(self.ledger.ids)) and self._lull.is_unusual(now)
             urged = [self._tell(peer, ()) for peer in sorted(self.roster)] if self._lull.urges(now) else []
             return [
@@ -246,7 +262,7 @@ class CoordinatedStep:
             for peer, covers in told.items()
         ]
 
-    def vote(self, peer: str, message: m.Vote, now: float) -> list[Effect]:
+    def _vote(self, peer: str, message: m.Vote, now: float) -> list[Effect]:
         """A holder's word on the reduced gradients of its blocks; the last one decides."""
         again = self.reduce.vote(peer, message, self.roster)
         if self.reduce.trouble is not None:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetpeer.bootstrap.amending import Amending
-from hetpeer.bootstrap.coordinator import Halt
 from hetpeer.bootstrap.core import is_over
 from hetpeer.bootstrap.council import Council
+from hetpeer.bootstrap.decisions import Halt
 from hetpeer.bootstrap.keeping import Checkpoints
 from hetpeer.bootstrap.replica import Replica, run_logs
 from hetpeer.bootstrap.rundir import RunDirectory

@@ -88,7 +88,7 @@ class Cluster(Coordinator):
         roster = self.members.roster()
         message = average_message(record, self.number, self._reign.version - 1)
         told: list[Effect] = [Send(peer, message) for peer in sorted(roster)]
-        self._pace.committed()
+        self._steps.pace.committed()
         self.members.outdate(roster)
         return [*told, *self.go_on(now)]
 

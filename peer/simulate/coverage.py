@@ -9,7 +9,7 @@ from itertools import product
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member import Phase
-from hetpeer.bootstrap.coordinator import State
+from hetpeer.bootstrap.decisions import State
 
 Cell = tuple[str, str]
 """(state, event), by their names."""

@@ -16,8 +16,8 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import RecordApplied
 from hetpeer.averaging.groups.scheduler import Pipelines
 from hetpeer.averaging.groups.window import Adaptive
-from hetpeer.bootstrap import coordinator as c
 from hetpeer.bootstrap.core import Core
+from hetpeer.bootstrap.decisions import CoordinatorConfig
 from hetpeer.bootstrap.grouped.lineage import lineage
 from hetpeer.bootstrap.grouped.run import Grouped
 from hetpeer.peer.simulate.checks import Checks, Digests, require
@@ -85,7 +85,7 @@ class GroupedSwarm(Swarm):
         self._span = span
         self._interval, self._delayed = interval, delayed
 
-    def _new_core(self, config: c.CoordinatorConfig) -> Core:
+    def _new_core(self, config: CoordinatorConfig) -> Core:
         scheduler = Pipelines(1, (), self._span, Adaptive())
         config = replace(config, averaging_interval=self._interval, averaging_delayed=self._delayed)
         return Grouped(config, self.log, scheduler, self.world.now)

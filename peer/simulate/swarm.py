@@ -19,11 +19,13 @@ from hetpeer.averaging.member import Effect as MemberEffect
 from hetpeer.averaging.member import Member, Phase
 from hetpeer.averaging.reduction import LENGTH
 from hetpeer.averaging.ties import Tie, Ties
-from hetpeer.bootstrap import coordinator as c
+from hetpeer.bootstrap import decisions as d
 from hetpeer.bootstrap.arranging import Arrangement
+from hetpeer.bootstrap.coordinator import Coordinator
 from hetpeer.bootstrap.core import Core
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import BlockCost
+from hetpeer.bootstrap.reigning import over_all
 from hetpeer.peer.simulate.board import Board
 from hetpeer.peer.simulate.checks import Checks, ViolationError
 from hetpeer.peer.simulate.coverage import Coverage
@@ -153,12 +155,12 @@ class Swarm:
         self._perform(self.coordinator.start())
         self._tick(self._reign)
 
-    def _new_core(self, config: c.CoordinatorConfig) -> Core:
-        return c.Coordinator(c.over_all(config, History.of(self.log)), self.world.now)
+    def _new_core(self, config: d.CoordinatorConfig) -> Core:
+        return Coordinator(over_all(config, History.of(self.log)), self.world.now)
 
-    def _coordinator_config(self) -> c.CoordinatorConfig:
+    def _coordinator_config(self) -> d.CoordinatorConfig:
         cfg = self.config
-        return c.CoordinatorConfig(
+        return d.CoordinatorConfig(
             run="sim",
             steps=cfg.steps,
             sizes=[1] * cfg.microbatches,
@@ -211,38 +213,38 @@ class Swarm:
     def arrange(self, arrangement: Arrangement) -> None:
         """A planner proposes who has which blocks."""
 
-        def proposed(core: Core, now: float) -> Iterable[c.Effect]:
-            assert isinstance(core, c.Coordinator)
+        def proposed(core: Core, now: float) -> Iterable[d.Effect]:
+            assert isinstance(core, Coordinator)
             return core.arrange(arrangement, now)
 
         self._gate.enter(lambda: self._event("arrange", proposed))
 
-    def _event(self, name: str, act: Callable[[Core, float], Iterable[c.Effect]]) -> None:
+    def _event(self, name: str, act: Callable[[Core, float], Iterable[d.Effect]]) -> None:
         """Something happens to the coordinator, if there is one."""
         core = self.coordinator
         if core is not None:
             self._coverage.coordinator[core.state.value, name] += 1
             self._perform(act(core, self.world.now))
 
-    def _perform(self, effects: Iterable[c.Effect]) -> None:
+    def _perform(self, effects: Iterable[d.Effect]) -> None:
         """Carry out effects in order; a hook may crash the coordinator between two of them."""
         reign = self._reign
         for effect in effects:
             if self.coordinator is None or reign != self._reign:
                 return
             match effect:
-                case c.Record(record):
+                case d.Record(record):
                     self.write(dict(record))
-                case c.Send(to, message):
+                case d.Send(to, message):
                     self._check_promise(to, message)
                     self._deliver(to, message)
-                case c.Disconnect(peer):
+                case d.Disconnect(peer):
                     session = self._channels.pop(peer, None)
                     if session is not None:
                         self.network.send(COORDINATOR, peer, self.volunteers[peer].lost_session(session))
-                case c.CollectCheckpoint():
+                case d.CollectCheckpoint():
                     self._collect(effect, {}, COLLECT_TRIES)
-                case c.Halt(_, completed):
+                case d.Halt(_, completed):
                     self.completed = completed
 
     def _check_promise(self, to: str, message: m.Message) -> None:
@@ -317,7 +319,7 @@ class Swarm:
 
         def to_coordinator() -> None:
             core = self.coordinator
-            over = core is not None and core.state is c.State.FINISHED
+            over = core is not None and core.state is d.State.FINISHED
             if core is not None and (over or self._is_past(core, message)):
                 self._event(message.kind, lambda core, now: core.receive(name, message, now))
 
@@ -328,7 +330,7 @@ class Swarm:
 
     def _is_past(self, core: Core, message: m.Message) -> bool:
         """Whether `message` is of a line or a step that is past for the coordinator."""
-        assert isinstance(core, c.Coordinator)
+        assert isinstance(core, Coordinator)
         return is_past(message, core.line, core.history.version)
 
     def stream_broken(self, name: str) -> None:
@@ -408,7 +410,7 @@ class Swarm:
 
     # ── checkpoints ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _collect(self, order: c.CollectCheckpoint, states: dict[int, Any], tries: int) -> None:
+    def _collect(self, order: d.CollectCheckpoint, states: dict[int, Any], tries: int) -> None:
         """Fetch the blocks' states from those who save them; one that cannot be had ends it."""
         reign, version, savers = self._reign, order.version, order.savers
         self._saving = version

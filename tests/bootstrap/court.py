@@ -1,9 +1,11 @@
 """A coordinator driven by hand: two blocks in one place, two microbatches a step, volunteers that do as they are told."""
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.coordinator import Coordinator, CoordinatorConfig, Record, Send, State, over_all
+from hetpeer.bootstrap.coordinator import Coordinator
+from hetpeer.bootstrap.decisions import CoordinatorConfig, Record, Send, State
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import BlockCost
+from hetpeer.bootstrap.reigning import over_all
 
 BLOCKS = 2
 CONFIG = {

@@ -4,7 +4,7 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.arranging import Arrangement
-from hetpeer.bootstrap.coordinator import CollectCheckpoint, Record, State
+from hetpeer.bootstrap.decisions import CollectCheckpoint, Record, State
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import Standing
 from tests.bootstrap.court import Court

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.coordinator import CollectCheckpoint, Disconnect, Halt, Record, Send, State
+from hetpeer.bootstrap.decisions import CollectCheckpoint, Disconnect, Halt, Record, Send, State
 from hetpeer.bootstrap.membership import Standing
 from tests.bootstrap.court import Court
 

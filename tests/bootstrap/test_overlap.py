@@ -4,7 +4,7 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.arranging import Arrangement
-from hetpeer.bootstrap.coordinator import Record, Send, State
+from hetpeer.bootstrap.decisions import Record, Send, State
 from tests.bootstrap.court import BLOCKS, Court
 
 

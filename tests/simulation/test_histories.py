@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from hetpeer.averaging.member import Phase
-from hetpeer.bootstrap.coordinator import State
+from hetpeer.bootstrap.decisions import State
 from hetpeer.peer.simulate.coverage import COORDINATOR_EVENTS, MEMBER_MESSAGES, Coverage
 from hetpeer.peer.simulate.run import simulate
 from tests.simulation.cells import (
