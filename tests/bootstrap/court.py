@@ -151,3 +151,66 @@ class Court:
         for peer in peers:
             self.applied(peer)
         return effects
+
+
+# ── courts in each state ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def waiting():
+    return Court()
+
+
+def syncing():
+    court = Court()
+    court.prepare("a")
+    return court
+
+
+def training():
+    return Court().begin("a", "b")
+
+
+def reducing():
+    court = training()
+    court.count("a")
+    return court
+
+
+def finished():
+    court = Court(steps=1, checkpoint_every=1).begin("a", "b")
+    court.commit("a", "b")
+    court.save()
+    return court
+
+
+COURTS = {
+    State.WAITING: waiting,
+    State.SYNCING: syncing,
+    State.TRAINING: training,
+    State.REDUCING: reducing,
+    State.FINISHED: finished,
+}
+
+
+def one_each():
+    """Two volunteers with a block each, in a step whose state lies in the store."""
+    commits = [{"kind": "commit", "step": step, "loss": 1.0} for step in range(2)]
+    sealed = {"kind": "checkpoint", "version": 2, "blocks": ["state 0", "state 1"]}
+    return Court([*commits, sealed], layouts=(((0, 1), (1, 2)),)).begin("a", "b")
+
+
+# ── what volunteers complain of, and what is written ─────────────────────────────────────────────────────────────
+
+
+def failed(court, peer, microbatch=0):
+    return court.tell(peer, m.Failed(line=court.line, step=0, id=microbatch, why="non-finite"))
+
+
+def objection(court, peer, plan=1):
+    return m.Objection(
+        line=court.line, step=court.core.step or 0, plan=plan, block=1, peer=peer, why="not finite"
+    )
+
+
+def kinds(effects):
+    return [x.record["kind"] for x in effects if isinstance(x, Record)]
