@@ -31,9 +31,10 @@ from benchmarks.baselines.churn_models import Departure, Fleet, losing_work, res
 from benchmarks.baselines.forgetful import forgetful
 from hetpeer.dht.processes import dying_with_us
 from hetpeer.peer.simulate.checks import ViolationError
+from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.numerics import Counting
-from hetpeer.peer.simulate.swarm import Swarm, SwarmConfig
+from hetpeer.peer.simulate.swarm import Swarm
 from hetpeer.peer.simulate.worker import BACKWARD_S, FORWARD_S
 
 SLOWED = 1.1

@@ -32,9 +32,9 @@ from benchmarks import report
 from benchmarks.swarm import NEVER, Model
 from hetpeer.bootstrap.settings import AveragingSettings, TrainingSettings
 from hetpeer.dht.processes import dying_with_us
+from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.grouped import GroupedSwarm
-from hetpeer.peer.simulate.swarm import SwarmConfig
 from hetpeer.peer.simulate.toynet import SETTINGS, ToyNet
 from tests.wanlab.lab import Lab
 

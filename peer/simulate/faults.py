@@ -103,9 +103,9 @@ class Faults:
             case 0 | 1:
                 swarm.crash_coordinator(random.uniform(0.5, 20.0))
             case 2:
-                swarm.pause_coordinator(random.choice((1.0, 5.0, 15.0)))
+                swarm.host.pause(random.choice((1.0, 5.0, 15.0)))
             case 3:
-                swarm.save_failed(swarm.saving)
+                swarm.store.fail()
             case 4:
                 swarm.stranger(m.Hello(run="another run", incarnation=1))
             case 5:

@@ -17,15 +17,15 @@ from hetpeer.averaging.effects import RecordApplied
 from hetpeer.averaging.groups.scheduler import Pipelines
 from hetpeer.averaging.groups.window import Adaptive
 from hetpeer.bootstrap.core import Core
-from hetpeer.bootstrap.decisions import CoordinatorConfig
 from hetpeer.bootstrap.grouped.lineage import lineage
 from hetpeer.bootstrap.grouped.run import Grouped
 from hetpeer.peer.simulate.checks import Checks, Digests, require
+from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.faults import MOMENTS, OF_CLUSTERS, Faults
 from hetpeer.peer.simulate.numerics import Chain, Symbols
 from hetpeer.peer.simulate.run import BLOCKS, LIMIT_S, shape
-from hetpeer.peer.simulate.swarm import Swarm, SwarmConfig, is_past
+from hetpeer.peer.simulate.swarm import Swarm, is_past
 
 INTERVALS = (1, 3)
 """Batches between averagings, in turn; every other four seeds' averagings are delayed."""
@@ -85,8 +85,9 @@ class GroupedSwarm(Swarm):
         self._span = span
         self._interval, self._delayed = interval, delayed
 
-    def _new_core(self, config: CoordinatorConfig) -> Core:
+    def _new_core(self) -> Core:
         scheduler = Pipelines(1, (), self._span, Adaptive())
+        config = self.config.coordinator(self.numerics)
         config = replace(config, averaging_interval=self._interval, averaging_delayed=self._delayed)
         return Grouped(config, self.log, scheduler, self.world.now)
 

@@ -238,10 +238,10 @@ def announce_first() -> AbstractContextManager[None]:
     original = Swarm.write
 
     def write(self: Swarm, record: dict[str, Any]) -> None:
-        reign = self._reign
+        reign = self.host.reign
 
         def late() -> None:
-            if self.coordinator is not None and reign == self._reign:
+            if self.coordinator is not None and reign == self.host.reign:
                 original(self, record)
 
         self.world.after(self.world.random.uniform(0.0, 0.3), late)

@@ -10,10 +10,11 @@ from typing import Any
 
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.peer.simulate.checks import ViolationError
+from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.numerics import Counting
 from hetpeer.peer.simulate.scenario import Scenario
-from hetpeer.peer.simulate.swarm import Swarm, SwarmConfig
+from hetpeer.peer.simulate.swarm import Swarm
 from hetpeer.peer.simulate.wires import Ground
 from hetpeer.stages.planning.swarms.pipelines import Pipelines
 from hetpeer.stages.planning.swarms.plans import Plan, planned

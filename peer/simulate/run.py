@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from hetpeer.averaging.reduction import LENGTH
 from hetpeer.averaging.ties import Tie
 from hetpeer.peer.simulate.arrangements import Arrangements
+from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.faults import Faults
 from hetpeer.peer.simulate.numerics import Symbols
-from hetpeer.peer.simulate.swarm import Swarm, SwarmConfig
+from hetpeer.peer.simulate.swarm import Swarm
 
 BLOCKS = 4
 FAULTS = 10

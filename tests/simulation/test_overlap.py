@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from hetpeer.bootstrap.history import History
+from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.numerics import Symbols
 from hetpeer.peer.simulate.run import BLOCKS
-from hetpeer.peer.simulate.swarm import Swarm, SwarmConfig
+from hetpeer.peer.simulate.swarm import Swarm
 
 THREE_STAGES = SwarmConfig(
     volunteers=6,

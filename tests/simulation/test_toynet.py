@@ -7,10 +7,11 @@ import torch
 
 from hetpeer.bootstrap.history import History
 from hetpeer.peer.simulate.checks import ViolationError
+from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.faults import Kills
 from hetpeer.peer.simulate.mutants import MUTANTS
-from hetpeer.peer.simulate.swarm import Swarm, SwarmConfig
+from hetpeer.peer.simulate.swarm import Swarm
 from hetpeer.peer.simulate.toynet import ToyNet
 
 STEPS, MICROBATCHES, KILLS = 200, 6, 100

@@ -7,9 +7,10 @@ import torch
 
 from hetpeer.bootstrap.history import History
 from hetpeer.peer.simulate.checks import Checks
+from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.grouped import GroupedChecks, GroupedSwarm
-from hetpeer.peer.simulate.swarm import Swarm, SwarmConfig
+from hetpeer.peer.simulate.swarm import Swarm
 from hetpeer.peer.simulate.toynet import ToyNet, _digest
 
 BLOCKS, STEPS, MICROBATCHES = 8, 12, 6

@@ -1,0 +1,79 @@
+"""The shape of a simulated run, and what its coordinator and volunteers are told of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetpeer.averaging.holding import Shape
+from hetpeer.averaging.reduction import LENGTH
+from hetpeer.averaging.ties import Tie, Ties
+from hetpeer.bootstrap.decisions import CoordinatorConfig
+from hetpeer.bootstrap.membership import BlockCost
+from hetpeer.peer.simulate.numerics import Numerics
+from hetpeer.peer.simulate.wires import Ground
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwarmConfig:
+    """The defaults are a swarm of four, in two cuts of four blocks."""
+
+    volunteers: int = 4
+    layouts: tuple[tuple[tuple[int, int], ...], ...] = (((0, 2), (2, 4)), ((0, 1), (1, 4)))
+    steps: int = 8
+    microbatches: int = 6
+    evaluation_microbatches: int = 2
+    evaluate_every: int = 2
+    slot_capacity: int = 2
+    ties: tuple[Tie, ...] = ()
+    checkpoint_every: int = 3
+    staleness: int = 0
+    """Steps that begin before the one that they follow is committed."""
+    clip_norm: float | None = None
+    latency_s: tuple[float, float] = (0.005, 0.12)
+    stall_s: float = 8.0
+    reduce_s: float = 6.0
+    sync_s: float = 10.0
+    speeds: tuple[float, ...] = (1.0, 0.5, 2.0, 1.0, 0.7, 1.5)
+    """Of the volunteers, in turn; at 1 a worker takes as long as worker.py says."""
+    fetch_s: tuple[float, float] = (0.05, 0.3)
+    """How long the transfer of one block's state takes."""
+    uplinks: tuple[float, ...] = (0.0,)
+    """What the volunteers say of theirs, in turn; 0: nothing. Only the shares of a reduce depend on it."""
+    shard_length: int = LENGTH
+    """Numbers that a shard has, as far as its share is cut."""
+    part_s: tuple[float, float] = (0.0, 0.0)
+    """How much later a part of an averaging leaves: lines are slow, and models large."""
+    credit: int = 0
+    """Bundles of each kind that a volunteer takes from another at a time; 0: any number."""
+    duplicates: float = 0.05
+    """Share of tensors that arrive twice."""
+    ground: Ground | None = None
+    """What blocks and lines cost; None: everything takes a moment."""
+    seats: tuple[tuple[int, int], ...] = ()
+    """(cluster, first block) of the place that each volunteer takes if it is open; none: they choose."""
+    arranged_s: float = 0.0
+    """Another division of the blocks is proposed so often; 0: never."""
+
+    def member(self, numerics: Numerics) -> Shape:
+        """What a volunteer must know of the model."""
+        return Shape(numerics.sizes, self.slot_capacity, Ties(self.ties), self.shard_length)
+
+    def coordinator(self, numerics: Numerics) -> CoordinatorConfig:
+        """What the manifest would say."""
+        blocks, ties = range(numerics.blocks), Ties(self.ties)
+        return CoordinatorConfig(
+            run="sim",
+            steps=self.steps,
+            sizes=[1] * self.microbatches,
+            evaluation_microbatches=self.evaluation_microbatches,
+            evaluate_every=self.evaluate_every,
+            checkpoint_every=self.checkpoint_every,
+            clip_norm=self.clip_norm,
+            layouts=self.layouts,
+            costs=[BlockCost(elements=numerics.sizes[block], memory_bytes=1, flops=1.0) for block in blocks],
+            ties={block: ties.partners(block) for block in blocks},
+            stall_s=self.stall_s,
+            reduce_s=self.reduce_s,
+            sync_s=self.sync_s,
+            staleness=self.staleness,
+        )
