@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hetpeer.bootstrap.crediting import check_credit
 from hetpeer.bootstrap.deciding import Decision, decisions_of
 from hetpeer.bootstrap.grouped.lineage import lineage
 from hetpeer.bootstrap.history import History, Record
@@ -34,8 +35,9 @@ RULES: Mapping[str, str] = {
     "S1": "each step is computed with parameters that are as old as was decided, and no older than the run allows",
     "I3": "nothing is applied that was not decided",
     "I5": "a run goes back to its last complete checkpoint only",
+    "C1": "a commit credits each peer with what is its own in the sums that were applied",
 }
-"""Of docs/protocol.md, as far as logs can show them. I2 is F1 at all steps."""
+"""Of docs/protocol.md, as far as logs can show them; C1 is of docs/credit.md. I2 is F1 at all steps."""
 
 
 @dataclass(slots=True)
@@ -60,6 +62,10 @@ class Verdict:
     """Updates by which the parameters of a step were behind → how many committed steps."""
     volunteers: int = 0
     events: int = 0
+    unit: str = ""
+    """What credit is counted in: so many of them, times blocks."""
+    credit: dict[str, int] = field(default_factory=dict)
+    """Peer → what it has in the surviving commits, by the coordinator's log; most first."""
     problems: list[str] = field(default_factory=list)
     problem_count: int = 0
     broken: dict[str, int] = field(default_factory=dict)
@@ -94,12 +100,15 @@ def audit(directory: Path) -> Verdict:
         rollbacks=history.rollbacks,
         volunteers=said.volunteers,
         events=said.updates,
+        unit=run.manifest.data.unit,
     )
     for line in said.unsound:
         verdict.complain(line)
     _check_decisions(records, verdict)
     _check_every_update_was_decided(records, said.applied, verdict)
-    _check_steps(run.manifest, records, said.applied, verdict)
+    surviving = _surviving(run.manifest, records, verdict)
+    _check_steps(run.manifest, surviving, said.applied, verdict)
+    _check_credit(run.manifest, surviving, records, said.applied, verdict)
     _check_checkpoints(records, said.applied, verdict)
     _check_lives(said.lives, verdict)
     verdict.leftovers = len(_counted_leftovers(records, said))
@@ -165,10 +174,12 @@ def _check_every_update_was_decided(
 
 
 def _check_steps(
-    manifest: Manifest, records: Sequence[Record], applied: Mapping[Key, list[Applied]], verdict: Verdict
+    manifest: Manifest,
+    surviving: Sequence[Decision],
+    applied: Mapping[Key, list[Applied]],
+    verdict: Verdict,
 ) -> None:
     """F1 to F3: count the microbatches of every step that is part of the result, and the clusters of every averaging."""
-    surviving = _surviving(manifest, records, verdict)
     trained = [one for one in surviving if one.trains]
     microbatches = range(manifest.training.microbatches)
     verdict.steps = len(trained)
@@ -205,6 +216,22 @@ def _check_steps(
                 verdict.complain(
                     f"{one}: {'microbatches' if one.trains else 'clusters'} {what}: {names}", "F1"
                 )
+
+
+def _check_credit(
+    manifest: Manifest,
+    surviving: Sequence[Decision],
+    records: Sequence[Record],
+    applied: Mapping[Key, list[Applied]],
+    verdict: Verdict,
+) -> None:
+    """C1, and who has how much."""
+    training = manifest.training
+    sizes = {number: training.samples_of(number) for number in range(training.microbatches)}
+    credit, problems = check_credit(surviving, records, applied, sizes, len(manifest.blocks))
+    verdict.credit = {peer: n * manifest.data.tokens_per_sample for peer, n in credit.most_common()}
+    for problem in problems:
+        verdict.complain(problem, "C1")
 
 
 def _surviving(manifest: Manifest, records: Sequence[Record], verdict: Verdict) -> list[Decision]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.credit import work_in, written
 from hetpeer.bootstrap.decisions import Effect, Send
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.ledger import clip_coefficient
@@ -18,7 +19,7 @@ def commit(
     reign: Reign, step: CoordinatedStep, decision: Mapping[int, m.BlockVote], now: float
 ) -> list[Effect]:
     """`step` is committed by `decision`: the log says so, and then those who work on it are told."""
-    logged = reign.log(**_commit_record(step, decision, reign.config.clip_norm, now))
+    logged = reign.log(**_commit_record(step, decision, reign, now))
     effects: list[Effect] = [logged]
     if step.ledger.evaluation:
         effects.append(reign.log(**evaluation_record(step)))
@@ -26,9 +27,9 @@ def commit(
 
 
 def _commit_record(
-    step: CoordinatedStep, decision: Mapping[int, m.BlockVote], clip_norm: float | None, now: float
+    step: CoordinatedStep, decision: Mapping[int, m.BlockVote], reign: Reign, now: float
 ) -> dict[str, Any]:
-    """What the log says of `step`: its plan, loss, gradient digests, and the global norm with what follows from it."""
+    """What the log says of `step`: its plan, loss, gradient digests, the global norm with what follows from it, and who counted how much."""
     norm = math.sqrt(math.fsum(vote.squared_norm for vote in decision.values()))
     return {
         "kind": "commit",
@@ -41,8 +42,9 @@ def _commit_record(
         "plan": step.reduce.plan,
         "loss": step.ledger.train_loss(step.sizes),
         "norm": norm,
-        "coefficient": clip_coefficient(norm, clip_norm),
+        "coefficient": clip_coefficient(norm, reign.config.clip_norm),
         "gradients": {block: vote.digest for block, vote in sorted(decision.items())},
+        **written(work_in(step.covers.values(), step.sizes), reign.history.contributors),
         "seconds": now - step.awaited_at,
         "reduce_seconds": now - step.reduce.began_at,
     }

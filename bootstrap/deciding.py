@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hetpeer.bootstrap.history import Record
@@ -21,6 +21,8 @@ class Decision:
     behind: int = 0
     """So many versions older than the step's own were the parameters of which the gradient is."""
     clusters: frozenset[int] = frozenset()
+    counted: Sequence[int] | None = None
+    """Whose work it is, as the record has it (credit.py); None: it does not say."""
 
     @property
     def trains(self) -> bool:
@@ -45,6 +47,7 @@ def decisions_of(record: Record) -> Iterator[Decision]:
                 plan=record["plan"],
                 digests={int(block): digest for block, digest in record["gradients"].items()},
                 behind=record.get("behind", 0),
+                counted=record.get("counted"),
             )
         case "average" | "installed":
             members = frozenset(cluster for cluster, _ in record["clusters"])

@@ -40,6 +40,8 @@ class History:
     """How the first clusters cut the blocks since volunteers were moved last."""
     departures: Counter[str] = field(default_factory=Counter)
     """Peer → how often it has gone, one way or another."""
+    contributors: dict[str, int] = field(default_factory=dict)
+    """Peer → the number by which commits, of any cluster, name it (credit.py)."""
 
     @classmethod
     def of(cls, records: Iterable[Record], cluster: int = 0) -> History:
@@ -51,6 +53,8 @@ class History:
 
     def add(self, record: Record) -> None:
         """Fold one more record."""
+        for peer in record.get("newcomers", ()):
+            self.contributors[peer] = len(self.contributors)
         match record["kind"]:
             case "reign":
                 self.term = int(record["term"])

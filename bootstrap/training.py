@@ -14,7 +14,7 @@ from hetpeer.bootstrap.decisions import Effect, Send, Work
 from hetpeer.bootstrap.ledger import StepLedger
 from hetpeer.bootstrap.membership import Range
 from hetpeer.bootstrap.patience import Lull, Pace, few
-from hetpeer.bootstrap.reduce import Reduce
+from hetpeer.bootstrap.reduce import Reduce, Sums
 from hetpeer.bootstrap.reign import Reign
 from hetpeer.bootstrap.routing import Assignments
 from hetpeer.stages.execution.routes import cheapest_path
@@ -50,6 +50,8 @@ class CoordinatedStep:
         self.sizes = dict(enumerate(config.sizes))
         """Training id → how many samples it has."""
         self.reduce = Reduce(config, members.uplinks(), pace, now)
+        self.covers: Mapping[int, Sequence[Sums]] = {}
+        """Block → whose slots, with which ids, the latest plan adds."""
         self.trouble: str | None = None
         """Why the run cannot go on."""
         self._reign = reign
@@ -121,8 +123,10 @@ class CoordinatedStep:
         return []
 
     def _sealed(self, peer: str, message: m.Sealed, now: float) -> list[Effect]:
-        """A holder's report of a slot: block by block it counts or not."""
-        verdict = self.ledger.report(peer, message.slot, message.contents, message.losses)
+        """A holder's report of a slot: block by block it counts or not. What it says of blocks that it does not hold never does."""
+        begin, end = self.roster[peer]
+        theirs = [part for part in message.contents if begin <= part.begin and part.end <= end]
+        verdict = self.ledger.report(peer, message.slot, theirs, message.losses)
         settled = m.Settled(line=self.line, step=self.number, slot=message.slot, refused=verdict.refused)
         effects: list[Effect] = [Send(peer, settled)]
         for rival, blocks in verdict.evicted.items():
@@ -256,7 +260,8 @@ class CoordinatedStep:
         return self.advance(now)
 
     def _make_plan(self, now: float) -> list[Effect]:
-        told = self.reduce.make(self.ledger.covers(), self.roster, now)
+        self.covers = self.ledger.covers()
+        told = self.reduce.make(self.covers, self.roster, now)
         return [
             Send(peer, m.Plan(line=self.line, step=self.number, plan=self.reduce.plan, covers=covers))
             for peer, covers in told.items()

@@ -172,6 +172,12 @@ class Batches:
         )
         return not again and stored.keys().isdisjoint(self._in_hands)
 
+    def commits(self) -> set[int]:
+        """Which commits of the log made the result as it stands: what is in a living cluster, or in the last checkpoint if none lives."""
+        if not self._in:
+            return set(self._stored.values())
+        return {commit for known in self._in.values() for commit, _ in known.values()}
+
     def has(self, cluster: int, batch: int) -> bool:
         """Whether `batch` is in `cluster`."""
         return batch in self._in.get(cluster, {})

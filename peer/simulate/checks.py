@@ -6,17 +6,20 @@
 * The log grows by one step at a time, terms and views only rise, and its losses are those of all microbatches.
 * A plan names live holders only, each with exactly the ids that its accepted slot is made of, and every holder that is
   told a commit has the gradients that it names (F3: a committed result has a copy).
+* What a commit gives its peers as credit is what is theirs in the sums that its holders apply; all credit together is that of the
+  surviving commits.
 * A holder never keeps more than two live slots of a block, and never an id in two of them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import RecordApplied
+from hetpeer.bootstrap.credit import Contributors, Credit, work_in
 from hetpeer.bootstrap.history import History
 from hetpeer.peer.simulate.numerics import Numerics
 from hetpeer.stages.execution.slots import LIVE, SlotBook
@@ -47,6 +50,12 @@ class Checks:
         """The same → by how many versions its parameters were behind."""
         self._states = {(0, b): numerics.digest(numerics.initial(b)) for b in range(numerics.blocks)}
         """(commit, block) → digest of the state."""
+        self.credit = Credit()
+        self._contributors = Contributors()
+        self._given: dict[Hashable, Mapping[str, int]] = {}
+        """Commit → what it gives."""
+        self._summed: dict[Hashable, dict[int, m.Cover]] = {}
+        """Commit → block → what was applied."""
 
     def recorded(self, record: Mapping[str, Any]) -> None:
         """One more record lies durably in the log."""
@@ -68,7 +77,30 @@ class Checks:
             self._parents[key] = (self._lineage[step], self._commits)
             self._behind[key] = record.get("behind", 0)
             self._lineage[step + 1] = self._commits
+            self.gives(key, record)
         history.add(record)
+        self.credit_adds_up(record, len(history.commits))
+
+    def gives(self, commit: Hashable, record: Mapping[str, Any]) -> None:
+        """Commit `commit` is decided, and its record names whose work is in it."""
+        self._contributors.add(record)
+        self._given[commit] = dict(self._contributors.read(record["counted"]))
+
+    def credit_adds_up(self, record: Mapping[str, Any], batches: int) -> None:
+        """With `record`, so many `batches` are in the result: each has given what it can, and none twice."""
+        self.credit.add(record)
+        given, due = self.credit.of, batches * self._microbatches * self._numerics.blocks
+        require(sum(given.values()) == due, f"{sum(given.values())} are credited for {batches} batches")
+        require(min(given.values(), default=1) > 0, f"{given} is credited")
+
+    def credited(self, commit: Hashable, covers: Collection[m.Cover]) -> None:
+        """These were applied for `commit`."""
+        summed = self._summed.setdefault(commit, {})
+        summed |= {cover.block: cover for cover in covers}
+        if len(summed) == self._numerics.blocks:
+            sizes = dict.fromkeys(range(self._microbatches), 1)
+            work = work_in((cover.slots for cover in summed.values()), sizes)
+            require(work == self._given[commit], f"{commit} gives {self._given[commit]}, and counts {work}")
 
     def is_fresh_enough(self, step: int, record: Mapping[str, Any]) -> None:
         """The parameters of a committed step are those of a version that there was, and not too old."""
@@ -94,6 +126,7 @@ class Checks:
             after = record.states[cover.block]
             known = self._states.setdefault((commit, cover.block), after)
             require(known == after, f"{where}: holders differ at {volunteer}")
+        self.credited((line.term, line.view, step), record.covers)
 
     def keeps(self, volunteer: str, versions: int, steps: int) -> None:
         """`volunteer` keeps so many versions of a block, and works on so many steps."""

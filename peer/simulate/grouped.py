@@ -17,6 +17,7 @@ from hetpeer.averaging.effects import RecordApplied
 from hetpeer.averaging.groups.scheduler import Pipelines
 from hetpeer.averaging.groups.window import Adaptive
 from hetpeer.bootstrap.core import Core
+from hetpeer.bootstrap.credit import Credit
 from hetpeer.bootstrap.grouped.lineage import lineage
 from hetpeer.bootstrap.grouped.run import Grouped
 from hetpeer.peer.simulate.checks import Checks, Digests, require
@@ -105,6 +106,7 @@ class GroupedChecks(Checks):
 
     def __init__(self, numerics: Any, steps: int, microbatches: int, staleness: int) -> None:
         super().__init__(numerics, steps, microbatches, staleness)
+        self.credit = Credit(grouped=steps)
         self._term = 0
         self._inside: dict[int, list[frozenset[tuple[int, int]]]] = {}
         """Living cluster → version by version what is in it: (batch, which training of it)."""
@@ -143,6 +145,7 @@ class GroupedChecks(Checks):
                 require(batch not in known, f"batch {batch} is trained though it is somewhere")
                 self._trained[batch] += 1
                 self._batches[cluster, step] = batch
+                self.gives((cluster, step), record)
                 self._inside[cluster].append(self._inside[cluster][-1] | {(batch, self._trained[batch])})
             case "average" | "installed":
                 copies = dict(record["clusters"])
@@ -163,6 +166,8 @@ class GroupedChecks(Checks):
                 require(False, "a grouped run goes back")
             case _:
                 pass
+        everything = frozenset().union(*self._known()) if self._inside else self._stored[1]
+        self.credit_adds_up(record, len(everything))
 
     def _grows(self, cluster: int, step: int) -> None:
         version = self._base[cluster] + len(self._inside[cluster]) - 1
@@ -179,6 +184,8 @@ class GroupedChecks(Checks):
     def applied(self, volunteer: str, record: RecordApplied, before: Digests) -> None:
         step, number = record.step, record.step.number
         cluster = step.line.cluster
+        if not step.group:
+            self.credited((cluster, number), record.covers)
         members = self._averages.get((cluster, number))
         if step.group:
             require(members is not None, f"{volunteer} averaged in step {number} uncommitted")

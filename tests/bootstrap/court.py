@@ -141,8 +141,14 @@ class Court:
         return self
 
     def count(self, *peers, step=None):
-        """The two microbatches of the oldest step, or of `step`, are done, by the first of `peers`."""
-        return self.sealed(peers[0], (0, 1), step=step)
+        """The two microbatches of the oldest step, or of `step`, are done, at each place by the first of `peers` who has it."""
+        volunteers = self.core.members.volunteers
+        first = {volunteers[peer].place: peer for peer in reversed(peers)}
+        return [
+            effect
+            for place, peer in sorted(first.items())
+            for effect in self.sealed(peer, (0, 1), blocks=place, step=step)
+        ]
 
     def commit(self, *peers):
         """Count, vote, and apply."""

@@ -7,7 +7,7 @@ behind: the coordinator's log, the volunteers' signed logs and a final checkpoin
 import atexit
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,8 +19,9 @@ from blake3 import blake3
 
 from hetpeer.bootstrap.checkpoints import CheckpointStore
 from hetpeer.bootstrap.create import create_run
+from hetpeer.bootstrap.credit import written
 from hetpeer.bootstrap.eventlog import EventLog
-from hetpeer.bootstrap.log import Log
+from hetpeer.bootstrap.log import Log, read_log
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import TrainingSettings
 from hetpeer.dht.identity import Identity
@@ -83,6 +84,17 @@ def make_digits_run(folder: Path) -> RunDirectory:
     )
 
 
+def rewrite_log(run: RunDirectory, change: Callable[[list[dict[str, Any]]], None]) -> None:
+    """Change the coordinator's log."""
+    records = list(read_log(run.log_path))
+    change(records)
+    run.log_path.unlink()
+    log = Log.open(run.log_path)
+    for record in records:
+        log.append(record)
+    log.close()
+
+
 @dataclass
 class Engine:
     """Trains one run of four microbatches a step; every volunteer holds every block."""
@@ -119,6 +131,8 @@ class Engine:
         """Four steps; step 2 is done twice, with a rollback between."""
         log = Log.open(self.run.log_path)
         log.append({"kind": "reign", "term": 1})
+        work = {v.peer_id: 4 * len(self.blocks) for v in self.volunteers}
+        numbers: dict[str, int] = {}
         logs = [EventLog(self.run.volunteers / f"{v.peer_id}.jsonl", v) for v in self.volunteers]
         for step, view in ((0, 0), (1, 0), (2, 0), (2, 1), (3, 1)):
             if (step, view) == (2, 1):
@@ -138,8 +152,10 @@ class Engine:
                     "loss": loss,
                     "norm": norm,
                     "gradients": dict(enumerate(gradients)),
+                    **written(work, numbers),
                 }
             )
+            numbers = {peer: number for number, peer in enumerate(sorted(work))}
             if (step, view) == (2, 0):  # decided, and nobody lived to apply it
                 continue
             self.optimizer.step()

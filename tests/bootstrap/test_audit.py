@@ -9,10 +9,10 @@ import pytest
 
 from hetpeer.bootstrap.audit import audit
 from hetpeer.bootstrap.eventlog import sign_event
-from hetpeer.bootstrap.log import Log, read_log
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.errors import LocalError
 from hetpeer.dht.identity import Identity
+from tests.bootstrap.engine import rewrite_log
 
 Change = Callable[[dict[str, Any]], Any]
 
@@ -31,16 +31,6 @@ def resign(run: RunDirectory, volunteer: Identity, change: Change, *, step: int 
             change(record)
         lines.append(sign_event(record, volunteer) + "\n")
     path.write_text("".join(lines))
-
-
-def rewrite_log(run: RunDirectory, change: Callable[[list[dict[str, Any]]], None]) -> None:
-    records = list(read_log(run.log_path))
-    change(records)
-    run.log_path.unlink()
-    log = Log.open(run.log_path)
-    for record in records:
-        log.append(record)
-    log.close()
 
 
 def test_honest_history_passes(trained: RunDirectory) -> None:

@@ -1,0 +1,132 @@
+"""What each peer has contributed to a run: samples times blocks that are counted in commits, from the log alone.
+
+Pure. A commit says how much of it is whose; what it gives counts for as long as it is part of the result. Docs: credit.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from hetpeer.bootstrap.grouped.batches import Batches
+
+Record = Mapping[str, Any]
+Cover = Iterable[tuple[str, Collection[int]]]
+"""Of one block: each holder, and the ids that its slot counts."""
+
+
+def work_in(covers: Iterable[Cover], sizes: Mapping[int, int]) -> Counter[str]:
+    """Samples times blocks of each holder in `covers`, one for each block; `sizes`: how many samples each id has."""
+    work: Counter[str] = Counter()
+    for cover in covers:
+        for holder, ids in cover:
+            work[holder] += sum(sizes.get(microbatch, 0) for microbatch in ids)
+    return work
+
+
+def written(work: Mapping[str, int], numbers: Mapping[str, int]) -> dict[str, Any]:
+    """`work` as a commit record has it; `numbers`: the peers that earlier commits name."""
+    newcomers = sorted(work.keys() - numbers.keys())
+    known = {**numbers, **{peer: len(numbers) + place for place, peer in enumerate(newcomers)}}
+    counted = sorted((known[peer], amount) for peer, amount in work.items())
+    return {
+        **({"newcomers": newcomers} if newcomers else {}),
+        "counted": [field for entry in counted for field in entry],
+    }
+
+
+class Contributors:
+    """The peers that commits name, by their numbers."""
+
+    def __init__(self) -> None:
+        self._peers: list[str] = []
+
+    def add(self, record: Record) -> None:
+        """Fold one more record of the log."""
+        self._peers += record.get("newcomers", ())
+
+    def read(self, counted: Sequence[int]) -> Iterator[tuple[str, int]]:
+        """Peer and samples times blocks, of a commit's `counted`. A number that nobody has, of a log with a gap, is nobody's."""
+        for number, amount in zip(counted[::2], counted[1::2], strict=False):
+            if number < len(self._peers):
+                yield self._peers[number], amount
+
+
+class Credit:
+    """A run's log, folded: who has which part in the result as it stands. `grouped`: its number of batches, if the run is grouped.
+
+    `sample`: what a sample counts at a block, its tokens. No number is larger than all that the run's steps can give.
+    """
+
+    def __init__(self, sample: int = 1, grouped: int | None = None) -> None:
+        self._sample = sample
+        self._contributors = Contributors()
+        self._commits: list[Sequence[int]] = []
+        """What each commit of the log counted."""
+        self._result: _Result = _Steps() if grouped is None else Batches(grouped)
+        self._counting: set[int] = set()
+        """Which of them are part of the result: they are counted from 1."""
+        self._work: Counter[str] = Counter()
+
+    def add(self, record: Record) -> None:
+        """Fold one more record."""
+        self._result.add(record)
+        match record["kind"]:
+            case "commit":
+                self._contributors.add(record)
+                self._commits.append(record.get("counted", ()))
+                self._give(len(self._commits), 1)
+            case "rollback" | "reign" | "founded" | "dissolved":
+                counting = self._result.commits()
+                for number in self._counting - counting:
+                    self._give(number, -1)
+                for number in counting - self._counting:
+                    self._give(number, 1)
+            case _:
+                pass
+
+    def _give(self, number: int, sign: int) -> None:
+        """To whom commit `number` counted something: or take it back."""
+        if sign > 0:
+            self._counting.add(number)
+        else:
+            self._counting.discard(number)
+        for peer, amount in self._contributors.read(self._commits[number - 1]):
+            self._work[peer] += sign * amount
+
+    @property
+    def of(self) -> Mapping[str, int]:
+        """Peer → credit, of everybody who has some."""
+        return {peer: work * self._sample for peer, work in self._work.items() if work}
+
+
+class _Result(Protocol):
+    """Which commits of the log, counted from 1, are part of what was trained so far."""
+
+    def add(self, record: Record) -> None: ...
+
+    def commits(self) -> set[int]: ...
+
+
+class _Steps:
+    """Of an exact run: one after the other, and back."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._steps: dict[int, int] = {}
+        """Step → the commit that made it."""
+
+    def add(self, record: Record) -> None:
+        match record["kind"]:
+            case "commit":
+                self._count += 1
+                self._steps[record["step"]] = self._count
+            case "rollback":
+                kept = record["to_version"]
+                self._steps = {step: commit for step, commit in self._steps.items() if step < kept}
+            case _:
+                pass
+
+    def commits(self) -> set[int]:
+        return set(self._steps.values())
