@@ -1,14 +1,24 @@
-"""The audit of credit: what surviving commits give, beside what the volunteers' signed logs say was in the sums. Docs: credit.md."""
+"""Credit of a run that its manifest describes, and the audit of it: what surviving commits give, beside what the volunteers' signed logs say was in the sums. Docs: credit.md."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from hetpeer.bootstrap.credit import Contributors, work_in
+from hetpeer.bootstrap.credit import Contributors, Credit, work_in
 from hetpeer.bootstrap.deciding import Decision
 from hetpeer.bootstrap.history import Record
+from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.bootstrap.testimony import Applied, Key
+
+
+def credit_in(manifest: Manifest, records: Iterable[Record]) -> Credit:
+    """What `records` give, in tokens (or samples) times blocks; later records can be added."""
+    grouped = None if manifest.averaging is None else manifest.training.steps
+    credit = Credit(manifest.data.tokens_per_sample, grouped)
+    for record in records:
+        credit.add(record)
+    return credit
 
 
 def check_credit(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hetpeer.bootstrap.council import Council
+from hetpeer.bootstrap.crediting import credit_in
 from hetpeer.bootstrap.history import History, Record
 from hetpeer.bootstrap.log import Log
 from hetpeer.bootstrap.raft import effects as e
@@ -77,6 +78,8 @@ class Replica:
         """What is decided, as far as it was told here."""
         self.history = History.of(self.records)
         """The same, folded."""
+        self.credit = credit_in(run.manifest, self.records)
+        """And whose work is in it."""
         self._known = len(self.records)
         self._told = 0
         config = e.RaftConfig(me=node.peer_id, members=run.manifest.coordinators)
@@ -199,6 +202,7 @@ class Replica:
                 await to_its_end(self._ledger.append, entry.record)
                 self.records.append(entry.record)
                 self.history.add(entry.record)
+                self.credit.add(entry.record)
             elif self.records[self._told] != entry.record:
                 raise LocalError(
                     "HP-LOG-003",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from hetpeer.bootstrap.council import Council
+from hetpeer.bootstrap.ranking import encode, ranking
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.serving import Served
 
@@ -15,17 +16,27 @@ StateSource = Callable[[int, int, int], Awaitable[Served | None]]
 
 
 class RunShelf:
-    """Serves `run`'s manifest, its latest amendment, the files of it that are here, and states from `states`."""
+    """Serves `run`'s manifest, its latest amendment, the files of it that are here, and states from `states`.
 
-    def __init__(self, run: RunDirectory, council: Council, states: StateSource) -> None:
+    `credit`: peer → what it has, where the run's log is.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        council: Council,
+        states: StateSource,
+        credit: Callable[[], Mapping[str, int]] | None = None,
+    ) -> None:
         self._run = run
         self._council = council
         self._states = states
+        self._credit = credit
         self._files = {reference.blake3: path for reference, path in run.files()}
 
     @asynccontextmanager
     async def find(self, name: str) -> AsyncIterator[Served | None]:
-        """`manifest`, `amendment`, `file/<blake3>` or `state/<cluster>/<version>/<block>`; None for anything else or what is not here."""
+        """`manifest`, `amendment`, `file/<blake3>` or `state/<cluster>/<version>/<block>`, `credit`, `credit/<peer id>`; None for anything else or what is not here."""
         match name.split("/"):
             case ["manifest"]:
                 yield Served(self._run.signed.data, {})
@@ -36,5 +47,7 @@ class RunShelf:
             case ["state", *numbers] if len(numbers) == 3 and all(map(str.isdecimal, numbers)):
                 cluster, version, block = map(int, numbers)
                 yield await self._states(cluster, version, block)
+            case ["credit", *peer] if self._credit is not None and len(peer) < 2:
+                yield Served(encode(ranking(self._credit(), *peer)), {})
             case _:
                 yield None

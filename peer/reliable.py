@@ -62,7 +62,7 @@ class ReliablePeer:
         self._run = run
         self.replica = replica
         self._checkpoints = Checkpoints(node, run, replica.records, replica.company)
-        self._shelf = RunShelf(run, replica.council, self._checkpoints.state)
+        self._shelf = RunShelf(run, replica.council, self._checkpoints.state, lambda: replica.credit.of)
         self._begun_with = len(replica.records)
         self._looked_at = -1
         """How many records there were when we last looked whether the run is over."""

@@ -11,140 +11,36 @@ import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hetpeer.dht.reachability import Reach
+from hetpeer.peer.swarm import (
+    BlockRow,
+    CreditRow,
+    LeftoverRow,
+    LinkRow,
+    PeerRow,
+    Progress,
+    RunCredit,
+    RunName,
+    Swarm,
+    SwarmStatus,
+)
 
 if TYPE_CHECKING:
     from hetpeer.bootstrap.manifest import Manifest, SignedManifest
+    from hetpeer.bootstrap.ranking import Contribution, Ranking
     from hetpeer.dht.addresses import Address
     from hetpeer.dht.board import Board, Note
     from hetpeer.dht.node import Node
     from hetpeer.dht.records import Advert
     from hetpeer.dht.roster import Roster
 
-SCHEMA = "hetpeer.status/1"
 HOLDING = frozenset({"ready", "training", "reducing", "applying"})
 """Phases of a volunteer that has the current state of its blocks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerRow:
-    """One peer, as it says itself."""
-
-    peer: str
-    name: str
-    role: str
-    state: str
-    blocks: tuple[int, int] | None
-    """[begin, end) of its place; held only if `holds`."""
-    holds: bool
-    step: int
-    tokens_per_second: float
-    computes: float
-    """Of its time lately, that its worker computed; 0: it does not say, as the next two."""
-    waits_data: float
-    """That what came next was computed elsewhere, or on its way."""
-    waits_room: float
-    """That there was no room for what would have come of ready work, in its memory or at the next peer. The rest it waited for a step to begin."""
-    device: str
-    reach: str
-    """public: takes connections; private: takes none; unknown; empty: it does not say."""
-    reach_peers: int
-    """How many peers tried, with this result."""
-    relays: tuple[str, ...]
-    """The ends of the ids of those through whom it is reached."""
-    links: tuple[LinkRow, ...]
-    """Its outgoing links, the slowest first, a few at most."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkRow:
-    """What goes to another peer."""
-
-    to: str
-    """The end of its id."""
-    bytes_per_second: float
-    """At which bytes arrive there; 0: not known."""
-    ratio: float
-    """How many times smaller than in memory what is sent is."""
-    saved_bytes: int
-    path: str
-    """direct; punched: direct, though neither end takes connections; `through` the end of a relay's id; or empty."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockRow:
-    """One block and the peer ids of those who hold its current state."""
-
-    block: int
-    holders: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftoverRow:
-    """Work on the task board: microbatches that wait for a holder of a block."""
-
-    block: int
-    sender: str
-    """The peer that keeps them."""
-    step: int
-    microbatches: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunName:
-    name: str
-    id: str
-    unit: str
-    """What the speeds count: `tok` of text, or `samples`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    step: int
-    """Updates committed."""
-    steps: int
-    loss: float | None
-    """Of the last committed step."""
-    eta_s: float | None
-    """Seconds until the last step at the present speed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Swarm:
-    volunteers: int
-    working: int
-    """Volunteers that hold the current state of their blocks."""
-    coordinator: bool
-    """Whether one of the reliable peers coordinates."""
-    tokens_per_second: float
-    weakest_block: int
-    """The block with the fewest holders, the first of several."""
-    weakest_holders: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SwarmStatus:
-    """Everything `hetpeer status` shows. `time` is in seconds since 1970, `state` as in docs/protocol.md."""
-
-    time: float
-    state: str
-    reason: str
-    """Why it does not train, in plain words; empty while it does."""
-    run: RunName
-    peers: tuple[PeerRow, ...]
-    blocks: tuple[BlockRow, ...]
-    leftovers: tuple[LeftoverRow, ...]
-    progress: Progress
-    swarm: Swarm
-
-    def document(self) -> dict[str, Any]:
-        """The object of `--json`."""
-        return {"schema": SCHEMA, **asdict(self)}
 
 
 def summarise(
@@ -152,9 +48,10 @@ def summarise(
     adverts: Mapping[str, Advert],
     now: float,
     board: Mapping[str, Sequence[Note]] = MappingProxyType({}),
+    ranking: Ranking | None = None,
 ) -> SwarmStatus:
-    """The status that the adverts and the notes on the task board (by peer id) give of a run, at `now` seconds since 1970.
-    Pure.
+    """The status that the adverts, the notes on the task board (by peer id) and the ranking by credit give of a run, at `now` seconds
+    since 1970. Pure.
     """
     manifest = signed.manifest
     closed = {peer[-8:] for peer, advert in adverts.items() if advert.reach == Reach.PRIVATE}
@@ -186,6 +83,7 @@ def summarise(
         leftovers=tuple(_leftovers(board)),
         progress=progress,
         swarm=swarm,
+        credit=None if ranking is None else _credit(ranking, adverts),
     )
 
 
@@ -201,6 +99,8 @@ class Onlooker:
     _node: Node
     _roster: Roster
     _board: Board
+    _identity: str
+    """The peer whose credit is asked for as well."""
 
     async def adverts(self) -> Mapping[str, Advert]:
         """What the peers say of themselves now, by peer id. Raises `RemoteError` HP-NET-012 when the DHT does not answer."""
@@ -210,17 +110,20 @@ class Onlooker:
         """The same, put together. Raises as `adverts`."""
         from hetpeer.dht.clock import SystemClock
         from hetpeer.peer.manifests import amended
+        from hetpeer.peer.ranking import fetch_ranking
 
         adverts, board = await asyncio.gather(self.adverts(), self._board.read())
         claimants = {peer for peer, advert in adverts.items() if advert.role == "coordinator"}
         if claimants.isdisjoint(self.signed.reliable):
             self.signed = await amended(self._node, self.signed, sorted(claimants)[:MAX_CLAIMANTS])
-        return summarise(self.signed, adverts, SystemClock().wall(), board)
+        present = sorted(adverts.keys() & set(self.signed.reliable), key=lambda peer: peer not in claimants)
+        ranking = await fetch_ranking(self._node, present, self._identity)
+        return summarise(self.signed, adverts, SystemClock().wall(), board, ranking)
 
 
 @asynccontextmanager
-async def observing(addresses: Sequence[Address]) -> AsyncIterator[Onlooker]:
-    """Join the swarm as an onlooker. Raises `LocalError` HP-NET-002 (nobody answers), HP-NET-006 (nobody serves a run)."""
+async def observing(addresses: Sequence[Address], peer: str = "") -> AsyncIterator[Onlooker]:
+    """Join the swarm as an onlooker, to whom `peer`'s credit matters. Raises `LocalError` HP-NET-002 (nobody answers), HP-NET-006 (nobody serves a run)."""
     from hetpeer.dht.board import Board
     from hetpeer.dht.identity import Identity
     from hetpeer.dht.node import Node, NodeConfig
@@ -232,7 +135,7 @@ async def observing(addresses: Sequence[Address]) -> AsyncIterator[Onlooker]:
         node = await Node.start(NodeConfig(peers=tuple(addresses)), identity)
         try:
             signed = await fetch_manifest(node, addresses)
-            yield Onlooker(signed, node, Roster(node, signed.run_id), Board(node, signed.run_id))
+            yield Onlooker(signed, node, Roster(node, signed.run_id), Board(node, signed.run_id), peer)
         finally:
             await node.close()
 
@@ -266,6 +169,19 @@ def _peer_row(peer: str, advert: Advert, closed: set[str]) -> PeerRow:
             )
             for n in advert.links
         ),
+    )
+
+
+def _credit(ranking: Ranking, adverts: Mapping[str, Advert]) -> RunCredit:
+    def row(one: Contribution) -> CreditRow:
+        name = adverts[one.peer].name if one.peer in adverts else ""
+        return CreditRow(peer=one.peer, name=name, rank=one.rank, credit=one.credit)
+
+    return RunCredit(
+        total=ranking.total,
+        contributors=ranking.contributors,
+        first=tuple(map(row, ranking.first)),
+        yours=None if ranking.yours is None else row(ranking.yours),
     )
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from hetpeer.bootstrap.audit import Verdict
     from hetpeer.bootstrap.replay import Comparison
 
+FIRST = 100
+"""Of the ranking by credit."""
 RunDir = Annotated[Path, typer.Argument(metavar="DIR", help="The run directory.")]
 
 
@@ -384,6 +386,13 @@ def _verdict_text(verdict: Verdict, comparison: Comparison | None, ok: bool) -> 
         lines.append(f"staleness     updates by which a step's parameters were behind: {spread} steps")
     if verdict.leftovers:
         lines.append(f"leftovers     {verdict.leftovers} of them reached their holder through the task board")
+    total = sum(verdict.credit.values())
+    for rank, (peer, credit) in enumerate(list(verdict.credit.items())[:FIRST], 1):
+        lines.append(
+            f"credit        {rank}. {peer}  {credit:,} {verdict.unit} x blocks ({credit / total:.1%})"
+        )
+    if len(verdict.credit) > FIRST:
+        lines.append(f"              and {len(verdict.credit) - FIRST} more: --json has all")
     problems = list(verdict.problems)
     if comparison is not None:
         judged = ", as the run's lossy codec lets them" if comparison.lossy else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,9 +17,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from hetpeer.dht.addresses import Address
-    from hetpeer.peer.status import PeerRow, SwarmStatus
+    from hetpeer.peer.swarm import PeerRow, SwarmStatus
 
 WATCH_S = 2.0
+FIRST = 10
+"""Of the ranking by credit."""
 WORTH_TELLING = 0.05
 """A share of a worker's time in which it waits."""
 
@@ -43,7 +46,11 @@ def status(
     if devices and watch:
         raise typer.BadParameter("--devices is one look: leave --watch out")
     addresses = asked(bootstrap, home)
-    looking = _write_down(addresses, as_json) if devices else _look(addresses, watch=watch, as_json=as_json)
+    looking = (
+        _write_down(addresses, as_json)
+        if devices
+        else _look(addresses, _identity(home), watch=watch, as_json=as_json)
+    )
     run_loop(looking)
 
 
@@ -56,12 +63,21 @@ async def _write_down(addresses: list[Address], as_json: bool) -> None:
     print(json.dumps(found.document()) if as_json else "\n".join(found.lines()), flush=True)
 
 
-async def _look(addresses: list[Address], *, watch: bool, as_json: bool) -> None:
+def _identity(home: Path | None) -> str:
+    """The peer id of this machine's volunteer; empty if it has never joined. Raises `LocalError` HP-ID-001."""
+    from hetpeer.dht.identity import Identity
+    from hetpeer.peer.home import default_home
+
+    key = (home or default_home()) / "identity.key"
+    return Identity.load(key).peer_id if key.exists() else ""
+
+
+async def _look(addresses: list[Address], identity: str, *, watch: bool, as_json: bool) -> None:
     import asyncio
 
     from hetpeer.peer.status import observing
 
-    async with observing(addresses) as onlooker:
+    async with observing(addresses, identity) as onlooker:
         if not watch:
             _show(await onlooker.status(), as_json)
         elif as_json or plain(sys.stdout):
@@ -126,6 +142,24 @@ def _lines(found: SwarmStatus) -> Iterator[str]:
         yield f"{'leftover':<10}{text}"
     for who, facts in _links(found):
         yield f"{'link':<10}{who}  {facts}"
+    for rank, who, facts in _credit(found):
+        yield f"{'credit':<10}{rank}  {who}  {facts}"
+
+
+def _credit(found: SwarmStatus) -> Iterator[tuple[str, str, str]]:
+    """Rank, who it is, and how much of all credit it has: the first ten, and this machine's."""
+    credit = found.credit
+    if credit is None:
+        return
+    first = credit.first[:FIRST]
+    yours = (
+        () if credit.yours is None or credit.yours.peer in {row.peer for row in first} else (credit.yours,)
+    )
+    for row in (*first, *yours):
+        own = credit.yours is not None and row.peer == credit.yours.peer
+        share = f" ({row.credit / credit.total:.1%})" if credit.total else ""
+        who = (row.name or _short(row.peer)) + (", you" if own else "")
+        yield f"{row.rank}." if row.rank else "-", who, f"{row.credit:,} {found.run.unit} x blocks{share}"
 
 
 def _left_over(found: SwarmStatus) -> Iterator[str]:
@@ -171,10 +205,12 @@ def _tables(found: SwarmStatus) -> RenderableType:
     links = Table("link", "line", box=None, header_style="dim", padding=(0, 2, 0, 0))
     for who, facts in _links(found):
         links.add_row(Text(who), Text(facts))
+    credit = Table("credit", "who", "share", box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for cells in _credit(found):
+        credit.add_row(*map(Text, cells))
     left = Text("\n".join(_left_over(found)), style="yellow")
-    more: list[RenderableType] = [
-        part for part, is_there in ((left, left), (links, links.row_count)) if is_there
-    ]
+    parts = ((left, left), (links, links.row_count), (credit, credit.row_count))
+    more: list[RenderableType] = [part for part, is_there in parts if is_there]
     return Group(summary, "", stages, "", peers, *(each for part in more for each in ("", part)))
 
 

@@ -14,6 +14,7 @@ import uvloop
 
 from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.manifest import DataSettings
+from hetpeer.bootstrap.ranking import ranking
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.serving import PROTOCOL, FileService
 from hetpeer.bootstrap.shelf import RunShelf
@@ -27,7 +28,8 @@ from hetpeer.peer.adverts import link_notes
 from hetpeer.peer.cli.status import _duration, _lines, _tables
 from hetpeer.peer.known import known_addresses
 from hetpeer.peer.linkbook import LinkFigures
-from hetpeer.peer.status import SwarmStatus, summarise
+from hetpeer.peer.status import summarise
+from hetpeer.peer.swarm import SwarmStatus
 from tests.bootstrap.engine import make_run
 
 
@@ -162,6 +164,27 @@ def test_rendering_takes_names_literally(run: RunDirectory) -> None:
     assert "[red]x[/]" in output.getvalue()
 
 
+def test_who_has_contributed_most(run: RunDirectory) -> None:
+    """The first ten and, behind them, the one who asks; names only of those who are here."""
+    peers = [f"Qm{letter * 20}" for letter in "ABCDEFGHJKLM"]
+    credit = {peer: 1200 - 100 * place for place, peer in enumerate(peers)}
+    adverts = {peers[1]: volunteer(0, 1, name="beta"), peers[11]: volunteer(0, 1, name="mu")}
+    found = summarise(run.signed, adverts, 1000.0, ranking=ranking(credit, peers[11]))
+    lines = [line.split("  ", 1)[1].strip() for line in _lines(found) if line.startswith("credit")]
+    assert lines[:2] == [
+        "1.  …AAAAAA  1,200 tok x blocks (15.4%)",
+        "2.  beta  1,100 tok x blocks (14.1%)",
+    ]
+    assert (len(lines), lines[10]) == (11, "12.  mu, you  100 tok x blocks (1.3%)")
+    document = json.loads(json.dumps(found.document()))["credit"]
+    assert (document["total"], document["contributors"], len(document["first"])) == (7800, 12, 12)
+    assert document["yours"] == {"peer": peers[11], "name": "mu", "rank": 12, "credit": 100}
+    none = summarise(run.signed, {}, 1000.0, ranking=ranking({}, peers[0]))
+    assert [line for line in _lines(none) if line.startswith("credit")] == [
+        "credit    -  …AAAAAA, you  0 tok x blocks"
+    ]
+
+
 def test_speeds_of_other_data_are_in_samples(run: RunDirectory) -> None:
     data = DataSettings(
         kind="arrays",
@@ -242,7 +265,9 @@ def test_command_asks_through_a_volunteer(run: RunDirectory, tmp_path: Path) -> 
         "leftovers",
         "progress",
         "swarm",
+        "credit",
     }
+    assert document["credit"] is None  # no reliable peer is there
     assert (document["schema"], document["run"]["id"]) == ("hetpeer.status/1", run.run_id)
     assert abs(document["time"] - time.time()) < 120
     assert [peer["name"] for peer in document["peers"]] == ["alpha"]

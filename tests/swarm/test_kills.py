@@ -1,12 +1,14 @@
 """Volunteers, or parts of them, die without a word: `kill -9`, the OOM killer, a crashed p2pd."""
 
+import json
 import signal
 
 import pytest
 
+from hetpeer.bootstrap.crediting import credit_in
 from hetpeer.bootstrap.replay import ReferenceRun
 from hetpeer.dht.errors import ExitCode
-from tests.swarm.swarm import LEAVE_S, Swarm, until
+from tests.swarm.swarm import LEAVE_S, Child, Swarm, until
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
 
@@ -29,9 +31,26 @@ async def test_the_only_holder_goes(swarm: Swarm, reference: ReferenceRun) -> No
     assert "left the run" in leaving.said
     assert [r["to_version"] for r in swarm.records("rollback")] == [5, 10]
 
+    await credit_is_what_the_log_says(swarm, first)
     last = swarm.volunteer("last")
     await swarm.finished(bootstrap, first, last)
     swarm.exact(reference)
+
+
+async def credit_is_what_the_log_says(swarm: Swarm, asks: Child) -> None:
+    """While nobody can train: that of the commits that two roll-backs have left."""
+    credit = credit_in(swarm.run.manifest, swarm.records()).of
+    training, data = swarm.run.manifest.training, swarm.run.manifest.data
+    each = training.batch_size * data.tokens_per_sample * len(swarm.run.manifest.blocks)
+    assert sum(credit.values()) == 10 * each
+    watcher = swarm.start(
+        "watcher", "status", "--bootstrap", swarm.address, "--json", "--home", str(asks.home)
+    )
+    assert await watcher.ended() == 0, watcher.said
+    shown = json.loads(watcher.printed)["credit"]
+    assert {row["peer"]: row["credit"] for row in shown["first"]} == credit
+    assert (shown["total"], shown["contributors"]) == (10 * each, len(credit))
+    assert (shown["yours"]["name"], shown["yours"]["credit"]) == (asks.name, credit[asks.peer_id])
 
 
 async def test_helpers_are_killed(swarm: Swarm, reference: ReferenceRun) -> None:
