@@ -73,6 +73,15 @@ class JoinOptions:
     """For tensors that do not fit into memory: bytes if above 1, else the share of the free disk."""
     trace: bool = False
     """Write down what is done when (tracing.py)."""
+    metrics: tuple[str, int] | None = None
+    """Host and port at which its metrics are served."""
+
+
+@dataclass(slots=True)
+class _Life:
+    """The volunteer that lives now, or lived last."""
+
+    volunteer: Volunteer | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +95,7 @@ class _Presence:
     evidence: Evidence
     trace: Trace
     progress: VolunteerProgress
+    life: _Life
 
 
 async def join(options: JoinOptions, leaving: asyncio.Event) -> Stop | None:
@@ -122,14 +132,22 @@ async def _enter(options: JoinOptions, stack: contextlib.AsyncExitStack) -> _Pre
         contextlib.closing(Trace(SystemClock(), path, peer=identity.peer_id, name=options.name))
     )
     named = [address.peer_id for address in options.bootstrap]
+    files, life = RunFiles(node, run, Council(signed, run.path), named), _Life()
+    if options.metrics is not None:  # nothing of it is loaded otherwise
+        from hetpeer.peer.web.daemons import volunteer_served
+
+        await stack.enter_async_context(
+            volunteer_served(options.metrics, node, files, options.home, lambda: life.volunteer)
+        )
     return _Presence(
         node=node,
         home=home,
-        files=RunFiles(node, run, Council(signed, run.path), named),
+        files=files,
         roster=Roster(node, run.run_id),
         evidence=evidence,
         trace=trace,
         progress=VolunteerProgress(signed.manifest),
+        life=life,
     )
 
 
@@ -158,6 +176,7 @@ async def _live(
     """Take part with one compute worker. Raises also `WorkerDiedError`."""
     files, node, roster = presence.files, presence.node, presence.roster
     volunteer = Volunteer(node, presence.home, files, compute, offer, presence.evidence, presence.trace)
+    presence.life.volunteer = volunteer
     await node.serve(FILES, FileService(RunShelf(files.run, files.council, volunteer.state)).handle)
     name, memory = files.run.manifest.name, offer.memory_bytes
     _log.info("run %s, %s, offering %d MiB", name, device_name, memory >> 20)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -64,6 +64,14 @@ class LinkBook:
         self._forward = Codec.of(settings.codec)
         self._backward = Codec.of(settings.backward or settings.codec)
         self._reduce = Codec.of(settings.reduce)
+        self.done: Counter[str] = Counter()
+        """How often what `computed` is told of was done, in all."""
+        self.spent: defaultdict[str, float] = defaultdict(float)
+        """How many seconds it took in all."""
+        self.raw_bytes = 0
+        """All bundles sent so far, to whomever, as they lie in memory."""
+        self.sent_bytes = 0
+        """The same as they were written."""
         self._computing: dict[str, deque[float]] = {}
         self._links: dict[str, LinkFigures] = {}
 
@@ -89,6 +97,8 @@ class LinkBook:
     def computed(self, what: str, seconds: float) -> None:
         """A microbatch's `forward` or `backward` took so long here, or a bundle to be written (`encode`) or read (`decode`)."""
         self._computing.setdefault(what, deque(maxlen=RECENT)).append(seconds)
+        self.done[what] += 1
+        self.spent[what] += seconds
 
     def begin_anew(self) -> None:
         """Other blocks from now on: what was computed was of the last ones."""
@@ -133,6 +143,8 @@ class LinkBook:
             link.activation_bytes = nbytes
         link.raw_bytes += raw
         link.sent_bytes += nbytes
+        self.raw_bytes += raw
+        self.sent_bytes += nbytes
 
     def paced(self) -> m.Paced:
         """What the coordinator is told once a step."""

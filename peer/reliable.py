@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
 from collections.abc import Callable
@@ -52,6 +53,8 @@ class BootstrapOptions:
     """Whether to work on what nobody else can."""
     keep_places: bool = False
     """Whether volunteers keep the blocks that they have chosen, however slow that is."""
+    metrics: tuple[str, int] | None = None
+    """Host and port at which its metrics are served."""
 
 
 class ReliablePeer:
@@ -70,6 +73,11 @@ class ReliablePeer:
         """While it leads."""
         self.ready = asyncio.Event()
         """Set once others may come: volunteers to the only reliable peer, or the other reliable peers to one of several."""
+
+    @property
+    def stored(self) -> int:
+        """The version of the newest checkpoint on our disk."""
+        return self._checkpoints.newest
 
     @property
     def is_over(self) -> bool:
@@ -176,9 +184,21 @@ async def serve_run(
         node = await Node.start(_config(options), Identity.load(run.identity_path))
         try:
             peer = ReliablePeer(node, run, Replica(node, run, council, logs, SystemClock()))
-            return await _take_part(peer, node, run, options, leaving, announce)
+            async with _web(options, node, run, peer):
+                return await _take_part(peer, node, run, options, leaving, announce)
         finally:
             await node.close()
+
+
+def _web(
+    options: BootstrapOptions, node: Node, run: RunDirectory, peer: ReliablePeer
+) -> contextlib.AbstractAsyncContextManager[None]:
+    """The web server, if one was asked for: nothing of it is loaded otherwise."""
+    if options.metrics is None:
+        return contextlib.nullcontext()
+    from hetpeer.peer.web.daemons import reliable_served
+
+    return reliable_served(options.metrics, node, run, peer)
 
 
 async def _take_part(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hetpeer.peer.cli.options import HomeOption, run_loop
+from hetpeer.peer.cli.options import HomeOption, MetricsOption, listening, run_loop
 
 
 def register(app: typer.Typer) -> None:
@@ -38,6 +38,7 @@ def bootstrap(
         bool,
         typer.Option("--keep-places", help="Never give volunteers other blocks than they have chosen."),
     ] = False,
+    metrics: MetricsOption = "",
     home: HomeOption = None,
 ) -> None:
     """Serve a run: rendezvous, data, log and coordinator. Prints the line that volunteers type."""
@@ -54,7 +55,13 @@ def bootstrap(
         run_loop(mirror(directory, known, Home(home or default_home())))
 
     options = BootstrapOptions(
-        directory=directory, host=host, port=port, peers=known, stand_in=stand_in, keep_places=keep_places
+        directory=directory,
+        host=host,
+        port=port,
+        peers=known,
+        stand_in=stand_in,
+        keep_places=keep_places,
+        metrics=listening(metrics),
     )
     halt = run_daemon(
         lambda leaving: serve_run(

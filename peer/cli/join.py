@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from hetpeer.peer.cli.options import MetricsOption, listening
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
@@ -36,6 +38,7 @@ def join(
     trace: Annotated[
         bool, typer.Option("--trace", help="Write down what is done when, for `hetpeer trace`.")
     ] = False,
+    metrics: MetricsOption = "",
 ) -> None:
     """Contribute this machine to a run. Ctrl-C leaves within ten seconds and harms nobody."""
     from hetpeer.dht.addresses import parse_address
@@ -59,6 +62,7 @@ def join(
         ram_limit=memory,
         disk_limit=disk,
         trace=trace,
+        metrics=listening(metrics),
     )
     stop = run_daemon(lambda leaving: take_part(options, leaving))
     typer.echo("left the run" if stop is None else f"finished: {stop.why}", err=True)

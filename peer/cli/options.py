@@ -36,6 +36,12 @@ BootstrapOption = Annotated[
         "--bootstrap", metavar="ADDR", help="Address of any peer, like /ip4/…/tcp/…/p2p/Qm…; may be repeated."
     ),
 ]
+MetricsOption = Annotated[
+    str,
+    typer.Option(
+        "--metrics", metavar="[HOST:]PORT", help="Serve Prometheus metrics there (HOST: 127.0.0.1)."
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 
 _COLOURS = {logging.WARNING: "33", logging.ERROR: "31", logging.CRITICAL: "31"}
@@ -74,6 +80,16 @@ def asked(bootstrap: list[str] | None, home: Path | None) -> list[Address]:
     from hetpeer.peer.known import known_addresses
 
     return [parse_address(text) for text in bootstrap or known_addresses(home or default_home())]
+
+
+def listening(text: str) -> tuple[str, int] | None:
+    """Host and port of `[HOST:]PORT`; None of nothing. Raises a usage error."""
+    host, _, port = text.rpartition(":")
+    if not text:
+        return None
+    if not (port.isdecimal() and int(port) < 2**16):
+        raise typer.BadParameter(f"{text!r} is not a port, or a host and a port such as 127.0.0.1:9464")
+    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def run_loop(work: Coroutine[Any, Any, T]) -> T:

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from hetpeer.averaging.effects import RecordApplied
 from hetpeer.averaging.groups.scheduler import Pipelines
 from hetpeer.averaging.groups.window import Adaptive
 from hetpeer.bootstrap.core import Core
-from hetpeer.bootstrap.credit import Credit
+from hetpeer.bootstrap.credit import Contributors, Credit
 from hetpeer.bootstrap.grouped.lineage import lineage
 from hetpeer.bootstrap.grouped.run import Grouped
 from hetpeer.peer.simulate.checks import Checks, Digests, require
@@ -61,9 +61,20 @@ def simulate(seed: int, *, faults: int, config: SwarmConfig | None = None) -> Ou
         swarm.run(LIMIT_S)
         made_of = sorted(one["batch"] for one in lineage(swarm.log).records if one["kind"] == "commit")
         require(made_of == list(range(shaped.steps)), f"by its log the result is made of batches {made_of}")
+        by_log, folded = _credit(swarm.log), swarm.checks.credit.of
+        require(by_log == folded, f"{folded} is credited, and by its log {by_log}")
     except (AssertionError, LookupError, TypeError, ValueError) as error:
         violation = f"{type(error).__name__}: {error}"
     return Outcome(seed, violation, swarm.faults, frozenset(record["kind"] for record in swarm.log))
+
+
+def _credit(log: Sequence[Mapping[str, Any]]) -> Counter[str]:
+    """What a log gives by the lineage of its result, as the audit has it."""
+    contributors = Contributors()
+    for record in log:
+        contributors.add(record)
+    made_of = (one["counted"] for one in lineage(log).records if one["kind"] == "commit")
+    return sum((Counter(dict(contributors.read(counted))) for counted in made_of), Counter())
 
 
 class GroupedSwarm(Swarm):

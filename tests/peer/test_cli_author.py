@@ -86,6 +86,8 @@ def test_audit_prints_one_verdict(run_path: Path) -> None:
     text = run_command("audit", run_path)
     assert "16 of 16 counted exactly once, 0 lost, 0 duplicated" in text
     assert text.splitlines()[-1].split(maxsplit=1) == ["verdict", "exactly once"]
+    first, second = [line.split(maxsplit=3) for line in text.splitlines() if line.startswith("credit")]
+    assert (first[1], first[3], second[1]) == ("1.", "1,024 tok x blocks (50.0%)", "2.")
     document = json.loads(run_command("audit", run_path, "--json"))
     assert (document["schema"], document["ok"], document["counted"]) == ("hetpeer.audit/1", True, 16)
 

@@ -1,9 +1,13 @@
 """Volunteers, or parts of them, die without a word: `kill -9`, the OOM killer, a crashed p2pd."""
 
+import asyncio
 import json
+import re
 import signal
+import urllib.request
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from hetpeer.bootstrap.crediting import credit_in
 from hetpeer.bootstrap.replay import ReferenceRun
@@ -15,8 +19,8 @@ pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
 
 async def test_the_only_holder_goes(swarm: Swarm, reference: ReferenceRun) -> None:
     """Once killed, once with a farewell: the run goes back to the checkpoint, and on when somebody comes."""
-    bootstrap = await swarm.bootstrap()
-    first, killed = swarm.volunteer("first"), swarm.volunteer("killed")
+    bootstrap = await swarm.bootstrap("--metrics", "0")
+    first, killed = swarm.volunteer("first", "--metrics", "127.0.0.1:0"), swarm.volunteer("killed")
     await swarm.committed(7)
     await killed.kill()
     await swarm.gone(killed)
@@ -32,6 +36,7 @@ async def test_the_only_holder_goes(swarm: Swarm, reference: ReferenceRun) -> No
     assert [r["to_version"] for r in swarm.records("rollback")] == [5, 10]
 
     await credit_is_what_the_log_says(swarm, first)
+    await metrics_are_what_the_log_says(swarm, bootstrap, first)
     last = swarm.volunteer("last")
     await swarm.finished(bootstrap, first, last)
     swarm.exact(reference)
@@ -51,6 +56,33 @@ async def credit_is_what_the_log_says(swarm: Swarm, asks: Child) -> None:
     assert {row["peer"]: row["credit"] for row in shown["first"]} == credit
     assert (shown["total"], shown["contributors"]) == (10 * each, len(credit))
     assert (shown["yours"]["name"], shown["yours"]["credit"]) == (asks.name, credit[asks.peer_id])
+
+
+async def metrics_are_what_the_log_says(swarm: Swarm, bootstrap: Child, volunteer: Child) -> None:
+    run, own = await scraped(bootstrap), await scraped(volunteer)
+    assert run["hetpeer_credit",] == sum(credit_in(swarm.run.manifest, swarm.records()).of.values())
+    assert (run["hetpeer_step",], run["hetpeer_log_records_total", "rollback"]) == (10, 2)
+    assert run["hetpeer_log_records_total", "commit"] == len(swarm.records("commit"))
+    assert (run["hetpeer_leading",], run["hetpeer_state", "waiting"]) == (1, 1)
+    assert run["hetpeer_swarm_block_replicas", "0"] == 0
+    assert (own["hetpeer_coordinator_connected",], own["hetpeer_start_time_seconds",] > 1e9) == (1, True)
+    for phase in ("forward", "backward"):
+        assert own["hetpeer_microbatch_duration_seconds_count", phase] > 0
+    assert own["hetpeer_microbatches_total",] > 0
+    assert own["hetpeer_credit",] <= run["hetpeer_credit",]  # as it was up to half a minute ago
+    assert {who[0] for name, *who in own if name == "hetpeer_process_resident_memory_bytes"} == {
+        "daemon",
+        "worker",
+        "p2pd",
+    }
+
+
+async def scraped(child: Child) -> dict[tuple[str, ...], float]:
+    """Name and labels of each sample that a daemon serves."""
+    (url,) = re.findall(r"metrics at (\S+)", child.said)
+    with await asyncio.to_thread(urllib.request.urlopen, url, timeout=10) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    return {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
 
 
 async def test_helpers_are_killed(swarm: Swarm, reference: ReferenceRun) -> None:
