@@ -93,6 +93,7 @@ class ControlSession:
             _log.info("new session with the coordinator: %s", error.why)
             self._turn += 1
         finally:
+            channel.close()  # whoever waits until it has said everything waits in vain
             self._channel = None
 
     async def _look_for_coordinators(self) -> None:
