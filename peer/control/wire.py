@@ -1,0 +1,113 @@
+"""What owner and daemon say to each other, one JSON object a line, and where they meet.
+
+Neither trusts the other's lines: they are bounded and checked, and what is wrong has one error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from hetpeer.dht.errors import ExitCode, HetpeerError, LocalError
+
+SCHEMA = "hetpeer.control/1"
+SOCKET = "control.sock"
+MAX_REQUEST = 4096
+"""Bytes of a line."""
+MAX_ANSWER = 1 << 16
+LONGEST_PAUSE_S = 366 * 86400.0
+
+Text = Annotated[str, Field(max_length=256)]
+
+
+class Request(BaseModel):
+    """What the owner wants."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    do: Literal["status", "pause", "resume", "finish", "stop"]
+    for_s: Annotated[float, Field(gt=0, le=LONGEST_PAUSE_S)] | None = None
+    """How long a pause is to be; None: until `resume`."""
+
+    @model_validator(mode="after")
+    def _only_a_pause_is_long(self) -> Self:
+        if self.for_s is not None and self.do != "pause":
+            raise ValueError(f"{self.do} takes no for_s")
+        return self
+
+    @classmethod
+    def decode(cls, line: bytes) -> Request:
+        """The request of a line. Raises `LocalError` HP-CTL-004."""
+        try:
+            return cls.model_validate_json(line)
+        except ValidationError as error:
+            raise not_understood(error.errors(include_url=False)[0]["msg"]) from error
+
+    def encode(self) -> bytes:
+        return self.model_dump_json(exclude_none=True).encode() + b"\n"
+
+
+class Standing(BaseModel):
+    """What the daemon does (docs/daemon.md). Times are in seconds since 1970."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    state: Text
+    reason: Text = ""
+    since: float
+    """When it began to be in this state for this reason."""
+    until: float | None = None
+    """When its pause ends by itself."""
+    addresses: Annotated[tuple[Text, ...], Field(max_length=16, strict=False)] = ()
+    """Where its node is reached; none before it has joined the network."""
+
+    def encode(self) -> bytes:
+        return _line(self.model_dump(mode="json"))
+
+
+def encode_error(error: HetpeerError) -> bytes:
+    """The answer that says what is wrong."""
+    return _line({"error": {"code": error.code, "what": error.what, "why": error.why, "fix": error.fix}})
+
+
+def decode_answer(line: bytes) -> Standing:
+    """The standing in a daemon's answer. Raises the error in it as `LocalError`, and HP-CTL-004 for anything else."""
+    try:
+        answer = json.loads(line)
+        if "error" in answer:
+            code, what, why, fix = (str(answer["error"][key])[:500] for key in ("code", "what", "why", "fix"))
+            raise LocalError(code, what, why=why, fix=fix)
+        return Standing.model_validate_json(line)
+    except (ValueError, TypeError, KeyError) as error:  # ValidationError is a ValueError
+        raise not_understood("the daemon's answer is none; it may be of another version") from error
+
+
+def not_understood(why: str) -> LocalError:
+    """HP-CTL-004."""
+    return LocalError(
+        "HP-CTL-004",
+        "not understood",
+        why=why,
+        fix="use the hetpeer that the daemon was started with",
+        exit_code=ExitCode.USAGE,
+    )
+
+
+@contextmanager
+def opened(home: Path) -> Iterator[tuple[int, str]]:
+    """The opened folder, and the socket's address relative to it: a path may be longer than an address. Raises OSError."""
+    folder = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield folder, f"/proc/self/fd/{folder}/{SOCKET}"
+    finally:
+        os.close(folder)
+
+
+def _line(fields: dict[str, Any]) -> bytes:
+    return json.dumps({"schema": SCHEMA, **fields}).encode() + b"\n"

@@ -1,0 +1,41 @@
+"""Whether the machine has slept: the clock of running time against the one that goes on while it is suspended.
+
+Streams do not notice a sleep by themselves: every time-out is one of running time (docs/daemon.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from hetpeer.dht.clock import SystemClock
+
+LOOK_S = 1.0
+SLEPT_S = 10.0
+"""After so long others have given us up: a volunteer's lease."""
+
+_log = logging.getLogger(__name__)
+
+
+class Sleep:
+    """Pure. Both clocks in seconds, as they were when it began."""
+
+    def __init__(self, monotonic: float, boottime: float) -> None:
+        self._ahead = boottime - monotonic
+
+    def look(self, monotonic: float, boottime: float) -> float:
+        """Seconds for which the machine has slept since the last look."""
+        before, self._ahead = self._ahead, boottime - monotonic
+        return max(0.0, self._ahead - before)
+
+
+async def watch_forever(clock: SystemClock, woken: Callable[[], Awaitable[None]]) -> None:
+    """Call `woken` after each sleep of SLEPT_S or more. Raises what that raises."""
+    sleep = Sleep(clock.monotonic(), clock.boottime())
+    while True:
+        await asyncio.sleep(LOOK_S)
+        slept_s = sleep.look(clock.monotonic(), clock.boottime())
+        if slept_s >= SLEPT_S:
+            _log.warning("this machine slept for %.0f s: coming back as a new volunteer", slept_s)
+            await woken()
