@@ -206,6 +206,14 @@ class Node:
         """Return at the next moment at which the network process has died."""
         await self._down.wait()
 
+    async def renew(self) -> None:
+        """Start the network process anew: its connections may be of before a sleep of the machine, and dead without knowing.
+
+        Streams break. Raises `PeerLostError` once the node is closed.
+        """
+        session = await self.session()
+        await session.p2pd.close()
+
     async def close(self) -> None:
         """Leave the network: supervision, handlers, DHT, p2pd, in this order, within 5 s. Idempotent."""
         self._closed = True

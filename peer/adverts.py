@@ -69,6 +69,13 @@ def volunteer_advert(volunteer: Volunteer, node: Node, device_name: str) -> Adve
     )
 
 
+def paused_advert(node: Node, name: str) -> Advert:
+    """Of a volunteer that is held back: it holds nothing."""
+    return Advert(
+        name=name, addresses=tuple(node.addresses()[:8]), role="volunteer", state="paused", **_reach(node)
+    )
+
+
 def _reach(node: Node) -> dict[str, Any]:
     """How others reach us, as fields of an advert."""
     return {

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def run_daemon(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
-    """Run `main(leaving)` on a loop of its own; `leaving` is set by the first signal. Raises `LocalError` HP-CONF-002."""
+    """Run `main(leaving)` on a loop of its own; `leaving` is set by the first signal, if not by itself before. Raises `LocalError` HP-CONF-002."""
     import uvloop
 
     failpoints.arm(os.environ.get(failpoints.VARIABLE, ""))
@@ -27,10 +27,12 @@ def run_daemon(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
     async def with_signals() -> T:
         leaving = asyncio.Event()
         loop = asyncio.get_running_loop()
+        before: list[int] = []
 
         def asked(number: int) -> None:
-            if leaving.is_set():
+            if before:
                 os._exit(ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.TERMINATED)
+            before.append(number)
             leaving.set()
 
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -41,13 +43,13 @@ def run_daemon(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
         return runner.run(with_signals())
 
 
-async def unless(leaving: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """Do `work`; once `leaving` is set it is cancelled and its end awaited, and None returned."""
-    task, left = asyncio.ensure_future(work), asyncio.ensure_future(leaving.wait())
+async def unless(happens: Coroutine[Any, Any, object], work: Coroutine[Any, Any, T]) -> T | None:
+    """Do `work`; once `happens` returns it is cancelled and its end awaited, and None returned."""
+    task, happened = asyncio.ensure_future(work), asyncio.ensure_future(happens)
     try:
-        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, happened}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        left.cancel()
+        happened.cancel()
         task.cancel()  # no effect when done
         await asyncio.wait({task})
     return None if task.cancelled() else task.result()

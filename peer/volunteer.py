@@ -116,7 +116,7 @@ class Volunteer:
             self.figures,
             self._spawn,
             self.perform,
-            lambda: self._spawn(self._rejoin()),
+            self.rejoin,
         )
         self._entering = Entering(
             self.member,
@@ -134,6 +134,8 @@ class Volunteer:
         self._preparing: asyncio.Task[Any] | None = None
         self._fetching: asyncio.Task[Any] | None = None
         self._ended = False
+        self._changed = asyncio.Event()
+        """Something has happened."""
         self._over: asyncio.Future[e.Stop] = asyncio.get_running_loop().create_future()
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -169,6 +171,17 @@ class Volunteer:
     async def farewell(self) -> None:
         """Say that we leave; returns when the coordinator knows it. To be given a dead-line by the caller."""
         await self.session.farewell()
+
+    async def step_over(self) -> None:
+        """Return when the oldest step that is under way now is over: committed and applied here, or given up."""
+        step = self.member.step
+        while step is not None and self.member.works_on(step):
+            self._changed.clear()
+            await self._changed.wait()
+
+    def rejoin(self) -> None:
+        """Go on under a new incarnation: others have given this one up, or soon will."""
+        self._spawn(self._rejoin())
 
     async def state(self, cluster: int, version: int, block: int) -> Served | None:
         """A state of ours, for whoever joins and for the checkpoint."""
@@ -235,6 +248,7 @@ class Volunteer:
         for effect in effects:
             self._perform(effect)
         self._states.changed()
+        self._changed.set()
         over = self.figures.shares.note(self.member.occupation, time.monotonic())
         if over is not None and over[0] is not Occupation.COMPUTES:
             self._trace.span("waits", f"for {over[0].value}", over[1])
@@ -271,7 +285,7 @@ class Volunteer:
                 self._steps.end(step)
             case e.Leave(why):
                 _log.warning("fenced by the coordinator: %s", why)
-                self._spawn(self._rejoin())
+                self.rejoin()
             case e.Stop():
                 if not self._over.done():
                     self._over.set_result(effect)
@@ -331,7 +345,7 @@ class Volunteer:
         self.perform(self.member.state_loaded(order.line, order.version, digests))
 
     async def _rejoin(self) -> None:
-        """Go on under a new incarnation; the state is fetched again."""
+        """The state is fetched again."""
         incarnation = await asyncio.to_thread(self._home.next_incarnation)
         self.perform(self.member.reborn(incarnation))
         self.session.renew()

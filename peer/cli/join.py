@@ -40,16 +40,16 @@ def join(
     ] = False,
     metrics: MetricsOption = "",
 ) -> None:
-    """Contribute this machine to a run. Ctrl-C leaves within ten seconds and harms nobody."""
+    """Contribute this machine to a run. Ctrl-C leaves within ten seconds and harms nobody; so does `hetpeer pause`."""
     from hetpeer.dht.addresses import parse_address
 
     addresses = tuple(parse_address(text) for text in bootstrap)
     memory, disk = parse_limit(ram_limit), parse_limit(disk_limit)
 
     from hetpeer.peer.home import default_home
-    from hetpeer.peer.joining import JoinOptions
     from hetpeer.peer.joining import join as take_part
     from hetpeer.peer.lifecycle import run_daemon
+    from hetpeer.peer.presence import JoinOptions
 
     options = JoinOptions(
         bootstrap=addresses,

@@ -19,6 +19,7 @@ from hetpeer.dht.errors import HetpeerError
 from hetpeer.peer.cli import (
     author,
     bootstrap,
+    daemon,
     demo,
     identity,
     inspect,
@@ -40,7 +41,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: drawing boxes around it takes a third of its time
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (join, status, plan, simulate, bootstrap, author, inspect, demo, trace, identity):
+for command in (join, daemon, status, plan, simulate, bootstrap, author, inspect, demo, trace, identity):
     command.register(app)
 
 

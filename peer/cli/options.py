@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 
 import typer
 
-from hetpeer.dht.errors import ExitCode
+from hetpeer.dht.errors import ExitCode, LocalError
 
 if TYPE_CHECKING:
     from hetpeer.dht.addresses import Address
+    from hetpeer.peer.control.wire import Standing
 
 T = TypeVar("T")
 
@@ -74,12 +75,30 @@ def is_quiet() -> bool:
 
 
 def asked(bootstrap: list[str] | None, home: Path | None) -> list[Address]:
-    """The peers to ask: those of `--bootstrap`, or those last joined by. Raises `LocalError` HP-ADDR-001, HP-ADDR-002."""
+    """The peers to ask: those of `--bootstrap`, or the volunteer that runs here, or those last joined by.
+
+    Raises `LocalError` HP-ADDR-001, HP-ADDR-002.
+    """
     from hetpeer.dht.addresses import parse_address
     from hetpeer.peer.home import default_home
     from hetpeer.peer.known import known_addresses
 
-    return [parse_address(text) for text in bootstrap or known_addresses(home or default_home())]
+    here = None if bootstrap else standing_here(home)
+    nearby = here.addresses if here is not None else ()
+    return [parse_address(text) for text in bootstrap or nearby or known_addresses(home or default_home())]
+
+
+def standing_here(home: Path | None) -> Standing | None:
+    """What the daemon that runs from `home` does; None if there is none that answers."""
+    from hetpeer.peer.control.client import ask
+    from hetpeer.peer.control.wire import Request
+    from hetpeer.peer.home import default_home
+
+    try:
+        return ask(home or default_home(), Request(do="status"))
+    except LocalError as error:
+        logging.getLogger(__name__).debug("%s", error)
+        return None
 
 
 def listening(text: str) -> tuple[str, int] | None:

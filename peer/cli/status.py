@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetpeer.peer.cli.options import BootstrapOption, HomeOption, JsonOption, asked, plain, run_loop
+from hetpeer.dht.errors import HetpeerError
+from hetpeer.peer.cli.daemon import standing_text
+from hetpeer.peer.cli.options import (
+    BootstrapOption,
+    HomeOption,
+    JsonOption,
+    asked,
+    plain,
+    run_loop,
+    standing_here,
+)
 from hetpeer.peer.units import bytes_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from hetpeer.dht.addresses import Address
+    from hetpeer.peer.control.wire import Standing
     from hetpeer.peer.swarm import PeerRow, SwarmStatus
 
 WATCH_S = 2.0
@@ -42,16 +53,24 @@ def status(
     as_json: JsonOption = False,
     home: HomeOption = None,
 ) -> None:
-    """Show a run's swarm, asked through any peer of it (default: the one last joined by)."""
+    """Show a run's swarm, asked through any peer of it (default: the volunteer that runs here, which is shown too, or
+    the peer last joined by).
+    """
     if devices and watch:
         raise typer.BadParameter("--devices is one look: leave --watch out")
-    addresses = asked(bootstrap, home)
-    looking = (
-        _write_down(addresses, as_json)
-        if devices
-        else _look(addresses, _identity(home), watch=watch, as_json=as_json)
-    )
-    run_loop(looking)
+    if devices:
+        run_loop(_write_down(asked(bootstrap, home), as_json))
+        return
+
+    def own() -> Standing | None:
+        return None if bootstrap else standing_here(home)
+
+    try:
+        run_loop(_look(asked(bootstrap, home), _identity(home), own, watch=watch, as_json=as_json))
+    except HetpeerError:  # of the swarm: what runs here can be told all the same
+        if (standing := own()) is not None:
+            _show_own(standing, as_json)
+        raise
 
 
 async def _write_down(addresses: list[Address], as_json: bool) -> None:
@@ -72,40 +91,61 @@ def _identity(home: Path | None) -> str:
     return Identity.load(key).peer_id if key.exists() else ""
 
 
-async def _look(addresses: list[Address], identity: str, *, watch: bool, as_json: bool) -> None:
+async def _look(
+    addresses: list[Address],
+    identity: str,
+    own: Callable[[], Standing | None],
+    *,
+    watch: bool,
+    as_json: bool,
+) -> None:
     import asyncio
 
     from hetpeer.peer.status import observing
 
     async with observing(addresses, identity) as onlooker:
         if not watch:
-            _show(await onlooker.status(), as_json)
+            _show(await onlooker.status(), own(), as_json)
         elif as_json or plain(sys.stdout):
             while True:
-                _show(await onlooker.status(), as_json)
+                _show(await onlooker.status(), own(), as_json)
                 await asyncio.sleep(WATCH_S)
         else:
             from rich.live import Live
 
-            with Live(_tables(await onlooker.status()), screen=False, auto_refresh=False) as live:
+            with Live(_tables(await onlooker.status(), own()), screen=False, auto_refresh=False) as live:
                 while True:
                     await asyncio.sleep(WATCH_S)
-                    live.update(_tables(await onlooker.status()), refresh=True)
+                    live.update(_tables(await onlooker.status(), own()), refresh=True)
 
 
-def _show(found: SwarmStatus, as_json: bool) -> None:
+def _show(found: SwarmStatus, own: Standing | None, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(found.document()), flush=True)
+        print(json.dumps(found.document() | _own_fields(own)), flush=True)
     elif plain(sys.stdout):
-        print("\n".join(_lines(found)), flush=True)
+        print("\n".join(_lines(found, own)), flush=True)
     else:
         from rich.console import Console
 
-        Console().print(_tables(found))
+        Console().print(_tables(found, own))
 
 
-def _summary(found: SwarmStatus) -> Iterator[tuple[str, str]]:
+def _show_own(own: Standing, as_json: bool) -> None:
+    """The volunteer that runs here, where its swarm cannot be asked."""
+    from hetpeer.peer.swarm import SCHEMA
+
+    here = f"{'here':<10}{standing_text(own)}"
+    print(json.dumps({"schema": SCHEMA} | _own_fields(own)) if as_json else here, flush=True)
+
+
+def _own_fields(own: Standing | None) -> dict[str, Any]:
+    return {"here": None if own is None else own.model_dump(exclude={"addresses"})}
+
+
+def _summary(found: SwarmStatus, own: Standing | None) -> Iterator[tuple[str, str]]:
     """The first lines, as (label, text)."""
+    if own is not None:
+        yield "here", standing_text(own)
     progress, swarm = found.progress, found.swarm
     yield "run", f"{found.run.name}  {found.run.id}"
     yield "state", found.state + (f": {found.reason}" if found.reason else "")
@@ -130,9 +170,9 @@ def _stages(found: SwarmStatus) -> Iterator[tuple[str, str, str]]:
             first = row.block + 1
 
 
-def _lines(found: SwarmStatus) -> Iterator[str]:
+def _lines(found: SwarmStatus, own: Standing | None = None) -> Iterator[str]:
     """Plain text, one fact a line."""
-    for label, text in _summary(found):
+    for label, text in _summary(found, own):
         yield f"{label:<10}{text}"
     for blocks, _, who in _stages(found):
         yield f"{'blocks':<10}{blocks}  {who}"
@@ -185,14 +225,14 @@ def _links(found: SwarmStatus) -> Iterator[tuple[str, str]]:
             yield f"{_name(row)} → {names.get(link.to, link.to)}", ", ".join(facts) or "nothing is known yet"
 
 
-def _tables(found: SwarmStatus) -> RenderableType:
+def _tables(found: SwarmStatus, own: Standing | None = None) -> RenderableType:
     """The same for a terminal. Cells are Text, so that nothing a peer says is read as markup."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     summary = Table.grid(padding=(0, 2))
-    for label, text in _summary(found):
+    for label, text in _summary(found, own):
         summary.add_row(Text(label, style="bold"), Text(text))
     stages = Table("blocks", "holders", "who", box=None, header_style="dim", padding=(0, 2, 0, 0))
     for blocks, count, who in _stages(found):

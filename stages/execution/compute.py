@@ -91,6 +91,7 @@ class Compute:
         loop = asyncio.get_running_loop()
         self.arena = arena
         self._process = process
+        self._suspended = False
         self._wire = _Wire(self._wire_lost)
         self._exited: asyncio.Future[None] = loop.create_future()
         self._pidfd = os.pidfd_open(process.pid)
@@ -175,12 +176,22 @@ class Compute:
         await asyncio.shield(self._exited)
         return WorkerDiedError(self._process.returncode)
 
+    def suspend(self) -> None:
+        """Stop the process where it is: it takes no processor time from now on, and answers nothing. Then only `close` it."""
+        self._suspended = True
+        if not self._exited.done():
+            os.killpg(self._process.pid, signal.SIGSTOP)
+
     async def close(self) -> None:
-        """Ask the worker to end, kill it after `CLOSE_S`, reap it, give the arena back. Call it once, dead or alive."""
+        """Ask the worker to end, kill it after `CLOSE_S`, or at once if it is suspended, reap it, give the arena back.
+
+        Call it once, dead or alive.
+        """
         try:
-            async with asyncio.timeout(CLOSE_S):
-                await self.submit(Shutdown())
-                await self.died()
+            if not self._suspended:
+                async with asyncio.timeout(CLOSE_S):
+                    await self.submit(Shutdown())
+                    await self.died()
         except (TimeoutError, WorkerDiedError):
             pass  # killed next, or dead already
         finally:
@@ -274,4 +285,5 @@ def _spawn(options: WorkerOptions, worker: str) -> subprocess.Popen[bytes]:
         pass_fds=(options.socket, options.arena),
         stdin=subprocess.DEVNULL,
         stdout=STDERR,  # the daemon's own standard output is data
+        process_group=0,  # what it may have started is suspended with it
     )

@@ -106,7 +106,18 @@ finally:
 
 def test_every_command_is_mounted() -> None:
     text = hetpeer("--help").stdout
-    for command in ("init", "audit", "export", "generate", "join", "bootstrap", "status", "demo"):
+    for command in (
+        "init",
+        "audit",
+        "export",
+        "generate",
+        "join",
+        "pause",
+        "stop",
+        "bootstrap",
+        "status",
+        "demo",
+    ):
         assert f" {command} " in text
 
 

@@ -11,7 +11,7 @@ async def test_work_that_is_done_counts() -> None:
     async def work() -> int:
         return 7
 
-    assert await unless(asyncio.Event(), work()) == 7
+    assert await unless(asyncio.Event().wait(), work()) == 7
 
 
 async def test_leaving_cancels_and_waits_for_the_end() -> None:
@@ -26,7 +26,7 @@ async def test_leaving_cancels_and_waits_for_the_end() -> None:
             await asyncio.sleep(0)
             ended.append("cleaned up")
 
-    assert await asyncio.wait_for(unless(leaving, work()), 5) is None
+    assert await asyncio.wait_for(unless(leaving.wait(), work()), 5) is None
     assert ended == ["cleaned up"]
 
 
@@ -35,4 +35,4 @@ async def test_an_error_is_the_works_own() -> None:
         raise OSError("no")
 
     with pytest.raises(OSError, match="no"):
-        await unless(asyncio.Event(), work())
+        await unless(asyncio.Event().wait(), work())

@@ -266,8 +266,10 @@ def test_command_asks_through_a_volunteer(run: RunDirectory, tmp_path: Path) -> 
         "progress",
         "swarm",
         "credit",
+        "here",
     }
     assert document["credit"] is None  # no reliable peer is there
+    assert document["here"] is None
     assert (document["schema"], document["run"]["id"]) == ("hetpeer.status/1", run.run_id)
     assert abs(document["time"] - time.time()) < 120
     assert [peer["name"] for peer in document["peers"]] == ["alpha"]

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 import uvloop
@@ -200,6 +201,25 @@ async def test_close_ends_a_busy_worker_in_time(monkeypatch):
     assert isinstance(answers[-1], WorkerDiedError)
     with pytest.raises(ProcessLookupError):
         os.kill(compute.pid, 0)  # reaped
+
+
+async def test_a_suspended_worker_stands_still_and_is_killed_at_once(monkeypatch):
+    monkeypatch.setattr(compute_module, "CLOSE_S", 60.0)
+    compute = await Compute.start(CONFIG, WORKER)
+    busy = [asyncio.create_task(compute.submit(WarmUp())) for _ in range(20)]
+    await asyncio.sleep(0.05)
+    compute.suspend()
+    process = psutil.Process(compute.pid)
+    async with asyncio.timeout(5):
+        while process.status() != psutil.STATUS_STOPPED:
+            await asyncio.sleep(0)
+    assert compute.pending
+    async with asyncio.timeout(5):
+        await compute.close()
+    answers = await asyncio.gather(*busy, return_exceptions=True)
+    assert isinstance(answers[-1], WorkerDiedError)
+    assert not process.is_running()
+    compute.suspend()  # of one that has ended: nothing
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def serve(folder: Path) -> None:
     import torch._dynamo  # noqa: F401 - by the first check of a block
 
     from hetpeer.averaging import updates  # noqa: F401
-    from hetpeer.peer import joining, reliable  # noqa: F401
+    from hetpeer.peer import life, reliable  # noqa: F401
     from hetpeer.peer.cli import main  # noqa: F401
     from hetpeer.stages.execution import engine, transcoding  # noqa: F401
 

@@ -46,6 +46,7 @@ def keep_one() -> None:
         tie()
         ours.close()
         _become_worker(theirs)
+    os.setpgid(pid, pid)  # as a worker has it
     theirs.close()
     start_anew = compute._spawn
 

@@ -152,10 +152,18 @@ def _require(status: int) -> None:
 
 def little_memory() -> None:
     """A volunteer whose arena has room for a reduce of the tiny model and a few bundles, not for all that a step keeps."""
-    from hetpeer.peer import joining
+    from hetpeer.peer import life
 
-    config = joining.ComputeConfig
-    joining.ComputeConfig = lambda **known: config(**(known | {"arena_bytes": LITTLE}))
+    config = life.ComputeConfig
+    life.ComputeConfig = lambda **known: config(**(known | {"arena_bytes": LITTLE}))
+
+
+def sleepy() -> None:
+    """A machine that has slept for an hour once there is a file `slept` in the home."""
+    from hetpeer.dht.clock import SystemClock
+
+    awake, slept = SystemClock.boottime, Path(os.environ["HETPEER_HOME"]) / "slept"
+    SystemClock.boottime = lambda self: awake(self) + 3600.0 * slept.exists()
 
 
 def soon_calm() -> None:

@@ -1,0 +1,136 @@
+"""A volunteer that its owner talks to: paused, resumed, told to finish or to stop, and put to sleep with its machine."""
+
+import signal
+import stat
+
+import psutil
+import pytest
+
+from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.peer.control.client import ask, connected
+from hetpeer.peer.control.wire import Request, Standing
+from tests.swarm.swarm import LEAVE_S, Child, Swarm, resign, until
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+
+
+def told(child: Child, do: str, **more: float) -> Standing:
+    return ask(child.home, Request(do=do, **more))
+
+
+async def answers(child: Child) -> None:
+    """Return when its daemon can be talked to."""
+
+    def there() -> bool:
+        try:
+            return bool(told(child, "status"))
+        except LocalError:
+            return False
+
+    await until(there, f"{child.name} answers")
+
+
+async def does(child: Child, state: str, reason: str = "", within_s: float = 30.0) -> None:
+    await until(
+        lambda: (told(child, "status").state, told(child, "status").reason) == (state, reason),
+        lambda: f"{child.name} is {state} ({reason}): {told(child, 'status')}",
+        within_s,
+    )
+
+
+async def given_back(worker: psutil.Process) -> None:
+    """Return when it is gone; from when it stands still until then it takes no processor time."""
+    used: float | None = None
+
+    def gone() -> bool:
+        nonlocal used
+        try:
+            if worker.status() == psutil.STATUS_STOPPED:
+                now = worker.cpu_times().user
+                used = now if used is None else used
+                assert now < used + 0.1  # of its threads each stops by itself
+        except psutil.NoSuchProcess:
+            return True
+        return not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+
+    await until(gone, "the worker is gone", LEAVE_S)
+
+
+async def test_paused_in_training_resumed_and_finished(swarm: Swarm) -> None:
+    """The run goes on without it meanwhile, and every microbatch counts once. Then its machine sleeps."""
+    training = swarm.run.manifest.training.model_copy(update={"steps": 100_000, "checkpoint_every": 10})
+    swarm.run = resign(swarm.run, training=training)
+    await swarm.bootstrap()
+    volunteers = [swarm.volunteer(name, before="sleepy") for name in "abc"]
+    places = [await volunteer.blocks() for volunteer in volunteers]
+    for volunteer in volunteers:
+        await volunteer.says("you are contributing")
+    one = next(v for v, place in zip(volunteers, places, strict=True) if places.count(place) == 2)
+    await does(one, "training")
+    assert stat.S_IMODE((one.home / "control.sock").stat().st_mode) == 0o600
+
+    worker = one.helpers()["worker"]
+    pausing = swarm.start("owner", "pause", home=one.home)
+    await given_back(worker)
+    assert await pausing.ended() == ExitCode.OK, pausing.said
+    assert pausing.printed.startswith("paused (user) since ")
+    assert (await swarm.gone(one))["why"] == "said farewell"
+    await swarm.committed(swarm.version + 2)
+    assert "worker" not in one.helpers()
+    looking = swarm.start("onlooker", "status", "--json", home=one.home)
+    assert await looking.ended() == ExitCode.OK, looking.said
+    assert (looking.shown["here"]["state"], looking.shown["here"]["reason"]) == ("paused", "user")
+    states = {peer["name"]: peer["state"] for peer in looking.shown["peers"]}
+    assert states[one.name] == "paused"
+
+    told(one, "resume")
+    await until(lambda: swarm.incarnations(one) >= {1, 2}, "it works again", 60.0)
+
+    p2pd = one.helpers()["p2pd"]
+    (one.home / "slept").touch()
+    await one.says("this machine slept for 3600 s")
+    await until(lambda: one.helpers().get("p2pd", p2pd).pid != p2pd.pid, "a new p2pd")
+    await until(lambda: swarm.incarnations(one) >= {1, 2, 3}, "it works again after the sleep", 60.0)
+
+    assert told(one, "finish").state == "draining"
+    assert await one.ended(60.0) == ExitCode.OK
+    assert "left the run" in one.said
+    assert not (one.home / "control.sock").exists()
+    await swarm.left_in_order([v for v in volunteers if v is not one])
+
+
+async def test_paused_before_it_works(swarm: Swarm) -> None:
+    """Paused while it starts and while its worker does; what is asked of it then; and a pause that ends by itself."""
+    await swarm.bootstrap()
+    early, lonely, patient = (swarm.volunteer(name) for name in ("early", "lonely", "patient"))
+    await answers(early)
+    assert told(early, "pause").state == "paused"
+    assert told(early, "pause", for_s=3600.0).until is not None  # from now on
+    assert told(early, "pause").until is None
+    await early.says("paused (user)")
+    assert "worker" not in early.helpers()
+    early.signal(signal.SIGTERM)
+    assert await early.ended(LEAVE_S) == ExitCode.OK
+
+    await does(lonely, "training")
+    told(lonely, "pause")
+    told(lonely, "finish")
+    assert await lonely.ended(LEAVE_S) == ExitCode.OK
+
+    told(patient, "resume")  # it is not paused
+    told(patient, "pause")
+    await patient.says("paused (user)")
+    told(patient, "pause", for_s=1.0)
+    await patient.says("going on")
+    await does(patient, "checking")
+    told(patient, "pause")
+    await until(lambda: "worker" not in patient.helpers(), "the new worker is gone", 1.0)
+    await until(lambda: patient.said.count("paused (user)") == 2, "it pauses again")
+    with connected(patient.home) as daemon:
+        assert daemon.ask(Request(do="stop")).state == "draining"
+        assert daemon.ended(LEAVE_S)
+    assert await patient.ended(LEAVE_S) == ExitCode.OK
+    late = swarm.start("late", "resume", home=patient.home)
+    assert await late.ended() == ExitCode.NOT_RUNNING
+    assert late.said.startswith("HP-CTL-001: ")
+    assert late.said.count("\n") == 1
