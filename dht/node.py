@@ -7,7 +7,6 @@ handlers and stored records. Callers see streams break and, for a second or two,
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +20,8 @@ from hetpeer.dht.clock import Clock, SystemClock
 from hetpeer.dht.config import NodeConfig
 from hetpeer.dht.control import Control, P2pdError
 from hetpeer.dht.dialback import DialBack
-from hetpeer.dht.errors import ExitCode, LocalError, PeerLostError, ProtocolError
+from hetpeer.dht.errors import PeerLostError, ProtocolError
+from hetpeer.dht.holding import hold
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.joining import CONNECT_DEADLINE_S
 from hetpeer.dht.listener import DATA, Budget, Handler, Listener, Watcher
@@ -74,7 +74,7 @@ class Node:
         """
         node = cls(config, identity, clock or SystemClock())
         try:
-            node._lock = _lock_identity(identity)
+            node._lock = hold(identity.path)
             await node._listener.start()
             node._listener.handlers[dialback.PROTOCOL] = node._dialback().handle
             node._session = await node._sessions.first()
@@ -286,20 +286,3 @@ class Node:
         return (
             f"<Node {self.peer_id} {state}, {self.restarts} restarts, {len(self._listener)} incoming streams>"
         )
-
-
-def _lock_identity(identity: Identity) -> int:
-    """Hold the key file for this process; the kernel lets go when it ends. Raises `LocalError` HP-ID-002."""
-    descriptor = os.open(identity.path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise LocalError(
-            "HP-ID-002",
-            f"another process runs with the identity {identity.path}",
-            why="it holds the lock on that file",
-            fix="end the other one, or use another identity file",
-            exit_code=ExitCode.IDENTITY,
-        ) from error
-    return descriptor

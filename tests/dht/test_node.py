@@ -341,6 +341,7 @@ async def test_the_first_of_several_may_start_alone(tmp_path: Path) -> None:
 async def test_one_identity_file_serves_one_process(child: ChildPeer, node: Node) -> None:
     error = await failure(joining(child), Identity.load(node._identity.path))
     assert (error.code, error.exit_code) == ("HP-ID-002", ExitCode.IDENTITY)
+    assert f"(pid {os.getpid()})" in error.what
 
 
 async def test_a_copied_identity_is_found_out_by_the_peer_it_joins_by(

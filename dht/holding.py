@@ -1,0 +1,55 @@
+"""One process at a time has an identity: a lock beside its key, which the kernel lets go of however the process ends.
+
+The lock is on a file of its own, not on the key: a key may be replaced, and the file says who holds it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from hetpeer.dht.errors import ExitCode, LocalError
+
+_MAX_PID_BYTES = 20
+
+
+def hold(key: Path) -> int:
+    """Hold the identity in the file `key` until the descriptor that is returned is closed.
+
+    Raises `LocalError` HP-ID-002 with the other process's id, HP-ID-001 where no lock can be made.
+    """
+    path = key.with_name(f"{key.name}.lock")
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise LocalError(
+            "HP-ID-001",
+            f"cannot lock the identity file {key}",
+            why=f"{path}: {error.strerror}",
+            fix="choose a folder that you can write to",
+            exit_code=ExitCode.IDENTITY,
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = _holder(descriptor)
+        os.close(descriptor)
+        raise LocalError(
+            "HP-ID-002",
+            f"another process{holder} runs with the identity {key}",
+            why=f"it holds the lock {path}",
+            fix="end the other one, or give this one a home of its own (--home)",
+            exit_code=ExitCode.IDENTITY,
+        ) from error
+    with suppress(OSError):  # a full disk: the lock holds, it only does not say for whom
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
+
+
+def _holder(descriptor: int) -> str:
+    """` (pid 4711)`; empty in the moment before it has written that, and for what is no number."""
+    text = os.pread(descriptor, _MAX_PID_BYTES, 0).strip()
+    return f" (pid {int(text)})" if text.isdigit() else ""
