@@ -8,6 +8,8 @@ first used, so that the command line can check an address without paying for tor
 from __future__ import annotations
 
 import functools
+import ipaddress
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +103,18 @@ def socket_in(text: str) -> tuple[str, int] | None:
     if len(parts) < 5 or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp" or not parts[4].isdecimal():
         return None
     return parts[2], int(parts[4])
+
+
+def is_far(address: Address) -> bool:
+    """Whether the address is one of the internet, not of a local network or this machine."""
+    place = address.socket
+    return place is not None and ipaddress.ip_address(place[0]).is_global
+
+
+def far_first(addresses: Iterable[Address]) -> list[Address]:
+    """Those that lead to a socket, and through no relay; those of the internet before all others."""
+    direct = [address for address in addresses if address.socket is not None and not address.relay]
+    return sorted(direct, key=lambda address: not is_far(address))
 
 
 def at_socket(ip: str, port: int, peer_id: str) -> Address:

@@ -66,6 +66,17 @@ class Identity:
     @classmethod
     def load(cls, path: Path) -> Identity:
         """Read a key file. Raises `LocalError` HP-ID-001 when it is missing, damaged or readable by others."""
+        identity, shared = cls.load_copy(path)
+        if shared:
+            raise _unusable(path, "other users of this machine can read it", f"chmod 600 {path}")
+        return identity
+
+    @classmethod
+    def load_copy(cls, path: Path) -> tuple[Identity, bool]:
+        """Read a key file that lies elsewhere, and say whether others can read it: not every disk can forbid that.
+
+        Raises `LocalError` HP-ID-001 when it is missing or damaged.
+        """
         try:
             with path.open("rb") as file:
                 mode = os.fstat(file.fileno()).st_mode
@@ -74,14 +85,12 @@ class Identity:
             raise _unusable(
                 path, error.strerror or str(error), "check the path, or make a new identity"
             ) from error
-        if mode & 0o077:
-            raise _unusable(path, "other users of this machine can read it", f"chmod 600 {path}")
-        return cls._from_key(path, _parse_private_key(path, content))
+        return cls._from_key(path, _parse_private_key(path, content)), bool(mode & 0o077)
 
     @classmethod
     def load_or_create(cls, path: Path) -> Identity:
         """The identity at `path`, made now if there is none. Raises `LocalError` HP-ID-001."""
-        return cls.load(path) if path.exists() else cls.create(path)
+        return cls.load(path) if os.path.lexists(path) else cls.create(path)
 
     @classmethod
     def _from_key(cls, path: Path, key: rsa.RSAPrivateKey) -> Identity:

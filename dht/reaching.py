@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import itertools
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from hetpeer.dht.addresses import Address, at_socket, relay_in, socket_in
+from hetpeer.dht.addresses import Address, at_socket, far_first, is_far, relay_in
 from hetpeer.dht.clock import Clock
 from hetpeer.dht.config import NodeConfig
 from hetpeer.dht.control import P2pdError
@@ -71,7 +70,7 @@ class Reaching:
         if self._config.reachability != "ask":
             return current
         standing, own = self.standing, session.addresses
-        near = tuple(address for address in own if not address.relay and not _is_far(address))
+        near = tuple(address for address in own if not address.relay and not is_far(address))
         if standing.reach is Reach.PRIVATE and current.reachability == "private" and served:
             return current
         if standing.reach is Reach.PRIVATE and self._relays:
@@ -88,7 +87,7 @@ class Reaching:
         """What a peer that asks us to dial it is told: reliable relays, and peers that it could ask too."""
         relays = list(self._relays.values())
         if self._config.reachability == "public":
-            relays = _far_first(session.addresses)[:2] + relays
+            relays = far_first(session.addresses)[:2] + relays
         near = [peer for peer, text in await _connections(session) if peer != asker and not relay_in(text)]
         asking = [asyncio.ensure_future(_addresses_of(session, peer)) for peer in list(dict.fromkeys(near))]
         if asking:
@@ -154,7 +153,7 @@ class Reaching:
 async def _addresses_of(session: Session, peer: str) -> list[Address]:
     """Where others may find a peer that we are connected to, the likeliest first."""
     try:
-        return _far_first(await session.control.addresses_of(peer))[:MAX_ADDRESSES]
+        return far_first(await session.control.addresses_of(peer))[:MAX_ADDRESSES]
     except P2pdError:
         return []
 
@@ -164,17 +163,6 @@ async def _connections(session: Session) -> list[tuple[str, str]]:
         return await session.control.connections()
     except P2pdError:
         return []  # it has just died
-
-
-def _is_far(address: Address) -> bool:
-    """Whether the address is one of the internet, not of a local network or this machine."""
-    place = socket_in(address.text)
-    return place is not None and ipaddress.ip_address(place[0]).is_global
-
-
-def _far_first(addresses: Iterable[Address]) -> list[Address]:
-    direct = [address for address in addresses if address.socket is not None and not address.relay]
-    return sorted(direct, key=lambda address: not _is_far(address))
 
 
 def _machine_addresses() -> set[str]:

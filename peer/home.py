@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,32 +31,51 @@ class Home:
 
     path: Path
 
-    def identity(self) -> Identity:
-        """The key of this peer, made at the first call. Raises `LocalError` HP-DISK-001, HP-ID-001."""
-        with disk_errors(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-        return Identity.load_or_create(self.path / "identity.key")
+    @property
+    def key(self) -> Path:
+        """The key of this machine as a volunteer."""
+        return self.path / "identity.key"
 
     @property
     def reliable_key(self) -> Path:
         """The key of this machine as a reliable peer: a volunteer may run beside it."""
         return self.path / "reliable.key"
 
+    @property
+    def rendezvous_key(self) -> Path:
+        """The key of this machine as a rendezvous: peers of any kind may run beside it."""
+        return self.path / "rendezvous.key"
+
+    def identity(self) -> Identity:
+        """The identity of this peer, made at the first call. Raises `LocalError` HP-DISK-001, HP-ID-001."""
+        return self._identity(self.key)
+
     def reliable_identity(self) -> Identity:
         """As `identity`, of `reliable_key`."""
+        return self._identity(self.reliable_key)
+
+    def rendezvous_identity(self) -> Identity:
+        """As `identity`, of `rendezvous_key`."""
+        return self._identity(self.rendezvous_key)
+
+    def _identity(self, key: Path) -> Identity:
         with disk_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        return Identity.load_or_create(self.reliable_key)
+        return Identity.load_or_create(key)
 
     def next_incarnation(self) -> int:
-        """A number higher than all that this peer ever used; durable before it is returned."""
+        """A number higher than all that this peer ever used; durable before it is returned.
+
+        Not below the clock's seconds: an identity that was restored in an empty home has been used elsewhere.
+        """
         path = self.path / "incarnation"
         try:
             last = int(path.read_text())
         except (OSError, ValueError):
             last = 0
-        atomic_write(path, str(last + 1).encode())
-        return last + 1
+        following = max(last + 1, int(time.time()))
+        atomic_write(path, str(following).encode())
+        return following
 
     def run(self, signed: SignedManifest) -> RunDirectory:
         """The directory of a run's files, which fills as they are fetched."""
