@@ -1,0 +1,139 @@
+"""Invites: one word that says which run, and where to find somebody of it. docs/joining.md has the format.
+
+The run id in it is a hash of the manifest: whoever answers at the addresses cannot hand out another run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+from hetpeer.dht.addresses import Address, far_first, parse_address
+from hetpeer.dht.errors import ExitCode, LocalError
+
+SCHEME = "hetpeer://"
+MAX_ADDRESSES = 8
+MAX_LENGTH = 2048
+MAX_NAME = 64
+MAX_OWN = 3
+"""Addresses of the peer that makes the invite: a home has one for the internet and one or two for itself."""
+RUN_ID = re.compile(r"[0-9a-f]{32}")
+_LINK = re.compile(r"hetpeer://([a-z0-9.-]{1,64})@([0-9a-f]{32})(/[A-Za-z0-9/.,%-]+),([0-9a-f]{6})")
+_NAME = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Invite:
+    """To the run `run` (its id); `name` is for people. Text: `str(invite)`."""
+
+    name: str
+    run: str
+    addresses: tuple[Address, ...]
+
+    def __str__(self) -> str:
+        body = f"{SCHEME}{self.name}@{self.run}{','.join(_safe(address.text) for address in self.addresses)}"
+        return f"{body},{_check(body)}"
+
+
+def make_invite(name: str, run: str, addresses: Iterable[Address]) -> Invite:
+    """For the run `name`; as many of the addresses as fit, the first ones first."""
+    words = re.sub(r"[^a-z0-9.]+|\.{2,}", "-", name.lower())
+    label = re.sub(r"[.-]*-[.-]*", "-", words)[:MAX_NAME].strip(".-") or "run"
+    kept = tuple(dict.fromkeys(addresses))[:MAX_ADDRESSES]
+    invite = Invite(label, run, kept)
+    while len(str(invite)) > MAX_LENGTH and len(invite.addresses) > 1:
+        invite = Invite(label, run, invite.addresses[:-1])
+    return invite
+
+
+def parse_invite(text: str) -> Invite:
+    """Raises `LocalError` HP-ADDR-003 unless `text` is an invite, every character of it."""
+    text = text.strip()
+    if len(text) > MAX_LENGTH:
+        raise unusable(text, f"it is longer than {MAX_LENGTH} characters")
+    found = _LINK.fullmatch(text)
+    if found is None:
+        raise unusable(text, "it is not whole, or something has changed characters in it")
+    name, run, places, check = found.groups()
+    if check != _check(text[: found.end(3)]):
+        raise unusable(text, "its last six characters do not fit the rest: a part is lost or changed")
+    parts = places.split(",")
+    if len(parts) > MAX_ADDRESSES:
+        raise unusable(text, f"it has more than {MAX_ADDRESSES} addresses")
+    try:
+        invite = Invite(name, run, tuple(parse_address(unquote(part, errors="strict")) for part in parts))
+    except UnicodeDecodeError as error:
+        raise unusable(text, "an address in it is no text") from error
+    except LocalError as error:
+        raise unusable(text, f"an address in it is wrong: {error.why}") from error
+    if not _NAME.fullmatch(name) or str(invite) != text:
+        raise unusable(text, "it is not spelled as hetpeer does")
+    return invite
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where somebody wants to go: `addresses` to try, and the id of the run that it must be; empty: whichever is there."""
+
+    addresses: tuple[Address, ...]
+    run: str = ""
+
+
+def destination(texts: Iterable[str], run: str = "") -> Destination:
+    """Of addresses and invites as people give them, in their order. Raises `LocalError` HP-ADDR-001, HP-ADDR-003."""
+    if run and not RUN_ID.fullmatch(run):
+        raise LocalError(
+            "HP-ADDR-003",
+            f"{run[:80]!r} is not the id of a run",
+            why="that has 32 digits and letters from a to f",
+            fix="copy it from hetpeer status, or ask for an invite",
+            exit_code=ExitCode.USAGE,
+        )
+    addresses: list[Address] = []
+    for text in map(str.strip, texts):
+        if not text.startswith(SCHEME):
+            addresses.append(parse_address(text))
+            continue
+        invite = parse_invite(text)
+        if run not in ("", invite.run):
+            raise unusable(text, f"it is to run {invite.run}, and something else that was said to run {run}")
+        run = invite.run
+        addresses += invite.addresses
+    return Destination(tuple(dict.fromkeys(addresses)), run)
+
+
+def worth_giving(own: Iterable[str], others: Sequence[Address] = ()) -> list[Address]:
+    """Of a peer's `own` addresses those that may lead to it from elsewhere, then `others`. Loopback, where there is nothing else."""
+    places = far_first(map(parse_address, own))
+    elsewhere = [place for place in places if place.socket is not None and not _is_loopback(place.socket[0])]
+    return [*(elsewhere or places)[:MAX_OWN], *others]
+
+
+def unusable(text: str, why: str) -> LocalError:
+    """HP-ADDR-003: the invite `text` leads nowhere."""
+    return LocalError(
+        "HP-ADDR-003",
+        f"{text[:120]!r} is not an invite that can be used",
+        why=why,
+        fix="copy the whole line that hetpeer invite prints, from hetpeer:// to its end",
+        exit_code=ExitCode.USAGE,
+    )
+
+
+def _is_loopback(ip: str) -> bool:
+    return ip.startswith("127.") or ip == "::1"
+
+
+def _safe(address: str) -> str:
+    """Nothing that a chat or a shell takes for something else; `unquote` reads it."""
+    text = quote(address, safe="/")
+    for mark, code in (("_", "%5F"), ("~", "%7E"), ("--", "-%2D"), ("..", ".%2E")):
+        text = text.replace(mark, code)
+    return text
+
+
+def _check(body: str) -> str:
+    return hashlib.sha256(body.encode()).hexdigest()[:6]
