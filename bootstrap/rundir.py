@@ -7,6 +7,7 @@ data/              shards of samples                checkpoints/   sealed and gr
 log/ledger.log     the coordinator's decisions      volunteers/    the volunteers' signed events, one file each
 amendment.hetpeer  signed too, if the reliable peers are others by now (council.py)
 author.json        where the author's modules and texts are; of use on the author's machine only
+invite             what others give to hetpeer join, as it was when the run was served last
 """
 
 from __future__ import annotations
@@ -52,6 +53,10 @@ class RunDirectory:
     @property
     def identity_path(self) -> Path:
         return self.path / "identity.key"
+
+    @property
+    def invite_path(self) -> Path:
+        return self.path / "invite"
 
     def owner_key(self) -> Ed25519PrivateKey:
         """What signs the manifest and its amendments. Raises `LocalError` HP-RUN-015."""

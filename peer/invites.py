@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
@@ -105,11 +105,11 @@ def destination(texts: Iterable[str], run: str = "") -> Destination:
     return Destination(tuple(dict.fromkeys(addresses)), run)
 
 
-def worth_giving(own: Iterable[str], others: Sequence[Address] = ()) -> list[Address]:
-    """Of a peer's `own` addresses those that may lead to it from elsewhere, then `others`. Loopback, where there is nothing else."""
-    places = far_first(map(parse_address, own))
+def worth_giving(own: Iterable[Address]) -> list[Address]:
+    """Of a peer's own addresses those that may lead to it from elsewhere, the likeliest first. Loopback, where there is nothing else."""
+    places = far_first(own)
     elsewhere = [place for place in places if place.socket is not None and not _is_loopback(place.socket[0])]
-    return [*(elsewhere or places)[:MAX_OWN], *others]
+    return (elsewhere or places)[:MAX_OWN]
 
 
 def unusable(text: str, why: str) -> LocalError:

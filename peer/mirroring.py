@@ -27,7 +27,7 @@ async def mirror(directory: Path, addresses: Sequence[Address], home: Home) -> N
     identity = home.reliable_identity()
     node = await Node.start(NodeConfig(peers=tuple(addresses)), home.identity())
     try:
-        signed = await fetch_manifest(node, addresses)
+        signed = (await fetch_manifest(node, addresses)).signed
         if identity.peer_id not in signed.reliable:
             raise LocalError(
                 "HP-RUN-012",

@@ -31,6 +31,8 @@ class JoinOptions:
     """What the volunteer asked for."""
 
     bootstrap: tuple[Address, ...]
+    run: str = ""
+    """The id of the run that it must be; empty: whichever is there."""
     home: Path
     host: str = "0.0.0.0"  # noqa: S104 - other peers must reach us
     port: int = 0
@@ -87,15 +89,15 @@ async def present(options: JoinOptions, home: Home, stack: contextlib.AsyncExitS
     """Join the network, and get to know the run. `stack` ends it. Raises `LocalError`."""
     identity = home.identity()
     config = NodeConfig(host=options.host, port=options.port, peers=options.bootstrap, reachability="ask")
-    node, signed = await stack.enter_async_context(arrived(config, home))
+    arrival = await stack.enter_async_context(arrived(config, home, options.run))
+    node, signed = arrival.node, arrival.signed
     run = home.run(signed)
     evidence = stack.enter_context(contextlib.closing(Evidence(home, run, identity)))
     path = home.trace_path(run, os.getpid()) if options.trace else None
     trace = stack.enter_context(
         contextlib.closing(Trace(SystemClock(), path, peer=identity.peer_id, name=options.name))
     )
-    named = [address.peer_id for address in options.bootstrap]
-    files, life = RunFiles(node, run, Council(signed, run.path), named), Life()
+    files, life = RunFiles(node, run, Council(signed, run.path), [arrival.source]), Life()
     if options.metrics is not None:  # nothing of it is loaded otherwise
         from hetpeer.peer.web.daemons import volunteer_served
 

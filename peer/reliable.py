@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,18 +20,21 @@ from hetpeer.bootstrap.service import CONTROL, CoordinatorService, coordinator_c
 from hetpeer.bootstrap.serving import PROTOCOL as FILES
 from hetpeer.bootstrap.serving import FileService
 from hetpeer.bootstrap.shelf import RunShelf
-from hetpeer.dht.addresses import Address
+from hetpeer.dht.addresses import Address, parse_address
 from hetpeer.dht.channel import ChannelServer
 from hetpeer.dht.clock import SystemClock
 from hetpeer.dht.errors import ExitCode, LocalError, RemoteError
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.listener import CONTROL as CONTROL_BUDGET
-from hetpeer.dht.node import Node, NodeConfig
+from hetpeer.dht.node import Node
 from hetpeer.dht.roster import Roster
 from hetpeer.peer.adverts import publish_forever, reliable_advert
+from hetpeer.peer.invites import Invite
+from hetpeer.peer.inviting import keep_invite
 from hetpeer.peer.progress import ReliableProgress
 from hetpeer.peer.proposing import Proposing
 from hetpeer.peer.reach import tell_forever
+from hetpeer.peer.rendezvous import join_address, open_config
 from hetpeer.peer.standin import StandIn
 
 FOLLOW_S = 0.5
@@ -171,17 +173,19 @@ class ReliablePeer:
 
 
 async def serve_run(
-    options: BootstrapOptions, leaving: asyncio.Event, announce: Callable[[str], None]
+    options: BootstrapOptions, leaving: asyncio.Event, announce: Callable[[str, Invite], None]
 ) -> Halt | None:
     """Take part in the run's log, and coordinate, until the run is over (its Halt) or `leaving` is set (None).
 
-    `announce` gets the address to join at, once somebody answers there. Raises `LocalError`.
+    `announce` gets the address to join at, and the invite, once somebody answers there. Raises `LocalError`.
     """
     run = RunDirectory.open(options.directory)
     await asyncio.to_thread(run.verify)
     with run_logs(run) as logs:
         council = Council(run.signed, run.path)
-        node = await Node.start(_config(options), Identity.load(run.identity_path))
+        node = await Node.start(
+            open_config(options.host, options.port, options.peers), Identity.load(run.identity_path)
+        )
         try:
             peer = ReliablePeer(node, run, Replica(node, run, council, logs, SystemClock()))
             async with _web(options, node, run, peer):
@@ -207,7 +211,7 @@ async def _take_part(
     run: RunDirectory,
     options: BootstrapOptions,
     leaving: asyncio.Event,
-    announce: Callable[[str], None],
+    announce: Callable[[str, Invite], None],
 ) -> Halt | None:
     roster = Roster(node, run.run_id)
     work = asyncio.ensure_future(peer.run(leaving))
@@ -222,14 +226,15 @@ async def _take_part(
             asyncio.ensure_future(Proposing(run.manifest, roster, lambda: peer.service).look_forever())
         )
     if options.stand_in:
-        helper = StandIn(run.path / "stand-in", lambda: peer.service, lambda: _join_address(node))
+        helper = StandIn(run.path / "stand-in", lambda: peer.service, lambda: join_address(node))
         beside.append(asyncio.ensure_future(helper.watch_forever()))
     try:
         ready = asyncio.ensure_future(peer.ready.wait())
         await asyncio.wait({work, left, ready}, return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
         if ready.done():
-            announce(_join_address(node))
+            invite = keep_invite(run, map(parse_address, node.addresses()), options.peers)
+            announce(join_address(node), invite)
             await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done() and not peer.is_over:
             await peer.replica.leave()
@@ -243,21 +248,3 @@ async def _take_part(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _config(options: BootstrapOptions) -> NodeConfig:
-    """A reliable peer must be reachable, so it says that it is, and relays for those who are not."""
-    alone = ipaddress.ip_address(options.host).is_loopback  # all peers are on this machine
-    return NodeConfig(
-        host=options.host,
-        port=options.port,
-        peers=options.peers,
-        alone_ok=True,
-        reachability="auto" if alone else "public",
-    )
-
-
-def _join_address(node: Node) -> str:
-    """The address to give away: one that others can reach comes before the loopback one."""
-    addresses = node.addresses()
-    return next((a for a in addresses if "/127.0.0.1/" not in a), addresses[0])

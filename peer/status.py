@@ -33,11 +33,11 @@ from hetpeer.peer.swarm import (
 if TYPE_CHECKING:
     from hetpeer.bootstrap.manifest import Manifest, SignedManifest
     from hetpeer.bootstrap.ranking import Contribution, Ranking
-    from hetpeer.dht.addresses import Address
     from hetpeer.dht.board import Board, Note
     from hetpeer.dht.node import Node
     from hetpeer.dht.records import Advert
     from hetpeer.dht.roster import Roster
+    from hetpeer.peer.invites import Destination
 
 HOLDING = frozenset({"ready", "training", "reducing", "applying"})
 """Phases of a volunteer that has the current state of its blocks."""
@@ -122,8 +122,8 @@ class Onlooker:
 
 
 @asynccontextmanager
-async def observing(addresses: Sequence[Address], peer: str = "") -> AsyncIterator[Onlooker]:
-    """Join the swarm as an onlooker, to whom `peer`'s credit matters. Raises `LocalError` HP-NET-002 (nobody answers), HP-NET-006 (nobody serves a run)."""
+async def observing(goal: Destination, peer: str = "") -> AsyncIterator[Onlooker]:
+    """Join the swarm as an onlooker, to whom `peer`'s credit matters. Raises `LocalError` HP-NET-002 (nobody answers), HP-NET-006 (nobody serves the run), HP-RUN-016."""
     from hetpeer.dht.board import Board
     from hetpeer.dht.identity import Identity
     from hetpeer.dht.node import Node, NodeConfig
@@ -132,9 +132,9 @@ async def observing(addresses: Sequence[Address], peer: str = "") -> AsyncIterat
 
     with tempfile.TemporaryDirectory(prefix="hetpeer-status-") as folder:
         identity = Identity.create(Path(folder) / "identity.key")
-        node = await Node.start(NodeConfig(peers=tuple(addresses)), identity)
+        node = await Node.start(NodeConfig(peers=goal.addresses), identity)
         try:
-            signed = await fetch_manifest(node, addresses)
+            signed = (await fetch_manifest(node, goal.addresses, goal.run)).signed
             yield Onlooker(signed, node, Roster(node, signed.run_id), Board(node, signed.run_id), peer)
         finally:
             await node.close()

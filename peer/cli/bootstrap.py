@@ -1,13 +1,16 @@
-"""`hetpeer bootstrap`: a reliable peer of a run."""
+"""`hetpeer bootstrap`: a reliable peer of a run, or a place where peers of any runs meet."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hetpeer.peer.cli.options import HomeOption, MetricsOption, listening, run_loop
+
+if TYPE_CHECKING:
+    from hetpeer.peer.invites import Invite
 
 
 def register(app: typer.Typer) -> None:
@@ -17,9 +20,13 @@ def register(app: typer.Typer) -> None:
 
 def bootstrap(
     directory: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="A run directory made by hetpeer init, or where a copy is to be."),
-    ],
+        Path | None,
+        typer.Argument(
+            metavar="DIR",
+            help="A run directory made by hetpeer init, or where a copy is to be. Without: a rendezvous.",
+            show_default=False,
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",  # noqa: S104
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="TCP port to listen on; 0 takes a free one.")
@@ -27,7 +34,8 @@ def bootstrap(
     peers: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="ADDR", help="Peers of the run; they give the copy if DIR is not there. Repeatable."
+            metavar="ADDR",
+            help="Peers of the run, which give the copy if DIR is not there, or a rendezvous. Repeatable.",
         ),
     ] = None,
     stand_in: Annotated[
@@ -41,18 +49,32 @@ def bootstrap(
     metrics: MetricsOption = "",
     home: HomeOption = None,
 ) -> None:
-    """Serve a run: rendezvous, data, log and coordinator. Prints the line that volunteers type."""
+    """Serve a run: rendezvous, data, log and coordinator. Prints what volunteers type.
+
+    Without DIR: a rendezvous and relay for the peers of any runs, which come with --peers.
+    """
     from hetpeer.dht.addresses import parse_address
 
     known = tuple(parse_address(text) for text in peers or ())
 
     from hetpeer.peer.home import Home, default_home
     from hetpeer.peer.lifecycle import run_daemon
+
+    place = home or default_home()
+    if directory is None:
+        if stand_in or keep_places:
+            raise typer.BadParameter("a rendezvous serves no run: give DIR, or leave the option out")
+        from hetpeer.peer.rendezvous import RendezvousOptions, serve_rendezvous
+
+        meeting = RendezvousOptions(home=place, host=host, port=port, peers=known)
+        run_daemon(lambda leaving: serve_rendezvous(meeting, leaving, _announce_rendezvous))
+        return
+
     from hetpeer.peer.mirroring import mirror
     from hetpeer.peer.reliable import BootstrapOptions, serve_run
 
     if known and not (directory / "manifest.hetpeer").exists():
-        run_loop(mirror(directory, known, Home(home or default_home())))
+        run_loop(mirror(directory, known, Home(place)))
 
     options = BootstrapOptions(
         directory=directory,
@@ -63,9 +85,14 @@ def bootstrap(
         keep_places=keep_places,
         metrics=listening(metrics),
     )
-    halt = run_daemon(
-        lambda leaving: serve_run(
-            options, leaving, lambda address: typer.echo(f"hetpeer join --bootstrap {address}")
-        )
-    )
+    halt = run_daemon(lambda leaving: serve_run(options, leaving, _announce_run))
     typer.echo("stopped; start it again to go on" if halt is None else f"finished: {halt.why}", err=True)
+
+
+def _announce_rendezvous(address: str) -> None:
+    typer.echo("a rendezvous: peers of any run meet here, and it serves none itself", err=True)
+    typer.echo(f"hetpeer bootstrap DIR --peers {address}")
+
+
+def _announce_run(address: str, invite: Invite) -> None:
+    typer.echo(f"hetpeer join --bootstrap {address}\nhetpeer join {invite}")

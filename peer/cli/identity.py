@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 @identities.callback(invoke_without_command=True)
 def show(context: typer.Context, *, reliable: ReliableOption = False, home: HomeOption = None) -> None:
-    """Print this peer's id; the key behind it is made at the first call and never leaves the machine."""
+    """Print this peer's id; the key behind it is made at the first call, and leaves the machine by `hetpeer id backup` only."""
     if context.invoked_subcommand is not None:
         if reliable or home is not None:
             raise typer.BadParameter(f"say it after the word {context.invoked_subcommand}")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hetpeer.peer.cli.options import MetricsOption, listening
+from hetpeer.peer.cli.options import BootstrapOption, HomeOption, MetricsOption, asked, listening
 
 
 def register(app: typer.Typer) -> None:
@@ -16,14 +15,16 @@ def register(app: typer.Typer) -> None:
 
 
 def join(
-    *,
-    bootstrap: Annotated[
-        list[str],
-        typer.Option(metavar="ADDR", help="Address of any peer of the run: /ip4/…/tcp/…/p2p/Qm… Repeatable."),
-    ],
-    home: Annotated[
-        Path | None, typer.Option(help="Where keys and fetched files live. [default: $HETPEER_HOME]")
+    invites: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="INVITE", show_default=False, help="hetpeer://… as hetpeer invite prints it."),
     ] = None,
+    *,
+    bootstrap: BootstrapOption = None,
+    run: Annotated[
+        str, typer.Option(metavar="ID", help="The id of the run that it must be; an invite says that itself.")
+    ] = "",
+    home: HomeOption = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",  # noqa: S104
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="TCP port to listen on; 0 takes a free one.")
@@ -40,10 +41,11 @@ def join(
     ] = False,
     metrics: MetricsOption = "",
 ) -> None:
-    """Contribute this machine to a run. Ctrl-C leaves within ten seconds and harms nobody; so does `hetpeer pause`."""
-    from hetpeer.dht.addresses import parse_address
+    """Contribute this machine to a run: by an invite or an address; without any, to the one joined last.
 
-    addresses = tuple(parse_address(text) for text in bootstrap)
+    Ctrl-C leaves within ten seconds and harms nobody; so does `hetpeer pause`.
+    """
+    goal = asked([*(invites or ()), *(bootstrap or ())], home, run)
     memory, disk = parse_limit(ram_limit), parse_limit(disk_limit)
 
     from hetpeer.peer.home import default_home
@@ -52,7 +54,8 @@ def join(
     from hetpeer.peer.presence import JoinOptions
 
     options = JoinOptions(
-        bootstrap=addresses,
+        bootstrap=goal.addresses,
+        run=goal.run,
         home=home or default_home(),
         host=host,
         port=port,

@@ -23,6 +23,7 @@ from hetpeer.peer.cli import (
     demo,
     identity,
     inspect,
+    invite,
     join,
     options,
     plan,
@@ -41,7 +42,20 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: drawing boxes around it takes a third of its time
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (join, daemon, status, plan, simulate, bootstrap, author, inspect, demo, trace, identity):
+for command in (
+    join,
+    daemon,
+    status,
+    plan,
+    simulate,
+    bootstrap,
+    invite,
+    author,
+    inspect,
+    demo,
+    trace,
+    identity,
+):
     command.register(app)
 
 

@@ -20,8 +20,8 @@ import typer
 from hetpeer.dht.errors import ExitCode, LocalError
 
 if TYPE_CHECKING:
-    from hetpeer.dht.addresses import Address
     from hetpeer.peer.control.wire import Standing
+    from hetpeer.peer.invites import Destination
 
 T = TypeVar("T")
 
@@ -34,7 +34,9 @@ HomeOption = Annotated[
 BootstrapOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--bootstrap", metavar="ADDR", help="Address of any peer, like /ip4/…/tcp/…/p2p/Qm…; may be repeated."
+        "--bootstrap",
+        metavar="ADDR",
+        help="Address of any peer, like /ip4/…/tcp/…/p2p/Qm…, or an invite; may be repeated.",
     ),
 ]
 MetricsOption = Annotated[
@@ -74,18 +76,18 @@ def is_quiet() -> bool:
     return logging.getLogger("hetpeer").level >= logging.ERROR
 
 
-def asked(bootstrap: list[str] | None, home: Path | None) -> list[Address]:
-    """The peers to ask: those of `--bootstrap`, or the volunteer that runs here, or those last joined by.
+def asked(texts: list[str] | None, home: Path | None, run: str = "") -> Destination:
+    """Where to: the addresses and invites given, or the volunteer that runs here, or back to the run joined last.
 
-    Raises `LocalError` HP-ADDR-001, HP-ADDR-002.
+    Raises `LocalError` HP-ADDR-001, HP-ADDR-002, HP-ADDR-003.
     """
-    from hetpeer.dht.addresses import parse_address
     from hetpeer.peer.home import default_home
-    from hetpeer.peer.known import known_addresses
+    from hetpeer.peer.invites import destination
+    from hetpeer.peer.known import back_to
 
-    here = None if bootstrap else standing_here(home)
+    here = None if texts or run else standing_here(home)
     nearby = here.addresses if here is not None else ()
-    return [parse_address(text) for text in bootstrap or nearby or known_addresses(home or default_home())]
+    return destination(texts or nearby, run) if texts or nearby else back_to(home or default_home(), run)
 
 
 def standing_here(home: Path | None) -> Standing | None:

@@ -14,7 +14,7 @@ import typer
 from hetpeer.peer.cli.options import BootstrapOption, HomeOption, JsonOption, asked, run_loop
 
 if TYPE_CHECKING:
-    from hetpeer.dht.addresses import Address
+    from hetpeer.peer.invites import Destination
     from hetpeer.peer.predicting import Prediction
 
 WATCH_S = 5.0
@@ -130,14 +130,14 @@ def plan(
     run_loop(_look(asked(bootstrap, home), watch=watch, as_json=as_json))
 
 
-async def _look(addresses: list[Address], *, watch: bool, as_json: bool) -> None:
+async def _look(goal: Destination, *, watch: bool, as_json: bool) -> None:
     import asyncio
 
     from hetpeer.dht.errors import LocalError
     from hetpeer.peer.predicting import predict
     from hetpeer.peer.status import observing
 
-    async with observing(addresses) as onlooker:
+    async with observing(goal) as onlooker:
         while True:
             try:
                 found = predict(onlooker.signed, await onlooker.adverts())

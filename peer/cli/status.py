@@ -26,8 +26,8 @@ from hetpeer.peer.units import bytes_text
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from hetpeer.dht.addresses import Address
     from hetpeer.peer.control.wire import Standing
+    from hetpeer.peer.invites import Destination
     from hetpeer.peer.swarm import PeerRow, SwarmStatus
 
 WATCH_S = 2.0
@@ -73,11 +73,11 @@ def status(
         raise
 
 
-async def _write_down(addresses: list[Address], as_json: bool) -> None:
+async def _write_down(goal: Destination, as_json: bool) -> None:
     from hetpeer.peer.inventory import inventory
     from hetpeer.peer.status import observing
 
-    async with observing(addresses) as onlooker:
+    async with observing(goal) as onlooker:
         found = inventory(onlooker.signed.manifest, await onlooker.adverts())
     print(json.dumps(found.document()) if as_json else "\n".join(found.lines()), flush=True)
 
@@ -92,7 +92,7 @@ def _identity(home: Path | None) -> str:
 
 
 async def _look(
-    addresses: list[Address],
+    goal: Destination,
     identity: str,
     own: Callable[[], Standing | None],
     *,
@@ -103,7 +103,7 @@ async def _look(
 
     from hetpeer.peer.status import observing
 
-    async with observing(addresses, identity) as onlooker:
+    async with observing(goal, identity) as onlooker:
         if not watch:
             _show(await onlooker.status(), own(), as_json)
         elif as_json or plain(sys.stdout):

@@ -177,13 +177,10 @@ def test_several_of_both_lead_to_one_run() -> None:
 
 
 def test_what_a_peer_gives_away_leads_to_it_from_elsewhere() -> None:
-    def own(*ips: str) -> list[str]:
-        return [str(at_socket(ip, 31330, PEER)) for ip in ips]
-
-    def ips(found: list[Address]) -> list[str]:
+    def given(*ips: str) -> list[str]:
+        found = worth_giving([*(at_socket(ip, 31330, PEER) for ip in ips), through(PLAIN, RELAY)])
         return [address.socket[0] for address in found if address.socket]
 
-    assert ips(worth_giving(own("127.0.0.1"))) == ["127.0.0.1"]
-    everywhere = own("127.0.0.1", "192.168.1.9", "8.8.8.8", "10.0.0.1", "172.17.0.1", "::1")
-    assert ips(worth_giving(everywhere)) == ["8.8.8.8", "192.168.1.9", "10.0.0.1"]
-    assert worth_giving(own("192.168.1.9"), [PLAIN])[-1] == PLAIN
+    assert given("127.0.0.1") == ["127.0.0.1"]
+    everywhere = ("127.0.0.1", "192.168.1.9", "8.8.8.8", "10.0.0.1", "172.17.0.1", "::1")
+    assert given(*everywhere) == ["8.8.8.8", "192.168.1.9", "10.0.0.1"]

@@ -19,14 +19,15 @@ from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.serving import PROTOCOL, FileService
 from hetpeer.bootstrap.shelf import RunShelf
 from hetpeer.dht import paths
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.addresses import parse_address
+from hetpeer.dht.errors import ExitCode
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.dht.records import MAX_LINKS, Advert, LinkNote
 from hetpeer.dht.roster import Roster
 from hetpeer.peer.adverts import link_notes
 from hetpeer.peer.cli.status import _duration, _lines, _tables
-from hetpeer.peer.known import known_addresses
+from hetpeer.peer.known import remember
 from hetpeer.peer.linkbook import LinkFigures
 from hetpeer.peer.status import summarise
 from hetpeer.peer.swarm import SwarmStatus
@@ -205,17 +206,6 @@ def test_duration(seconds: float, text: str) -> None:
     assert _duration(seconds) == text
 
 
-def test_known_addresses(tmp_path: Path) -> None:
-    for content in (None, "", "{}", "[]"):
-        if content is not None:
-            (tmp_path / "addresses.json").write_text(content)
-        with pytest.raises(LocalError) as caught:
-            known_addresses(tmp_path)
-        assert (caught.value.code, caught.value.exit_code) == ("HP-ADDR-002", ExitCode.USAGE)
-    (tmp_path / "addresses.json").write_text('["/ip4/127.0.0.1/tcp/1/p2p/Qm"]')
-    assert known_addresses(tmp_path) == ("/ip4/127.0.0.1/tcp/1/p2p/Qm",)
-
-
 async def serve_and_ask(run: RunDirectory, home: Path) -> list[tuple[int, str, str]]:
     """A volunteer's node, without any coordinator; the command asks it by --bootstrap and by the home's addresses."""
 
@@ -229,7 +219,7 @@ async def serve_and_ask(run: RunDirectory, home: Path) -> list[tuple[int, str, s
             0, len(run.manifest.blocks), name="alpha", step=1, loss=4.5, addresses=tuple(node.addresses())
         )
         assert await Roster(node, run.run_id).publish(advert, ttl_s=60)
-        (home / "addresses.json").write_text(json.dumps([node.addresses()[0]]))
+        remember(home, run.run_id, [parse_address(node.addresses()[0])])
         asks = (["--json", "--bootstrap", node.addresses()[0]], ["--home", str(home)])
         return [await asyncio.to_thread(hetpeer_status, *ask) for ask in asks]
     finally:

@@ -181,7 +181,7 @@ class Swarm:
         if fail and child.status == -signal.SIGKILL:
             return await self.bootstrap(*options, **how)
         assert child.status is None, child.said
-        self.address = child.printed.split()[-1]
+        self.address = child.printed.splitlines()[0].split()[-1]
         return child
 
     def reliable(self, run: Path, *options: str, port: str = "0", **how: Any) -> Child:

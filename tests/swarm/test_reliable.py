@@ -90,7 +90,7 @@ async def test_the_only_reliable_peer_is_replaced(swarm: Swarm, tmp_path: Path) 
     swarm.run = RunDirectory.open(copy)
     known = swarm.version
     await swarm.committed(known + 3)
-    address = successor.printed.split()[-1]
+    address = successor.printed.splitlines()[0].split()[-1]
     asked = swarm.start("status", "status", "--bootstrap", address, "--watch", "--json")
     await until(
         lambda: asked.shown.get("swarm", {}).get("coordinator"), "it is known that another one coordinates"

@@ -1,0 +1,56 @@
+"""`hetpeer invite`: the one word with which others join a run, also as a code to be scanned."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import typer
+
+from hetpeer.peer.cli.options import plain
+
+WHITE_ON_BLACK, AS_BEFORE = "\x1b[97;40m", "\x1b[0m"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(invite)
+
+
+def invite(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")],
+    *,
+    bootstrap: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ADDR",
+            help="An address that is to stand in it first: what a router forwards, a name, a rendezvous. Repeatable.",
+        ),
+    ] = None,
+    qr: Annotated[bool, typer.Option("--qr", help="Draw it as a QR code, too.")] = False,
+) -> None:
+    """Print the invite to a run: what others give to hetpeer join."""
+    from hetpeer.bootstrap.rundir import RunDirectory
+    from hetpeer.dht.addresses import parse_address
+    from hetpeer.peer.inviting import kept_invite
+
+    more = [parse_address(text) for text in bootstrap or ()]
+    link = str(kept_invite(RunDirectory.open(directory), more))
+    if qr:
+        draw(link, sys.stdout)
+    typer.echo(link)
+
+
+def draw(text: str, stream: TextIO) -> None:
+    """`text` as a QR code of half blocks, light on dark; a terminal is told to show it so whatever its colours are."""
+    import io
+
+    import segno
+
+    picture = io.StringIO()
+    segno.make_qr(text, error="l").terminal(picture, border=2, compact=True)
+    stream.writelines(
+        f"{line}\n" if plain(stream) else f"{WHITE_ON_BLACK}{line}{AS_BEFORE}\n"
+        for line in picture.getvalue().splitlines()
+    )

@@ -1,0 +1,32 @@
+"""Whom a volunteer that arrives dials, and when it tries again (docs/joining.md). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hetpeer.dht.addresses import Address
+
+ROUNDS = 5
+"""Of who was never in the run: most likely the address is wrong."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Dial `addresses`, all at once. If that leads nowhere, go on after `pause_s`; None: give up."""
+
+    addresses: tuple[Address, ...]
+    pause_s: float | None
+
+
+def rounds(named: tuple[Address, ...], remembered: tuple[Address, ...] | None) -> Iterator[Round]:
+    """`remembered`: addresses at which the run was found before; None: this home never was in it. Who was does not give up."""
+    everybody = tuple(dict.fromkeys((*named, *(remembered or ()))))
+    if everybody != named:
+        yield Round(named, 0.0)
+    pause_s, count = FIRST_PAUSE_S, 1
+    while remembered is not None or count < ROUNDS:
+        yield Round(everybody, pause_s)
+        pause_s, count = min(2 * pause_s, LONGEST_PAUSE_S), count + 1
+    yield Round(everybody, None)
