@@ -74,7 +74,9 @@ def nobody_answers(reasons: list[str]) -> LocalError:
     """HP-NET-002, with the reason for each address."""
     return LocalError(
         "HP-NET-002",
-        f"none of the {len(reasons)} peers to join by can be reached",
+        f"none of the {len(reasons)} peers to join by can be reached"
+        if len(reasons) > 1
+        else "the peer to join by cannot be reached",
         why="; ".join(reasons),
         fix="check that the other peer runs and that its address is whole",
         exit_code=ExitCode.NETWORK,

@@ -28,7 +28,8 @@ def joins(swarm: Swarm, name: str, *arguments: str, **how) -> Child:  # type: ig
 async def test_a_run_is_found_through_a_rendezvous_and_found_again_without_it(swarm: Swarm) -> None:
     """The rendezvous by which the volunteer comes is not even the one of the run's reliable peer."""
     training = swarm.run.manifest.training.model_copy(update={"steps": 1000})
-    swarm.run = resign(swarm.run, training=training)
+    blocks = len(swarm.run.manifest.blocks)
+    swarm.run = resign(swarm.run, training=training, layouts=(((0, blocks),),))
     first, at_first = await rendezvous(swarm, "first")
     second, at_second = await rendezvous(swarm, "second", "--peers", at_first)
     bootstrap = await swarm.bootstrap("--peers", at_first)
