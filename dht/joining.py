@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from hetpeer.dht.addresses import Address
 from hetpeer.dht.clock import Clock
@@ -19,6 +19,8 @@ from hetpeer.dht.knock import listens
 
 CONNECT_DEADLINE_S = 5.0
 MEETING_DEADLINE_S = 10.0
+OTHERS_S = 1.0
+MAX_REASONS = 5
 GREETINGS, PAUSE_S = 3, 0.3
 """Both sides may dial at the same time; one of the two connections is closed then, and what was begun on it ends."""
 
@@ -46,7 +48,8 @@ async def meet(
 ) -> tuple[list[Hello], list[str]]:
     """Connect to all addresses at once: the answers to our hello, and for each address without one the reason.
 
-    `knock`: leave out, without telling p2pd, where nobody listens.
+    Once somebody has answered, the others have OTHERS_S left: who is dead keeps nobody waiting. `knock`: leave out, without telling
+    p2pd, where nobody listens.
     """
     meetings = {
         asyncio.ensure_future(_meet_one(control, clock, address, knock=knock)): address
@@ -55,7 +58,7 @@ async def meet(
     if not meetings:
         return [], []
     try:
-        await asyncio.wait(meetings, timeout=timeout_s)
+        await _somebody(meetings, timeout_s)
     finally:
         for meeting in meetings:
             meeting.cancel()  # no effect on those that are done
@@ -70,14 +73,27 @@ async def meet(
     return hellos, reasons
 
 
+async def _somebody(meetings: Collection[asyncio.Future[Hello | str]], timeout_s: float) -> None:
+    """Return when all have ended, OTHERS_S after the first with an answer, or after `timeout_s`."""
+    left = set(meetings)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            while left:
+                done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                if left and any(isinstance(meeting.result(), Hello) for meeting in done):
+                    await asyncio.wait(left, timeout=OTHERS_S)
+                    return
+
+
 def nobody_answers(reasons: list[str]) -> LocalError:
-    """HP-NET-002, with the reason for each address."""
+    """HP-NET-002, with the reason for each address, MAX_REASONS of them at most."""
+    more = len(reasons) - MAX_REASONS
     return LocalError(
         "HP-NET-002",
         f"none of the {len(reasons)} peers to join by can be reached"
         if len(reasons) > 1
         else "the peer to join by cannot be reached",
-        why="; ".join(reasons),
+        why="; ".join([*reasons[:MAX_REASONS], *([f"and {more} more"] if more > 0 else [])]),
         fix="check that the other peer runs and that its address is whole",
         exit_code=ExitCode.NETWORK,
     )

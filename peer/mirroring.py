@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 
 from hetpeer.bootstrap.council import Council
@@ -11,23 +10,24 @@ from hetpeer.bootstrap.create import made_beside
 from hetpeer.bootstrap.files import atomic_write
 from hetpeer.bootstrap.rundir import FOLDERS, RunDirectory
 from hetpeer.bootstrap.serving import fetch_file
-from hetpeer.dht.addresses import Address
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.peer.home import Home
+from hetpeer.peer.invites import Destination
 from hetpeer.peer.manifests import fetch_manifest
 
 
-async def mirror(directory: Path, addresses: Sequence[Address], home: Home) -> None:
-    """Make `directory` a copy of the run that is served at `addresses`; complete, or nothing is left there.
+async def mirror(directory: Path, goal: Destination, home: Home) -> None:
+    """Make `directory` a copy of the run to which `goal` leads; complete, or nothing is left there.
 
-    Raises `LocalError` HP-RUN-012 where the manifest, as amended, does not name the reliable identity of `home`, HP-NET-006, HP-DISK-*;
+    Raises `LocalError` HP-RUN-012 where the manifest, as amended, does not name the reliable identity of `home`, HP-NET-006, HP-RUN-016, HP-DISK-*;
     `RemoteError` HP-SYNC-001 for a file that nobody gives.
     """
     identity = home.reliable_identity()
-    node = await Node.start(NodeConfig(peers=tuple(addresses)), home.identity())
+    node = await Node.start(NodeConfig(peers=goal.addresses), home.identity())
     try:
-        signed = (await fetch_manifest(node, addresses)).signed
+        found = await fetch_manifest(node, goal.addresses, goal.run)
+        signed = found.signed
         if identity.peer_id not in signed.reliable:
             raise LocalError(
                 "HP-RUN-012",
@@ -42,7 +42,7 @@ async def mirror(directory: Path, addresses: Sequence[Address], home: Home) -> N
             atomic_write(folder / "manifest.hetpeer", signed.data)
             Council(signed, folder)  # keeps the amendment
             atomic_write(folder / "identity.key", home.reliable_key.read_bytes(), mode=0o600)
-            peers = [address.peer_id for address in addresses]
+            peers = list(dict.fromkeys((found.peer, *(address.peer_id for address in goal.addresses))))
             for reference, path in RunDirectory(folder, signed).files():
                 data = await fetch_file(node, peers, reference.blake3, reference.bytes)
                 await asyncio.to_thread(atomic_write, path, bytes(data))

@@ -35,7 +35,7 @@ def bootstrap(
         list[str] | None,
         typer.Option(
             metavar="ADDR",
-            help="Peers of the run, which give the copy if DIR is not there, or a rendezvous. Repeatable.",
+            help="Peers of the run or an invite to it, which give the copy if DIR is not there; or a rendezvous. Repeatable.",
         ),
     ] = None,
     stand_in: Annotated[
@@ -53,12 +53,12 @@ def bootstrap(
 
     Without DIR: a rendezvous and relay for the peers of any runs, which come with --peers.
     """
-    from hetpeer.dht.addresses import parse_address
-
-    known = tuple(parse_address(text) for text in peers or ())
-
     from hetpeer.peer.home import Home, default_home
+    from hetpeer.peer.invites import destination
     from hetpeer.peer.lifecycle import run_daemon
+
+    goal = destination(peers or ())
+    known = goal.addresses
 
     place = home or default_home()
     if directory is None:
@@ -74,7 +74,7 @@ def bootstrap(
     from hetpeer.peer.reliable import BootstrapOptions, serve_run
 
     if known and not (directory / "manifest.hetpeer").exists():
-        run_loop(mirror(directory, known, Home(place)))
+        run_loop(mirror(directory, goal, Home(place)))
 
     options = BootstrapOptions(
         directory=directory,

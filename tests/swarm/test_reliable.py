@@ -84,7 +84,8 @@ async def test_the_only_reliable_peer_is_replaced(swarm: Swarm, tmp_path: Path) 
     assert await amend.ended() == 0, amend.said
     assert new in amend.printed
     await old.says(f"amendment 1: the reliable peers are {new}")
-    successor = swarm.reliable(copy, "--peers", swarm.address, "--home", str(home), home=home)
+    invite = old.printed.split()[-1]
+    successor = swarm.reliable(copy, "--peers", invite, "--home", str(home), home=home)
     assert await old.ended() == ExitCode.RUN_CLOSED
     assert "HP-RUN-014: this machine is not one of the run's reliable peers any more" in old.said
     swarm.run = RunDirectory.open(copy)

@@ -1,0 +1,84 @@
+"""`hetpeer invite`, as typed: from what the run's directory keeps, and what it says where nothing is kept."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import segno
+from typer.testing import CliRunner
+
+from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.dht.addresses import EXAMPLE, at_socket, parse_address
+from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.peer.cli import main
+from hetpeer.peer.cli.invite import draw
+from hetpeer.peer.invites import MAX_LENGTH, make_invite, parse_invite
+from hetpeer.peer.inviting import keep_invite
+from tests.bootstrap.engine import make_run
+
+PEER = "QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC"
+HERE, MEETING = at_socket("8.8.8.8", 31330, PEER), parse_address(EXAMPLE)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    return make_run(tmp_path_factory.mktemp("run"))
+
+
+def hetpeer_invite(run: RunDirectory, *arguments: str) -> str:
+    result = CliRunner().invoke(main.app, ["invite", str(run.path), *arguments])
+    if isinstance(result.exception, LocalError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_it_is_printed_again_with_more_addresses_before_its_own(run: RunDirectory) -> None:
+    kept = keep_invite(run, [HERE], [MEETING])
+    assert hetpeer_invite(run) == f"{kept}\n"
+    assert (kept.run, kept.addresses) == (run.run_id, (HERE, MEETING))
+    name = at_socket("9.9.9.9", 31330, PEER)
+    assert parse_invite(hetpeer_invite(run, "--bootstrap", str(name))).addresses == (name, HERE, MEETING)
+
+
+@pytest.mark.parametrize("content", [None, "", "hetpeer://", str(make_invite("x", "0" * 32, [HERE]))])
+def test_without_a_sound_one_an_address_must_be_said(run: RunDirectory, content: str | None) -> None:
+    run.invite_path.unlink(missing_ok=True)
+    if content is not None:
+        run.invite_path.write_text(content)
+    with pytest.raises(LocalError) as caught:
+        hetpeer_invite(run)
+    assert (caught.value.code, caught.value.exit_code) == ("HP-RUN-017", ExitCode.CONFIG)
+    invite = parse_invite(hetpeer_invite(run, "--bootstrap", str(MEETING)))
+    assert (invite.run, invite.addresses) == (run.run_id, (MEETING,))
+
+
+def test_the_code_is_drawn_in_half_blocks_and_the_link_follows(run: RunDirectory) -> None:
+    link = str(keep_invite(run, [HERE], []))
+    *code, last = hetpeer_invite(run, "--qr").splitlines()
+    assert last == link
+    halves = {" ": (1, 1), "▄": (1, 0), "▀": (0, 1), "█": (0, 0)}
+    rows = [row for line in code for row in zip(*(halves[block] for block in line), strict=True)]
+    expected = [tuple(row) for row in segno.make_qr(link, error="l").matrix_iter(border=2)]
+    assert rows[: len(expected)] == expected
+    assert all(set(row) == {1} for row in rows[len(expected) :])
+    assert max(map(len, code)) <= 80
+
+
+def test_a_terminal_is_told_the_colours_and_the_longest_invite_fits_a_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    coloured, plain = Terminal(), io.StringIO()
+    draw("a" * MAX_LENGTH, coloured)
+    draw("a" * MAX_LENGTH, plain)
+    stripped = coloured.getvalue().replace("\x1b[97;40m", "").replace("\x1b[0m", "")
+    assert stripped == plain.getvalue()
+    assert "\x1b" not in plain.getvalue()
+    assert all(line.endswith("\x1b[0m") for line in coloured.getvalue().splitlines())
