@@ -32,7 +32,7 @@ _SETTINGS = TypeAdapter(NesterovSettings)
 
 
 def outer_of(values: Settings) -> OuterNesterov:
-    """The rule with these settings. Raises `LocalError` HP-CFG-010 naming the wrong one."""
+    """The rule with these settings. Raises `LocalError` HP-RUN-001 naming the wrong one."""
     return OuterNesterov(checked(_SETTINGS, values))
 
 

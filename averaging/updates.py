@@ -75,23 +75,23 @@ _SETTINGS: TypeAdapter[AdamWSettings | NAdamSettings | SGDSettings] = TypeAdapte
 
 
 def rule_of(values: Settings) -> UpdateRule:
-    """The rule with these settings, as they stand in a manifest. Raises `LocalError` HP-CFG-010 naming the wrong one."""
+    """The rule with these settings, as they stand in a manifest. Raises `LocalError` HP-RUN-001 naming the wrong one."""
     settings = checked(_SETTINGS, {"name": "AdamW", **values})
     return SGD(settings) if isinstance(settings, SGDSettings) else Adam(settings)
 
 
 def checked(kind: TypeAdapter[_Checked], values: Mapping[str, Any]) -> _Checked:
-    """Settings that came with a manifest. Raises `LocalError` HP-CFG-010 naming the wrong one."""
+    """Settings that came with a manifest. Raises `LocalError` HP-RUN-001 naming the wrong one."""
     try:
         return kind.validate_python(values)
     except ValidationError as error:
         first = error.errors()[0]
         where = [str(part) for part in first["loc"] if part not in ("AdamW", "NAdam", "SGD")]
         raise LocalError(
-            "HP-CFG-010",
-            f"the optimizer's {'.'.join(where) or 'name'} cannot be used",
+            "HP-RUN-001",
+            f"bad value in the run's settings: optimizer.{'.'.join(where) or 'name'}",
             why=first["msg"],
-            fix="correct the optimizer in the run's manifest",
+            fix="have the run's author correct it, and make the run again",
             exit_code=ExitCode.CONFIG,
         ) from error
 

@@ -99,7 +99,7 @@ def build_model(reference: str, seed: int) -> nn.Module:
 def build_objective(model: str, loss: str | None, seed: int, names: Iterable[str]) -> nn.Module:
     """The author's model as a function of a batch of the arrays `names` that returns the loss (objective.py).
 
-    Parameters and buffers have the author's names. Raises `LocalError` HP-MODEL-006, HP-MODEL-008.
+    Parameters and buffers have the author's names. Raises `LocalError` HP-MODEL-004, HP-MODEL-006, HP-MODEL-008.
     """
     from hetpeer.bootstrap.objective import objective
 

@@ -106,7 +106,7 @@ class CheckpointStore:
                 "HP-CKPT-001",
                 f"checkpoint file {path} is damaged",
                 why=why,
-                fix="restore the file from a copy, or go on from an older checkpoint",
+                fix="restore the file from a copy: another reliable peer has one",
                 exit_code=ExitCode.VERSION,
             ) from error
 

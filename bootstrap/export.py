@@ -22,7 +22,7 @@ from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.stages.execution import state
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 FIELDS = ("step", "cluster", "batch", "loss", "norm", "seconds", "term", "view", "plan")
 """What of a commit goes into metrics.jsonl, where the log has it."""
@@ -62,7 +62,8 @@ def generate(directory: Path, prompt: str, *, tokens: int, temperature: float, s
     """Continue `prompt` byte by byte with the newest checkpoint; temperature 0 takes the likeliest byte.
 
     The author's model is called as `forward(tokens)` and must return logits [1, T, vocabulary]. Raises `LocalError`
-    HP-RUN-008 if the run is not of text, HP-MODEL-006 or HP-MODEL-007 when the module does not fit it any more.
+    HP-RUN-008 if the run is not of text, HP-MODEL-006 or HP-MODEL-007 when the module does not fit it any more, HP-MODEL-010
+    if it gives no logits.
     """
     import torch
 
@@ -81,7 +82,7 @@ def generate(directory: Path, prompt: str, *, tokens: int, temperature: float, s
     for _ in range(tokens):
         window = torch.tensor([context[-run.manifest.data.tokens_per_sample :]])
         with torch.no_grad():
-            logits = model(window)[0, -1].float()
+            logits = _logits(model, window)
         if temperature > 0:
             chances = torch.softmax(logits / temperature, dim=-1)
             token = int(torch.multinomial(chances, 1, generator=generator))
@@ -89,6 +90,27 @@ def generate(directory: Path, prompt: str, *, tokens: int, temperature: float, s
             token = int(logits.argmax())
         context.append(token)
         yield bytes([token])
+
+
+def _logits(model: nn.Module, window: Tensor) -> Tensor:
+    """Of the byte that comes behind `window`. Raises `LocalError` HP-MODEL-010."""
+    try:
+        logits: Tensor = model(window)[0, -1].float()
+    except Exception as error:  # the author's code may raise anything
+        raise _no_logits(f"{type(error).__name__}: {error}") from error
+    if logits.dim() != 1 or logits.isnan().any():
+        raise _no_logits(f"for the last one it gives {list(logits.shape)} numbers, or some that are NaN")
+    return logits
+
+
+def _no_logits(why: str) -> LocalError:
+    return LocalError(
+        "HP-MODEL-010",
+        "the model gives no logits for tokens alone",
+        why=why,
+        fix="let forward(tokens) return logits [1, T, vocabulary], or use what hetpeer export writes in your own way",
+        exit_code=ExitCode.CONFIG,
+    )
 
 
 def _weights(run: RunDirectory, history: History) -> tuple[dict[str, np.ndarray[Any, Any]], int]:

@@ -33,7 +33,7 @@ def disk_errors(path: Path) -> Iterator[None]:
             raise LocalError(
                 "HP-DISK-002",
                 f"no room to write {path}",
-                why=error.strerror or "",
+                why=error.strerror or str(error),
                 fix="free some space, or choose a folder on another disk",
                 exit_code=ExitCode.TOO_SMALL,
             ) from error

@@ -152,7 +152,12 @@ class Checkpoints:
                 await to_its_end(self._store.put, version, block, data, digest)
 
     async def _first(self, sources: Iterable[str], name: str, limit: int) -> bytes:
-        last = RemoteError("HP-SYNC-001", f"nobody has {name}")
+        last = RemoteError(
+            "HP-SYNC-001",
+            f"no peer could give {name}",
+            why="no peer is known",
+            fix="wait for another reliable peer to come back",
+        )
         for peer in sources:
             try:
                 data, _ = await fetch(self._node, peer, name, limit)

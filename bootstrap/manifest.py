@@ -271,6 +271,7 @@ def read(data: bytes) -> SignedManifest:
         raise LocalError(
             "HP-RUN-002",
             f"the run speaks wire version {fields.get('wire_version')!r:.20}, this hetpeer speaks {WIRE_VERSION}",
+            why="it was made with another version of hetpeer",
             fix="use the version of hetpeer the run was made for",
             exit_code=ExitCode.VERSION,
         )
@@ -304,6 +305,6 @@ def validated(model: type[Model], fields: Any) -> Model:
             "HP-RUN-001",
             f"bad value in the run's settings: {field or model.__name__}",
             why=first["msg"].removeprefix("Value error, "),
-            fix="correct it and run hetpeer init again",
+            fix="correct it and give the command again",
             exit_code=ExitCode.CONFIG,
         ) from error

@@ -23,8 +23,8 @@ def objective(model: nn.Module, loss: Loss | None, names: Sequence[str]) -> nn.M
     """Change `model`, and return it: its forward takes the arrays `names` by keyword and returns the loss.
 
     The author's forward gets those that it names. Without `loss` its outputs hold the loss: they are it, or have it as
-    `.loss`, `["loss"]` or the first of a tuple. Raises `LocalError` HP-MODEL-008 now if the names do not fit, and when
-    it is called if there is no loss in the outputs.
+    `.loss`, `["loss"]` or the first of a tuple. Raises `LocalError` HP-MODEL-004 now if the names do not fit, and
+    HP-MODEL-008 when it is called if there is no loss in the outputs.
     """
     author = type(model)
     inputs = _inputs(model, names)
@@ -49,10 +49,12 @@ def loss_in(outputs: Any) -> Tensor:
     elif not isinstance(outputs, Tensor):
         outputs = getattr(outputs, "loss", None)
     if not isinstance(outputs, Tensor):
-        raise _unfit(
+        raise LocalError(
+            "HP-MODEL-008",
             "the model returns no loss",
             why="it is neither a tensor, nor has it one as .loss, ['loss'] or first of a tuple",
             fix="return the mean loss, or give a function of the outputs with --loss",
+            exit_code=ExitCode.CONFIG,
         )
     return outputs
 
@@ -66,13 +68,11 @@ def _inputs(model: nn.Module, names: Sequence[str]) -> list[str]:
     missing = [name for name in required if name not in names]
     if missing or not inputs:
         needs = f"needs {missing[0]!r}" if missing else "names none of a sample's arrays"
-        raise _unfit(
+        raise LocalError(
+            "HP-MODEL-004",
             f"the model's forward() {needs}",
             why=f"a sample has {', '.join(names)}",
             fix="give forward()'s parameters the names of the arrays, or a default",
+            exit_code=ExitCode.CONFIG,
         )
     return inputs
-
-
-def _unfit(what: str, *, why: str, fix: str) -> LocalError:
-    return LocalError("HP-MODEL-008", what, why=why, fix=fix, exit_code=ExitCode.CONFIG)

@@ -110,9 +110,13 @@ class RunDirectory:
             yield shard, safe_join(self.data, shard.name)
 
     def constant_paths(self) -> list[Path]:
-        """Safetensors of what training does not change: the blocks' buffers, and what no block needs."""
+        """Safetensors of what training does not change: the blocks' buffers, and what no block needs. Raises `LocalError` HP-RUN-005."""
         files = [*(block.buffers for block in self.manifest.blocks), self.manifest.rest]
-        return [safe_join(self.path / "state", file.name) for file in files if file is not None]
+        paths = []
+        for file in filter(None, files):
+            paths.append(safe_join(self.path / "state", file.name))
+            check_file(file, paths[-1])
+        return paths
 
     def verify(self) -> None:
         """Check presence, size and hash of every file of the manifest. Raises `LocalError` HP-RUN-005 naming the first bad one."""

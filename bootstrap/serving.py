@@ -80,7 +80,13 @@ async def fetch(
         await stream.send({"want": name}, timeout_s=REQUEST_TIMEOUT_S)
         frame = await stream.receive(payload_limit=limit, timeout_s=answer_s)
         if "missing" in frame.header:
-            raise RemoteError("HP-SYNC-002", f"peer {peer_id} does not have {name}", peer=peer_id)
+            raise RemoteError(
+                "HP-SYNC-002",
+                f"peer {peer_id} does not have {name}",
+                peer=peer_id,
+                why="it takes part in another run, has not fetched it yet, or has dropped it",
+                fix="nothing: others are asked, and this one again",
+            )
         facts = frame.header.get("facts")
         data = await stream.receive_bytes(limit)
         return data, facts if isinstance(facts, dict) else {}
@@ -105,7 +111,13 @@ async def fetch_file(node: Node, peers: Iterable[str], digest: str, size: int) -
             continue
         if await asyncio.to_thread(_digest, data) == digest:
             return data
-        last = RemoteError("HP-SYNC-003", f"peer {peer_id} sent a damaged file", peer=peer_id)
+        last = RemoteError(
+            "HP-SYNC-003",
+            f"peer {peer_id} sent a damaged file",
+            peer=peer_id,
+            why="its content does not have the hash the manifest says",
+            fix="nothing: others are asked",
+        )
     raise RemoteError(
         "HP-SYNC-001",
         f"no peer could give the file {digest[:12]} of the run",

@@ -50,6 +50,7 @@ def parameter_group(text: str) -> dict[str, str | float]:
             raise LocalError(
                 "HP-RUN-001",
                 f"the parameter group {text!r} cannot be read",
+                why="it is not a pattern, a colon, and settings with a number each",
                 fix="write it as '*.bias:weight_decay=0' or '*norm*:learning_rate=1e-4,weight_decay=0'",
                 exit_code=ExitCode.CONFIG,
             )

@@ -67,7 +67,13 @@ def reservation_in(answer: bytes, relay: str) -> Reservation:
         if fields.get(5) != _OK:
             status = fields.get(5)
             why = _REFUSALS.get(status, "no reason given") if isinstance(status, int) else "no reason given"
-            raise RemoteError("HP-NET-013", "a relay gave no slot", peer=relay, why=why)
+            raise RemoteError(
+                "HP-NET-013",
+                "a relay gave no slot",
+                peer=relay,
+                why=why,
+                fix="nothing: others are asked, and this one again later",
+            )
         slot = read_fields(_bytes(fields.get(3)))
         limit = read_fields(_bytes(fields.get(4, b"")))
     except ValueError as error:

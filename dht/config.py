@@ -45,12 +45,20 @@ class NodeConfig:
             ipaddress.ip_address(self.host)
         except ValueError as error:
             raise _unusable(
-                f"{self.host!r} is not an IP address", "use 0.0.0.0 to listen on all of them"
+                f"{self.host!r} is not an IP address",
+                "it has to be a number like 192.0.2.7",
+                "use 0.0.0.0 to listen on all of them",
             ) from error
         if not 0 <= self.port < 2**16:
-            raise _unusable(f"port {self.port} is outside 0 to 65535", "use 0 to let the system choose")
+            raise _unusable(
+                f"cannot use port {self.port}", "ports are 0 to 65535", "use 0 to let the system choose"
+            )
         if self.reachability == "private" and not self.relays:
-            raise _unusable("a private node needs a relay", "name at least one public peer as relay")
+            raise _unusable(
+                "a private node needs a relay",
+                "nobody could reach it",
+                "name at least one public peer as relay",
+            )
 
 
 def p2pd_arguments(config: NodeConfig, identity: Identity, port: int, folder: Path) -> list[str]:
@@ -81,5 +89,5 @@ def p2pd_arguments(config: NodeConfig, identity: Identity, port: int, folder: Pa
     return arguments
 
 
-def _unusable(what: str, fix: str) -> LocalError:
-    return LocalError("HP-NET-005", what, fix=fix, exit_code=ExitCode.USAGE)
+def _unusable(what: str, why: str, fix: str) -> LocalError:
+    return LocalError("HP-NET-005", what, why=why, fix=fix, exit_code=ExitCode.USAGE)

@@ -29,7 +29,12 @@ class P2pdError(RemoteError):
     """p2pd refused a request, or is not there. `why` is its own text."""
 
     def __init__(self, why: str) -> None:
-        super().__init__("HP-NET-011", "the network process refused a request", why=why)
+        super().__init__(
+            "HP-NET-011",
+            "the network process refused a request",
+            why=why,
+            fix="try again: it is started again whenever it dies",
+        )
 
 
 class Control:

@@ -145,7 +145,8 @@ async def ask(control: Control, helper: str, ports: Sequence[int], hinted: Calla
                 "HP-NET-014",
                 "a peer does not dial us",
                 peer=helper,
-                why=str(printable(str(first["refused"]))),
+                why=str(printable(str(first["refused"]))) or "it gives no reason",
+                fix="nothing: others are asked, and this one again later",
             )
         ip = _ip(first.get("ip"), helper)
         hinted(Hint(relays=_addresses(first.get("relays")), others=_addresses(first.get("others"))))

@@ -1,8 +1,9 @@
 """What can go wrong, whose fault it is, and how the process ends.
 
 Every error a person may see carries a stable code (`HP-NET-002`), what happened, why, and what to do; the
-command line prints exactly that line and exits with `exit_code`. `LocalError` is ours or the user's to mend and
-stops us; `RemoteError` is one peer's fault: it lowers that peer's standing and never stops us.
+command line prints exactly that line and exits with `exit_code`. docs/errors.md has a section for each code.
+`LocalError` is ours or the user's to mend and stops us; `RemoteError` is one peer's fault: it lowers that peer's
+standing and never stops us.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class ExitCode(enum.IntEnum):
 class HetpeerError(Exception):
     """Base of all errors of the project.
 
-    `what` says what happened, `why` the likely reason, `fix` one thing to do. Each is a clause without a final dot.
+    `what` says what happened, `why` the likely reason, `fix` one thing to do. Each is a clause without a final dot,
+    and none is left out: who cannot say more than "why not" has not understood the failure yet.
     """
 
     def __init__(
@@ -42,8 +44,8 @@ class HetpeerError(Exception):
         code: str,
         what: str,
         *,
-        why: str = "",
-        fix: str = "",
+        why: str,
+        fix: str,
         exit_code: ExitCode = ExitCode.UNEXPECTED,
     ) -> None:
         super().__init__(what)
@@ -55,12 +57,7 @@ class HetpeerError(Exception):
 
     def line(self) -> str:
         """The one line a person sees: what, why, what to do."""
-        parts = [f"{self.code}: {self.what}"]
-        if self.why:
-            parts.append(f"why: {self.why}")
-        if self.fix:
-            parts.append(f"do: {self.fix}")
-        return "; ".join(part.replace("\n", " ") for part in parts)
+        return f"{self.code}: {self.what}; why: {self.why}; do: {self.fix}".replace("\n", " ")
 
     def __str__(self) -> str:
         return self.line()
@@ -73,7 +70,7 @@ class LocalError(HetpeerError):
 class RemoteError(HetpeerError):
     """Something another peer did or failed to do; `peer` is its id where known."""
 
-    def __init__(self, code: str, what: str, *, peer: str = "", why: str = "", fix: str = "") -> None:
+    def __init__(self, code: str, what: str, *, peer: str = "", why: str, fix: str) -> None:
         super().__init__(code, what, why=why, fix=fix, exit_code=ExitCode.NETWORK)
         self.peer = peer
 
@@ -82,11 +79,23 @@ class ProtocolError(RemoteError):
     """A peer sent what the schema does not allow. Decoders raise this and nothing else."""
 
     def __init__(self, what: str, *, peer: str = "", why: str = "") -> None:
-        super().__init__("HP-WIRE-001", what, peer=peer, why=why, fix="update both peers to the same version")
+        super().__init__(
+            "HP-WIRE-001",
+            what,
+            peer=peer,
+            why=why or "whoever sent it is of another version, broken or dishonest",
+            fix="update both peers to the same version",
+        )
 
 
 class PeerLostError(RemoteError):
     """A stream to a peer broke or could not be opened."""
 
     def __init__(self, peer: str, why: str) -> None:
-        super().__init__("HP-NET-010", f"lost peer {peer}", peer=peer, why=why)
+        super().__init__(
+            "HP-NET-010",
+            f"lost peer {peer}",
+            peer=peer,
+            why=why,
+            fix="see whether it runs, and whether the line between holds",
+        )

@@ -30,6 +30,7 @@ def arm(text: str) -> None:
             raise LocalError(
                 "HP-CONF-002",
                 f"{VARIABLE} is {text!r:.100}, which names no place to fail at",
+                why="the variable is for tests, and says where this process is to die",
                 fix=f"write it as {VARIABLE}=tell_vote:3, or leave it out",
                 exit_code=ExitCode.CONFIG,
             )

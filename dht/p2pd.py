@@ -8,6 +8,7 @@ that share it (libp2p listens with SO_REUSEPORT).
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib.util
 import os
 import shutil
@@ -196,11 +197,14 @@ def _check_port_free(host: str, port: int) -> None:
             probe.bind((host, port))
             probe.listen(1)
         except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
             raise LocalError(
                 "HP-NET-001",
                 f"cannot listen on {host} port {port}",
-                why=_owner_of(port) or error.strerror or str(error),
-                fix="end that program, or choose another port",
+                why=(taken and _owner_of(port)) or error.strerror or str(error),
+                fix="end that program, or choose another port"
+                if taken
+                else "choose another --host or --port",
                 exit_code=ExitCode.NETWORK,
             ) from error
 
@@ -222,6 +226,6 @@ def p2pd_does_not_start(why: str) -> LocalError:
         "HP-NET-003",
         "the network process p2pd does not start",
         why=why,
-        fix="run `hetpeer doctor`",
+        fix="make room in memory and in the folder for temporary files; if p2pd is missing, install hetpeer again",
         exit_code=ExitCode.NETWORK,
     )

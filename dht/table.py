@@ -57,4 +57,9 @@ async def _deadline() -> AsyncIterator[None]:
         async with asyncio.timeout(DEADLINE_S):
             yield
     except TimeoutError:
-        raise RemoteError("HP-NET-012", f"the DHT did not answer within {DEADLINE_S:.0f} s") from None
+        raise RemoteError(
+            "HP-NET-012",
+            f"the DHT did not answer within {DEADLINE_S:.0f} s",
+            why="the peers that hold its records are gone, or the line is very slow",
+            fix="try again in a minute, or join by another peer",
+        ) from None

@@ -255,7 +255,7 @@ class DataPlane:
             tensor = store.new(head.step_id, length)
         except ArenaFullError as error:
             # Credit is less than the arena, but the rest of it may be in pieces. The sender keeps it and tries again.
-            raise RemoteError("HP-MEM-002", "no room for a tensor", peer=peer, why=error.why) from error
+            raise RemoteError("HP-MEM-001", error.what, peer=peer, why=error.why, fix=error.fix) from error
         pinned = store.pin([tensor])
         began = self._trace.now()
         try:

@@ -167,6 +167,7 @@ class DataSource:
                 raise LocalError(
                     "HP-RUN-007",
                     f"block {spec.index} wants an input {name!r} that the run's samples do not have",
+                    why="the run's graph and its data were not made together",
                     fix="ask the run's author to make the run again",
                     exit_code=ExitCode.VERSION,
                 )

@@ -72,8 +72,13 @@ def _place(lane: str) -> tuple[int, str]:
 
 def _lines(path: Path) -> list[Line]:
     """Its head and spans; the last line of a process that was killed may be torn, and is left out."""
-    with path.open() as file:
-        texts = [text for text in file if text.endswith("\n")]
+    try:
+        with path.open() as file:
+            texts = [text for text in file if text.endswith("\n")]
+    except UnicodeDecodeError as error:
+        raise _damaged(path, "it is not text") from error
+    except OSError as error:
+        raise _damaged(path, error.strerror or str(error)) from error
     return [_line(path, number, text) for number, text in enumerate(texts)]
 
 
@@ -86,10 +91,14 @@ def _line(path: Path, number: int, text: str) -> Line:
         why = str(error)
     if not why:
         return line
-    raise LocalError(
+    raise _damaged(path, f"line {number + 1}: {why}")
+
+
+def _damaged(path: Path, why: str) -> LocalError:
+    return LocalError(
         "HP-TRACE-002",
         f"{path} is damaged",
-        why=f"line {number + 1}: {why}",
+        why=why,
         fix="remove the file, and make the picture of the others",
         exit_code=ExitCode.USAGE,
     )

@@ -241,7 +241,13 @@ async def _take_part(
             return None
         halt = await work
         if not halt.completed:
-            raise LocalError("HP-RUN-011", "the run was halted", why=halt.why, exit_code=ExitCode.RUN_CLOSED)
+            raise LocalError(
+                "HP-RUN-011",
+                "the run was halted",
+                why=halt.why,
+                fix="mend what it says; hetpeer bootstrap goes on at the last committed step",
+                exit_code=ExitCode.RUN_CLOSED,
+            )
         return halt
     finally:
         tasks = [work, left, *beside]

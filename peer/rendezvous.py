@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hetpeer.dht.addresses import Address
@@ -46,10 +46,9 @@ async def serve_rendezvous(
 
 def open_config(host: str, port: int, peers: tuple[Address, ...]) -> NodeConfig:
     """Others must reach it, so it says that they do, and relays for those who are not reached; it may be the first of all."""
-    alone = ipaddress.ip_address(host).is_loopback  # all peers are on this machine
-    return NodeConfig(
-        host=host, port=port, peers=peers, alone_ok=True, reachability="auto" if alone else "public"
-    )
+    config = NodeConfig(host=host, port=port, peers=peers, alone_ok=True)
+    alone = ipaddress.ip_address(config.host).is_loopback  # all peers are on this machine
+    return config if alone else replace(config, reachability="public")
 
 
 def join_address(node: Node) -> str:

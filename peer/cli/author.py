@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import enum
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -357,9 +356,8 @@ def generate(
     """Continue a text with the trained model."""
     from hetpeer.bootstrap.export import generate as run_generate
 
-    sys.stdout.write(prompt)
     pieces = run_generate(directory, prompt, tokens=tokens, temperature=temperature, seed=seed)
-    sys.stdout.write(b"".join(pieces).decode(errors="replace") + "\n")
+    print(prompt + b"".join(pieces).decode(errors="replace"))
 
 
 def _verdict_json(verdict: Verdict, comparison: Comparison | None, ok: bool) -> str:

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from hetpeer.dht.errors import HetpeerError
+from hetpeer.dht.errors import HetpeerError, LocalError
 from hetpeer.peer.cli import (
     author,
     bootstrap,
@@ -92,11 +92,10 @@ def run() -> None:
         with _quiet_pipes():
             app(prog_name="hetpeer")
     except Exception as error:  # noqa: BLE001 - the last line of defence: a user never sees a bare traceback
-        known = next(_hetpeer_errors(error), None)
-        line = known.line() if known else _unexpected(error)
-        print(line, file=sys.stderr)
+        known = next(_hetpeer_errors(error), None) or _unexpected(error)
+        print(known.line(), file=sys.stderr)
         _log.debug("the traceback", exc_info=error)
-        sys.exit(known.exit_code if known else 1)
+        sys.exit(known.exit_code)
 
 
 def _hetpeer_errors(error: BaseException) -> Iterator[HetpeerError]:
@@ -108,9 +107,13 @@ def _hetpeer_errors(error: BaseException) -> Iterator[HetpeerError]:
             yield from _hetpeer_errors(inner)
 
 
-def _unexpected(error: Exception) -> str:
-    what = f"unexpected {type(error).__name__}: {error}".replace("\n", " ").rstrip(": ")
-    return f"HP-SYS-000: {what}; do: run again with -vv and report what it prints"
+def _unexpected(error: Exception) -> LocalError:
+    return LocalError(
+        "HP-SYS-000",
+        f"unexpected {type(error).__name__}: {error}".rstrip(": \n"),
+        why="hetpeer does not know this failure, so most likely it has a mistake",
+        fix="run again with -vv and report what it prints",
+    )
 
 
 @contextlib.contextmanager

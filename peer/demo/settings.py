@@ -92,13 +92,19 @@ class DemoSettings:
 def claimed(settings: DemoSettings) -> Iterator[None]:
     """Make OUT this demo's, emptied of an earlier demo.
 
-    Raises `LocalError`: HP-DISK-003 if something else is there or another demo runs in it, HP-DISK-001.
+    Raises `LocalError`: HP-DISK-003 if something else is there, HP-DEMO-006 if another demo runs in it, HP-DISK-001.
     """
     from hetpeer.bootstrap.files import disk_errors
 
     out, marker = settings.out, settings.out / MARKER
     if out.exists() and not marker.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise _taken(out, "it is not empty, and no demo made it")
+        raise LocalError(
+            "HP-DISK-003",
+            f"{out} exists and is not empty",
+            why="no demo made it, so none writes over it",
+            fix="choose another folder with --out",
+            exit_code=ExitCode.CONFIG,
+        )
     with disk_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         lock = marker.open("a")
@@ -106,7 +112,13 @@ def claimed(settings: DemoSettings) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise _taken(out, "another demo is running in it") from error
+            raise LocalError(
+                "HP-DEMO-006",
+                f"another demo is running in {out}",
+                why="it holds the lock on that folder",
+                fix="wait until it has ended, or choose another folder with --out",
+                exit_code=ExitCode.CONFIG,
+            ) from error
         with disk_errors(out):
             for entry in out.iterdir():
                 if entry.is_dir() and not entry.is_symlink():
@@ -118,14 +130,14 @@ def claimed(settings: DemoSettings) -> Iterator[None]:
 
 
 def make_run(settings: DemoSettings) -> RunDirectory:
-    """The run that the demo trains. Raises HP-DEMO-001 for data that is no text, and what `create_run` raises."""
+    """The run that the demo trains. Raises HP-DEMO-005 for data that is no text, and what `create_run` raises."""
     from hetpeer.bootstrap.create import create_run
     from hetpeer.bootstrap.datasets import FUNCTION
     from hetpeer.bootstrap.settings import TrainingSettings
 
     if any(FUNCTION.fullmatch(str(path)) for path in settings.data):
         raise LocalError(
-            "HP-DEMO-001",
+            "HP-DEMO-005",
             "a demo trains on texts",
             why="it ends with one that the trained model has written",
             fix="give text files or folders; for other data there are hetpeer init, bootstrap and join",
@@ -164,13 +176,3 @@ def example_model() -> str:
             exit_code=ExitCode.CONFIG,
         )
     return f"{found.origin}:build"
-
-
-def _taken(out: Path, why: str) -> LocalError:
-    return LocalError(
-        "HP-DISK-003",
-        f"{out} cannot be used for a demo",
-        why=why,
-        fix="choose another folder with --out",
-        exit_code=ExitCode.CONFIG,
-    )

@@ -128,6 +128,7 @@ def _plan(scenario: Scenario) -> Plan:
     raise LocalError(
         "HP-PLAN-005",
         f"{scenario.model} does not fit into the memory of these {len(devices)} devices",
+        why=f"their {devices.memory.sum() / 2**30:.1f} GiB are too little, or lie in too small pieces",
         fix="give them more memory, or more devices",
         exit_code=ExitCode.TOO_SMALL,
     )

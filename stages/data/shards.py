@@ -121,4 +121,5 @@ def damaged(path: Path, why: str) -> LocalError:
 
 def too_little(what: str, fix: str) -> LocalError:
     """HP-DATA-003: `what` says how much there is and how much is needed."""
-    return LocalError("HP-DATA-003", what, fix=fix, exit_code=ExitCode.CONFIG)
+    why = "every shard has whole samples, and some are held out to evaluate with"
+    return LocalError("HP-DATA-003", what, why=why, fix=fix, exit_code=ExitCode.CONFIG)

@@ -31,9 +31,19 @@ class Executor:
                 raise error.__cause__ from error
             return r.failed(error)
         except (MemoryError, torch.OutOfMemoryError) as error:
-            return r.Failed(code="HP-MEM-002", what="the compute worker is out of memory", why=_line(error))
+            return r.Failed(
+                code="HP-MEM-002",
+                what="the compute worker is out of memory",
+                why=_line(error),
+                fix="close what else uses the device's memory, or take part with fewer blocks",
+            )
         except Exception as error:  # noqa: BLE001 - kernels raise what they like, and one task must not end the worker
-            return r.Failed(code="HP-WORK-002", what=f"{type(command).__name__} failed", why=_line(error))
+            return r.Failed(
+                code="HP-WORK-002",
+                what=f"{type(command).__name__} failed",
+                why=_line(error),
+                fix="try --device cpu; if it stays, report it with what -vv prints",
+            )
 
 
 def _line(error: Exception) -> str:

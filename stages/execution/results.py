@@ -29,12 +29,13 @@ class Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The command was not carried out and changed nothing; code, what and why as in `HetpeerError`."""
+    """The command was not carried out and changed nothing; code, what, why and fix as in `HetpeerError`."""
 
     kind: Literal["failed"] = "failed"
     code: str
     what: str
-    why: str = ""
+    why: str
+    fix: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,8 +181,8 @@ class CommandFailedError(LocalError):
     """The worker answered `Failed`: it lives on, and the command changed nothing."""
 
     def __init__(self, failed: Failed) -> None:
-        super().__init__(failed.code, failed.what, why=failed.why)
+        super().__init__(failed.code, failed.what, why=failed.why, fix=failed.fix)
 
 
 def failed(error: HetpeerError) -> Failed:
-    return Failed(code=error.code, what=error.what, why=error.why)
+    return Failed(code=error.code, what=error.what, why=error.why, fix=error.fix)

@@ -22,8 +22,13 @@ FLOAT32_BYTES = 4
 class CommandError(LocalError):
     """The daemon asked for what cannot be done as things are. Nothing was changed."""
 
-    def __init__(self, what: str, *, why: str = "") -> None:
-        super().__init__("HP-WORK-001", what, why=why)
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            "HP-WORK-001",
+            what,
+            why="the daemon and its compute worker do not agree on what is held",
+            fix="start hetpeer again; if it stays, report it with what -vv prints",
+        )
 
 
 class NotFiniteError(LocalError):
@@ -34,6 +39,7 @@ class NotFiniteError(LocalError):
             "HP-NUM-001",
             f"{what} is not finite",
             why="training diverges, or a peer sent bad numbers",
+            fix="if the run stops of it, make it again with a lower learning rate",
         )
 
 

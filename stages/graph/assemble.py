@@ -84,8 +84,11 @@ def _carried(specs: Mapping[str, TensorSpec], mode: Mode) -> dict[str, TensorSpe
         return dict(specs)
     for name, spec in specs.items():
         if spec.dtype in (CARRIED, "float16", "float64"):
-            fix = "let the model compute in float32: the run's dtype casts by itself"
-            raise unfit(f"a bf16 run would carry {name!r} of {spec.dtype} from block to block", fix)
+            raise unfit(
+                f"a bf16 run would carry {name!r} of {spec.dtype} from block to block",
+                f"blocks of a bf16 run hand on {CARRIED} alone",
+                "let the model compute in float32: the run's dtype casts by itself",
+            )
     return {n: replace(s, dtype=CARRIED) if s.dtype == "float32" else s for n, s in specs.items()}
 
 

@@ -67,9 +67,10 @@ def _export(model: nn.Module, example: Mapping[str, Tensor], dynamic: Any) -> Ex
         decomposed: ExportedProgram = exported.run_decompositions({})
     if _dropouts(exported) != _dropouts(decomposed):
         # torch drops what leads to no result, but eager code runs it: the numbers of all later dropouts would differ.
-        what = "a dropout of the model has no part in what forward() returns"
         raise unfit(
-            what, "leave it out, or give it the probability 0: a mask depends on a dropout's place among all"
+            "a dropout of the model has no part in what forward() returns",
+            "a mask depends on a dropout's place among all",
+            "leave it out, or give it the probability 0",
         )
     return decomposed
 

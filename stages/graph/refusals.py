@@ -21,10 +21,10 @@ def unsupported(op: str, why: str = "", where: str = "", fix: str = "") -> Local
     hints = (hint for part, hint in HINTS.items() if part in op)
     fix = fix or next(hints, "express the model with other operators")
     what = f"the model uses the operator {op}, which volunteers cannot run"
-    why = " at ".join(part for part in (why, where) if part)
+    why = " at ".join(part for part in (why or "it is not on the list of operators", where) if part)
     return LocalError("HP-MODEL-001", what, why=why, fix=fix, exit_code=ExitCode.CONFIG)
 
 
-def unfit(what: str, fix: str) -> LocalError:
+def unfit(what: str, why: str, fix: str) -> LocalError:
     """HP-MODEL-003: the model cannot be trained here."""
-    return LocalError("HP-MODEL-003", what, fix=fix, exit_code=ExitCode.CONFIG)
+    return LocalError("HP-MODEL-003", what, why=why, fix=fix, exit_code=ExitCode.CONFIG)

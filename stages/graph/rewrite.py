@@ -184,7 +184,9 @@ def describe_tensor(tensor: torch.Tensor, *, grad: bool = False) -> TensorSpec:
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype not in ITEM_BYTES:
         raise unfit(
-            f"the model or its input holds a tensor of {dtype}", f"use one of {', '.join(ITEM_BYTES)}"
+            f"the model or its input holds a tensor of {dtype}",
+            "peers do not send such tensors",
+            f"use one of {', '.join(ITEM_BYTES)}",
         )
     return TensorSpec(shape=tuple(map(_size, tensor.shape)), dtype=dtype, grad=grad)
 
@@ -210,6 +212,7 @@ def _size(size: Any) -> Size:
             return Batch(int(factor))
     raise unfit(
         f"a size in the model is {size}, which is no multiple of the batch",
+        "the last microbatch of a step may have fewer samples",
         "let sizes depend on the number of samples by multiplication only",
     )
 

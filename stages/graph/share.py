@@ -32,8 +32,9 @@ def balanced_ranges(
 
 
 def too_few(what: str) -> LocalError:
+    why = "each stage holds at least one block, and each block one operator"
     fix = "ask for at least one stage and one block, and no more stages than blocks"
-    return LocalError("HP-MODEL-005", what, fix=fix, exit_code=ExitCode.CONFIG)
+    return LocalError("HP-MODEL-005", what, why=why, fix=fix, exit_code=ExitCode.CONFIG)
 
 
 def even_ranges(costs: Sequence[int], weights: Sequence[float]) -> list[Range]:

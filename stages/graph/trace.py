@@ -105,7 +105,11 @@ def trace(model: nn.Module, example: Mapping[str, Tensor]) -> OpDag:
     parameters = {n: starts[n][0] for n in starts if n in reached}
     for name, fqn in parameters.items():
         if given[name].dtype != "float32":
-            raise unfit(f"parameter {fqn!r} is {given[name].dtype}", "keep parameters in float32")
+            raise unfit(
+                f"parameter {fqn!r} is {given[name].dtype}",
+                "holders agree on the bits of float32 parameters",
+                "keep parameters in float32",
+            )
     buffers = {n: starts[n][0] for n in starts if n not in reached and n not in statistics}
     tensors = {starts[n][0]: starts[n][1].detach() for n in (*parameters, *buffers, *statistics)}
     names = _state_dict(model)
@@ -135,7 +139,9 @@ def _batch(example: Mapping[str, Tensor]) -> int:
     sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in example.values()}
     if len(sizes) != 1 or 0 in sizes:
         raise unfit(
-            "the inputs of forward() differ in their first dimension", "make it the batch in all of them"
+            "the inputs of forward() differ in their first dimension",
+            "it counts the samples of a microbatch",
+            "make it the batch in all of them",
         )
     return int(sizes.pop())
 
@@ -155,7 +161,11 @@ def _starts(model: nn.Module, exported: ExportedProgram) -> Iterator[tuple[str, 
         if spec.kind in kinds and spec.target is not None:
             yield spec.arg.name, (names.get(spec.target, spec.target), tensors[spec.target])
         elif spec.kind is not InputKind.USER_INPUT:
-            raise unfit(f"the model has an input of the kind {spec.kind.name}", "give forward() tensors only")
+            raise unfit(
+                f"the model has an input of the kind {spec.kind.name}",
+                "only tensors travel from peer to peer",
+                "give forward() tensors only",
+            )
 
 
 def _mutated(
@@ -174,6 +184,7 @@ def _mutated(
         elif spec.kind not in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT):
             raise unfit(
                 f"the model changes {spec.target!r} while it trains",
+                "several peers compute at once, and each would change another copy",
                 "keep all but BatchNorm's buffers constant",
             )
     return statistics, counters
@@ -182,15 +193,27 @@ def _mutated(
 def _loss(exported: ExportedProgram) -> str:
     outputs = exported.graph_signature.user_outputs
     if len(outputs) != 1 or not isinstance(outputs[0], str):
-        raise unfit(f"forward() returns {len(outputs)} values", "return the loss alone, or name a --loss")
+        raise unfit(
+            f"forward() returns {len(outputs)} values",
+            "a gradient is that of one loss",
+            "return the loss alone, or name a --loss",
+        )
     return outputs[0]
 
 
 def _check_loss(value: Value) -> None:
     if not isinstance(value, TensorSpec) or value.shape != () or value.dtype != "float32":
-        raise unfit("forward() does not return a float32 scalar", "return the mean loss of the microbatch")
+        raise unfit(
+            "forward() does not return a float32 scalar",
+            "a gradient is that of one number",
+            "return the mean loss of the microbatch",
+        )
     if not value.grad:
-        raise unfit("the loss depends on no trainable parameter", "check requires_grad and torch.no_grad")
+        raise unfit(
+            "the loss depends on no trainable parameter",
+            "there would be no gradient",
+            "check requires_grad and torch.no_grad",
+        )
 
 
 def _needed(nodes: Sequence[Node], loss: str) -> tuple[Node, ...]:

@@ -257,7 +257,7 @@ def test_one_bad_value_is_found_anywhere(bad):
     ],
 )
 def test_wrong_settings_name_the_field(values, named):
-    with pytest.raises(LocalError, match=rf"HP-CFG-010: the optimizer's {named}.* cannot be used"):
+    with pytest.raises(LocalError, match=rf"HP-RUN-001: bad value in the run's settings: optimizer\.{named}"):
         rule_of(SETTINGS.model_dump() | values)
 
 

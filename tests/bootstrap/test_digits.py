@@ -139,7 +139,7 @@ def wrong_loss(logits, batch):
         ("number", "HP-DATA-004", "TypeError: 'int' object is not iterable"),
         ("stumbles", "HP-DATA-004", "OSError: the archive is gone (author.py, line 13)"),
         ("changes", "HP-DATA-005", "sample 2 "),
-        ("others", "HP-MODEL-008", "needs 'image'"),
+        ("others", "HP-MODEL-004", "needs 'image'"),
     ],
 )
 def test_a_data_function_that_cannot_be_used(tmp_path: Path, function: str, code: str, word: str) -> None:

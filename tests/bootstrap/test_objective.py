@@ -114,7 +114,7 @@ def test_torch_export_calls_the_inputs_by_the_arrays_names() -> None:
 def test_arrays_that_forward_does_not_fit(names: tuple[str, ...], what: str) -> None:
     with pytest.raises(LocalError, match=what) as caught:
         objective(Net(lambda loss: loss), None, names)
-    assert (caught.value.code, caught.value.why) == ("HP-MODEL-008", f"a sample has {', '.join(names)}")
+    assert (caught.value.code, caught.value.why) == ("HP-MODEL-004", f"a sample has {', '.join(names)}")
 
 
 def test_a_forward_that_names_nothing() -> None:

@@ -151,16 +151,19 @@ def test_unexpected_error_is_one_line_too(run_app: Callable[..., tuple[object, s
     code, stderr = run_app(body)
     assert code == ExitCode.UNEXPECTED
     assert stderr == (
-        "HP-SYS-000: unexpected ValueError: first second; do: run again with -vv and report what it prints\n"
+        "HP-SYS-000: unexpected ValueError: first second; why: hetpeer does not know this failure, so most likely it has a"
+        " mistake; do: run again with -vv and report what it prints\n"
     )
 
 
 def test_error_inside_a_task_group(run_app: Callable[..., tuple[object, str]]) -> None:
     def body() -> None:
-        inner = LocalError("HP-DISK-002", "no room", exit_code=ExitCode.TOO_SMALL)
+        inner = LocalError(
+            "HP-DISK-002", "no room", why="full", fix="empty it", exit_code=ExitCode.TOO_SMALL
+        )
         raise ExceptionGroup("tasks", [ExceptionGroup("tasks", [inner])])
 
-    assert run_app(body) == (ExitCode.TOO_SMALL, "HP-DISK-002: no room\n")
+    assert run_app(body) == (ExitCode.TOO_SMALL, "HP-DISK-002: no room; why: full; do: empty it\n")
 
 
 def test_interrupt(run_app: Callable[..., tuple[object, str]]) -> None:

@@ -51,7 +51,7 @@ def test_impossible_demos_are_refused(wrong: dict[str, int], tmp_path: Path) -> 
 def test_a_demo_is_of_text(tmp_path: Path) -> None:
     with pytest.raises(LocalError, match="trains on texts") as caught:
         make_demo_run(DemoSettings(out=tmp_path, data=(Path("digits.py:data"),)))
-    assert (caught.value.code, caught.value.exit_code) == ("HP-DEMO-001", ExitCode.USAGE)
+    assert (caught.value.code, caught.value.exit_code) == ("HP-DEMO-005", ExitCode.USAGE)
 
 
 def test_kills_are_spread_over_the_run(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_running_demo_is_left_alone(tmp_path: Path) -> None:
         (tmp_path / "run").mkdir()
         with pytest.raises(LocalError, match="another demo") as caught, claimed(settings):
             pass
-    assert caught.value.code == "HP-DISK-003"
+    assert caught.value.code == "HP-DEMO-006"
     assert (tmp_path / "run").exists()
 
 

@@ -35,7 +35,7 @@ class Worker:
         self.asked.append(command.block)
         seconds = self.seconds[command.block]
         if seconds is None:
-            raise CommandFailedError(Failed(code="HP-MEM-002", what="no memory", why=""))
+            raise CommandFailedError(Failed(code="HP-MEM-002", what="no memory", why="full", fix="wait"))
         return Rehearsed(seconds=seconds)
 
 

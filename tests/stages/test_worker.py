@@ -508,7 +508,7 @@ async def test_what_is_loaded_is_checked(engine, arena):
         await holder.submit(c.Prepare(block=1, graph=graph, update=UPDATE, keeps=KEPT))
     with refused("HP-WIRE-001", "block"):
         await holder.submit(c.Prepare(block=0, graph=graph[:-1], update=UPDATE, keeps=KEPT))
-    with refused("HP-CFG-010", "optimizer"):
+    with refused("HP-RUN-001", "optimizer"):
         await holder.submit(c.Prepare(block=0, graph=graph, update={}, keeps=KEPT))
     await holder.submit(c.Prepare(block=0, graph=graph, update=UPDATE, keeps=KEPT))
     with refused("HP-WIRE-001", "state"):
@@ -552,7 +552,7 @@ def test_results_come_back_as_they_were():
     for result in (
         r.Forwarded(loss=None, seconds=0.25),
         r.Inspected(digest="ab", squared_norm=float("inf"), finite=False),
-        r.Failed(code="HP-X", what="so", why="thus"),
+        r.Failed(code="HP-X", what="so", why="thus", fix="try"),
     ):
         ((number, body),) = FrameReader().feed(encode_result(7, result))
         assert (number, decode_result(body)) == (7, result)
