@@ -66,6 +66,15 @@ def atomic_write(path: Path, data: bytes, mode: int = 0o644) -> None:
         sync_folder(path.parent)
 
 
+@contextmanager
+def temporary_folder(purpose: str) -> Iterator[Path]:
+    """A folder of our own among the system's temporary files, gone afterwards. Raises `LocalError` HP-DISK-001 or HP-DISK-002."""
+    with disk_errors(Path(os.environ.get("TMPDIR", "/tmp"))):  # noqa: S108 - it is named, not used
+        folder = tempfile.TemporaryDirectory(prefix=f"hetpeer-{purpose}-")
+    with folder as name:
+        yield Path(name)
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames and new entries of a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -12,7 +12,6 @@ import math
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from hetpeer.bootstrap.checkpoints import CheckpointStore
+from hetpeer.bootstrap.files import temporary_folder
 from hetpeer.bootstrap.history import History, Record
 from hetpeer.bootstrap.log import read_log
 from hetpeer.bootstrap.rundir import RunDirectory
@@ -89,10 +89,10 @@ def replay(directory: Path) -> Comparison:
 
 def run_reference(directory: Path, steps: int, behind: Sequence[int] = ()) -> ReferenceRun:
     """Train `steps` steps in a process of its own, each with parameters that are so many updates `behind` the newest (default: none).
-    Raises `LocalError` HP-AUDIT-001.
+    Raises `LocalError` HP-AUDIT-001, HP-DISK-*.
     """
-    with tempfile.TemporaryDirectory(prefix="hetpeer-replay-") as folder:
-        out = Path(folder) / "reference.json"
+    with temporary_folder("replay") as folder:
+        out = folder / "reference.json"
         arguments = [str(directory), str(out), json.dumps([*behind] or [0] * steps)]
         finished = subprocess.run(
             [sys.executable, "-P", "-m", "hetpeer.bootstrap.reference", *arguments],

@@ -100,7 +100,7 @@ def state_name(cluster: int, version: int, block: int) -> str:
 async def fetch_file(node: Node, peers: Iterable[str], digest: str, size: int) -> bytearray:
     """The file with this blake3 from the first of `peers` that has it undamaged.
 
-    Raises `RemoteError` HP-SYNC-001 naming what went wrong at the last one.
+    Raises `RemoteError` HP-SYNC-001 naming what went wrong at the last one, which is its cause.
     """
     last: RemoteError | None = None
     for peer_id in peers:
@@ -123,7 +123,7 @@ async def fetch_file(node: Node, peers: Iterable[str], digest: str, size: int) -
         f"no peer could give the file {digest[:12]} of the run",
         why=last.what if last else "no peer is known",
         fix="wait for the bootstrap node to come back, or ask the run's author",
-    )
+    ) from last
 
 
 def _digest(data: bytearray) -> str:

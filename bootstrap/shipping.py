@@ -73,7 +73,7 @@ def _check_last(specs: Sequence[BlockSpec], samples: int) -> None:
         raise LocalError(
             "HP-MODEL-009",
             f"the model cannot compute the last microbatch, of {samples} samples",
-            why=f"{error.what}: {error.why}",
+            why=error.detail,
             fix="choose a --batch-size that is a multiple of --microbatch-size",
             exit_code=ExitCode.CONFIG,
         ) from error

@@ -76,7 +76,7 @@ class RemoteError(HetpeerError):
 
 
 class ProtocolError(RemoteError):
-    """A peer sent what the schema does not allow. Decoders raise this and nothing else."""
+    """A peer sent what the schema does not allow; `detail` is what, as one clause. Decoders raise this and nothing else."""
 
     def __init__(self, what: str, *, peer: str = "", why: str = "") -> None:
         super().__init__(
@@ -86,6 +86,7 @@ class ProtocolError(RemoteError):
             why=why or "whoever sent it is of another version, broken or dishonest",
             fix="update both peers to the same version",
         )
+        self.detail = f"{what}: {why}" if why else what
 
 
 class PeerLostError(RemoteError):

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from hetpeer.dht.addresses import Address
 from hetpeer.dht.clock import Clock
 from hetpeer.dht.control import Control
-from hetpeer.dht.errors import ExitCode, LocalError, PeerLostError, RemoteError
+from hetpeer.dht.errors import ExitCode, LocalError, PeerLostError, ProtocolError, RemoteError
 from hetpeer.dht.hello import Hello, say_hello
 from hetpeer.dht.knock import listens
 
@@ -107,7 +107,7 @@ async def _meet_one(control: Control, clock: Clock, address: Address, *, knock: 
         await control.connect(address, CONNECT_DEADLINE_S)
         return await _greet(control, clock, address.peer_id)
     except RemoteError as error:
-        text = error.why or error.what
+        text = error.detail if isinstance(error, ProtocolError) else error.why
         return next((plain for sign, plain in _PLAIN_REASONS.items() if sign in text), text)
 
 

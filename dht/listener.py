@@ -10,16 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-import tempfile
 import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from hetpeer.dht.control import read_stream_info, stream_info
 from hetpeer.dht.delivery import FIRST_BYTE_S, MEMBER, STRANGER, Pace, Traffic
 from hetpeer.dht.errors import PeerLostError, ProtocolError, RemoteError
+from hetpeer.dht.p2pd import private_folder
 from hetpeer.dht.streams import Stream
 from hetpeer.dht.strikes import Strikes, kind_of
 from hetpeer.dht.tasks import TaskSet
@@ -56,7 +55,7 @@ class Listener:
 
     def __init__(self) -> None:
         self.handlers: dict[str, Handler] = {}
-        self._folder = Path(tempfile.mkdtemp(prefix="hetpeer-"))  # mode 0700
+        self._folder = private_folder()
         self._server: asyncio.Server | None = None
         self.members: frozenset[str] = frozenset()
         """Peers that are no strangers."""

@@ -52,7 +52,7 @@ class P2pd:
         Raises `LocalError`: HP-NET-001 the port is taken, HP-NET-003 it does not start. Cancelled, nothing is left.
         """
         _check_port_free(config.host, port)
-        folder = _private_folder()
+        folder = private_folder()
         command = [_binary(), *p2pd_arguments(config, identity, port, folder)]
         try:
             process = _spawn(command, reachability=config.reachability)
@@ -151,11 +151,12 @@ class P2pd:
         return f"<P2pd {self.pid} {'gone' if self.exited.is_set() else 'running'}>"
 
 
-def _private_folder() -> Path:
+def private_folder() -> Path:
+    """A new folder for sockets between p2pd and us, which nobody else can open. Raises `LocalError` HP-NET-003."""
     try:
         return Path(tempfile.mkdtemp(prefix="hetpeer-"))  # mode 0700
     except OSError as error:
-        raise p2pd_does_not_start(f"no folder for its socket can be made: {error.strerror}") from error
+        raise p2pd_does_not_start(f"no folder for its sockets can be made: {error.strerror}") from error
 
 
 def _binary() -> str:

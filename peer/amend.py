@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from hetpeer.bootstrap.amending import offer
 from hetpeer.bootstrap.council import Council, amend
+from hetpeer.bootstrap.files import temporary_folder
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.addresses import Address
 from hetpeer.dht.errors import ExitCode, LocalError, RemoteError
@@ -32,8 +32,8 @@ def reliable_peers(directory: Path, peers: Sequence[str]) -> Council:
 
 async def deliver(council: Council, addresses: Sequence[Address]) -> None:
     """Tell one of the reliable peers at `addresses`: it tells the others. Raises `LocalError` HP-NET-002, HP-RUN-016."""
-    with tempfile.TemporaryDirectory(prefix="hetpeer-amend-") as folder:
-        identity = Identity.create(Path(folder) / "identity.key")
+    with temporary_folder("amend") as folder:
+        identity = Identity.create(folder / "identity.key")
         node = await Node.start(NodeConfig(peers=tuple(addresses)), identity)
         try:
             last: RemoteError | None = None

@@ -8,11 +8,9 @@ nothing: `hetpeer audit` proves.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -124,14 +122,15 @@ class Onlooker:
 @asynccontextmanager
 async def observing(goal: Destination, peer: str = "") -> AsyncIterator[Onlooker]:
     """Join the swarm as an onlooker, to whom `peer`'s credit matters. Raises `LocalError` HP-NET-002 (nobody answers), HP-NET-006 (nobody serves the run), HP-RUN-016."""
+    from hetpeer.bootstrap.files import temporary_folder
     from hetpeer.dht.board import Board
     from hetpeer.dht.identity import Identity
     from hetpeer.dht.node import Node, NodeConfig
     from hetpeer.dht.roster import Roster
     from hetpeer.peer.manifests import fetch_manifest
 
-    with tempfile.TemporaryDirectory(prefix="hetpeer-status-") as folder:
-        identity = Identity.create(Path(folder) / "identity.key")
+    with temporary_folder("status") as folder:
+        identity = Identity.create(folder / "identity.key")
         node = await Node.start(NodeConfig(peers=goal.addresses), identity)
         try:
             signed = (await fetch_manifest(node, goal.addresses, goal.run)).signed

@@ -16,12 +16,15 @@ HINTS: Mapping[str, str] = {
 VALUES = "let no shape and no number of the graph depend on the values of a tensor (no x[mask], no item())"
 
 
-def unsupported(op: str, why: str = "", where: str = "", fix: str = "") -> LocalError:
-    """HP-MODEL-001; `where` is the author's line that calls the operator."""
+NOT_LISTED = "it is not on the list of operators"
+
+
+def unsupported(op: str, why: str = NOT_LISTED, where: str = "", fix: str = "") -> LocalError:
+    """HP-MODEL-001; `where` is the author's line that calls the operator, `fix` what to do if no hint of `HINTS` is meant."""
     hints = (hint for part, hint in HINTS.items() if part in op)
     fix = fix or next(hints, "express the model with other operators")
     what = f"the model uses the operator {op}, which volunteers cannot run"
-    why = " at ".join(part for part in (why or "it is not on the list of operators", where) if part)
+    why = f"{why}, at {where}" if where else why
     return LocalError("HP-MODEL-001", what, why=why, fix=fix, exit_code=ExitCode.CONFIG)
 
 

@@ -153,7 +153,7 @@ class Rewriter:
             value = argument.meta.get("val")
             if isinstance(value, SYMBOLIC):
                 if not isinstance(value, torch.SymInt) or _depends_on_values(value):
-                    raise unsupported(str(argument.target), "", _line(argument), VALUES)
+                    raise unsupported(str(argument.target), "its result is no size", _line(argument), VALUES)
                 return _size(value)
             return Ref(self.name(argument.name))
         if isinstance(argument, (list, tuple)):

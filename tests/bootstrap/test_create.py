@@ -120,6 +120,37 @@ def test_reference_that_names_nothing(tmp_path: Path, model: str) -> None:
     assert_fails(tmp_path, "HP-MODEL-006", ExitCode.CONFIG, model=model)
 
 
+FIXED = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, tokens):
+        return (self.linear(tokens.float().reshape(2, 16)) - {rows}).square().mean()
+
+def build():
+    return Model()
+"""
+
+
+def test_a_model_of_one_size_needs_batches_that_it_divides(tmp_path: Path, author: str) -> None:
+    (tmp_path / "fixed.py").write_text(FIXED.format(rows="torch.ones(2, 16)"))
+    error = assert_fails(
+        tmp_path,
+        "HP-MODEL-009",
+        ExitCode.CONFIG,
+        model=f"{tmp_path / 'fixed.py'}:build",
+        data=[tmp_path / "author"],
+        sequence_length=16,
+        training=TRAINING.model_copy(update={"batch_size": 7}),
+    )
+    assert error.why == "7 samples are no multiple of 2"
+
+
 def test_little_text(tmp_path: Path, author: str) -> None:
     (tmp_path / "short.txt").write_text("x" * 700)
     data = [tmp_path / "short.txt"]

@@ -13,7 +13,7 @@ from hetpeer.bootstrap.author import Author, build_model
 from hetpeer.bootstrap.export import export, generate
 from hetpeer.bootstrap.log import read_log
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.errors import ExitCode, LocalError
 
 
 def test_weights_load_into_the_authors_model(trained: RunDirectory, tmp_path: Path) -> None:
@@ -76,6 +76,32 @@ def test_same_seed_same_text(trained: RunDirectory) -> None:
     ]
     assert draws[0] == draws[1] != draws[2]
     assert len(draws[0]) == 20
+
+
+@pytest.mark.parametrize(
+    ("returned", "why"),
+    [
+        ("super().forward(tokens).no_such_thing", "AttributeError"),
+        ("super().forward(tokens)[0]", "[] numbers"),
+        ("super().forward(tokens) * float('nan')", "NaN"),
+    ],
+)
+def test_a_model_that_gives_no_logits_writes_no_text(
+    trained: RunDirectory, tmp_path: Path, returned: str, why: str
+) -> None:
+    module = Path(trained.author().model.rpartition(":")[0])
+    shutil.copytree(module.parent, tmp_path / "changed")
+    (tmp_path / "changed" / "odd.py").write_text(
+        "from gpt import GPT\nfrom tiny import build as build_tiny\n\nclass Odd(GPT):\n"
+        f"    def forward(self, tokens, targets=None):\n        return {returned}\n\n"
+        "def build():\n    model = build_tiny()\n    model.__class__ = Odd\n    return model\n"
+    )
+    author = Author(model=f"{tmp_path / 'changed' / 'odd.py'}:build", data=())
+    (trained.path / "author.json").write_text(author.model_dump_json())
+    with pytest.raises(LocalError) as caught:
+        next(generate(trained.path, "a", tokens=1, temperature=1.0, seed=0))
+    assert (caught.value.code, caught.value.exit_code) == ("HP-MODEL-010", ExitCode.CONFIG)
+    assert why in caught.value.why
 
 
 def test_changed_model_is_refused(trained: RunDirectory, tmp_path: Path) -> None:

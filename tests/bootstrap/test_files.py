@@ -1,12 +1,13 @@
 """Files are replaced whole or not at all, and names cannot leave their folder."""
 
 import resource
+import tempfile
 from pathlib import Path
 
 import pytest
 from blake3 import blake3
 
-from hetpeer.bootstrap.files import atomic_write, hash_file, safe_join
+from hetpeer.bootstrap.files import atomic_write, hash_file, safe_join, temporary_folder
 from hetpeer.dht.errors import ExitCode, LocalError
 
 
@@ -50,3 +51,17 @@ def test_names_from_outside_stay_inside(tmp_path: Path, name: str) -> None:
 
 def test_plain_name_is_joined(tmp_path: Path) -> None:
     assert safe_join(tmp_path, "block-000.graph") == tmp_path / "block-000.graph"
+
+
+def test_a_temporary_folder_is_gone_afterwards_and_needs_a_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with temporary_folder("test") as folder:
+        (folder / "a").touch()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
+    with pytest.raises(LocalError) as caught, temporary_folder("test"):
+        pass
+    assert (caught.value.code, caught.value.why) == ("HP-DISK-001", "Not a directory")

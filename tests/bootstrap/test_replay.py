@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hetpeer.bootstrap import reference
+from hetpeer.bootstrap.create import create_run
 from hetpeer.bootstrap.log import Log, read_log
 from hetpeer.bootstrap.replay import (
     GRADIENT_GATE,
@@ -14,12 +15,14 @@ from hetpeer.bootstrap.replay import (
     PARAMETER_GATE,
     ReferenceRun,
     compare,
+    replay,
     run_reference,
 )
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.dht.errors import LocalError
+from hetpeer.bootstrap.settings import AveragingSettings
+from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.identity import Identity
-from tests.bootstrap.engine import Engine
+from tests.bootstrap.engine import TRAINING, Engine, make_author
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +96,18 @@ def test_reference_needs_the_author(fresh: RunDirectory) -> None:
     with pytest.raises(LocalError, match=r"author\.json") as caught:
         run_reference(fresh.path, 1)
     assert caught.value.code == "HP-AUDIT-001"
+
+
+def test_a_grouped_run_cannot_be_trained_again(tmp_path: Path) -> None:
+    model = make_author(tmp_path / "author")
+    data = [tmp_path / "author" / "text.txt"]
+    averaging = AveragingSettings(window_s="all")
+    create_run(
+        tmp_path / "run", model=model, data=data, sequence_length=16, training=TRAINING, averaging=averaging
+    )
+    with pytest.raises(LocalError) as caught:
+        replay(tmp_path / "run")
+    assert (caught.value.code, caught.value.exit_code) == ("HP-AUDIT-002", ExitCode.CONFIG)
 
 
 def test_reference_shares_nothing_with_the_engine_but_the_data_order() -> None:

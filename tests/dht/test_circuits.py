@@ -17,6 +17,12 @@ def test_an_answer_that_grants_nothing_is_an_error(answer: bytes) -> None:
         reservation_in(answer, "Qm")
 
 
+def test_a_relay_that_refuses_says_why() -> None:
+    with pytest.raises(RemoteError) as caught:
+        reservation_in(b"\x28\xc8\x01", "Qm")
+    assert caught.value.line().startswith("HP-NET-013: a relay gave no slot; why: ")
+
+
 def test_no_limits_are_the_best() -> None:
     assert reservation_in(b"\x08\x02\x28\x64\x1a\x02\x08\x07", "Qm") == Reservation(
         expires=7, max_bytes=0, max_seconds=0

@@ -112,6 +112,9 @@ async def test_a_flood_is_refused(asker: Node, helper: Node) -> None:
     answers = [await questions(asker, helper, {"ports": [port_of(asker)]}) for _ in range(PER_PEER + 3)]
     refusals = [answer.get("refused") for answer in answers]
     assert refusals[-3:] == ["asked too often"] * 3
+    with pytest.raises(RemoteError) as caught:
+        await ask((await asker.session()).control, helper.peer_id, [port_of(asker)], lambda _: None)
+    assert (caught.value.code, caught.value.why) == ("HP-NET-014", "asked too often")
     assert await questions(helper, asker, {"ports": [port_of(helper)]}) == {
         "ip": "127.0.0.1",
         "relays": [],

@@ -10,6 +10,7 @@ import secrets
 import shutil
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,10 +19,11 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from hetpeer.dht import hello
+from hetpeer.dht import hello, table
 from hetpeer.dht.addresses import parse_address
 from hetpeer.dht.clock import Clock, SystemClock
-from hetpeer.dht.errors import ExitCode, LocalError, PeerLostError, ProtocolError
+from hetpeer.dht.control import Control
+from hetpeer.dht.errors import ExitCode, LocalError, PeerLostError, ProtocolError, RemoteError
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.joining import GREETINGS
 from hetpeer.dht.node import Node, NodeConfig
@@ -158,6 +160,7 @@ async def test_opening_a_protocol_nobody_serves_fails_at_once(child: ChildPeer, 
     with pytest.raises(PeerLostError) as caught:
         await node.open(child.report["peer_id"], "test/1/nobody", timeout_s=5)
     assert "protocols not supported" in caught.value.why
+    assert caught.value.line().startswith(f"HP-NET-010: lost peer {child.report['peer_id']}; why: ")
 
 
 async def test_opening_a_stream_to_an_unknown_peer_ends_in_time(node: Node) -> None:
@@ -268,6 +271,45 @@ async def test_a_taken_port_is_named_with_its_owner(tmp_path: Path) -> None:
     assert (error.code, error.exit_code) == ("HP-NET-001", ExitCode.NETWORK)
     assert f"port {port}" in error.what
     assert f"process {os.getpid()}" in error.why
+
+
+async def test_a_place_that_is_not_this_machines_is_no_taken_port(tmp_path: Path) -> None:
+    error = await failure(NodeConfig(host="192.0.2.7", port=4001), Identity.create(tmp_path / "identity"))
+    assert (error.code, error.exit_code) == ("HP-NET-001", ExitCode.NETWORK)
+    assert "--host" in error.fix
+
+
+async def test_without_a_folder_for_its_socket_p2pd_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))  # what TMPDIR said when Python looked
+    error = await failure(NodeConfig(), Identity.create(tmp_path / "identity"))
+    assert (error.code, error.exit_code) == ("HP-NET-003", ExitCode.NETWORK)
+    assert "Not a directory" in error.why
+
+
+async def test_a_p2pd_that_is_not_there_refuses_every_request(tmp_path: Path) -> None:
+    with pytest.raises(RemoteError) as caught:
+        await Control(str(tmp_path / "p2pd.sock")).identify()
+    assert caught.value.code == "HP-NET-011"
+    assert "it does not answer: No such file or directory" in caught.value.line()
+
+
+async def test_a_dht_that_does_not_answer_is_not_waited_for(
+    child: ChildPeer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "DEADLINE_S", 0.5)
+    node = await Node.start(joining(child), Identity.create(tmp_path / "identity"))
+    assert node.p2pd_pid is not None
+    os.kill(node.p2pd_pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(RemoteError) as caught:
+            await Roster(node, RUN_ID).read()
+    finally:
+        os.kill(node.p2pd_pid, signal.SIGCONT)
+        await node.close()
+    assert caught.value.line().startswith("HP-NET-012: the DHT did not answer within")
 
 
 async def test_a_dead_bootstrap_is_named_and_said_to_refuse(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import typer
 
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.peer.cli import main, options
+from tests.bootstrap.engine import make_run
 
 COMMAND = [sys.executable, "-m", "hetpeer.peer.cli.main"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": ".importroot", "NO_COLOR": "1"}
@@ -134,6 +135,13 @@ def test_own_error_is_one_line_with_its_exit_code() -> None:
     assert "; do: " in result.stderr
 
 
+def test_an_address_to_listen_on_that_is_none(tmp_path: Path) -> None:
+    make_run(tmp_path / "author")
+    result = hetpeer("bootstrap", str(tmp_path / "author" / "run"), "--host", "home")
+    assert (result.returncode, result.stderr.count("\n")) == (ExitCode.USAGE, 1)
+    assert result.stderr.startswith("HP-NET-005: 'home' is not an IP address; why: ")
+
+
 def test_traceback_only_with_vv() -> None:
     assert "Traceback" not in hetpeer("-v", "audit", "/nonexistent").stderr
     assert "Traceback" in hetpeer("-vv", "audit", "/nonexistent").stderr
@@ -158,9 +166,7 @@ def test_unexpected_error_is_one_line_too(run_app: Callable[..., tuple[object, s
 
 def test_error_inside_a_task_group(run_app: Callable[..., tuple[object, str]]) -> None:
     def body() -> None:
-        inner = LocalError(
-            "HP-DISK-002", "no room", why="full", fix="empty it", exit_code=ExitCode.TOO_SMALL
-        )
+        inner = LocalError("HP-DISK-002", "no room", why="full", fix="empty it", exit_code=ExitCode.TOO_SMALL)
         raise ExceptionGroup("tasks", [ExceptionGroup("tasks", [inner])])
 
     assert run_app(body) == (ExitCode.TOO_SMALL, "HP-DISK-002: no room; why: full; do: empty it\n")

@@ -24,7 +24,7 @@ from hetpeer.peer.demo.feed import LedgerFeed, Seen, recovery_seconds
 from hetpeer.peer.demo.report import report
 from hetpeer.peer.demo.settings import MARKER, DemoSettings, claimed, example_model
 from hetpeer.peer.demo.settings import make_run as make_demo_run
-from hetpeer.peer.demo.training import Trained
+from hetpeer.peer.demo.training import STALL_S, Trained, _Watch
 from hetpeer.peer.demo.view import LiveView, Picture, PlainView
 from tests.bootstrap.engine import Engine, make_run
 
@@ -64,6 +64,32 @@ def test_example_model_is_found() -> None:
     path, _, function = example_model().rpartition(":")
     assert (Path(path).name, function) == ("gpt.py", "build")
     assert "def build(" in Path(path).read_text()
+
+
+WITHOUT_EXAMPLES = """
+from hetpeer.dht.errors import LocalError
+from hetpeer.peer.demo.settings import example_model
+try:
+    example_model()
+except LocalError as error:
+    print(error.line())
+"""
+
+
+def test_an_installation_without_the_example_says_so(tmp_path: Path) -> None:
+    """Packages and no examples; without site, so that the environment's own hetpeer is out of sight."""
+    (tmp_path / "hetpeer" / "examples").mkdir(parents=True)
+    for package in ("dht", "peer"):
+        (tmp_path / "hetpeer" / package).symlink_to(Path(__file__).parents[2] / package)
+    said = subprocess.run(
+        [sys.executable, "-S", "-c", WITHOUT_EXAMPLES],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    assert said.stdout.startswith("HP-DEMO-002: the example model is not installed; why: "), said.stderr
 
 
 def test_folder_is_claimed_and_an_earlier_demo_replaced(tmp_path: Path) -> None:
@@ -329,3 +355,18 @@ def test_ctrl_c_ends_everybody(tmp_path: Path, tiny_model: str) -> None:
     assert process.returncode == ExitCode.INTERRUPTED
     leftovers = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True, check=False)
     assert leftovers.stdout == ""
+
+
+async def test_a_demo_in_which_nothing_moves_is_given_up(tmp_path: Path) -> None:
+    settings, clock = DemoSettings(out=tmp_path, peers=1, kill=0), HandClock()
+    settings.logs.mkdir()
+    run = make_run(tmp_path / "author")
+    still = [await child(tmp_path, "import time; time.sleep(60)") for _ in range(2)]
+    watch = _Watch(settings, run, PlainView(quiet=True), clock, still[0], still[1:])
+    clock.now += STALL_S + 1
+    try:
+        with pytest.raises(LocalError) as caught:
+            await watch.until_finished()
+    finally:
+        await end_all(still)
+    assert caught.value.line().startswith(f"HP-DEMO-004: no step was committed for {STALL_S:.0f} s; why: ")

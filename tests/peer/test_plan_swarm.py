@@ -11,6 +11,7 @@ import typer
 from hetpeer.bootstrap.settings import LinkSettings
 from hetpeer.dht.errors import LocalError
 from hetpeer.peer.cli.plan import plan
+from hetpeer.peer.cli.plan_grid import Question, plan_grid
 from hetpeer.peer.cli.plan_swarm import SwarmQuestion, plan_swarm
 from hetpeer.peer.devices import read_devices
 from hetpeer.peer.workload import PRESETS, of_links, preset, work_of
@@ -166,6 +167,19 @@ def test_one_thing_is_asked_at_a_time(tmp_path):
         plan(devices=tmp_path / "a", matrices=tmp_path / "b")
     with pytest.raises(typer.BadParameter, match="--svg draws"):
         plan(svg=tmp_path / "a")
+
+
+def test_a_grid_of_another_size_is_refused(tmp_path):
+    lines = {"latency_ms": [[0, 1], [1, 0]], "bandwidth_gbit_s": [[0, 1], [1, 0]]}
+    path = written(tmp_path, json.dumps(lines), "lines.json")
+    question = Question(
+        matrices=path, stages=3, replicas=1, activation_gb=1.0, gradient_gb=1.0, seconds=0.0, seed=0
+    )
+    with pytest.raises(LocalError) as refused:
+        plan_grid(question, as_json=True)
+    assert refused.value.line().startswith(
+        "HP-PLAN-003: 2 devices are no grid of 3 stages and 1 pipelines; why: "
+    )
 
 
 def test_unknown_models_are_refused(tmp_path):

@@ -76,6 +76,13 @@ def test_a_torn_line_is_left_out_and_a_damaged_file_is_named(tmp_path):
     path.write_text("[]\n")
     with pytest.raises(LocalError, match="HP-TRACE-002"):
         perfetto(tmp_path)
+    path.write_bytes(b"\xff\xfe\n")
+    with pytest.raises(LocalError, match=r"HP-TRACE-002.*it is not text"):
+        perfetto(tmp_path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(LocalError, match=r"HP-TRACE-002.*Is a directory"):
+        perfetto(tmp_path)
 
 
 def test_no_traces_is_one_clear_line(tmp_path):

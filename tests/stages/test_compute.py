@@ -17,9 +17,11 @@ import uvloop
 
 from hetpeer.averaging.updates import rule_of
 from hetpeer.bootstrap.ledger import clip_coefficient
+from hetpeer.dht.errors import LocalError
 from hetpeer.stages.execution import compute as compute_module
 from hetpeer.stages.execution.commands import DropTask, Info, Inspect, Shutdown, Unload, WarmUp
 from hetpeer.stages.execution.compute import Compute, ComputeConfig, WorkerDiedError
+from hetpeer.stages.execution.executor import Executor
 from hetpeer.stages.execution.results import CommandFailedError, Done
 from hetpeer.stages.execution.state import load
 from tests.stages.compute_rig import KEPT, UPDATE, Holder, layout, microbatch, norm, tiny_blocks, tiny_gpt
@@ -260,3 +262,23 @@ def test_no_worker_outlives_a_killed_daemon():
         ended, _, _ = select.select([worker], [], [], 3)
         os.close(worker)
         assert ended, "the worker computes on after its daemon was killed"
+
+
+def test_a_worker_that_cannot_be_started_is_said(tmp_path, monkeypatch):
+    """As where Python was moved or removed while hetpeer runs: nothing is left behind."""
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+
+    async def main():
+        with pytest.raises(LocalError) as caught:
+            await Compute.start(CONFIG, WORKER)
+        assert caught.value.line().startswith("HP-GPU-003: the compute worker cannot be started; why: ")
+        assert "No such file" in caught.value.why
+
+    uvloop.run(main())
+
+
+def test_a_kernel_that_fails_is_an_answer():
+    """The frame around commands, with a kernel's own mistake."""
+    answer = Executor({Info: lambda _: torch.ones(2, 3) @ torch.ones(2, 3)}).execute(Info())
+    assert (answer.code, answer.what) == ("HP-WORK-002", "Info failed")
+    assert "cannot be multiplied" in answer.why
