@@ -62,7 +62,7 @@ def read_amendment(data: bytes, owner: bytes, run_id: str) -> SignedAmendment:
             "HP-RUN-013",
             "an amendment of the manifest is damaged or not signed by the run's owner",
             why=str(error) or "the signature does not fit",
-            fix="make it again with hetpeer amend, where the run was made",
+            fix="put back a copy of it: each reliable peer has one in its run directory",
             exit_code=ExitCode.VERSION,
         ) from error
 

@@ -20,13 +20,11 @@ class ExitCode(enum.IntEnum):
     CONFIG = 3
     NO_DEVICE = 4
     NETWORK = 5
-    UNREACHABLE = 6
     IDENTITY = 7
     VERSION = 8
     NOT_RUNNING = 9
     TOO_SMALL = 10
     RUN_CLOSED = 11
-    REFUSED = 12
     TRY_LATER = 75
     INTERRUPTED = 130
     TERMINATED = 143

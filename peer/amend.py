@@ -31,7 +31,7 @@ def reliable_peers(directory: Path, peers: Sequence[str]) -> Council:
 
 
 async def deliver(council: Council, addresses: Sequence[Address]) -> None:
-    """Tell one of the reliable peers at `addresses`: it tells the others. Raises `LocalError` HP-NET-002, HP-RUN-016."""
+    """Tell one of the reliable peers at `addresses`: it tells the others. Raises `LocalError` HP-NET-002, HP-RUN-018."""
     with temporary_folder("amend") as folder:
         identity = Identity.create(folder / "identity.key")
         node = await Node.start(NodeConfig(peers=tuple(addresses)), identity)
@@ -47,7 +47,7 @@ async def deliver(council: Council, addresses: Sequence[Address]) -> None:
         finally:
             await node.close()
     raise LocalError(
-        "HP-RUN-016",
+        "HP-RUN-018",
         f"amendment {council.sequence} is signed, but no reliable peer took it",
         why=last.what if last is not None else "no address was given",
         fix="say the address of one that runs: hetpeer amend DIR --bootstrap ADDR",

@@ -37,6 +37,7 @@ _log = logging.getLogger("hetpeer")
 app = typer.Typer(
     name="hetpeer",
     help="Home machines train one model together.",
+    epilog="Errors have codes (HP-…): docs/errors.md of the sources says what each one means and what to do.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: drawing boxes around it takes a third of its time

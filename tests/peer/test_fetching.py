@@ -120,7 +120,7 @@ async def test_an_amendment_that_nobody_takes(network: Network, tmp_path: Path) 
     council = reliable_peers(tmp_path / "run", [network.empty.peer_id])
     with pytest.raises(LocalError) as caught:
         await deliver(council, [address_of(network.empty)])
-    assert (caught.value.code, caught.value.exit_code) == ("HP-RUN-016", ExitCode.NETWORK)
+    assert (caught.value.code, caught.value.exit_code) == ("HP-RUN-018", ExitCode.NETWORK)
     assert caught.value.what.startswith("amendment 1 is signed")
 
 
