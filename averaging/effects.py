@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from hetpeer.averaging.messages import EVERYBODY, Cover, Line, Message, Place
-from hetpeer.stages.execution.effects import Handle
+from hetpeer.stages.execution import effects as p
+from hetpeer.stages.execution.effects import Handle, Release
 
 STATE: Final = -1
 """In place of a slot: the parameters themselves, which clusters average."""
@@ -217,3 +218,30 @@ class Stop:
     why: str
     completed: bool
     rejected: str = ""
+
+
+StepEffect = p.Effect | SendPart | SumParts | SendResult | Inspect | ApplyUpdate | KeepCopy | InstallAverage
+"""What belongs to one step, or to one averaging."""
+
+
+@dataclass(frozen=True, slots=True)
+class InStep:
+    """`effect` belongs to `step`; the driver gives `step` back with the answer."""
+
+    step: StepId
+    effect: StepEffect
+
+
+Effect = (
+    InStep
+    | Release
+    | Tell
+    | Choose
+    | Prepare
+    | FetchState
+    | SaveState
+    | RecordApplied
+    | EndStep
+    | Leave
+    | Stop
+)

@@ -11,41 +11,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging import reduction
 from hetpeer.averaging.early import Due, Origin, due_in_step
 from hetpeer.averaging.effects import (
     COPY,
     STATE,
     ApplyUpdate,
-    Choose,
-    EndStep,
-    FetchState,
+    Effect,
     InstallAverage,
+    InStep,
     KeepCopy,
-    Leave,
-    Prepare,
     RecordApplied,
-    SaveState,
     Shard,
+    StepEffect,
     StepId,
-    Stop,
     Tell,
 )
-from hetpeer.averaging.reduction import Reduction
+from hetpeer.averaging.reduction import LENGTH, Reduction
 from hetpeer.averaging.ties import Ties
 from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.bench import Bench
-from hetpeer.stages.execution.effects import (
-    Handle,
-    Release,
-    ReportEvaluated,
-    ReportFailed,
-    ReportSealed,
-)
 from hetpeer.stages.execution.pipeline import Pipeline
 from hetpeer.stages.execution.routes import Hop, Route
-
-StepEffect = p.Effect | reduction.Effect | ApplyUpdate | KeepCopy | InstallAverage
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,30 +43,7 @@ class Shape:
     slot_capacity: int
     """S of docs/protocol.md: microbatches a slot may hold."""
     ties: Ties = field(default_factory=Ties)
-    shard_length: int = reduction.LENGTH
-
-
-@dataclass(frozen=True, slots=True)
-class InStep:
-    """`effect` belongs to `step`; the driver gives `step` back with the answer."""
-
-    step: StepId
-    effect: StepEffect
-
-
-Effect = (
-    InStep
-    | Release
-    | Tell
-    | Choose
-    | Prepare
-    | FetchState
-    | SaveState
-    | RecordApplied
-    | EndStep
-    | Leave
-    | Stop
-)
+    shard_length: int = LENGTH
 
 
 class HeldStep:
@@ -121,15 +84,30 @@ class HeldStep:
         """What is averaged beside other steps is kept as it is now."""
         return self._wrap([KeepCopy(block) for block in self._blocks]) if self.delayed else []
 
-    # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── what the coordinator says ────────────────────────────────────────────────────────────────────────────────
+
+    def receive(self, message: m.Reroute | m.Joined | m.Settled | m.Evict) -> list[Effect]:
+        """A word on this step while its microbatches are computed."""
+        match message:
+            case m.Reroute(tasks=()):
+                return self.absorb(self.pipeline.urge())
+            case m.Reroute(tasks=tasks):
+                return self.assign(tasks)
+            case m.Joined(entrants=entrants):
+                others = [one for one in entrants if one.peer != self._me]
+                return [
+                    effect
+                    for one in others
+                    for effect in self.joined(one.peer, one.incarnation, (one.begin, one.end))
+                ]
+            case m.Settled(slot=slot, refused=refused):
+                return self.absorb(self.pipeline.settled(slot, refused))
+            case m.Evict(blocks=blocks):
+                return self.absorb(self.pipeline.evict(blocks))
 
     def assign(self, tasks: Iterable[m.Task]) -> list[Effect]:
         """Microbatches whose first hop we are."""
         return [e for t in tasks for e in self.absorb(self.pipeline.assign(t.id, t.route, t.attempt))]
-
-    def urge(self) -> list[Effect]:
-        """The coordinator waits for what we have."""
-        return self.absorb(self.pipeline.urge())
 
     def gone(self, peers: Iterable[str]) -> list[Effect]:
         """These left the roster: their tensors are ignored from now on."""
@@ -147,12 +125,14 @@ class HeldStep:
         self._incarnations[peer] = incarnation
         return self.absorb(self.pipeline.joined(peer, place))
 
+    # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────
+
     def activation(
-        self, sender: str, microbatch: int, route: Route, attempt: int, handle: Handle
+        self, sender: str, microbatch: int, route: Route, attempt: int, handle: p.Handle
     ) -> list[Effect]:
         """A bundle from the hop before us; a route that is not ours to run is refused."""
         if not self._can_run(route[0]):
-            return [Release(handle)]
+            return [p.Release(handle)]
         return self.absorb(self.pipeline.activation(microbatch, route, attempt, sender, handle))
 
     def nudge(self, sender: str, microbatch: int, route: Route, attempt: int) -> list[Effect]:
@@ -169,12 +149,12 @@ class HeldStep:
     def _report(self, effect: p.Effect) -> Effect:
         line, number = self.id.line, self.id.number
         match effect:
-            case ReportSealed(slot, ids, losses):
+            case p.ReportSealed(slot, ids, losses):
                 contents = tuple(_ranges(ids))
                 return Tell(m.Sealed(line=line, step=number, slot=slot, contents=contents, losses=losses))
-            case ReportEvaluated(microbatch, loss):
+            case p.ReportEvaluated(microbatch, loss):
                 return Tell(m.Evaluated(line=line, step=number, losses={microbatch: loss}))
-            case ReportFailed(microbatch, why):
+            case p.ReportFailed(microbatch, why):
                 return Tell(m.Failed(line=line, step=number, id=microbatch, why=why[:500]))
             case _:
                 return InStep(self.id, effect)
@@ -208,12 +188,12 @@ class HeldStep:
         slot = slots.accepted()
         return slot, {} if slot is None else slots.contents()[slot]
 
-    def part(self, sender: str, block: int, index: int, handle: Handle) -> list[Effect]:
+    def part(self, sender: str, block: int, index: int, handle: p.Handle) -> list[Effect]:
         """A holder's slot, one shard of it, for us to sum under the current plan."""
         assert self.reduction is not None
         return [*self._wrap(self.reduction.part(block, index, sender, handle)), *self._news()]
 
-    def result(self, sender: str, block: int, index: int, handle: Handle) -> list[Effect]:
+    def result(self, sender: str, block: int, index: int, handle: p.Handle) -> list[Effect]:
         """A reducer's sum of one shard under the current plan."""
         assert self.reduction is not None
         return [*self._wrap(self.reduction.result(block, index, sender, handle)), *self._news()]
@@ -225,10 +205,10 @@ class HeldStep:
             return []
         return [Tell(m.Reducing(**self._named, plan=self.reduction.number))]
 
-    def summed(self, shard: Shard, handle: Handle) -> list[Effect]:
+    def summed(self, shard: Shard, handle: p.Handle) -> list[Effect]:
         """`SumParts` is done."""
         if not self._is_current(shard.plan):
-            return [Release(handle)]
+            return [p.Release(handle)]
         assert self.reduction is not None
         return self._wrap(self.reduction.summed(shard, handle))
 
@@ -241,10 +221,10 @@ class HeldStep:
         objection = m.Objection(**self._named, plan=shard.plan, block=shard.block, peer=holder, why=why[:500])
         return [Tell(objection)]
 
-    def inspected(self, plan: int, vote: m.BlockVote, gradient: Handle) -> list[Effect]:
+    def inspected(self, plan: int, vote: m.BlockVote, gradient: p.Handle) -> list[Effect]:
         """`Inspect` is done; after the last of our blocks we vote."""
         if not self._is_current(plan):
-            return [Release(gradient)]
+            return [p.Release(gradient)]
         assert self.reduction is not None
         self.reduction.inspected(vote, gradient)
         if not self.reduction.complete:

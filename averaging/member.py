@@ -15,15 +15,18 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.early import Origin
 from hetpeer.averaging.effects import (
     Choose,
+    Effect,
     FetchState,
+    InStep,
     Leave,
     Prepare,
     SaveState,
+    StepEffect,
     StepId,
     Stop,
     Tell,
 )
-from hetpeer.averaging.holding import Effect, HeldStep, InStep, Shape, StepEffect
+from hetpeer.averaging.holding import HeldStep, Shape
 from hetpeer.averaging.working import Working
 from hetpeer.stages.execution.window import Depth, shortest
 
@@ -243,35 +246,18 @@ class Member(Working):
             return False
         return self.version is None or message.step >= self.version
 
-    def _reroute(self, message: m.Reroute) -> list[Effect]:
+    def _in_step(self, message: m.Reroute | m.Joined | m.Settled | m.Evict) -> list[Effect]:
         step = self._at(message.step)
         if step is None:
             return []
-        return step.assign(message.tasks) if message.tasks else step.urge()
-
-    def _joined(self, message: m.Joined) -> list[Effect]:
-        step = self._at(message.step)
-        if step is None:
-            return []
-        effects: list[Effect] = []
-        for entrant in message.entrants:
-            if entrant.peer != self.me:
-                effects += step.joined(entrant.peer, entrant.incarnation, (entrant.begin, entrant.end))
-        return effects + self._replay_early()
+        effects = step.receive(message)
+        return [*effects, *self._replay_early()] if isinstance(message, m.Joined) else effects
 
     def _gone(self, message: m.Gone) -> list[Effect]:
         if message.group:
             one = self._round
             return [] if one is None or one.id.group != message.group else one.gone(message.peers)
         return [effect for step in self._steps for effect in step.gone(message.peers)]
-
-    def _settled(self, message: m.Settled) -> list[Effect]:
-        step = self._at(message.step)
-        return [] if step is None else step.absorb(step.pipeline.settled(message.slot, message.refused))
-
-    def _evict(self, message: m.Evict) -> list[Effect]:
-        step = self._at(message.step)
-        return [] if step is None else step.absorb(step.pipeline.evict(message.blocks))
 
     def _plan(self, message: m.Plan) -> list[Effect]:
         step = self._named(message)
@@ -371,11 +357,11 @@ class Member(Working):
         m.Granted: _granted,
         m.Fetch: _fetch,
         m.Begin: _begin,
-        m.Joined: _joined,
-        m.Reroute: _reroute,
+        m.Joined: _in_step,
+        m.Reroute: _in_step,
         m.Gone: _gone,
-        m.Settled: _settled,
-        m.Evict: _evict,
+        m.Settled: _in_step,
+        m.Evict: _in_step,
         m.Plan: _plan,
         m.Commit: _commit,
         m.Save: _save,

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.early import Due, EarlyTensors, Origin, Waiting, due_outside
-from hetpeer.averaging.effects import EndStep, Shard, StepId
-from hetpeer.averaging.holding import Effect, HeldStep
+from hetpeer.averaging.effects import Effect, EndStep, Shard, StepId
+from hetpeer.averaging.holding import HeldStep
 from hetpeer.stages.execution.bench import Bench
 from hetpeer.stages.execution.effects import Handle, Release, TaskKey
 from hetpeer.stages.execution.occupation import Occupation

@@ -103,7 +103,7 @@ class CoordinatedStep:
         """Whether this was an evaluation of the final state without training, and it is complete."""
         return not self.ledger.ids and self.ledger.complete()
 
-    # ── what holders say ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── what holders say ─────────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, peer: str, message: m.Message, now: float) -> list[Effect]:
         """A word of `peer`, who is on the roster, on this step."""

@@ -13,8 +13,8 @@ from typing import Any
 from hetpeer.averaging import messages as m
 from hetpeer.averaging import working
 from hetpeer.averaging.early import Due, Origin
-from hetpeer.averaging.effects import StepId, SumParts
-from hetpeer.averaging.holding import Effect, HeldStep
+from hetpeer.averaging.effects import Effect, StepId, SumParts
+from hetpeer.averaging.holding import HeldStep
 from hetpeer.averaging.member import Member
 from hetpeer.averaging.reduction import Reduction
 from hetpeer.averaging.ties import Ties

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from hetpeer.averaging import effects as e
-from hetpeer.averaging.holding import StepEffect
-from hetpeer.averaging.member import Effect, Member, Origin
+from hetpeer.averaging.member import Effect, Member, Origin, StepEffect
 from hetpeer.dht.credit import Pool
 from hetpeer.peer.pressure import ACTIVATIONS, GRADIENTS, SHARDS
 from hetpeer.peer.simulate.boxes import Boxes
