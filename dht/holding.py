@@ -15,12 +15,14 @@ from hetpeer.dht.errors import ExitCode, LocalError
 _MAX_PID_BYTES = 20
 
 
-def hold(key: Path) -> int:
-    """Hold the identity in the file `key` until the descriptor that is returned is closed.
+def hold(key: Path, beside: Path | None = None) -> int:
+    """Hold the identity in the file `key` until the descriptor that is returned is closed; the lock is on a file beside it, or `beside` another
+    file of its owner that one process may have at a time.
 
     Raises `LocalError` HP-ID-002 with the other process's id, HP-ID-001 where no lock can be made.
     """
-    path = key.with_name(f"{key.name}.lock")
+    file = beside or key
+    path = file.with_name(f"{file.name}.lock")
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:

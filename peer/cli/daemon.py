@@ -65,7 +65,7 @@ def stop(*, home: HomeOption = None) -> None:
         daemon.ask(Request(do="stop"))
         if not daemon.ended(GONE_S):
             raise LocalError(
-                "HP-CTL-003",
+                "HP-CTL-002",
                 "the daemon has not ended",
                 why=f"it was given {GONE_S:.0f} s",
                 fix="end its process",

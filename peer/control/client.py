@@ -14,14 +14,14 @@ ANSWER_S = 5.0
 
 
 class Connection:
-    """To the daemon of one home. Raises `LocalError` HP-CTL-001 when it ends meanwhile, HP-CTL-003 when it does not answer."""
+    """To the daemon of one home. Raises `LocalError` HP-CTL-001 when it ends meanwhile, HP-CTL-002 when it does not answer."""
 
     def __init__(self, home: Path, there: socket.socket) -> None:
         self._home = home
         self._there = there
 
     def ask(self, request: Request) -> Standing:
-        """What the daemon answers. Raises also the error that it answers with, and HP-CTL-004."""
+        """What the daemon answers. Raises also the error that it answers with, and HP-CTL-003."""
         try:
             self._there.sendall(request.encode())
             line = bytearray()
@@ -34,7 +34,7 @@ class Connection:
                     break
         except TimeoutError as error:
             raise LocalError(
-                "HP-CTL-003",
+                "HP-CTL-002",
                 f"the hetpeer of {self._home} does not answer",
                 why=f"it has said nothing for {ANSWER_S:.0f} s: it is frozen, or its machine is short of memory",
                 fix="try again, or end its process",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import os
 import socket
@@ -13,7 +12,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, supp
 from pathlib import Path
 
 from hetpeer.bootstrap.files import disk_errors
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.errors import LocalError
+from hetpeer.dht.holding import hold
 from hetpeer.peer.control.wire import (
     MAX_REQUEST,
     SOCKET,
@@ -36,32 +36,18 @@ _log = logging.getLogger(__name__)
 async def serving(home: Path, answer: Callable[[Request], Standing]) -> AsyncIterator[None]:
     """Answer what the owner asks, from `home`, which is there. At the end the connections are closed and the socket is gone.
 
-    Raises `LocalError` HP-CTL-002 when another daemon does so, HP-DISK-001 where no socket can be.
+    Raises `LocalError` HP-ID-002 when another daemon does so, HP-DISK-001 where no socket can be.
     """
     async with AsyncExitStack() as stack:
         with disk_errors(home / SOCKET):
             folder, address = stack.enter_context(opened(home))
-            _lock(folder, home)
+            stack.callback(os.close, hold(home / "identity.key", beside=home / SOCKET))
             listening = stack.enter_context(_bound(folder, address))
         connections = _Connections(answer)
         stack.push_async_callback(connections.close)
         server = await asyncio.start_unix_server(connections.serve, sock=listening, limit=MAX_REQUEST)
         stack.callback(server.close)
         yield
-
-
-def _lock(folder: int, home: Path) -> None:
-    """Hold the home for this process; the kernel lets go when it ends. Raises `LocalError` HP-CTL-002."""
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise LocalError(
-            "HP-CTL-002",
-            f"another `hetpeer join` runs from {home}",
-            why="it holds the lock on that folder",
-            fix="hetpeer stop, or give this one a home of its own with --home",
-            exit_code=ExitCode.IDENTITY,
-        ) from error
 
 
 @contextmanager

@@ -43,7 +43,7 @@ class Request(BaseModel):
 
     @classmethod
     def decode(cls, line: bytes) -> Request:
-        """The request of a line. Raises `LocalError` HP-CTL-004."""
+        """The request of a line. Raises `LocalError` HP-CTL-003."""
         try:
             return cls.model_validate_json(line)
         except ValidationError as error:
@@ -77,7 +77,7 @@ def encode_error(error: HetpeerError) -> bytes:
 
 
 def decode_answer(line: bytes) -> Standing:
-    """The standing in a daemon's answer. Raises the error in it as `LocalError`, and HP-CTL-004 for anything else."""
+    """The standing in a daemon's answer. Raises the error in it as `LocalError`, and HP-CTL-003 for anything else."""
     try:
         answer = json.loads(line)
         if "error" in answer:
@@ -89,9 +89,9 @@ def decode_answer(line: bytes) -> Standing:
 
 
 def not_understood(why: str) -> LocalError:
-    """HP-CTL-004."""
+    """HP-CTL-003."""
     return LocalError(
-        "HP-CTL-004",
+        "HP-CTL-003",
         "not understood",
         why=why,
         fix="use the hetpeer that the daemon was started with",

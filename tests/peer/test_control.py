@@ -72,7 +72,7 @@ async def test_what_a_killed_daemon_left_is_replaced_and_a_living_one_is_not(tmp
     await refused("HP-CTL-001", ask, tmp_path, Request(do="status"))
     async with serving(tmp_path, Owner()):
         inode = (tmp_path / SOCKET).stat().st_ino
-        with pytest.raises(LocalError, match="HP-CTL-002") as caught:
+        with pytest.raises(LocalError, match="HP-ID-002") as caught:
             async with serving(tmp_path, Owner()):
                 raise AssertionError
         assert caught.value.exit_code == ExitCode.IDENTITY
@@ -112,7 +112,7 @@ async def test_bad_input_is_one_line_and_the_connection_goes_on(line: bytes, tmp
     owner = Owner()
     async with serving(tmp_path, owner):
         wrong, right = await said(tmp_path, line + b'\n{"do": "resume"}\n')
-    assert wrong["error"]["code"] == "HP-CTL-004"
+    assert wrong["error"]["code"] == "HP-CTL-003"
     assert right["state"] == "paused"
     assert owner.asked == [Request(do="resume")]
 
@@ -179,7 +179,7 @@ def test_a_frozen_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with socket.socket(socket.AF_UNIX) as frozen:
         frozen.bind(str(tmp_path / SOCKET))
         frozen.listen()
-        with pytest.raises(LocalError, match="HP-CTL-003"):
+        with pytest.raises(LocalError, match="HP-CTL-002"):
             ask(tmp_path, Request(do="status"))
 
 
@@ -187,7 +187,7 @@ def test_a_frozen_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     "line", [b"", b"no\n", b"[]\n", b'{"state": 1}\n', b'{"error": {}}\n', b'{"error": 1}\n']
 )
 def test_an_answer_that_is_none(line: bytes) -> None:
-    with pytest.raises(LocalError, match="HP-CTL-004"):
+    with pytest.raises(LocalError, match="HP-CTL-003"):
         decode_answer(line)
 
 
