@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 CREDIT_S = 30.0
 """Between two questions for our own."""
+RETRY_S = 3.0
+"""While we do not know it at all."""
 
 Where = tuple[str, int]
 """Host and port; port 0: a free one."""
@@ -87,4 +89,4 @@ class _OwnCredit:
             found = await fetch_ranking(self._node, self._reliable(), self._node.peer_id)
             if found is not None and found.yours is not None:
                 self.credit = found.yours.credit
-            await asyncio.sleep(CREDIT_S)
+            await asyncio.sleep(RETRY_S if self.credit is None else CREDIT_S)
