@@ -7,6 +7,7 @@ import pytest
 
 from hetpeer.averaging.effects import COPY, STATE
 from hetpeer.averaging.holding import HeldStep
+from hetpeer.bootstrap.credit import Credit
 from hetpeer.bootstrap.grouped.batches import Batches
 from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.grouped.round import Round
@@ -72,7 +73,14 @@ def midway(self):
     return True
 
 
+def kept(self, record, original=Credit.add):
+    """What falls apart with a cluster stays credited."""
+    if record["kind"] != "dissolved":
+        original(self, record)
+
+
 MUTANTS = {
+    "kept": lambda: patch.object(Credit, "add", kept),
     "live": lambda: patch.object(HeldStep, "_sums", live),
     "midway": lambda: patch.object(Cluster, "at_rest", property(midway)),
     "forgetful": lambda: patch.object(Batches, "add", forgetful),

@@ -4,11 +4,14 @@ reach every transition of both state machines.
 A failing seed is replayed by `python -m hetpeer.peer.simulate.run --seed N` and kept in REGRESSIONS for ever.
 """
 
-from itertools import product
+from itertools import islice, product
+from unittest.mock import patch
 
 import pytest
 
 from hetpeer.averaging.member import Phase
+from hetpeer.bootstrap import commits
+from hetpeer.bootstrap.credit import Credit, work_in
 from hetpeer.bootstrap.decisions import State
 from hetpeer.peer.simulate.coverage import COORDINATOR_EVENTS, MEMBER_MESSAGES, Coverage
 from hetpeer.peer.simulate.run import simulate
@@ -62,3 +65,31 @@ they are other histories now; what they showed then is driven by hand in the uni
 def test_seeds_that_once_broke_an_invariant(seed, faults):
     outcome = simulate(seed, Coverage(), faults=faults)
     assert outcome.violation is None, outcome
+
+
+def kept(self, record, original=Credit.add):
+    """What a roll-back undoes stays credited."""
+    if record["kind"] != "rollback":
+        original(self, record)
+
+
+def shifted(covers, sizes, original=work_in):
+    """One peer is credited for a bit of what another has done."""
+    work = original(covers, sizes)
+    gets, *others = sorted(work)
+    for gives in others[:1]:
+        work[gives], work[gets] = work[gives] - 1, work[gets] + 1
+    return work
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: patch.object(Credit, "add", kept),
+        lambda: patch.object(commits, "work_in", shifted),
+    ],
+)
+def test_credit_that_is_wrong_is_caught_three_times(wrong):
+    with wrong():
+        broken = (seed for seed in range(20) if simulate(seed, Coverage(), faults=FAULTS).violation)
+        assert len(list(islice(broken, 3))) == 3
