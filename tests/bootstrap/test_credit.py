@@ -1,6 +1,10 @@
 """Who has contributed what, by the log; and reports that would inflate it."""
 
+from collections import Counter
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hetpeer.bootstrap.audit import audit
 from hetpeer.bootstrap.credit import Credit, work_in, written
@@ -48,6 +52,27 @@ def test_a_rollback_takes_back_what_it_undoes():
     back = [*history, {"kind": "rollback", "to_version": 1}]
     assert credit_of(*back) == {"anna": 8}
     assert credit_of(*back, commit(1, carl=8), sample=64) == {"anna": 512, "carl": 512}
+
+
+WORK = st.dictionaries(st.sampled_from(["anna", "bert", "carl", "dora"]), st.integers(1, 99), min_size=1)
+BACK = st.integers(0, 8)
+
+
+@given(st.lists(WORK | BACK, max_size=30))
+def test_whatever_happens_it_is_that_of_the_commits_that_are_left(events):
+    """An independent count: of the work that each step's last commit was made with."""
+    credit, history, left = Credit(), History(), {}
+    for event in events:
+        if isinstance(event, int):
+            version = min(event, history.version)
+            record = {"kind": "rollback", "view": history.view + 1, "to_version": version}
+            left = {step: work for step, work in left.items() if step < version}
+        else:
+            record = {"kind": "commit", "step": history.version, **written(event, history.contributors)}
+            left[history.version] = event
+        history.add(record)
+        credit.add(record)
+        assert credit.of == sum(map(Counter, left.values()), Counter())
 
 
 def test_a_cluster_takes_with_it_what_no_other_has():
