@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 PY := $(BIN)/python
 
-.PHONY: setup lint format test grid demo proof proof-3 proof-4 proof-5 proof-6 proof-7 proof-8 proof-churn proof-async proof-averaging chaos gpu clean
+.PHONY: setup lint format test browser screenshots grid demo proof proof-3 proof-4 proof-5 proof-6 proof-7 proof-8 proof-churn proof-async proof-averaging chaos gpu clean
 
 setup: .venv/.stamp
 
@@ -29,6 +29,15 @@ test: export PYTHONDONTWRITEBYTECODE =
 test: setup
 	$(PY) -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m 'not grid and not alone'
 	$(PY) -m pytest -q -m alone
+
+# The dashboard in a headless Chromium: `apt-get install chromium`.
+browser: setup
+	HETPEER_REQUIRE_BROWSER=1 $(PY) -m pytest -q -m browser
+
+# Pictures for the README.
+screenshots: setup
+	mkdir -p docs/pictures
+	HETPEER_REQUIRE_BROWSER=1 HETPEER_SCREENSHOTS=docs/pictures $(PY) -m pytest -q tests/swarm/test_dashboard.py
 
 # Every place of the protocol at which a process may die, one after the other.
 grid: export PYTHONDONTWRITEBYTECODE =

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.crediting import credit_in
+from hetpeer.bootstrap.curves import LogCurves
 from hetpeer.bootstrap.history import History, Record
 from hetpeer.bootstrap.log import Log
 from hetpeer.bootstrap.raft import effects as e
@@ -80,6 +81,7 @@ class Replica:
         """The same, folded."""
         self.credit = credit_in(run.manifest, self.records)
         """And whose work is in it."""
+        self.curves = LogCurves(self.records)
         self._known = len(self.records)
         self._told = 0
         config = e.RaftConfig(me=node.peer_id, members=run.manifest.coordinators)
@@ -203,6 +205,7 @@ class Replica:
                 self.records.append(entry.record)
                 self.history.add(entry.record)
                 self.credit.add(entry.record)
+                self.curves.add(entry.record)
             elif self.records[self._told] != entry.record:
                 raise LocalError(
                     "HP-LOG-003",

@@ -1,7 +1,7 @@
 """Named, hashed files and states from peer to peer: manifest, graphs, data shards, block states.
 
 One request, one answer, on a stream of its own. Names: `manifest`, `amendment`, `file/<blake3>`, `state/<version>/<block>`. Every
-peer serves what it has; who fetches checks the hash, so it does not matter from whom. Reliable peers serve `credit`, too.
+peer serves what it has; who fetches checks the hash, so it does not matter from whom. Reliable peers serve `credit`, `credit/<peer id>` and `curves`, too.
 """
 
 from __future__ import annotations

@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 
 from hetpeer.bootstrap.council import Council
-from hetpeer.bootstrap.ranking import encode, ranking
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.serving import Served
 
 StateSource = Callable[[int, int, int], Awaitable[Served | None]]
 """(cluster, version, block) → the block's state file, or None if it is not to be had here."""
+Answer = Callable[[str], bytes]
+"""What follows a name's slash, if anything does → what is served. Raises `ProtocolError` where nothing can be."""
 
 
 class RunShelf:
     """Serves `run`'s manifest, its latest amendment, the files of it that are here, and states from `states`.
 
-    `credit`: peer → what it has, where the run's log is.
+    `answers`: by name, what the run's log says where it is.
     """
 
     def __init__(
@@ -26,17 +28,17 @@ class RunShelf:
         run: RunDirectory,
         council: Council,
         states: StateSource,
-        credit: Callable[[], Mapping[str, int]] | None = None,
+        answers: Mapping[str, Answer] = MappingProxyType({}),
     ) -> None:
         self._run = run
         self._council = council
         self._states = states
-        self._credit = credit
+        self._answers = answers
         self._files = {reference.blake3: path for reference, path in run.files()}
 
     @asynccontextmanager
     async def find(self, name: str) -> AsyncIterator[Served | None]:
-        """`manifest`, `amendment`, `file/<blake3>` or `state/<cluster>/<version>/<block>`, `credit`, `credit/<peer id>`; None for anything else or what is not here."""
+        """`manifest`, `amendment`, `file/<blake3>` or `state/<cluster>/<version>/<block>`, or one of the answers; None for anything else or what is not here."""
         match name.split("/"):
             case ["manifest"]:
                 yield Served(self._run.signed.data, {})
@@ -47,7 +49,7 @@ class RunShelf:
             case ["state", *numbers] if len(numbers) == 3 and all(map(str.isdecimal, numbers)):
                 cluster, version, block = map(int, numbers)
                 yield await self._states(cluster, version, block)
-            case ["credit", *peer] if self._credit is not None and len(peer) < 2:
-                yield Served(encode(ranking(self._credit(), *peer)), {})
+            case [kind, *about] if kind in self._answers and len(about) < 2:
+                yield Served(self._answers[kind]("".join(about)), {})
             case _:
                 yield None

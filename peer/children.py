@@ -44,6 +44,7 @@ class Child:
                 env=os.environ
                 | {
                     "HETPEER_HOME": str(home),
+                    "HETPEER_DASHBOARD": "off",  # one machine, many daemons
                     # The child imports what we import, installed or not.
                     "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
                 },

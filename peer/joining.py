@@ -45,6 +45,10 @@ async def join(options: JoinOptions, leaving: Event) -> Stop | None:
         if presence is None:
             return None
         daemon.joined(presence.node.addresses)
+        if options.dashboard is not None:  # nothing of it is loaded otherwise
+            from hetpeer.peer.web.daemons import volunteer_served
+
+            await stack.enter_async_context(volunteer_served(options.dashboard, presence, daemon))
         return await _lives(presence, options, daemon)
 
 

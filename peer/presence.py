@@ -24,6 +24,7 @@ from hetpeer.peer.progress import VolunteerProgress
 from hetpeer.peer.tracing import Trace
 from hetpeer.peer.volunteer import Volunteer
 from hetpeer.peer.waking import watch_forever
+from hetpeer.peer.where import Where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +47,8 @@ class JoinOptions:
     """For tensors that do not fit into memory: bytes if above 1, else the share of the free disk."""
     trace: bool = False
     """Write down what is done when (tracing.py)."""
-    metrics: tuple[str, int] | None = None
-    """Host and port at which its metrics are served."""
+    dashboard: Where | None = None
+    """Where its dashboard and metrics are served."""
 
 
 @dataclass(slots=True)
@@ -97,22 +98,15 @@ async def present(options: JoinOptions, home: Home, stack: contextlib.AsyncExitS
     trace = stack.enter_context(
         contextlib.closing(Trace(SystemClock(), path, peer=identity.peer_id, name=options.name))
     )
-    files, life = RunFiles(node, run, Council(signed, run.path), [arrival.source]), Life()
-    if options.metrics is not None:  # nothing of it is loaded otherwise
-        from hetpeer.peer.web.daemons import volunteer_served
-
-        await stack.enter_async_context(
-            volunteer_served(options.metrics, node, files, options.home, lambda: life.volunteer)
-        )
     return Presence(
         node=node,
         home=home,
-        files=files,
+        files=RunFiles(node, run, Council(signed, run.path), [arrival.source]),
         roster=Roster(node, run.run_id),
         evidence=evidence,
         trace=trace,
         progress=VolunteerProgress(signed.manifest),
-        life=life,
+        life=Life(),
     )
 
 

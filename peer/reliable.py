@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +14,13 @@ from hetpeer.bootstrap.core import is_over
 from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.decisions import Halt
 from hetpeer.bootstrap.keeping import Checkpoints
+from hetpeer.bootstrap.ranking import encode, ranking
 from hetpeer.bootstrap.replica import Replica, run_logs
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.service import CONTROL, CoordinatorService, coordinator_config
 from hetpeer.bootstrap.serving import PROTOCOL as FILES
 from hetpeer.bootstrap.serving import FileService
-from hetpeer.bootstrap.shelf import RunShelf
+from hetpeer.bootstrap.shelf import Answer, RunShelf
 from hetpeer.dht.addresses import Address, parse_address
 from hetpeer.dht.channel import ChannelServer
 from hetpeer.dht.clock import SystemClock
@@ -36,6 +37,7 @@ from hetpeer.peer.proposing import Proposing
 from hetpeer.peer.reach import tell_forever
 from hetpeer.peer.rendezvous import join_address, open_config
 from hetpeer.peer.standin import StandIn
+from hetpeer.peer.where import Where
 
 FOLLOW_S = 0.5
 """Between two looks at what was decided, of a peer that does not lead."""
@@ -55,8 +57,8 @@ class BootstrapOptions:
     """Whether to work on what nobody else can."""
     keep_places: bool = False
     """Whether volunteers keep the blocks that they have chosen, however slow that is."""
-    metrics: tuple[str, int] | None = None
-    """Host and port at which its metrics are served."""
+    dashboard: Where | None = None
+    """Where its dashboard and metrics are served."""
 
 
 class ReliablePeer:
@@ -67,7 +69,7 @@ class ReliablePeer:
         self._run = run
         self.replica = replica
         self._checkpoints = Checkpoints(node, run, replica.records, replica.company)
-        self._shelf = RunShelf(run, replica.council, self._checkpoints.state, lambda: replica.credit.of)
+        self._shelf = RunShelf(run, replica.council, self._checkpoints.state, self.answers)
         self._begun_with = len(replica.records)
         self._looked_at = -1
         """How many records there were when we last looked whether the run is over."""
@@ -80,6 +82,15 @@ class ReliablePeer:
     def stored(self) -> int:
         """The version of the newest checkpoint on our disk."""
         return self._checkpoints.newest
+
+    @property
+    def answers(self) -> Mapping[str, Answer]:
+        """What the log says, for whoever looks at the run."""
+        replica = self.replica
+        return {
+            "credit": lambda peer: encode(ranking(replica.credit.of, peer)),
+            "curves": lambda _: replica.curves.curves.encode(),
+        }
 
     @property
     def is_over(self) -> bool:
@@ -198,11 +209,11 @@ def _web(
     options: BootstrapOptions, node: Node, run: RunDirectory, peer: ReliablePeer
 ) -> contextlib.AbstractAsyncContextManager[None]:
     """The web server, if one was asked for: nothing of it is loaded otherwise."""
-    if options.metrics is None:
+    if options.dashboard is None:
         return contextlib.nullcontext()
     from hetpeer.peer.web.daemons import reliable_served
 
-    return reliable_served(options.metrics, node, run, peer)
+    return reliable_served(options.dashboard, node, run, peer)
 
 
 async def _take_part(

@@ -29,12 +29,14 @@ from hetpeer.peer.swarm import (
 )
 
 if TYPE_CHECKING:
+    from hetpeer.bootstrap.curves import Curves
     from hetpeer.bootstrap.manifest import Manifest, SignedManifest
     from hetpeer.bootstrap.ranking import Contribution, Ranking
     from hetpeer.dht.board import Board, Note
     from hetpeer.dht.node import Node
     from hetpeer.dht.records import Advert
     from hetpeer.dht.roster import Roster
+    from hetpeer.peer.fromlog import FromLog
     from hetpeer.peer.invites import Destination
 
 HOLDING = frozenset({"ready", "training", "reducing", "applying"})
@@ -97,8 +99,11 @@ class Onlooker:
     _node: Node
     _roster: Roster
     _board: Board
+    _log: FromLog
     _identity: str
     """The peer whose credit is asked for as well."""
+    _present: Sequence[str] = ()
+    """Reliable peers that were there at the last look, the coordinator first."""
 
     async def adverts(self) -> Mapping[str, Advert]:
         """What the peers say of themselves now, by peer id. Raises `RemoteError` HP-NET-012 when the DHT does not answer."""
@@ -108,15 +113,20 @@ class Onlooker:
         """The same, put together. Raises as `adverts`."""
         from hetpeer.dht.clock import SystemClock
         from hetpeer.peer.manifests import amended
-        from hetpeer.peer.ranking import fetch_ranking
 
         adverts, board = await asyncio.gather(self.adverts(), self._board.read())
         claimants = {peer for peer, advert in adverts.items() if advert.role == "coordinator"}
         if claimants.isdisjoint(self.signed.reliable):
             self.signed = await amended(self._node, self.signed, sorted(claimants)[:MAX_CLAIMANTS])
-        present = sorted(adverts.keys() & set(self.signed.reliable), key=lambda peer: peer not in claimants)
-        ranking = await fetch_ranking(self._node, present, self._identity)
+        self._present = sorted(
+            adverts.keys() & set(self.signed.reliable), key=lambda peer: peer not in claimants
+        )
+        ranking = await self._log.ranking(self._present, self._identity)
         return summarise(self.signed, adverts, SystemClock().wall(), board, ranking)
+
+    async def curves(self) -> Curves | None:
+        """The run's loss curves, as a reliable peer says that was there at the last look. Never raises."""
+        return await self._log.curves(self._present)
 
 
 @asynccontextmanager
@@ -127,6 +137,7 @@ async def observing(goal: Destination, peer: str = "") -> AsyncIterator[Onlooker
     from hetpeer.dht.identity import Identity
     from hetpeer.dht.node import Node, NodeConfig
     from hetpeer.dht.roster import Roster
+    from hetpeer.peer.fromlog import FromLog
     from hetpeer.peer.manifests import fetch_manifest
 
     with temporary_folder("status") as folder:
@@ -134,7 +145,8 @@ async def observing(goal: Destination, peer: str = "") -> AsyncIterator[Onlooker
         node = await Node.start(NodeConfig(peers=goal.addresses), identity)
         try:
             signed = (await fetch_manifest(node, goal.addresses, goal.run)).signed
-            yield Onlooker(signed, node, Roster(node, signed.run_id), Board(node, signed.run_id), peer)
+            roster, board = Roster(node, signed.run_id), Board(node, signed.run_id)
+            yield Onlooker(signed, node, roster, board, FromLog(node), peer)
         finally:
             await node.close()
 

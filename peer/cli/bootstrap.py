@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetpeer.peer.cli.options import HomeOption, MetricsOption, listening, run_loop
+from hetpeer.peer.cli.options import DashboardOption, HomeOption, run_loop
 
 if TYPE_CHECKING:
     from hetpeer.peer.invites import Invite
@@ -46,7 +46,7 @@ def bootstrap(
         bool,
         typer.Option("--keep-places", help="Never give volunteers other blocks than they have chosen."),
     ] = False,
-    metrics: MetricsOption = "",
+    dashboard: DashboardOption = "",
     home: HomeOption = None,
 ) -> None:
     """Serve a run: rendezvous, data, log and coordinator. Prints what volunteers type.
@@ -72,6 +72,7 @@ def bootstrap(
 
     from hetpeer.peer.mirroring import mirror
     from hetpeer.peer.reliable import BootstrapOptions, serve_run
+    from hetpeer.peer.where import parse_where
 
     if known and not (directory / "manifest.hetpeer").exists():
         run_loop(mirror(directory, goal, Home(place)))
@@ -83,7 +84,7 @@ def bootstrap(
         peers=known,
         stand_in=stand_in,
         keep_places=keep_places,
-        metrics=listening(metrics),
+        dashboard=parse_where(dashboard),
     )
     halt = run_daemon(lambda leaving: serve_run(options, leaving, _announce_run))
     typer.echo("stopped; start it again to go on" if halt is None else f"finished: {halt.why}", err=True)

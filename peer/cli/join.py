@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hetpeer.peer.cli.options import BootstrapOption, HomeOption, MetricsOption, asked, listening
+from hetpeer.peer.cli.options import BootstrapOption, DashboardOption, HomeOption, asked
 
 
 def register(app: typer.Typer) -> None:
@@ -39,7 +39,7 @@ def join(
     trace: Annotated[
         bool, typer.Option("--trace", help="Write down what is done when, for `hetpeer trace`.")
     ] = False,
-    metrics: MetricsOption = "",
+    dashboard: DashboardOption = "",
 ) -> None:
     """Contribute this machine to a run: by an invite or an address; without any, to the one joined last.
 
@@ -52,6 +52,7 @@ def join(
     from hetpeer.peer.joining import join as take_part
     from hetpeer.peer.lifecycle import run_daemon
     from hetpeer.peer.presence import JoinOptions
+    from hetpeer.peer.where import parse_where
 
     options = JoinOptions(
         bootstrap=goal.addresses,
@@ -65,7 +66,7 @@ def join(
         ram_limit=memory,
         disk_limit=disk,
         trace=trace,
-        metrics=listening(metrics),
+        dashboard=parse_where(dashboard),
     )
     stop = run_daemon(lambda leaving: take_part(options, leaving))
     typer.echo("left the run" if stop is None else f"finished: {stop.why}", err=True)

@@ -39,10 +39,14 @@ BootstrapOption = Annotated[
         help="Address of any peer, like /ip4/…/tcp/…/p2p/Qm…, or an invite; may be repeated.",
     ),
 ]
-MetricsOption = Annotated[
+DashboardOption = Annotated[
     str,
     typer.Option(
-        "--metrics", metavar="[HOST:]PORT", help="Serve Prometheus metrics there (HOST: 127.0.0.1)."
+        "--dashboard",
+        metavar="[HOST:]PORT",
+        envvar="HETPEER_DASHBOARD",
+        help="Serve the dashboard and metrics there; off: nowhere. [default: 127.0.0.1:8787, or any free port]",
+        show_default=False,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
@@ -101,16 +105,6 @@ def standing_here(home: Path | None) -> Standing | None:
     except LocalError as error:
         logging.getLogger(__name__).debug("%s", error)
         return None
-
-
-def listening(text: str) -> tuple[str, int] | None:
-    """Host and port of `[HOST:]PORT`; None of nothing. Raises a usage error."""
-    host, _, port = text.rpartition(":")
-    if not text:
-        return None
-    if not (port.isdecimal() and int(port) < 2**16):
-        raise typer.BadParameter(f"{text!r} is not a port, or a host and a port such as 127.0.0.1:9464")
-    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def run_loop(work: Coroutine[Any, Any, T]) -> T:

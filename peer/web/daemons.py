@@ -1,92 +1,125 @@
-"""What a daemon serves over HTTP, of a volunteer and of a reliable peer."""
+"""What a daemon serves over HTTP: the dashboard and its metrics, of a volunteer, of a reliable peer, of a watcher."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prometheus_client.metrics_core import Metric
+from starlette.routing import BaseRoute
 
+from hetpeer.dht.board import Board
+from hetpeer.dht.roster import Roster
+from hetpeer.dht.tasks import TaskSet
+from hetpeer.peer.control.wire import Request
+from hetpeer.peer.daemon import State
+from hetpeer.peer.fromlog import FromLog
 from hetpeer.peer.progress import say
-from hetpeer.peer.ranking import fetch_ranking
+from hetpeer.peer.status import Onlooker
 from hetpeer.peer.web.app import application
+from hetpeer.peer.web.feed import Feed
+from hetpeer.peer.web.machine import Machine
 from hetpeer.peer.web.metrics import metrics_route
+from hetpeer.peer.web.page import Orders, page_routes
 from hetpeer.peer.web.serving import served
-from hetpeer.peer.web.sources import (
-    RELIABLE_STATES,
-    VOLUNTEER_STATES,
-    DaemonSource,
-    ReliableSource,
-    VolunteerSource,
-)
+from hetpeer.peer.web.sources import RELIABLE_STATES, DaemonSource, ReliableSource, VolunteerSource
+from hetpeer.peer.web.token import token_of
+from hetpeer.peer.web.view import View, You
+from hetpeer.peer.where import Where
 
 if TYPE_CHECKING:
     from hetpeer.bootstrap.rundir import RunDirectory
     from hetpeer.dht.node import Node
-    from hetpeer.peer.preparing import RunFiles
+    from hetpeer.peer.daemon import Daemon
+    from hetpeer.peer.presence import Presence
     from hetpeer.peer.reliable import ReliablePeer
-    from hetpeer.peer.volunteer import Volunteer
 
-CREDIT_S = 30.0
-"""Between two questions for our own."""
-RETRY_S = 3.0
-"""While we do not know it at all."""
-
-Where = tuple[str, int]
-"""Host and port; port 0: a free one."""
+AT_WORK = frozenset(
+    {State.STARTING, State.CHECKING, State.JOINING, State.SYNCING, State.TRAINING, State.WAITING}
+)
 
 
 @contextlib.asynccontextmanager
-async def volunteer_served(
-    where: Where, node: Node, files: RunFiles, home: Path, volunteer: Callable[[], Volunteer | None]
-) -> AsyncIterator[None]:
-    """While the context is open. `volunteer`: the one that lives now. Raises `LocalError` HP-WEB-001."""
-    daemon = DaemonSource(node, "volunteer", files.run.manifest.name, home, VOLUNTEER_STATES)
-    own = _OwnCredit(node, lambda: files.council.peers)
-    async with _metrics(where, VolunteerSource(daemon, volunteer, lambda: own.credit).metrics):
-        asking = asyncio.ensure_future(own.ask_forever())
-        try:
-            yield
-        finally:
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+async def volunteer_served(where: Where, presence: Presence, daemon: Daemon) -> AsyncIterator[None]:
+    """While the context is open. Raises `LocalError` HP-WEB-001."""
+    node, run, home = presence.node, presence.files.run, presence.home.path
+    onlooker = _onlooker(node, run, FromLog(node))
+    view = View(onlooker, Machine(home), lambda: _you(presence, daemon))
+    source = DaemonSource(node, "volunteer", run.manifest.name, home, tuple(State))
+
+    def own_credit() -> int | None:
+        found = view.status.credit if view.status is not None else None
+        return found.yours.credit if found is not None and found.yours is not None else None
+
+    metrics = VolunteerSource(
+        source, lambda: daemon.standing.state, lambda: presence.life.volunteer, own_credit
+    ).metrics
+    orders = {do: lambda do=do: daemon.answer(Request(do=do)) for do in ("pause", "resume", "finish")}
+    async with _served(where, home, view, orders, metrics):
+        yield
 
 
 @contextlib.asynccontextmanager
 async def reliable_served(
     where: Where, node: Node, run: RunDirectory, peer: ReliablePeer
 ) -> AsyncIterator[None]:
-    """As `volunteer_served`."""
+    """As `volunteer_served`, without buttons."""
     manifest = run.manifest
+    view = View(_onlooker(node, run, FromLog(node, peer.answers)), Machine(run.path), lambda: None)
     daemon = DaemonSource(node, "reliable", manifest.name, run.path, RELIABLE_STATES)
     source = ReliableSource(daemon, peer, manifest.training.steps, grouped=manifest.averaging is not None)
-    async with _metrics(where, source.metrics):
+    async with _served(where, run.path, view, {}, source.metrics):
         yield
 
 
 @contextlib.asynccontextmanager
-async def _metrics(where: Where, look: Callable[[], Iterable[Metric]]) -> AsyncIterator[None]:
-    host, port = where
-    async with served(application([metrics_route(look)], host), host, port) as url:
-        say(f"metrics at {url}/metrics")
+async def watcher_served(where: Where, onlooker: Onlooker, folder: Path) -> AsyncIterator[None]:
+    """As `reliable_served`, of who does not take part, without metrics; `folder` has the token."""
+    async with _served(where, folder, View(onlooker, Machine(folder), lambda: None), {}, None):
         yield
 
 
-class _OwnCredit:
-    """What this peer has, as one of `reliable` said last."""
+@contextlib.asynccontextmanager
+async def _served(
+    where: Where, folder: Path, view: View, orders: Orders, metrics: Callable[[], Iterable[Metric]] | None
+) -> AsyncIterator[None]:
+    feed, token = Feed(view.look), token_of(folder)
+    routes: list[BaseRoute] = page_routes(feed, orders)
+    if metrics is not None:
+        routes.append(metrics_route(metrics))
+    tasks = TaskSet()
+    try:
+        async with served(application(routes, token, private=not where.is_loopback), where) as url:
+            tasks.spawn(feed.run(), name="dashboard")
+            say(f"dashboard at {url}/#token={token}")
+            try:
+                yield
+            finally:
+                await feed.close()
+    finally:
+        await tasks.close()
 
-    def __init__(self, node: Node, reliable: Callable[[], Iterable[str]]) -> None:
-        self._node = node
-        self._reliable = reliable
-        self.credit: int | None = None
 
-    async def ask_forever(self) -> None:
-        """Every half minute; who does not answer leaves it as it was."""
-        while True:
-            found = await fetch_ranking(self._node, self._reliable(), self._node.peer_id)
-            if found is not None and found.yours is not None:
-                self.credit = found.yours.credit
-            await asyncio.sleep(RETRY_S if self.credit is None else CREDIT_S)
+def _onlooker(node: Node, run: RunDirectory, log: FromLog) -> Onlooker:
+    roster, board = Roster(node, run.run_id), Board(node, run.run_id)
+    return Onlooker(run.signed, node, roster, board, log, node.peer_id)
+
+
+def _you(presence: Presence, daemon: Daemon) -> You:
+    standing, volunteer = daemon.standing, presence.life.volunteer
+    may: tuple[str, ...] = ()
+    if standing.state == State.PAUSED:
+        may = ("resume", "finish")
+    elif standing.state in AT_WORK:
+        may = ("pause", "finish")
+    return You(
+        peer=presence.node.peer_id,
+        state=standing.state,
+        reason=standing.reason,
+        since=standing.since,
+        tokens_per_second=volunteer.figures.tokens_per_second if volunteer is not None else 0.0,
+        microbatches=volunteer.figures.microbatches if volunteer is not None else 0,
+        may=may,
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import AsyncIterator, Iterator
 
@@ -11,6 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.peer.where import Where
 
 SHUTDOWN_S = 1
 """An answer that is under way when the daemon leaves may take so long."""
@@ -18,9 +20,9 @@ MAX_CONNECTIONS = 64
 
 
 @contextlib.asynccontextmanager
-async def served(app: ASGIApp, host: str, port: int) -> AsyncIterator[str]:
-    """Serve `app` at `host`:`port` (0: a free one) while the context is open; its value is the URL. Raises `LocalError` HP-WEB-001."""
-    listening = _listen(host, port)
+async def served(app: ASGIApp, where: Where) -> AsyncIterator[str]:
+    """Serve `app` there while the context is open; its value is the URL. Raises `LocalError` HP-WEB-001."""
+    listening = _listen(where)
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -51,14 +53,16 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def _listen(where: Where) -> socket.socket:
+    family = socket.AF_INET6 if ":" in where.host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family)
+        return socket.create_server((where.host, where.port), family=family)
     except OSError as error:
+        if where.or_any and error.errno == errno.EADDRINUSE:
+            return socket.create_server((where.host, 0), family=family)
         raise LocalError(
             "HP-WEB-001",
-            f"cannot listen at {host}:{port}",
+            f"cannot listen at {where.host}:{where.port}",
             why=error.strerror or str(error),
             fix="choose another port, or 0 for a free one",
             exit_code=ExitCode.NETWORK,

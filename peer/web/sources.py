@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import psutil
 from prometheus_client.metrics_core import Metric
 
-from hetpeer.averaging.member import Phase
 from hetpeer.bootstrap.decisions import State
 from hetpeer.peer.metrics import (
     DaemonFigures,
@@ -33,9 +32,7 @@ if TYPE_CHECKING:
     from hetpeer.peer.reliable import ReliablePeer
     from hetpeer.peer.volunteer import Volunteer
 
-STARTING = "starting"
 FOLLOWING = "following"
-VOLUNTEER_STATES = (STARTING, *(phase.value for phase in Phase))
 RELIABLE_STATES = (FOLLOWING, *(state.value for state in State))
 
 
@@ -82,24 +79,24 @@ class DaemonSource:
 
 
 class VolunteerSource:
-    """`volunteer`: the one that lives now, if one does; `credit`: what it has, as far as is known."""
+    """`state`: what the daemon does; `volunteer`: the one that lives now, if one does; `credit`: what it has, as far as is known."""
 
     def __init__(
         self,
         daemon: DaemonSource,
+        state: Callable[[], str],
         volunteer: Callable[[], Volunteer | None],
         credit: Callable[[], int | None],
     ) -> None:
         self._daemon = daemon
+        self._state = state
         self._volunteer = volunteer
         self._credit = credit
 
     def metrics(self) -> Iterator[Metric]:
         """All there are."""
         volunteer = self._volunteer()
-        yield from daemon_metrics(
-            self._daemon.look(STARTING if volunteer is None else volunteer.member.phase.value)
-        )
+        yield from daemon_metrics(self._daemon.look(self._state()))
         if volunteer is not None:
             yield from volunteer_metrics(_of_volunteer(volunteer, self._credit()))
 

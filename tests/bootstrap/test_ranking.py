@@ -52,7 +52,7 @@ async def test_the_shelf_has_it_where_the_log_is(fresh, tmp_path):
 
     council = Council(fresh.signed, tmp_path)
     volunteers = RunShelf(fresh, council, nothing)
-    reliable = RunShelf(fresh, council, nothing, lambda: CREDIT)
+    reliable = RunShelf(fresh, council, nothing, {"credit": lambda peer: encode(ranking(CREDIT, peer))})
     async with volunteers.find("credit") as served:
         assert served is None
     async with reliable.find("credit/a/b") as served:

@@ -113,7 +113,7 @@ def run_child(
         opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(opened, descriptor)
         os.close(opened)
-    os.environ |= {"HETPEER_HOME": home, "HETPEER_FAIL": fail}
+    os.environ |= {"HETPEER_HOME": home, "HETPEER_FAIL": fail, "HETPEER_DASHBOARD": "off"}
     sys.argv = ["hetpeer", *arguments]
     status: int | str | None = 1
     if {"join", "--stand-in"} & set(arguments):

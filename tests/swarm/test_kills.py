@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
 
 async def test_the_only_holder_goes(swarm: Swarm, reference: ReferenceRun) -> None:
     """Once killed, once with a farewell: the run goes back to the checkpoint, and on when somebody comes."""
-    bootstrap = await swarm.bootstrap("--metrics", "0")
-    first, killed = swarm.volunteer("first", "--metrics", "127.0.0.1:0"), swarm.volunteer("killed")
+    bootstrap = await swarm.bootstrap("--dashboard", "0")
+    first, killed = swarm.volunteer("first", "--dashboard", "127.0.0.1:0"), swarm.volunteer("killed")
     await swarm.committed(7)
     await killed.kill()
     await swarm.gone(killed)
@@ -80,7 +80,7 @@ async def metrics_are_what_the_log_says(swarm: Swarm, bootstrap: Child, voluntee
 
 async def scraped(child: Child) -> dict[tuple[str, ...], float]:
     """Name and labels of each sample that a daemon serves."""
-    (url,) = re.findall(r"metrics at (\S+)", child.said)
+    (url,) = re.findall(r"dashboard at (\S+)/#", child.said)
     with await asyncio.to_thread(urllib.request.urlopen, url, timeout=10) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
     return {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}

@@ -1,0 +1,111 @@
+"""The loss curves of a run, from its log: thin enough to be sent to whoever looks, whatever number of steps there are.
+
+Pure. Reliable peers serve them beside the run's files; what a peer answers is checked where it comes in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final
+
+import msgpack
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hetpeer.dht.errors import ProtocolError
+
+MAX_POINTS: Final = 400
+"""Of a curve; a longer one is thinned out."""
+MAX_BYTES: Final = 1 << 15
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Point = tuple[Number, Number]
+
+
+class Curve:
+    """Points in the order of x, MAX_POINTS at most: when they are too many every second one goes, and from then on fewer are taken."""
+
+    def __init__(self) -> None:
+        self._points: list[Point] = []
+        self._every = 1
+        self._counted = 0
+        self._last: Point | None = None
+        """Shown whether it is taken or not."""
+
+    def add(self, x: float, y: float) -> None:
+        """A point that lies behind the others; of several with the same x the first one counts."""
+        if self._last is not None and x <= self._last[0]:
+            return
+        self._last = (x, y)
+        if self._counted % self._every == 0:
+            self._points.append(self._last)
+        self._counted += 1
+        if len(self._points) >= MAX_POINTS:
+            del self._points[1::2]
+            self._every *= 2
+
+    def cut(self, x: float) -> None:
+        """Nothing behind `x` has happened."""
+        self._points = [point for point in self._points if point[0] <= x]
+        self._counted = len(self._points) * self._every
+        self._last = self._points[-1] if self._points else None
+
+    @property
+    def points(self) -> list[Point]:
+        """The newest last."""
+        if self._last is None or self._last == self._points[-1]:
+            return list(self._points)
+        return [*self._points, self._last]
+
+
+class Curves(BaseModel):
+    """Loss over committed updates (batches, in a grouped run): of training, and of held-out samples."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    training: Annotated[
+        tuple[Annotated[Point, Field(strict=False)], ...], Field(max_length=MAX_POINTS, strict=False)
+    ] = ()
+    evaluation: Annotated[
+        tuple[Annotated[Point, Field(strict=False)], ...], Field(max_length=MAX_POINTS, strict=False)
+    ] = ()
+
+    def encode(self) -> bytes:
+        """As they travel."""
+        data: bytes = msgpack.packb(self.model_dump())
+        return data
+
+    @classmethod
+    def decode(cls, data: bytes | bytearray, peer: str) -> Curves:
+        """What `peer` has answered. Raises `ProtocolError` for anything that is none."""
+        try:
+            return cls.model_validate(msgpack.unpackb(data))
+        except (ValueError, ValidationError, msgpack.UnpackException) as error:
+            raise ProtocolError("loss curves that are none", peer=peer) from error
+
+
+class LogCurves:
+    """Records of the log, folded in their order."""
+
+    def __init__(self, records: Iterable[Mapping[str, Any]] = ()) -> None:
+        self._training = Curve()
+        self._evaluation = Curve()
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """One more record."""
+        match record["kind"]:
+            case "commit":
+                self._training.add(record["batch"] + 1, record["loss"])
+            case "evaluation":
+                self._evaluation.add(record["batch"], record["loss"])
+            case "rollback":
+                self._training.cut(record["to_version"])
+                self._evaluation.cut(record["to_version"])
+            case _:
+                pass
+
+    @property
+    def curves(self) -> Curves:
+        """As they are by now."""
+        return Curves(training=tuple(self._training.points), evaluation=tuple(self._evaluation.points))

@@ -1,0 +1,26 @@
+"""`hetpeer dashboard`: a swarm in a browser, for somebody who does not take part."""
+
+from __future__ import annotations
+
+import typer
+
+from hetpeer.peer.cli.options import BootstrapOption, DashboardOption, HomeOption, asked
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(dashboard)
+
+
+def dashboard(
+    *, bootstrap: BootstrapOption = None, dashboard: DashboardOption = "", home: HomeOption = None
+) -> None:
+    """Show a run's swarm in a browser until Ctrl-C, asked through any peer of it, without taking part."""
+    goal = asked(bootstrap, home)
+
+    from hetpeer.peer.lifecycle import run_daemon
+    from hetpeer.peer.watching import watch
+    from hetpeer.peer.where import LOOPBACK, Where, parse_where
+
+    where = parse_where(dashboard) or Where(LOOPBACK, 0)
+    run_daemon(lambda leaving: watch(goal, where, leaving))

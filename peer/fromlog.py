@@ -1,0 +1,62 @@
+"""What the run's log says of credit and loss, asked for at the reliable peers, or taken from it where it is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import TypeVar
+
+from hetpeer.bootstrap import ranking
+from hetpeer.bootstrap.curves import MAX_BYTES, Curves
+from hetpeer.bootstrap.serving import fetch
+from hetpeer.bootstrap.shelf import Answer
+from hetpeer.dht.errors import RemoteError
+from hetpeer.dht.node import Node
+
+ANSWER_S = 4.0
+ALL_S = 6.0
+"""Whoever waits for a status does not wait longer than this for a reliable peer that is gone."""
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class FromLog:
+    """Asks through `node`. A reliable peer asks itself: `answers` is what it serves to others."""
+
+    def __init__(self, node: Node, answers: Mapping[str, Answer] = MappingProxyType({})) -> None:
+        self._node = node
+        self._answers = answers
+
+    async def ranking(self, reliable: Iterable[str], peer: str = "") -> ranking.Ranking | None:
+        """The ranking by credit, with what `peer` has, as the first of `reliable` says that answers. None: nobody does. Never raises."""
+        return await self._first(reliable, "credit", peer, ranking.MAX_BYTES, ranking.decode)
+
+    async def curves(self, reliable: Iterable[str]) -> Curves | None:
+        """The loss curves, likewise."""
+        return await self._first(reliable, "curves", "", MAX_BYTES, Curves.decode)
+
+    async def _first(
+        self,
+        reliable: Iterable[str],
+        kind: str,
+        about: str,
+        limit: int,
+        decode: Callable[[bytes | bytearray, str], T],
+    ) -> T | None:
+        if kind in self._answers:
+            return decode(self._answers[kind](about), self._node.peer_id)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ALL_S):
+                for asked in reliable:
+                    try:
+                        name = f"{kind}/{about}" if about else kind
+                        data, _ = await fetch(self._node, asked, name, limit, ANSWER_S)
+                        return decode(data, asked)
+                    except RemoteError as error:
+                        _log.debug("no %s from %s: %s", kind, asked, error)
+        return None

@@ -1,0 +1,88 @@
+"""Who may ask the web server what.
+
+A page of another site can make a browser send requests to this machine, and a name of its own that points here (DNS rebinding) makes
+them look like ours. So the Host must be an address, `localhost` or a name that was chosen, what changes anything needs the token and no foreign
+Origin, and a server that listens beyond this machine answers nothing but files to who does not know the token.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+SAFE = frozenset({"GET", "HEAD"})
+OPEN = ("/static/", "/healthz")
+"""What anybody may read who reaches the server; and the page itself, which is empty without its data."""
+ALWAYS = {
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+class Guard:
+    """ASGI middleware around `app`. `names` are further host names under which it is asked; `private`: reading needs the token, too."""
+
+    def __init__(self, app: ASGIApp, token: str, *, names: Iterable[str] = (), private: bool) -> None:
+        self._app = app
+        self._token = token.encode()
+        self._names = frozenset({"localhost", *names})
+        self._private = private
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        refusal = self._refusal(Request(scope))
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(ALWAYS)
+            await send(message)
+
+        answer = self._app if refusal is None else refusal
+        await answer(scope, receive, send_guarded)
+
+    def _refusal(self, request: Request) -> JSONResponse | None:
+        if not self._is_ours(request.headers.get("host", "")):
+            return _refused(421, "this server does not go by that name")
+        origin = request.headers.get("origin")
+        if origin is not None and origin != f"{request.url.scheme}://{request.headers['host']}":
+            return _refused(403, "requests of other sites are not answered")
+        path = request.url.path
+        reading = request.method in SAFE
+        if reading and (not self._private or path == "/" or path.startswith(OPEN)):
+            return None
+        if not hmac.compare_digest(
+            _token(request.headers, request.query_params.get("token", "")), self._token
+        ):
+            return _refused(401, "the token of this daemon is needed: open the link that it printed")
+        return None
+
+    def _is_ours(self, host: str) -> bool:
+        """Whether a Host header names this machine by address, or by one of its names."""
+        name = host.rpartition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
+        if name.lower() in self._names:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+def _token(headers: Headers, asked: str) -> bytes:
+    """What a request gives as the token: in its header, or, as an event source can send none, in its address."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    return (given if scheme.lower() == "bearer" else asked).encode()
+
+
+def _refused(status: int, why: str) -> JSONResponse:
+    return JSONResponse({"error": why}, status_code=status)

@@ -1,0 +1,60 @@
+"""The machine, and what hetpeer takes of it, for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """One look."""
+
+    cpu: float
+    """Share of all cores that is busy, since the last look."""
+    own_cores: float
+    """Cores that the daemon and its children keep busy, since the last look."""
+    memory_used: int
+    """Bytes; as the next four."""
+    memory_total: int
+    own_memory: int
+    """Resident, of the daemon and its children; pages that they share count for each."""
+    disk_free: int
+    """Where the daemon's home is."""
+
+
+class Machine:
+    """Looks at the machine; `home` is the daemon's folder."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._me = psutil.Process()
+        self._family: dict[int, psutil.Process] = {self._me.pid: self._me}
+        """By pid; kept, as psutil counts from one look at a process to the next."""
+        self.look()
+
+    def look(self) -> Load:
+        """The load since the last call. Takes a few milliseconds."""
+        memory = psutil.virtual_memory()
+        cores = resident = 0.0
+        for process in self._relatives():
+            try:
+                cores += process.cpu_percent() / 100
+                resident += process.memory_info().rss
+            except psutil.Error:  # it has just ended
+                continue
+        return Load(
+            cpu=psutil.cpu_percent() / 100,
+            own_cores=cores,
+            memory_used=memory.total - memory.available,
+            memory_total=memory.total,
+            own_memory=int(resident),
+            disk_free=psutil.disk_usage(str(self._home)).free,
+        )
+
+    def _relatives(self) -> list[psutil.Process]:
+        now = [self._me, *self._me.children(recursive=True)]
+        self._family = {process.pid: self._family.get(process.pid, process) for process in now}
+        return list(self._family.values())

@@ -1,0 +1,59 @@
+"""The dashboard: its files, the view that they show, and what its buttons ask the daemon for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from hetpeer.peer.web.feed import Feed
+
+FILES = Path(__file__).with_name("static")
+
+Orders = Mapping[str, Callable[[], object]]
+"""What the daemon can be asked for → how."""
+
+
+def page_routes(feed: Feed, orders: Orders) -> list[BaseRoute]:
+    """The page at `/`, and what it asks for under `/api/v1`. A watcher's page has no `orders`."""
+
+    async def page(_request: Request) -> Response:
+        return FileResponse(FILES / "index.html")
+
+    async def health(_request: Request) -> Response:
+        return PlainTextResponse("ok")
+
+    async def view(_request: Request) -> Response:
+        return Response(await feed.newest(), media_type="application/json")
+
+    async def events(_request: Request) -> Response:
+        if feed.is_full:
+            return JSONResponse({"error": "too many pages are open"}, status_code=503)
+        return StreamingResponse(_as_events(feed), media_type="text/event-stream")
+
+    async def order(request: Request) -> Response:
+        ask = orders.get(request.path_params["what"])
+        if ask is None:
+            return JSONResponse({"error": "this is nothing that a daemon can be asked for"}, status_code=404)
+        ask()
+        feed.look_now()
+        return Response(status_code=204)
+
+    return [
+        Route("/", page),
+        Mount("/static", StaticFiles(directory=FILES)),
+        Route("/healthz", health),
+        Route("/api/v1/view", view),
+        Route("/api/v1/events", events),
+        Route("/api/v1/{what}", order, methods=["POST"]),
+    ]
+
+
+async def _as_events(feed: Feed) -> AsyncIterator[str]:
+    """Server-sent events, one for each view."""
+    async for view in feed.watch():
+        yield f"event: view\ndata: {view}\n\n"

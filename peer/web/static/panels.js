@@ -1,0 +1,139 @@
+// What is shown of a view (peer/web/view.py), panel by panel.
+
+import { byId, element, facts, rows } from "./dom.js";
+import { bytes, clock, duration, rate, share, whole } from "./units.js";
+
+const short = (peer) => `…${peer.slice(-6)}`;
+const called = (row) => row.name || short(row.peer);
+const TONES = { training: "good", reducing: "good", applying: "good", finished: "good", failed: "bad", stopped: "bad" };
+
+export function header({ status, you }) {
+  const [state, reason] = you ? [you.state, you.reason] : [status.state, status.reason];
+  byId("state").textContent = reason ? `${state}: ${reason}` : state;
+  byId("state").className = `state ${TONES[state] ?? "warn"}`;
+  byId("run").textContent = status.run.name;
+  document.title = `${state} · ${status.run.name} · hetpeer`;
+}
+
+export function yours({ status, you }) {
+  byId("you-panel").hidden = !you;
+  if (!you) return;
+  const row = status.peers.find(({ peer }) => peer === you.peer);
+  const mine = status.credit?.yours;
+  facts(byId("you"), [
+    ["id", short(you.peer)],
+    ["for", duration(Math.max(status.time - you.since, 0))],
+    ["blocks", row?.blocks ? `${row.blocks[0]} to ${row.blocks[1] - 1}` : ""],
+    ["speed", you.tokens_per_second ? `${whole(you.tokens_per_second)} ${status.run.unit}/s` : ""],
+    ["microbatches done", whole(you.microbatches)],
+    ["credit", mine ? `${whole(mine.credit)} (rank ${mine.rank} of ${status.credit.contributors})` : ""],
+    ["busy", row ? busy(row) : ""],
+    ["reached", row ? reached(row, status.peers) : ""],
+  ]);
+}
+
+export function progress({ status }) {
+  const { progress: at, swarm, run } = status;
+  byId("bar").value = at.steps ? at.step / at.steps : 0;
+  facts(byId("progress"), [
+    ["step", `${whole(at.step)} of ${whole(at.steps)}`],
+    ["loss", at.loss === null ? "" : at.loss.toFixed(4)],
+    ["speed", swarm.tokens_per_second ? `${whole(swarm.tokens_per_second)} ${run.unit}/s` : ""],
+    ["time left", at.eta_s === null ? "" : duration(at.eta_s)],
+    ["volunteers", `${swarm.volunteers}, ${swarm.working} at work`],
+    ["coordinator", swarm.coordinator ? "there" : "none"],
+    ["weakest block", `${swarm.weakest_block} (${swarm.weakest_holders})`],
+  ]);
+}
+
+export function map({ status, you }) {
+  const names = new Map(status.peers.map((row) => [row.peer, called(row)]));
+  byId("map").replaceChildren(...status.blocks.map(({ block, holders }) => {
+    const marks = holders.map((peer) => {
+      const mark = element("i", "", peer === you?.peer ? "you" : "");
+      mark.title = names.get(peer) ?? short(peer);
+      return mark;
+    });
+    return element("div", "", "", [element("span", String(block)), ...(marks.length ? marks : [element("i", "", "nobody")])]);
+  }));
+}
+
+export function machine({ machine: found }) {
+  byId("machine-panel").hidden = !found;
+  if (!found) return;
+  facts(byId("machine"), [
+    ["processor", share(found.cpu)],
+    ["of it hetpeer", `${found.own_cores.toFixed(2)} cores`],
+    ["memory", `${bytes(found.memory_used)} of ${bytes(found.memory_total)}`],
+    ["of it hetpeer", bytes(found.own_memory)],
+    ["disk free", bytes(found.disk_free)],
+  ]);
+}
+
+export function credit({ status }) {
+  byId("credit-panel").hidden = !status.credit?.first.length;
+  if (!status.credit) return;
+  byId("credit").replaceChildren(...status.credit.first.slice(0, 10).map((row) => element("li", `${called(row)}: ${whole(row.credit)}`)));
+}
+
+export function peers({ status, you }) {
+  rows(byId("peers"), status.peers.map((row) => ({
+    className: row.peer === you?.peer ? "you" : "",
+    cells: [
+      row.name ? `${row.name} ${short(row.peer)}` : short(row.peer),
+      row.role,
+      row.state,
+      row.blocks ? `${row.blocks[0]}–${row.blocks[1] - 1}` : "",
+      whole(row.step),
+      row.tokens_per_second ? `${whole(row.tokens_per_second)} ${status.run.unit}/s` : "",
+      busy(row),
+      row.device,
+      reached(row, status.peers),
+    ],
+  })));
+}
+
+export function links({ status }) {
+  const names = endings(status.peers);
+  rows(byId("links"), status.peers.flatMap((row) => row.links.map((link) => ({
+    cells: [
+      called(row),
+      names.get(link.to) ?? link.to,
+      link.bytes_per_second ? rate(link.bytes_per_second) : "",
+      link.ratio > 1 ? `${link.ratio.toFixed(1)}×` : "",
+      link.saved_bytes ? bytes(link.saved_bytes) : "",
+      link.path,
+    ],
+  }))));
+}
+
+export function leftovers({ status }) {
+  const names = new Map(status.peers.map((row) => [row.peer, called(row)]));
+  const told = status.leftovers.map((row) =>
+    element("li", `${row.microbatches} of step ${row.step} for block ${row.block}, kept by ${names.get(row.sender) ?? short(row.sender)}`));
+  byId("leftovers").replaceChildren(...(told.length ? told : [element("li", "nothing", "empty")]));
+}
+
+export function events({ events: all }) {
+  const told = all.toReversed().map((event) =>
+    element("li", "", event.grave ? "grave" : "", [element("time", clock(event.time)), event.text]));
+  byId("events").replaceChildren(...(told.length ? told : [element("li", "nothing has happened since this page was opened", "empty")]));
+}
+
+/** `93%`, or with what it mostly waits for. */
+function busy(row) {
+  if (!row.computes) return "";
+  const rest = Math.max(1 - row.computes - row.waits_data - row.waits_room, 0);
+  const [waits, what] = [[row.waits_data, "data"], [row.waits_room, "room"], [rest, "a step"]].sort((a, b) => b[0] - a[0])[0];
+  return share(row.computes) + (waits >= 0.05 ? `, ${what} ${share(waits)}` : "");
+}
+
+function reached(row, all) {
+  if (row.reach === "public") return "directly";
+  if (row.reach !== "private") return "";
+  const names = endings(all);
+  return row.relays.length ? `through ${row.relays.map((relay) => names.get(relay) ?? relay).join(", ")}` : "by nobody";
+}
+
+/** The ends of ids, as adverts have them, to what peers are called. */
+const endings = (all) => new Map(all.map((row) => [row.peer.slice(-8), called(row)]));

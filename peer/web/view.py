@@ -1,0 +1,74 @@
+"""All that the page shows at one moment, as one document: the swarm's status, curves and events, the daemon, the machine."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hetpeer.bootstrap.curves import Curves, Point
+from hetpeer.peer.status import Onlooker
+from hetpeer.peer.swarm import Progress, SwarmStatus
+from hetpeer.peer.web.chronicle import Chronicle
+from hetpeer.peer.web.machine import Machine
+
+SCHEMA = "hetpeer.view/1"
+CURVES_S = 10.0
+"""Between two questions for the loss curves; the newest loss is in the status."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class You:
+    """The daemon that serves the page, if it takes part."""
+
+    peer: str
+    state: str
+    reason: str
+    since: float
+    """In this state, in seconds since 1970."""
+    tokens_per_second: float
+    microbatches: int
+    may: Sequence[str]
+    """What it can be asked for now: pause, resume, finish."""
+
+
+class View:
+    """Looks through `onlooker`; `you` says how the daemon itself is, None of one that does not take part."""
+
+    def __init__(self, onlooker: Onlooker, machine: Machine, you: Callable[[], You | None]) -> None:
+        self._onlooker = onlooker
+        self._chronicle = Chronicle()
+        self._machine = machine
+        self._you = you
+        self._curves = Curves()
+        self._asked_at = -math.inf
+        self.status: SwarmStatus | None = None
+        """The last one."""
+
+    async def look(self) -> dict[str, Any]:
+        """The document. Raises `RemoteError` when the swarm does not answer."""
+        self.status = status = await self._onlooker.status()
+        self._chronicle.add(status)
+        if time.monotonic() - self._asked_at >= CURVES_S and (found := await self._onlooker.curves()):
+            self._curves, self._asked_at = found, time.monotonic()
+        you = self._you()
+        return {
+            "schema": SCHEMA,
+            "status": status.document(),
+            "curves": {
+                "training": up_to_now(self._curves.training, status.progress),
+                "evaluation": self._curves.evaluation,
+                "speed": self._chronicle.speed.points,
+            },
+            "events": [asdict(event) for event in self._chronicle.events],
+            "you": None if you is None else asdict(you),
+            "machine": asdict(self._machine.look()),
+        }
+
+
+def up_to_now(curve: Sequence[Point], progress: Progress) -> Sequence[Point]:
+    """The training loss as the log had it some seconds ago, and as it is said to be now."""
+    before = [point for point in curve if point[0] < progress.step]
+    return before if progress.loss is None else [*before, (progress.step, progress.loss)]

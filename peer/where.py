@@ -1,0 +1,55 @@
+"""Where a daemon's web server listens, as its user says it. Loads nothing of the server."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from hetpeer.dht.errors import ExitCode, LocalError
+
+LOOPBACK, PORT = "127.0.0.1", 8787
+OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """`port` 0: a free one."""
+
+    host: str
+    port: int
+    or_any: bool = False
+    """Whether a free port will do where that one is taken."""
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine gets there."""
+        return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+
+
+def parse_where(text: str) -> Where | None:
+    """Of `[HOST:]PORT`; None of `off`, the usual place of nothing. Raises `LocalError` HP-WEB-002."""
+    if text == OFF:
+        return None
+    if not text:
+        return Where(LOOPBACK, PORT, or_any=True)
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") or LOOPBACK
+    if not (port.isascii() and port.isdecimal() and int(port) < 1 << 16) or not _is_address(host):
+        raise LocalError(
+            "HP-WEB-002",
+            f"{text[:80]!r} is nowhere a dashboard could be served",
+            why="that is a port, or an address of this machine and a port",
+            fix="--dashboard 8787, --dashboard 0.0.0.0:8787, or --dashboard off",
+            exit_code=ExitCode.USAGE,
+        )
+    return Where(host, int(port))
+
+
+def _is_address(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,232 @@
+"""The dashboard's page in a browser, served by the real application, with views of the worst that peers could say of themselves."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from playwright.async_api import Browser, Page, expect
+
+from hetpeer.peer.web.app import application
+from hetpeer.peer.web.feed import Feed
+from hetpeer.peer.web.page import page_routes
+from hetpeer.peer.web.serving import served
+from hetpeer.peer.where import Where
+
+pytestmark = pytest.mark.browser
+
+TOKEN = "a-token-of-a-test"
+HOSTILE = [
+    f"{before}{payload}{after}"
+    for payload in (
+        "<script>window.harmed=1</script>",
+        "<img src=x onerror=window.harmed=1>",
+        "<svg onload=window.harmed=1>",
+        "<iframe srcdoc='<script>parent.harmed=1</script>'>",
+        "<a href='javascript:window.harmed=1'>x</a>",
+        "<style>body{display:none}</style>",
+        "<body onload=window.harmed=1>",
+        "<math><mtext></mtext></math>",
+        "javascript:window.harmed=1",
+        "${window.harmed=1}",
+        "{{constructor.constructor('window.harmed=1')()}}",
+        "\u202eevil\u202c\u0000\u001b[31m",
+        "<!-- --><template><script>window.harmed=1</script></template>",
+        "<details open ontoggle=window.harmed=1>",
+        "x" * 300,
+    )
+    for before, after in (("", ""), ("'>", ""), ('">', "<!--"), ("</td></tr></table>", ""))
+]
+
+
+def peer(number: int, name: str) -> dict[str, Any]:
+    return {
+        "peer": f"Qm{number:044}",
+        "name": name,
+        "role": name,
+        "state": name,
+        "blocks": [number % 4, number % 4 + 1],
+        "holds": True,
+        "step": 7,
+        "tokens_per_second": 120.5,
+        "computes": 0.7,
+        "waits_data": 0.2,
+        "waits_room": 0.0,
+        "device": name,
+        "reach": "private",
+        "reach_peers": 2,
+        "relays": [name],
+        "links": [
+            {
+                "to": name,
+                "bytes_per_second": 1e6,
+                "ratio": 4.0,
+                "saved_bytes": 10**6,
+                "path": f"through {name}",
+            }
+        ],
+    }
+
+
+def view(names: list[str]) -> dict[str, Any]:
+    """Everything that is text is one of `names`."""
+    peers = [peer(number, name) for number, name in enumerate(names)]
+    name = names[0]
+    return {
+        "schema": "hetpeer.view/1",
+        "status": {
+            "time": time.time(),
+            "state": "training",
+            "reason": name,
+            "run": {"name": name, "id": "r", "unit": name},
+            "peers": peers,
+            "blocks": [
+                {"block": block, "holders": [p["peer"] for p in peers if p["blocks"][0] == block][:9]}
+                for block in range(5)
+            ],
+            "leftovers": [{"block": 1, "sender": peers[0]["peer"], "step": 6, "microbatches": 3}],
+            "progress": {"step": 7, "steps": 100, "loss": 3.25, "eta_s": 400.0},
+            "swarm": {
+                "volunteers": len(peers),
+                "working": len(peers),
+                "coordinator": True,
+                "tokens_per_second": 999.0,
+                "weakest_block": 4,
+                "weakest_holders": 0,
+            },
+            "credit": {
+                "total": 5 * len(peers),
+                "contributors": len(peers),
+                "first": [
+                    {"peer": one["peer"], "name": one["name"], "rank": 1, "credit": 5} for one in peers
+                ],
+                "yours": {"peer": peers[0]["peer"], "name": name, "rank": 1, "credit": 5},
+            },
+        },
+        "curves": {
+            "training": [[s, 4 - s / 10] for s in range(8)],
+            "evaluation": [[0, 4.2]],
+            "speed": [[1e9, 5], [1e9 + 9, 6]],
+        },
+        "events": [{"time": time.time(), "text": one, "grave": False} for one in names],
+        "you": {
+            "peer": peers[0]["peer"],
+            "state": "training",
+            "reason": "",
+            "since": time.time() - 100,
+            "tokens_per_second": 3.0,
+            "microbatches": 5,
+            "may": ["pause", "finish"],
+        },
+        "machine": {
+            "cpu": 0.5,
+            "own_cores": 0.7,
+            "memory_used": 2**30,
+            "memory_total": 2**32,
+            "own_memory": 2**29,
+            "disk_free": 2**33,
+        },
+    }
+
+
+@dataclass
+class Daemon:
+    """What stands behind the page."""
+
+    shown: dict[str, Any]
+    asked: list[str] = field(default_factory=list)
+
+    async def look(self) -> dict[str, Any]:
+        return self.shown
+
+    def pause(self) -> None:
+        self.asked.append("pause")
+        self.shown = self.shown | {
+            "you": self.shown["you"] | {"state": "paused", "reason": "user", "may": ["resume"]}
+        }
+
+
+@asynccontextmanager
+async def page_of(browser: Browser, daemon: Daemon, **options: Any) -> AsyncIterator[Page]:
+    """The page, when it shows its first view; whatever goes wrong in it fails the test."""
+    feed = Feed(daemon.look)
+    running = asyncio.create_task(feed.run())
+    app = application(page_routes(feed, {"pause": daemon.pause}), TOKEN, private=False)
+    wrong: list[str] = []
+    try:
+        async with served(app, Where("127.0.0.1", 0)) as url:
+            context = await browser.new_context(**options)
+            page = await context.new_page()
+            page.on("pageerror", lambda error: wrong.append(str(error)))
+            page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+            page.on(
+                "request",
+                lambda asked: None if asked.url.startswith((url, "data:")) else wrong.append(asked.url),
+            )
+            await page.goto(f"{url}/#token={TOKEN}")
+            await expect(page.locator("#progress")).to_contain_text("7 of 100")
+            try:
+                yield page
+            finally:
+                await feed.close()
+                await context.close()
+    finally:
+        running.cancel()
+    assert wrong == []
+
+
+async def test_sixty_hostile_names_are_text(browser: Browser) -> None:
+    assert len(HOSTILE) >= 60
+    async with page_of(browser, Daemon(view(["harmless"]))) as page:
+        usual = await page.evaluate(
+            "[...new Set([...document.querySelectorAll('*')].map(e => e.tagName))].sort()"
+        )
+    async with page_of(browser, Daemon(view(HOSTILE))) as page:
+        await expect(page.locator("#peers tbody tr")).to_have_count(len(HOSTILE))
+        tags = await page.evaluate(
+            "[...new Set([...document.querySelectorAll('*')].map(e => e.tagName))].sort()"
+        )
+        assert tags == usual
+        assert await page.evaluate("window.harmed") is None
+        handlers = "[...document.querySelectorAll('*')].flatMap(e => [...e.attributes]).filter(a => a.name.startsWith('on')).length"
+        assert await page.evaluate(handlers) == 0
+        cells = await page.locator("#peers tbody tr:first-child td").all_inner_texts()
+        assert cells[1] == HOSTILE[0]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_readable_on_a_phone(browser: Browser, scheme: str) -> None:
+    options = {"viewport": {"width": 360, "height": 740}, "color_scheme": scheme}
+    async with page_of(browser, Daemon(view(HOSTILE)), **options) as page:
+        await expect(page.locator("#loss canvas")).to_be_visible()
+        assert await page.evaluate("document.documentElement.scrollWidth") <= 360
+        paper, ink = await page.evaluate(
+            "['backgroundColor', 'color'].map(what => getComputedStyle(document.body)[what])"
+        )
+        assert (_light(paper) > _light(ink)) == (scheme == "light")
+
+
+async def test_a_button_asks_the_daemon_and_the_page_shows_what_follows(browser: Browser) -> None:
+    daemon = Daemon(view(["ada"]))
+    async with page_of(browser, daemon) as page:
+        await expect(page.locator("#resume")).to_be_disabled()
+        await page.click("#pause")
+        await expect(page.locator("#state")).to_have_text("paused: user", timeout=2000)
+        await expect(page.locator("#pause")).to_be_disabled()
+    assert daemon.asked == ["pause"]
+
+
+async def test_every_panel_says_something(browser: Browser) -> None:
+    async with page_of(browser, Daemon(view(["ada", "bob"]))) as page:
+        for panel in ("you", "progress", "map", "machine", "credit", "leftovers", "events", "peers", "links"):
+            assert await page.locator(f"#{panel}").inner_text(), panel
+        await expect(page.locator("#map .nobody")).to_have_count(3)
+        await expect(page.locator("#speed canvas")).to_be_visible()
+        assert await page.title() == "training · ada · hetpeer"
+
+
+def _light(colour: str) -> int:
+    return sum(map(int, colour.removeprefix("rgb(").removesuffix(")").split(",")))

@@ -1,0 +1,79 @@
+"""Who looks at a swarm gets its newest view."""
+
+import asyncio
+import json
+from typing import Any
+
+from hetpeer.dht.errors import RemoteError
+from hetpeer.peer.web import feed
+from hetpeer.peer.web.feed import Feed
+
+
+class Source:
+    """Counts how often it is looked at; fails for the looks in `failing`."""
+
+    def __init__(self, failing: frozenset[int] = frozenset()) -> None:
+        self.looks = 0
+        self._failing = failing
+
+    async def look(self) -> dict[str, Any]:
+        self.looks += 1
+        if self.looks in self._failing:
+            raise RemoteError("HP-NET-012", "the network does not answer", why="a test", fix="wait")
+        return {"look": self.looks}
+
+
+async def views(made: Feed, count: int) -> list[int]:
+    """What the next `count` views say."""
+    found: list[int] = []
+    watching = made.watch()
+    async for view in watching:
+        found.append(json.loads(view)["look"])
+        if len(found) == count:
+            break
+    await watching.aclose()
+    return found
+
+
+async def test_a_watcher_wakes_an_idle_feed_and_gets_each_view() -> None:
+    source = Source()
+    made = Feed(source.look)
+    running = asyncio.create_task(made.run())
+    try:
+        assert json.loads(await made.newest()) == {"look": 1}
+        async with asyncio.timeout(feed.IDLE_S / 2):
+            assert await views(made, 3) == [1, 2, 3]
+    finally:
+        running.cancel()
+
+
+async def test_a_swarm_that_does_not_answer_leaves_the_last_view() -> None:
+    source = Source(failing=frozenset({2}))
+    made = Feed(source.look)
+    running = asyncio.create_task(made.run())
+    try:
+        assert await views(made, 2) == [1, 3]
+    finally:
+        running.cancel()
+
+
+async def test_a_feed_that_closes_ends_every_stream() -> None:
+    made = Feed(Source().look)
+    running = asyncio.create_task(made.run())
+    watching = asyncio.create_task(views(made, 10**6))
+    await made.newest()
+    await made.close()
+    async with asyncio.timeout(feed.IDLE_S / 2):
+        assert await watching == [1]
+    running.cancel()
+
+
+async def test_so_many_may_watch() -> None:
+    made = Feed(Source().look)
+    watchers = [asyncio.create_task(views(made, 10**6)) for _ in range(feed.MAX_WATCHERS)]
+    await asyncio.sleep(0)
+    assert made.is_full
+    for watcher in watchers:
+        watcher.cancel()
+    await asyncio.gather(*watchers, return_exceptions=True)
+    assert not made.is_full

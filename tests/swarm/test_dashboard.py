@@ -1,0 +1,75 @@
+"""The dashboard of a volunteer at work, in a browser: every panel is filled, its buttons do what they say, and changes are seen at once."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Page, expect
+
+from tests.browser.chromium import chromium
+from tests.swarm.swarm import Child, Swarm, resign, until
+
+pytestmark = [pytest.mark.swarm, pytest.mark.browser, pytest.mark.timeout(240)]
+
+SOON_MS = 20_000
+"""Ten times the goal of two seconds."""
+SCREENSHOTS = os.environ.get("HETPEER_SCREENSHOTS", "")
+"""Where pictures for the README are put, if they are wanted."""
+
+
+async def link(child: Child) -> str:
+    await child.says("dashboard at ")
+    return re.findall(r"dashboard at (\S+)", child.said)[0]
+
+
+async def picture(page: Page, name: str) -> None:
+    if SCREENSHOTS:
+        await page.screenshot(path=Path(SCREENSHOTS) / f"{name}.png", full_page=True)
+
+
+async def test_a_volunteer_is_seen_paused_and_goes_on(swarm: Swarm) -> None:
+    training = swarm.run.manifest.training.model_copy(update={"steps": 100_000, "checkpoint_every": 10})
+    swarm.run = resign(swarm.run, training=training)
+    boss = await swarm.bootstrap("--dashboard", "0")
+    one, other = swarm.volunteer("ada", "--dashboard", "0"), swarm.volunteer("grace")
+    for volunteer in (one, other):
+        await volunteer.says("you are contributing")
+    await swarm.committed(12)
+    async with chromium() as browser:
+        page = await browser.new_page(viewport={"width": 1280, "height": 900})
+        wrong: list[str] = []
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+        await page.goto(await link(one))
+        await expect(page.locator("#state")).to_have_text("training", timeout=SOON_MS)
+        await expect(page.locator("#progress")).to_contain_text("of 100,000")
+        await expect(page.locator("#peers tbody tr")).to_have_count(3, timeout=SOON_MS)
+        await expect(page.locator("#peers")).to_contain_text("grace")
+        await expect(page.locator("#credit")).to_contain_text("ada", timeout=SOON_MS)
+        await expect(page.locator("#you")).to_contain_text("microbatches done")
+        await expect(page.locator("#loss canvas")).to_be_visible(timeout=SOON_MS)
+        await expect(page.locator("#links tbody tr").first).to_be_visible(timeout=SOON_MS)
+        assert await page.locator("#map .nobody").count() == 0
+        await picture(page, "dashboard")
+        await page.emulate_media(color_scheme="dark")
+        await picture(page, "dashboard-dark")
+
+        await page.click("#pause")
+        await expect(page.locator("#state")).to_have_text("paused: user", timeout=SOON_MS)
+        await until(lambda: "worker" not in one.helpers(), "its worker is gone")
+        await page.click("#resume")
+        await one.says("going on")
+        await expect(page.locator("#state")).to_have_text("training", timeout=60_000)
+
+        watching = await browser.new_page(viewport={"width": 360, "height": 740})
+        await watching.goto(await link(boss))
+        await expect(watching.locator("#state")).to_contain_text("training", timeout=SOON_MS)
+        await expect(watching.locator("#buttons")).to_be_hidden()
+        assert await watching.evaluate("document.documentElement.scrollWidth") <= 360
+        await picture(watching, "dashboard-phone")
+
+        await page.click("#finish")
+        assert await one.ended() == 0
+        assert wrong in ([], ["Failed to load resource: net::ERR_CONNECTION_REFUSED"])
+    await swarm.left_in_order([other])
