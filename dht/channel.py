@@ -231,6 +231,10 @@ class Channel:
         self._wake.set()
 
 
+def _nobody(_peer: str, _key: str) -> None:
+    """No channel is accepted."""
+
+
 def _ignored(_error: ProtocolError) -> None:
     """Nobody counts."""
 
@@ -288,7 +292,6 @@ class ChannelServer:
         self._meters = meters
         self._payload_limit = payload_limit
         self._channels: dict[tuple[str, int], Channel] = {}
-        self._closed = False
 
     def channel(self, peer_id: str) -> Channel | None:
         """The newest channel of `peer_id` in the first lane."""
@@ -314,7 +317,7 @@ class ChannelServer:
             raise ProtocolError(f"a channel in lane {lane!r}", peer=stream.peer_id)
         channel = self._channels.get((stream.peer_id, lane))
         if channel is None or channel.key != key or channel.closed:
-            receiver = None if begun or self._closed else self._accept(stream.peer_id, key)
+            receiver = None if begun else self._accept(stream.peer_id, key)
             if receiver is None:
                 await stream.send({"lost": True}, timeout_s=5.0)
                 return
@@ -331,7 +334,7 @@ class ChannelServer:
             raise error
 
     def close(self) -> None:
-        """Close every channel; no more are accepted."""
-        self._closed = True
-        for channel in self._channels.values():
-            channel.close()
+        """Close every channel; no more are accepted. Whoever still serves us keeps nothing of our owner."""
+        while self._channels:
+            self._channels.popitem()[1].close()
+        self._accept, self._meters = _nobody, None

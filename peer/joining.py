@@ -7,10 +7,11 @@ worker. One that dies (most likely: out of memory) is started again a few times.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import gc
 import logging
 import time
-from asyncio import Event
 from collections import deque
 
 from hetpeer.averaging.effects import Stop
@@ -18,7 +19,7 @@ from hetpeer.dht.clock import SystemClock
 from hetpeer.dht.tasks import TaskSet
 from hetpeer.peer.adverts import paused_advert, publish_forever
 from hetpeer.peer.control.server import serving
-from hetpeer.peer.daemon import Daemon, Wish
+from hetpeer.peer.daemon import Daemon, State, Wish
 from hetpeer.peer.home import Home
 from hetpeer.peer.life import live
 from hetpeer.peer.lifecycle import unless
@@ -30,11 +31,13 @@ from hetpeer.stages.execution.compute import WorkerDiedError
 MAX_RESTARTS = 3
 RESTART_WINDOW_S = 600.0
 """A worker that dies more than MAX_RESTARTS times in so long is not started again."""
+SWEEP_S = 0.5
+"""By then nothing of a life that is over runs any more."""
 
 _log = logging.getLogger(__name__)
 
 
-async def join(options: JoinOptions, leaving: Event) -> Stop | None:
+async def join(options: JoinOptions, leaving: asyncio.Event) -> Stop | None:
     """Take part until the run is over (its Stop), or `leaving` is set or the owner wants it to end (None). Raises `LocalError`."""
     home = Home(options.home)
     home.identity()  # and its folder, where the owner finds us
@@ -76,12 +79,20 @@ async def _lives(presence: Presence, options: JoinOptions, daemon: Daemon) -> St
 async def _rest(presence: Presence, name: str, daemon: Daemon) -> None:
     """Stay in the network without a worker, for as long as the volunteer is held back."""
     await presence.serve(no_state)
+    daemon.does(State.WAITING)
     say(f"paused ({daemon.standing.reason})")
     company = TaskSet()
     company.spawn(publish_forever(presence.roster, lambda: paused_advert(presence.node, name)), name="advert")
     company.spawn(presence.mind_sleep(lambda: None), name="sleep")
+    company.spawn(_sweep(), name="sweep")
     try:
         if await daemon.until(Wish.WORK, Wish.STOP) is Wish.WORK:
             say("going on")
     finally:
         await company.close()
+
+
+async def _sweep() -> None:
+    """Give back what is left of the life that is over: it is full of circles, and has the arena mapped."""
+    await asyncio.sleep(SWEEP_S)
+    gc.collect()

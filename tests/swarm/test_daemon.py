@@ -2,6 +2,7 @@
 
 import signal
 import stat
+from pathlib import Path
 
 import psutil
 import pytest
@@ -38,6 +39,12 @@ async def does(child: Child, state: str, reason: str = "", within_s: float = 30.
     )
 
 
+def shared_kib(child: Child) -> int:
+    """What it has of the memory that daemon and worker share."""
+    lines = Path(f"/proc/{child.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssShmem"))
+
+
 async def given_back(worker: psutil.Process) -> None:
     """Return when it is gone; from when it stands still until then it takes no processor time."""
     used: float | None = None
@@ -70,6 +77,7 @@ async def test_paused_in_training_resumed_and_finished(swarm: Swarm) -> None:
     assert stat.S_IMODE((one.home / "control.sock").stat().st_mode) == 0o600
 
     worker = one.helpers()["worker"]
+    assert shared_kib(one) > 0
     pausing = swarm.start("owner", "pause", home=one.home)
     await given_back(worker)
     assert await pausing.ended() == ExitCode.OK, pausing.said
@@ -77,6 +85,11 @@ async def test_paused_in_training_resumed_and_finished(swarm: Swarm) -> None:
     assert (await swarm.gone(one))["why"] == "said farewell"
     await swarm.committed(swarm.version + 2)
     assert "worker" not in one.helpers()
+    await until(
+        lambda: shared_kib(one) == 0,
+        lambda: f"{shared_kib(one)} KiB of the arena are given back",
+        3.0,
+    )
     looking = swarm.start("onlooker", "status", "--json", home=one.home)
     assert await looking.ended() == ExitCode.OK, looking.said
     assert (looking.shown["here"]["state"], looking.shown["here"]["reason"]) == ("paused", "user")
