@@ -28,6 +28,7 @@ from hetpeer.peer.cli import (
     join,
     options,
     plan,
+    service,
     simulate,
     status,
     trace,
@@ -47,6 +48,7 @@ app = typer.Typer(
 for command in (
     join,
     daemon,
+    service,
     status,
     dashboard,
     plan,

@@ -1,0 +1,68 @@
+"""`hetpeer service`: a volunteer that systemd starts at login."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hetpeer.peer.cli.options import HomeOption
+
+commands = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(commands, name="service", help="Have systemd start a volunteer at login (user service).")
+
+
+@commands.command(context_settings={"ignore_unknown_options": True})
+def install(
+    *,
+    options: Annotated[
+        list[str],
+        typer.Argument(metavar="OPTION...", help="As of `hetpeer join`: --bootstrap ADDR and so on."),
+    ],
+    home: HomeOption = None,
+) -> None:
+    """Start a volunteer now and at each login, with the options of `hetpeer join`. Replaces the one before."""
+    _check(options)
+
+    from hetpeer.peer import service
+    from hetpeer.peer.children import COMMAND
+    from hetpeer.peer.home import default_home
+
+    where = (home or default_home()).absolute()
+    service.install([*COMMAND, "join", "--home", str(where), *options])
+    typer.echo(f"installed {service.unit_path()}")
+    if not service.lingers():
+        typer.echo("it stops when you log out; to keep it: loginctl enable-linger", err=True)
+
+
+@commands.command()
+def uninstall() -> None:
+    """Stop the volunteer, and start it no more. Its home stays."""
+    from hetpeer.peer import service
+
+    service.uninstall()
+    typer.echo("uninstalled")
+
+
+@commands.command()
+def status() -> None:
+    """What systemd says of it."""
+    from hetpeer.peer import service
+
+    said = service.properties()
+    doing = f": {said['StatusText']}" if said.get("StatusText") else ""
+    typer.echo(f"{said.get('ActiveState', '')} ({said.get('SubState', '')}){doing}")
+    typer.echo(f"{said.get('UnitFileState', '')} {service.unit_path()}")
+
+
+def _check(options: list[str]) -> None:
+    """What `hetpeer join` would not take is said now, and not in a log. Raises a usage error."""
+    from hetpeer.peer.cli import join
+
+    alone = typer.Typer(add_completion=False)
+    join.register(alone)
+    typer.main.get_command(alone).make_context("hetpeer join", list(options))

@@ -1,0 +1,148 @@
+"""A volunteer as a service of its user's systemd: it is started at login, and again when it fails (docs/daemon.md)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hetpeer.bootstrap.files import atomic_write, disk_errors
+from hetpeer.dht.errors import ExitCode, LocalError
+
+UNIT = "hetpeer.service"
+SYSTEMCTL_S = 60.0
+IN_VAIN = (
+    ExitCode.USAGE,
+    ExitCode.CONFIG,
+    ExitCode.NO_DEVICE,
+    ExitCode.VERSION,
+    ExitCode.RUN_CLOSED,
+    ExitCode.REFUSED,
+)
+"""Who ended with one of these would do so again."""
+
+_TEXT = """\
+# Made by `hetpeer service install`, which writes it anew.
+[Unit]
+Description=hetpeer volunteer
+
+[Service]
+Type=notify
+ExecStart={command}
+Restart=on-failure
+RestartSec=30
+RestartPreventExitStatus={in_vain}
+RestartForceExitStatus={later}
+TimeoutStartSec=infinity
+TimeoutStopSec=90
+WatchdogSec=120
+KillMode=mixed
+Nice=10
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def unit_text(command: Sequence[str]) -> str:
+    """The unit that runs `command`, which waits for the network as long as it takes. Pure."""
+    return _TEXT.format(
+        command=" ".join(map(_quoted, command)),
+        in_vain=" ".join(str(int(code)) for code in IN_VAIN),
+        later=int(ExitCode.TRY_LATER),
+    )
+
+
+def unit_path() -> Path:
+    """Where systemd looks for a user's own units."""
+    config = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(config) if config else Path.home() / ".config") / "systemd" / "user" / UNIT
+
+
+def install(command: Sequence[str]) -> None:
+    """Have `command` started now and at each login. Raises `LocalError` HP-SVC-001, HP-DISK-001."""
+    path = unit_path()
+    _systemctl("daemon-reload")  # where there is no systemd nothing is left behind
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, unit_text(command).encode())
+    _systemctl("daemon-reload")
+    _systemctl("enable", UNIT)
+    _systemctl("restart", "--no-block", UNIT)  # it is ready once the network is joined
+
+
+def uninstall() -> None:
+    """Stop it, and start it no more. Raises `LocalError` HP-SVC-001, HP-SVC-002."""
+    _installed()
+    try:
+        _systemctl("disable", "--now", UNIT)
+    finally:
+        unit_path().unlink(missing_ok=True)
+    _systemctl("daemon-reload")
+
+
+def properties() -> Mapping[str, str]:
+    """What systemd says of it: ActiveState, SubState, UnitFileState, StatusText. Raises `LocalError` HP-SVC-001, HP-SVC-002."""
+    _installed()
+    wanted = "ActiveState,SubState,UnitFileState,StatusText"
+    lines = _systemctl("show", UNIT, "--property", wanted).splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+def lingers() -> bool:
+    """Whether the user's services run on when the user logs out."""
+    try:
+        said = subprocess.run(
+            ["loginctl", "show-user", str(os.getuid()), "--property=Linger"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=SYSTEMCTL_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return said.stdout.strip() == "Linger=yes"
+
+
+def _installed() -> None:
+    if not unit_path().exists():
+        raise LocalError(
+            "HP-SVC-002",
+            "the service is not installed",
+            why=f"there is no {unit_path()}",
+            fix="hetpeer service install --bootstrap ADDR",
+            exit_code=ExitCode.NOT_RUNNING,
+        )
+
+
+def _systemctl(*arguments: str) -> str:
+    """What `systemctl --user` prints. Raises `LocalError` HP-SVC-001."""
+    try:
+        done = subprocess.run(
+            ["systemctl", "--user", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=SYSTEMCTL_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _no_systemd(str(error)) from error
+    if done.returncode:
+        raise _no_systemd(done.stderr.strip() or f"systemctl ended with status {done.returncode}")
+    return done.stdout
+
+
+def _no_systemd(why: str) -> LocalError:
+    return LocalError(
+        "HP-SVC-001",
+        "systemd does not do as it is asked",
+        why=why,
+        fix="log in as yourself, not by sudo or su, or run hetpeer join without a service",
+    )
+
+
+def _quoted(word: str) -> str:
+    """One word of a command line in a unit: nothing in it is expanded."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return '"' + escaped.replace("\n", "\\n") + '"'

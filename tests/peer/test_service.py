@@ -1,0 +1,104 @@
+"""The systemd user service: the unit by systemd's own word, the commands with a systemctl that writes down what it is told."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.peer import service
+from hetpeer.peer.cli.service import commands
+
+ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC"
+SYSTEMCTL = """#!/bin/sh
+echo "$@" >> "$0.told"
+case "$2" in
+    show) printf 'ActiveState=active\\nSubState=running\\nUnitFileState=enabled\\nStatusText=paused (user)\\n' ;;
+esac
+"""
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What systemctl was told; the user's configuration is in a folder of the test."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "systemctl").write_text(SYSTEMCTL)
+    (tmp_path / "bin" / "systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/bin:/usr/bin")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path / "bin" / "systemctl.told"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+    path = tmp_path / service.UNIT
+    path.write_text(service.unit_text(["/bin/true", 'a "name" with 50% $HOME \\ and\nmore']))
+    said = subprocess.run(
+        ["systemd-analyze", "--user", "verify", str(path)],
+        env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (said.returncode, said.stdout, said.stderr) == (0, "", "")
+
+
+def test_nothing_in_a_word_is_expanded() -> None:
+    text = service.unit_text(["join", '50% "$x" \\'])
+    assert 'ExecStart="join" "50%% \\"$$x\\" \\\\"\n' in text
+    assert "RestartPreventExitStatus=2 3 4 8 11 12\n" in text
+    assert "RestartForceExitStatus=75\n" in text
+
+
+def test_installed_looked_at_and_uninstalled(told: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    done = CliRunner().invoke(
+        commands, ["install", "--home", str(home), "--bootstrap", ADDRESS, "--name", "me"]
+    )
+    assert done.exit_code == 0, done.output
+    text = service.unit_path().read_text()
+    assert f'"join" "--home" "{home}" "--bootstrap" "{ADDRESS}" "--name" "me"\n' in text
+    assert told.read_text().splitlines() == [
+        "--user daemon-reload",
+        "--user daemon-reload",
+        "--user enable hetpeer.service",
+        "--user restart --no-block hetpeer.service",
+    ]
+    looked = CliRunner().invoke(commands, ["status"])
+    assert looked.stdout.splitlines() == [
+        "active (running): paused (user)",
+        f"enabled {service.unit_path()}",
+    ]
+    told.unlink()
+    assert CliRunner().invoke(commands, ["uninstall"]).exit_code == 0
+    assert told.read_text().splitlines() == [
+        "--user disable --now hetpeer.service",
+        "--user daemon-reload",
+    ]
+    assert not service.unit_path().exists()
+    with pytest.raises(LocalError, match="HP-SVC-002") as caught:
+        service.uninstall()
+    assert caught.value.exit_code == ExitCode.NOT_RUNNING
+
+
+@pytest.mark.parametrize(
+    "options", [["--bootstrap", ADDRESS, "--port", "x"], ["--bootstrap", ADDRESS, "--nonsense"]]
+)
+def test_what_join_would_not_take(options: list[str], told: Path) -> None:
+    assert CliRunner().invoke(commands, ["install", *options]).exit_code == ExitCode.USAGE
+    assert not told.exists()
+    assert not service.unit_path().exists()
+
+
+def test_without_systemd_nothing_is_left(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (told.parent / "systemctl").write_text("#!/bin/sh\necho 'Failed to connect to bus' >&2\nexit 1\n")
+    with pytest.raises(LocalError, match=r"HP-SVC-001.*Failed to connect to bus"):
+        service.install(["join"])
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(LocalError, match="HP-SVC-001"):
+        service.install(["join"])
+    assert not service.unit_path().exists()
+    assert not service.lingers()
