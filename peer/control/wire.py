@@ -24,6 +24,7 @@ MAX_ANSWER = 1 << 16
 LONGEST_PAUSE_S = 366 * 86400.0
 
 Text = Annotated[str, Field(max_length=256)]
+AddressText = Annotated[str, Field(max_length=1024)]
 
 
 class Request(BaseModel):
@@ -64,7 +65,7 @@ class Standing(BaseModel):
     """When it began to be in this state for this reason."""
     until: float | None = None
     """When its pause ends by itself."""
-    addresses: Annotated[tuple[Text, ...], Field(max_length=16, strict=False)] = ()
+    addresses: Annotated[tuple[AddressText, ...], Field(max_length=16, strict=False)] = ()
     """Where its node is reached; none before it has joined the network."""
 
     def encode(self) -> bytes:

@@ -66,6 +66,9 @@ def settle_in(options: WorkerOptions) -> None:
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches the whole terminal; the daemon decides what it means
+    signal.signal(
+        signal.SIGTTOU, signal.SIG_IGN
+    )  # of a group in the background: its words are not to stop it
     os.nice(options.nice)
 
 

@@ -115,6 +115,7 @@ def test_every_command_is_mounted() -> None:
         "join",
         "pause",
         "stop",
+        "service",
         "bootstrap",
         "status",
         "demo",

@@ -59,6 +59,10 @@ async def test_a_question_and_its_answer(tmp_path: Path) -> None:
     assert error.exit_code == ExitCode.NOT_RUNNING
 
 
+def test_whole_seconds_are_a_time() -> None:
+    assert Request.decode(b'{"do": "pause", "for_s": 5400}') == Request(do="pause", for_s=5400.0)
+
+
 async def test_a_path_longer_than_an_address(tmp_path: Path) -> None:
     home = tmp_path / ("long" * 40) / ("longer" * 30)
     home.mkdir(parents=True)

@@ -12,7 +12,7 @@ from hetpeer.dht.errors import LocalError
 from hetpeer.peer import daemon as module
 from hetpeer.peer.cli.daemon import parse_duration, standing_text
 from hetpeer.peer.control.wire import Request, Standing
-from hetpeer.peer.daemon import Daemon, State, Wish
+from hetpeer.peer.daemon import Daemon, Wish
 from hetpeer.peer.holds import Reason
 from hetpeer.peer.life import doing
 
@@ -179,16 +179,6 @@ async def test_the_end_is_told(rig: Rig) -> None:
         async with other.daemon.running():
             raise LocalError("HP-NET-002", "nobody answers")
     assert other.heard.words == ["STATUS=failed (HP-NET-002)"]
-
-
-def test_every_phase_is_a_state() -> None:
-    in_touch = {phase: doing(phase, in_touch=True) for phase in Phase}
-    assert in_touch[Phase.PREPARING] == in_touch[Phase.SYNCING] == (State.SYNCING, "")
-    assert in_touch[Phase.READY] == (State.WAITING, "no_peers")
-    assert in_touch[Phase.APPLYING] == (State.TRAINING, "")
-    assert in_touch[Phase.STOPPED] == (State.STOPPED, "")
-    assert doing(Phase.JOINING, in_touch=False) == (State.JOINING, "no_coordinator")
-    assert doing(Phase.TRAINING, in_touch=False) == (State.WAITING, "no_coordinator")
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,35 @@
 """Starting takes seconds, and whoever presses Ctrl-C meanwhile is heard."""
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
+from hetpeer.dht.errors import ExitCode
 from hetpeer.peer.lifecycle import unless
+
+SIGNALLED = """
+import asyncio, os, signal
+from hetpeer.peer.lifecycle import run_daemon
+
+async def main(leaving):
+    leaving.set()  # its owner wants so
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.1)
+        print("lives", flush=True)
+
+run_daemon(main)
+"""
+
+
+def test_only_the_second_signal_ends_it_at_once() -> None:
+    """Who leaves already is not killed by systemd's first word."""
+    ended = subprocess.run(
+        [sys.executable, "-c", SIGNALLED], stdout=subprocess.PIPE, text=True, check=False, timeout=60
+    )
+    assert (ended.returncode, ended.stdout) == (ExitCode.TERMINATED, "lives\n")
 
 
 async def test_work_that_is_done_counts() -> None:
