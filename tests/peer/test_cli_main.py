@@ -117,6 +117,8 @@ def test_every_command_is_mounted() -> None:
         "stop",
         "service",
         "bootstrap",
+        "invite",
+        "dashboard",
         "status",
         "demo",
     ):

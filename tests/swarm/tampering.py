@@ -52,6 +52,13 @@ def impatient() -> None:
     datasource.TRIES, datasource.RETRY_S = 2, 0.5
 
 
+def gives_up_soon() -> None:
+    """A volunteer that tries twice where nobody answers."""
+    from hetpeer.peer import rounds
+
+    rounds.ROUNDS = 2
+
+
 def sends_nan() -> None:
     """A volunteer whose first two bundles carry a NaN on their way, which is fewer than halt a run; sent again, they are
     sound.

@@ -1,5 +1,6 @@
 """What users and machines get wrong: one line that says what, why and what to do; the right exit status; nothing half done."""
 
+import re
 import signal
 import socket
 
@@ -25,9 +26,10 @@ async def fails(child: Child, status: ExitCode, code: str, *words: str) -> None:
 async def test_nobody_there(swarm: Swarm) -> None:
     nobody = "/ip4/127.0.0.1/tcp/1/p2p/QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC"
     garbled = swarm.volunteer("garbled", via="127.0.0.1:31330")
-    alone = swarm.volunteer("alone", via=nobody)
+    alone = swarm.volunteer("alone", via=nobody, before="gives_up_soon")
     await fails(garbled, ExitCode.USAGE, "HP-ADDR-001", "/ip4/")
     await fails(alone, ExitCode.NETWORK, "HP-NET-002", "nothing listens there")
+    assert re.findall(r"again in (\d+) s", alone.said) == ["1"]
     assert not garbled.home.exists()
     assert {path.name for path in alone.home.iterdir()} == {"identity.key", "identity.key.lock"}
 
