@@ -17,6 +17,8 @@ class Evidence:
         self._run_id = run.run_id
         self._peer = identity.peer_id
         self._log = EventLog(home.events_path(run), identity)
+        self._elsewhere = 0
+        """Lines of this identity that are not in our log."""
         self._found_in: e.StepId | None = None
         self._found: set[tuple[str, int, int]] = set()
         """(sender, border, id) of leftovers that are written down for that step."""
@@ -75,8 +77,13 @@ class Evidence:
         ]
 
     def lines(self, begin: int) -> list[str]:
-        """All lines but the first `begin`. Were there fewer, somebody has taken our log away: all are new."""
-        return self._log.lines(begin if begin <= len(self._log) else 0)
+        """Those of our lines that a coordinator does not have, which has `begin` of this identity.
+
+        If that is more than there are here, it has some from another home, or from before a power cut: they come before ours.
+        """
+        if begin > len(self._log) + self._elsewhere:
+            self._elsewhere = begin - len(self._log)
+        return self._log.lines(max(begin - self._elsewhere, 0))
 
     def close(self) -> None:
         self._log.close()
