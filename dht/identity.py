@@ -89,8 +89,14 @@ class Identity:
 
     @classmethod
     def load_or_create(cls, path: Path) -> Identity:
-        """The identity at `path`, made now if there is none. Raises `LocalError` HP-ID-001."""
-        return cls.load(path) if os.path.lexists(path) else cls.create(path)
+        """The identity at `path`, made now if there is none; of several processes one makes it. Raises `LocalError` HP-ID-001."""
+        if not os.path.lexists(path):
+            try:
+                return cls.create(path)
+            except LocalError:
+                if not os.path.lexists(path):
+                    raise
+        return cls.load(path)
 
     @classmethod
     def _from_key(cls, path: Path, key: rsa.RSAPrivateKey) -> Identity:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -96,9 +97,10 @@ async def _advertised(node: Node, run: str) -> list[str]:
     except RemoteError as error:
         _log.debug("who is in run %s: %s", run, error)
         return []
-    others = sorted(
-        (peer for peer in adverts if peer != node.peer_id), key=lambda peer: adverts[peer].role == "volunteer"
-    )[:MAX_ADVERTISED]
+    others = [peer for peer in adverts if peer != node.peer_id]
+    secrets.SystemRandom().shuffle(others)  # others ones each time, should strangers crowd in there
+    others.sort(key=lambda peer: adverts[peer].role == "volunteer")
+    others = others[:MAX_ADVERTISED]
     met = await asyncio.gather(*(_meet(node, advertised_places(peer, adverts[peer])) for peer in others))
     return [peer for peer, there in zip(others, met, strict=True) if there]
 

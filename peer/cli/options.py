@@ -91,7 +91,8 @@ def asked(texts: list[str] | None, home: Path | None, run: str = "") -> Destinat
 
     here = None if texts or run else standing_here(home)
     nearby = here.addresses if here is not None else ()
-    return destination(texts or nearby, run) if texts or nearby else back_to(home or default_home(), run)
+    goal = destination(texts or nearby, run)
+    return goal if goal.addresses else back_to(home or default_home(), run)
 
 
 def standing_here(home: Path | None) -> Standing | None:

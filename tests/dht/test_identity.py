@@ -76,6 +76,12 @@ def test_of_several_creators_exactly_one_wins(tmp_path: Path) -> None:
     assert winners == [Identity.load(tmp_path / "key").peer_id]
 
 
+def test_who_comes_second_has_the_identity_of_the_first(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        found = pool.map(lambda _: Identity.load_or_create(tmp_path / "key").peer_id, range(4))
+    assert set(found) == {Identity.load(tmp_path / "key").peer_id}
+
+
 def test_a_damaged_key_is_refused(identity: Identity, tmp_path: Path) -> None:
     whole = identity.path.read_bytes()
     path = tmp_path / "key"
