@@ -1,6 +1,7 @@
 """Joining by an invite: through a rendezvous that serves no run, and when that is gone, by what the home remembers."""
 
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +9,7 @@ from hetpeer.dht.addresses import parse_address
 from hetpeer.dht.errors import ExitCode
 from hetpeer.peer.home import Home
 from hetpeer.peer.invites import make_invite, parse_invite
+from hetpeer.peer.keys import backup, restore
 from tests.swarm.swarm import Child, Swarm, resign, until
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
@@ -25,11 +27,16 @@ def joins(swarm: Swarm, name: str, *arguments: str, **how) -> Child:  # type: ig
     return swarm.start(name, "join", *arguments, *LOOPBACK, "--name", name, **how)
 
 
+def to_be_held_by_one(swarm: Swarm) -> None:
+    """A long run whose volunteer holds all blocks."""
+    training = swarm.run.manifest.training.model_copy(update={"steps": 1000})
+    layouts = (((0, len(swarm.run.manifest.blocks)),),)
+    swarm.run = resign(swarm.run, training=training, layouts=layouts)
+
+
 async def test_a_run_is_found_through_a_rendezvous_and_found_again_without_it(swarm: Swarm) -> None:
     """The rendezvous by which the volunteer comes is not even the one of the run's reliable peer."""
-    training = swarm.run.manifest.training.model_copy(update={"steps": 1000})
-    blocks = len(swarm.run.manifest.blocks)
-    swarm.run = resign(swarm.run, training=training, layouts=(((0, blocks),),))
+    to_be_held_by_one(swarm)
     first, at_first = await rendezvous(swarm, "first")
     second, at_second = await rendezvous(swarm, "second", "--peers", at_first)
     bootstrap = await swarm.bootstrap("--peers", at_first)
@@ -58,6 +65,33 @@ async def test_a_run_is_found_through_a_rendezvous_and_found_again_without_it(sw
     bootstrap.signal(signal.SIGINT)
     await bootstrap.ended()
     assert swarm.judged().steps >= version + 3
+
+
+async def test_an_identity_moves_to_another_home_in_the_middle_of_a_run(swarm: Swarm, tmp_path: Path) -> None:
+    """With its key alone. The coordinator is started again, and asks it for what it did: the audit finds nothing told twice."""
+    to_be_held_by_one(swarm)
+    bootstrap = await swarm.bootstrap()
+    link = bootstrap.printed.split()[-1]
+    volunteer = joins(swarm, "volunteer", link)
+    await swarm.stored(1)
+    volunteer.signal(signal.SIGINT)
+    await volunteer.ended()
+    backup(volunteer.home / "identity.key", tmp_path / "copy")
+    moved_to = Home(tmp_path / "moved")
+    restore(tmp_path / "copy", moved_to.key, replace=False)
+    moved = joins(swarm, "moved", link, home=moved_to.path)
+    version = swarm.version
+    await swarm.committed(version + 1)
+    await bootstrap.kill()
+    bootstrap = await swarm.bootstrap()
+    version = swarm.version
+    await swarm.committed(version + 1)
+    await swarm.stored(version + 1)
+    for child in (moved, bootstrap):
+        child.signal(signal.SIGINT)
+        await child.ended()
+    assert moved.peer_id == volunteer.peer_id
+    assert swarm.judged().steps > version
 
 
 async def test_an_invite_is_to_one_run_only(swarm: Swarm) -> None:
