@@ -155,7 +155,7 @@ def _load_module(path: Path, _content: bytes) -> ModuleType:
 def _author_errors(reference: str, role: Role) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # the author's code may raise anything
+    except (Exception, SystemExit) as error:  # the author's code may raise anything
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(frame.filename).name}, line {frame.lineno}"
         raise role.error(reference, f"{type(error).__name__}: {error} ({where})") from error

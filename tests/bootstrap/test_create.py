@@ -9,6 +9,7 @@ from safetensors.numpy import load_file
 
 from hetpeer.bootstrap.author import build_model
 from hetpeer.bootstrap.create import create_run
+from hetpeer.bootstrap.export import export
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.identity import Identity
@@ -96,6 +97,7 @@ def assert_fails(tmp_path: Path, code: str, exit_code: ExitCode, **arguments: ob
     [
         ("def build():\n    raise KeyError('no such size')", "KeyError: 'no such size' (broken.py, line 2)"),
         ("import nothing_like_this", "ModuleNotFoundError"),
+        ("import sys\nsys.exit('bye')", "SystemExit: bye (broken.py, line 2)"),
         ("def build(:", "SyntaxError"),
         ("def build():\n    return 7", "it returned a int"),
         ("def other():\n    pass", "has no function 'build'"),
@@ -206,3 +208,9 @@ class Model(nn.Module):
     (reference,) = [block.buffers for block in run.manifest.blocks if block.buffers]
     constants = load_file(run.path / "state" / reference.name)
     assert torch.equal(torch.from_numpy(constants["scale"]), torch.full((8,), 0.5))
+    (run.path / "state" / reference.name).write_bytes(b"x" * reference.bytes)
+    with pytest.raises(LocalError) as caught:
+        export(run.path, tmp_path / "weights.safetensors")
+    assert caught.value.line().startswith(
+        f"HP-RUN-005: {run.path / 'state' / reference.name} is not the file"
+    )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby, pairwise
 from pathlib import Path
 
@@ -34,10 +34,11 @@ class Made:
     kind: str
 
 
-def trees(*folders: str) -> Iterator[tuple[Path, ast.Module]]:
-    for folder in folders:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            yield path, ast.parse(path.read_text())
+@cache
+def trees(*folders: str) -> list[tuple[Path, ast.Module]]:
+    """Every module below the folders."""
+    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [(path, ast.parse(path.read_text())) for path in paths]
 
 
 def name_of(call: ast.Call) -> str:
