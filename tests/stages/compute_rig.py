@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
+import pytest
 import torch
 
 from examples.gpt import build
@@ -40,6 +41,7 @@ UPDATE = {"learning_rate": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_deca
 KEPT = ("exp_avg", "exp_avg_sq")
 """What that rule keeps of each parameter."""
 BATCH, CONTEXT, VOCABULARY = 2, 8, 17
+DRAW = Draw(0, 0, 0, 1)
 CPU = torch.device("cpu")
 
 
@@ -53,6 +55,9 @@ def microbatch(number):
     generator = torch.Generator().manual_seed(1000 + number)
     tokens = torch.randint(0, VOCABULARY, (BATCH, CONTEXT + 1), generator=generator)
     return {"tokens": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()}
+
+
+MODEL = tiny_gpt()
 
 
 @functools.cache
@@ -222,3 +227,25 @@ class Holder:
 
 def norm(inspected) -> float:
     return math.sqrt(math.fsum(one.squared_norm for one in inspected))
+
+
+def refused(code, text):
+    return pytest.raises(CommandFailedError, match=f"{code}: .*{text}")
+
+
+def plain_gradient(number, weight):
+    """Parameter name → gradient of one microbatch, by autograd alone."""
+    parameters = dict(MODEL.named_parameters())
+    loss = MODEL(**microbatch(number))
+    found = torch.autograd.grad(loss, list(parameters.values()), grad_outputs=torch.tensor(weight))
+    return dict(zip(parameters, found, strict=True))
+
+
+def flat(gradient, spec):
+    return torch.cat([gradient[name].ravel() for name in spec.parameter_specs]).numpy()
+
+
+async def backward(holder, number, slot, **options):
+    _, _, data = await holder.forward(f"mb{number}", number)
+    await holder.backward(f"mb{number}", slot, **options)
+    holder.release(data)

@@ -1,9 +1,9 @@
-"""An arena, and an engine that works in it without a process."""
+"""An arena, an engine that works in it without a process, and a holder of all blocks of a tiny model."""
 
 import pytest
 
 from hetpeer.stages.execution.arena import Arena
-from tests.stages.compute_rig import cpu_engine
+from tests.stages.compute_rig import MODEL, Holder, cpu_engine, submitter, tiny_blocks
 
 
 @pytest.fixture
@@ -16,3 +16,11 @@ def arena():
 @pytest.fixture
 def engine(arena):
     return cpu_engine(arena)
+
+
+@pytest.fixture
+async def holder(engine, arena):
+    """Holds the whole model."""
+    made = Holder(submitter(engine), arena, tiny_blocks())
+    await made.load(MODEL)
+    return made

@@ -1,0 +1,199 @@
+"""The engine without a process: microbatches, slots and sums, and that a command which is refused changes nothing."""
+
+import numpy as np
+import pytest
+
+from hetpeer.stages.execution import commands as c
+from hetpeer.stages.execution.arena import Extent
+from hetpeer.stages.graph.wire import pack_block
+from tests.stages.compute_rig import (
+    DRAW,
+    KEPT,
+    MODEL,
+    UPDATE,
+    Holder,
+    backward,
+    flat,
+    microbatch,
+    plain_gradient,
+    refused,
+    state_file,
+    submitter,
+    tiny_blocks,
+)
+
+
+async def test_slots_hold_sums_in_the_order_of_the_backwards(holder):
+    first, second = plain_gradient(1, 0.5), plain_gradient(2, 0.5)
+    await backward(holder, 1, slot=7, weight=0.5)
+    await backward(holder, 2, slot=7, weight=0.5)
+    for spec in holder.blocks:
+        found = holder.floats(await holder.export(spec, 7))
+        assert np.array_equal(found, flat(first, spec) + flat(second, spec))
+
+
+async def test_only_the_blocks_asked_for_are_folded(holder):
+    await backward(holder, 1, slot=0, fold=(1,))
+    assert np.array_equal(
+        holder.floats(await holder.export(holder.blocks[1], 0)),
+        flat(plain_gradient(1, 1.0), holder.blocks[1]),
+    )
+    for block in (0, 2):
+        with refused("HP-WORK-001", f"block {block} has no slot 0"):
+            await holder.export(holder.blocks[block], 0)
+    with refused("HP-WORK-001", "did not run all of the blocks"):
+        await backward(holder, 1, slot=0, fold=(0, 99))
+
+
+async def test_merge_drop_and_export(holder):
+    spec, block = holder.blocks[0], holder.blocks[0].index
+    for number in range(3):
+        await backward(holder, number, slot=number)
+    parts = [holder.floats(await holder.export(spec, slot)).copy() for slot in range(3)]
+    await holder.submit(c.MergeSlot(step=0, block=block, source=1, target=0))
+    assert np.array_equal(holder.floats(await holder.export(spec, 0)), parts[0] + parts[1])
+    with refused("HP-WORK-001", "no slot 1"):
+        await holder.export(spec, 1)
+    await holder.submit(c.MergeSlot(step=0, block=block, source=2, target=9))  # no slot 9 yet: 2 becomes it
+    assert np.array_equal(holder.floats(await holder.export(spec, 9)), parts[2])
+    for _ in range(2):  # dropping what is not there is no error
+        await holder.submit(c.DropSlot(step=0, block=block, slot=9))
+    with refused("HP-WORK-001", "no slot 9"):
+        await holder.export(spec, 9)
+    with refused("HP-WORK-001", "no part"):
+        await holder.submit(
+            c.ExportSlot(
+                step=0, block=block, slot=0, begin=0, end=spec.parameter_count + 1, extent=Extent(0, 64)
+            )
+        )
+    await holder.submit(c.ClearStep(step=0))
+    with refused("HP-WORK-001", "no slot 0"):
+        await holder.export(spec, 0)
+
+
+async def test_sum_adds_one_by_one_in_the_order_given(holder):
+    parts = [np.array([big, 1.0], np.float32) for big in (1e8, 3.0, -1e8)]
+    extents = [holder.put(part) for part in parts]
+    into = holder.arena.allocate(8)
+    for order in ((0, 1, 2), (0, 2, 1)):
+        await holder.submit(c.Sum(parts=tuple(extents[i] for i in order), into=into, elements=2))
+        expected = parts[order[0]]
+        for i in order[1:]:
+            expected = expected + parts[i]
+        assert np.array_equal(holder.floats(into), expected)
+    for overwritten in (extents[1], extents[0]):
+        with refused("HP-WORK-001", "overwrite"):
+            await holder.submit(c.Sum(parts=tuple(extents[:2]), into=overwritten, elements=2))
+
+
+async def test_a_sum_names_the_parts_that_are_no_numbers(holder):
+    parts = [np.array(part, np.float32) for part in ((1, 2), (np.nan, 1), (2, -np.inf), (3e38, 1), (3e38, 1))]
+    extents = [holder.put(part) for part in parts]
+    into = holder.arena.allocate(8)
+    for chosen, unsound in (((0, 3), ()), ((0, 1, 2), (1, 2)), ((2, 0), (0,)), ((3, 4), ())):
+        summed = await holder.submit(c.Sum(parts=tuple(extents[i] for i in chosen), into=into, elements=2))
+        assert summed.unsound == unsound
+
+
+async def test_a_bad_number_from_a_peer_is_named_and_changes_no_slot(engine, arena):
+    back = Holder(submitter(engine), arena, tiny_blocks()[1:2])
+    await back.load(MODEL)
+    (name, spec), *_ = back.blocks[0].inputs.items()
+    good = back.put(np.full(spec.at(2).count, 0.1, np.float32))
+    bad = back.put(np.full(spec.at(2).count, np.inf, np.float32))
+    with refused("HP-NUM-001", f"task a, input: '{name}' is not finite"):
+        await back.forward("a", 0, {name: bad})
+    outputs, _, _ = await back.forward("b", 0, {name: good})
+    await back.backward("b", 0, {n: back.put(np.ones(e.nbytes // 4, np.float32)) for n, e in outputs.items()})
+    before = back.floats(await back.export(back.blocks[0], 0)).copy()
+    outputs, _, _ = await back.forward("c", 0, {name: good})
+    gradients = {n: back.put(np.full(e.nbytes // 4, np.nan, np.float32)) for n, e in outputs.items()}
+    with refused("HP-NUM-001", "task c, gradient of output: .* is not finite"):
+        await back.backward("c", 0, gradients)
+    outputs, _, _ = await back.forward("d", 0, {name: good})
+    huge = {n: back.put(np.full(e.nbytes // 4, 3e38, np.float32)) for n, e in outputs.items()}
+    with refused("HP-NUM-001", "task d, gradient of block 1: .* is not finite"):
+        await back.backward("d", 0, huge)
+    assert np.array_equal(back.floats(await back.export(back.blocks[0], 0)), before)
+
+
+async def test_a_token_beyond_the_vocabulary_is_an_answer(holder):
+    tokens = holder.put(np.full((2, 8), 9999, np.int64))
+    targets = holder.put(np.zeros((2, 8), np.int64))
+    data = {"tokens": tokens, "targets": targets}
+    with refused("HP-WIRE-001", "embedding"):
+        await holder.submit(
+            c.Forward(
+                step=0, version=0, task="t", begin=0, end=len(holder.blocks), batch=2, draw=DRAW, data=data
+            )
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"end": 99}, "is not loaded"),
+        ({"end": 0}, "runs no block"),
+        ({"version": 1}, "version 1 is not here, but 0"),
+        ({"data": {}}, "data: 'targets' is only in"),
+        ({"inputs": {"x": Extent(0, 4)}}, "input: 'x' is only in"),
+        ({"outputs": {"loss": Extent(0, 4)}}, "output: 'loss' is only in"),
+        ({"data": {"tokens": Extent(0, 8), "targets": Extent(0, 8)}}, "takes 128 bytes and its extent has 8"),
+        ({"data": {"tokens": Extent(1 << 40, 128), "targets": Extent(0, 128)}}, "outside an arena"),
+    ],
+)
+async def test_a_forward_that_does_not_fit_the_graph_is_refused(holder, change, text):
+    data = {name: holder.put(tensor) for name, tensor in microbatch(0).items()}
+    fields = {
+        "step": 0,
+        "version": 0,
+        "task": "t",
+        "begin": 0,
+        "end": len(holder.blocks),
+        "batch": 2,
+        "draw": DRAW,
+        "data": data,
+    } | change
+    with refused("HP-WORK-00[12]", text):
+        await holder.submit(c.Forward(**fields))
+    assert (await holder.submit(c.Info())).tasks == 0
+
+
+async def test_graphs_end_with_the_backward_the_drop_and_the_block(holder):
+    async def tasks():
+        return (await holder.submit(c.Info())).tasks
+
+    for task in ("a", "b", "c"):
+        await holder.forward(task, 0)
+    await holder.forward("evaluated", 0, train=False)
+    assert await tasks() == 3
+    await holder.backward("a", 0)
+    await holder.submit(c.DropTask(step=0, task="b"))
+    assert await tasks() == 1
+    for task in ("a", "b", "evaluated", "never"):
+        with refused("HP-WORK-001", f"no graph is kept of task {task}"):
+            await holder.backward(task, 0)
+    state = holder.put(state_file(MODEL, holder.blocks[0]))
+    await holder.submit(c.Load(block=0, state=state))
+    with refused("HP-WORK-001", "no graph is kept of task c"):
+        await holder.backward("c", 0)
+
+
+async def test_what_is_loaded_is_checked(engine, arena):
+    first, second = tiny_blocks()[:2]
+    holder = Holder(submitter(engine), arena, [first])
+    graph = pack_block(first)
+    with refused("HP-WORK-001", "block 0 is not prepared"):
+        await holder.submit(c.Load(block=0, state=holder.put(b"x")))
+    with refused("HP-WORK-001", "says it is block 0"):
+        await holder.submit(c.Prepare(block=1, graph=graph, update=UPDATE, keeps=KEPT))
+    with refused("HP-WIRE-001", "block"):
+        await holder.submit(c.Prepare(block=0, graph=graph[:-1], update=UPDATE, keeps=KEPT))
+    with refused("HP-RUN-001", "optimizer"):
+        await holder.submit(c.Prepare(block=0, graph=graph, update={}, keeps=KEPT))
+    await holder.submit(c.Prepare(block=0, graph=graph, update=UPDATE, keeps=KEPT))
+    with refused("HP-WIRE-001", "state"):
+        await holder.submit(c.Load(block=0, state=holder.put(state_file(MODEL, second))))
+    await holder.submit(c.Load(block=0, state=holder.put(state_file(MODEL, first))))
+    await holder.submit(c.Unload(block=0))
+    assert (await holder.submit(c.Info())).blocks == ()
