@@ -34,8 +34,8 @@ STEERED_COORDINATOR = {
     ("finished", "not_saved"),
     *((state.value, "paced") for state in State),
 }
-"""Possible, but too rare in random histories, or said by the daemon alone: tests/bootstrap/test_coordinator.py drives
-them by hand."""
+"""Possible, but too rare in random histories, or said by the daemon alone: tests/bootstrap/test_{coordinator,training}.py
+drive them by hand."""
 
 _PAST = ("joined", "reroute", "gone", "settled", "evict", "plan", "commit", "save")
 
