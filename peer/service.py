@@ -18,7 +18,6 @@ IN_VAIN = (
     ExitCode.NO_DEVICE,
     ExitCode.VERSION,
     ExitCode.RUN_CLOSED,
-    ExitCode.REFUSED,
 )
 """Who ended with one of these would do so again."""
 

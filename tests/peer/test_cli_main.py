@@ -253,22 +253,3 @@ def test_plain_where_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setenv("NO_COLOR", "1")
         assert options.plain(terminal)
-
-
-@pytest.mark.parametrize(
-    ("text", "where"),
-    [
-        ("", None),
-        ("9464", ("127.0.0.1", 9464)),
-        ("0.0.0.0:0", ("0.0.0.0", 0)),
-        ("[::1]:9464", ("::1", 9464)),
-    ],
-)
-def test_where_to_listen(text: str, where: tuple[str, int] | None) -> None:
-    assert options.listening(text) == where
-
-
-@pytest.mark.parametrize("text", ["localhost", "1:x", "65536", "host:-1", ":"])
-def test_where_nobody_can_listen(text: str) -> None:
-    with pytest.raises(typer.BadParameter):
-        options.listening(text)
