@@ -11,16 +11,12 @@ HINTS: Mapping[str, str] = {
     "bernoulli": "use nn.Dropout for random masks: a task redone by another peer must give the same result",
     "batch_norm": "use nn.BatchNorm with a fixed momentum, once per forward",
 }
-
-
 VALUES = "let no shape and no number of the graph depend on the values of a tensor (no x[mask], no item())"
-
-
 NOT_LISTED = "it is not on the list of operators"
 
 
 def unsupported(op: str, why: str = NOT_LISTED, where: str = "", fix: str = "") -> LocalError:
-    """HP-MODEL-001; `where` is the author's line that calls the operator, `fix` what to do if no hint of `HINTS` is meant."""
+    """HP-MODEL-001; `where` is the author's line that calls the operator, `fix` what to do, where `HINTS` does not say it."""
     hints = (hint for part, hint in HINTS.items() if part in op)
     fix = fix or next(hints, "express the model with other operators")
     what = f"the model uses the operator {op}, which volunteers cannot run"

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from hetpeer.bootstrap import reference
-from hetpeer.bootstrap.create import create_run
 from hetpeer.bootstrap.log import Log, read_log
 from hetpeer.bootstrap.replay import (
     GRADIENT_GATE,
@@ -22,7 +21,8 @@ from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import AveragingSettings
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.identity import Identity
-from tests.bootstrap.engine import TRAINING, Engine, make_author
+from tests.bootstrap.engine import Engine
+from tests.swarm.swarm import resign
 
 
 @pytest.fixture(scope="module")
@@ -98,15 +98,10 @@ def test_reference_needs_the_author(fresh: RunDirectory) -> None:
     assert caught.value.code == "HP-AUDIT-001"
 
 
-def test_a_grouped_run_cannot_be_trained_again(tmp_path: Path) -> None:
-    model = make_author(tmp_path / "author")
-    data = [tmp_path / "author" / "text.txt"]
-    averaging = AveragingSettings(window_s="all")
-    create_run(
-        tmp_path / "run", model=model, data=data, sequence_length=16, training=TRAINING, averaging=averaging
-    )
+def test_a_grouped_run_cannot_be_trained_again(fresh: RunDirectory) -> None:
+    resign(fresh, averaging=AveragingSettings(window_s="all"))
     with pytest.raises(LocalError) as caught:
-        replay(tmp_path / "run")
+        replay(fresh.path)
     assert (caught.value.code, caught.value.exit_code) == ("HP-AUDIT-002", ExitCode.CONFIG)
 
 

@@ -14,7 +14,6 @@ import typer
 
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.peer.cli import main, options
-from tests.bootstrap.engine import make_run
 
 COMMAND = [sys.executable, "-m", "hetpeer.peer.cli.main"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": ".importroot", "NO_COLOR": "1"}
@@ -136,13 +135,6 @@ def test_own_error_is_one_line_with_its_exit_code() -> None:
     assert result.stderr.startswith("HP-RUN-004: ")
     assert result.stderr.count("\n") == 1
     assert "; do: " in result.stderr
-
-
-def test_an_address_to_listen_on_that_is_none(tmp_path: Path) -> None:
-    make_run(tmp_path / "author")
-    result = hetpeer("bootstrap", str(tmp_path / "author" / "run"), "--host", "home")
-    assert (result.returncode, result.stderr.count("\n")) == (ExitCode.USAGE, 1)
-    assert result.stderr.startswith("HP-NET-005: 'home' is not an IP address; why: ")
 
 
 def test_traceback_only_with_vv() -> None:

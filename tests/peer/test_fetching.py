@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from hetpeer.peer.amend import deliver, reliable_peers
 from hetpeer.peer.home import Home
 from hetpeer.peer.manifests import fetch_manifest
 from hetpeer.peer.mirroring import mirror
+from hetpeer.peer.reliable import BootstrapOptions, serve_run
 from tests.bootstrap.engine import make_run
 
 pytestmark = [pytest.mark.swarm, pytest.mark.asyncio(loop_scope="module")]
@@ -113,6 +115,14 @@ async def test_a_machine_that_the_manifest_does_not_name_gets_no_copy(
     assert (caught.value.code, caught.value.exit_code) == ("HP-RUN-012", ExitCode.CONFIG)
     assert home.reliable_identity().peer_id in caught.value.fix
     assert not (tmp_path / "copy").exists()
+
+
+async def test_an_address_to_listen_on_that_is_none(network: Network) -> None:
+    options = BootstrapOptions(directory=network.run.path, host="home", port=0)
+    with pytest.raises(LocalError) as caught:
+        await serve_run(options, asyncio.Event(), print)
+    assert caught.value.line().startswith("HP-NET-005: 'home' is not an IP address; why: ")
+    assert caught.value.exit_code == ExitCode.USAGE
 
 
 async def test_an_amendment_that_nobody_takes(network: Network, tmp_path: Path) -> None:
