@@ -24,6 +24,19 @@ async def to_its_end(function: Callable[..., R], *arguments: Any) -> R:
         raise
 
 
+def going_on(work: Coroutine[Any, Any, R]) -> Coroutine[Any, Any, R]:
+    """Begin `work` now; await what this returns for its end. It goes on if nobody does, or who does is cancelled, and is then
+    unheard, also when it fails.
+    """
+    running = asyncio.ensure_future(work)
+    running.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+
+    async def wait() -> R:
+        return await asyncio.shield(running)
+
+    return wait()
+
+
 class TaskSet:
     """Tasks that live as long as their owner at most. A peer's fault is noted at debug level, and so ends one task only;
     anything else is told to `on_error`, by default the log.

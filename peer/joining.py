@@ -16,7 +16,6 @@ from collections import deque
 
 from hetpeer.averaging.effects import Stop
 from hetpeer.dht.clock import SystemClock
-from hetpeer.dht.tasks import TaskSet
 from hetpeer.peer.adverts import paused_advert, publish_forever
 from hetpeer.peer.control.server import serving
 from hetpeer.peer.daemon import Daemon, State, Wish
@@ -78,18 +77,22 @@ async def _lives(presence: Presence, options: JoinOptions, daemon: Daemon) -> St
 
 async def _rest(presence: Presence, name: str, daemon: Daemon) -> None:
     """Stay in the network without a worker, for as long as the volunteer is held back."""
-    await presence.serve(no_state)
     daemon.does(State.WAITING)
     say(f"paused ({daemon.standing.reason})")
-    company = TaskSet()
-    company.spawn(publish_forever(presence.roster, lambda: paused_advert(presence.node, name)), name="advert")
-    company.spawn(presence.mind_sleep(lambda: None), name="sleep")
-    company.spawn(_sweep(), name="sweep")
-    try:
-        if await daemon.until(Wish.WORK, Wish.STOP) is Wish.WORK:
-            say("going on")
-    finally:
-        await company.close()
+    await unless(daemon.until(Wish.WORK, Wish.STOP), _idle(presence, name))
+    if daemon.wish is Wish.WORK:
+        say("going on")
+
+
+async def _idle(presence: Presence, name: str) -> None:
+    """Be a peer that holds no state. Never returns."""
+    await presence.serve(no_state)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(
+            publish_forever(presence.roster, lambda: paused_advert(presence.node, name)), name="advert"
+        )
+        tasks.create_task(presence.mind_sleep(lambda: None), name="sleep")
+        tasks.create_task(_sweep(), name="sweep")
 
 
 async def _sweep() -> None:

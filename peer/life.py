@@ -71,12 +71,12 @@ async def _live(
     files, node, roster = presence.files, presence.node, presence.roster
     volunteer = Volunteer(node, presence.home, files, compute, offer, presence.evidence, presence.trace)
     presence.life.volunteer = volunteer
-    await presence.serve(volunteer.state)
     name, memory = files.run.manifest.name, offer.memory_bytes
     _log.info("run %s, %s, offering %d MiB", name, device_name, memory >> 20)
     daemon.follow(lambda: doing(volunteer.member.phase, in_touch=volunteer.session.is_up))
     ahead = prepare_ahead(roster, files, memory, lambda: volunteer.admitted)
     beside = [
+        presence.serve(volunteer.state),
         publish_forever(roster, lambda: volunteer_advert(volunteer, node, device_name)),
         presence.progress.show_forever(volunteer),
         presence.mind_sleep(volunteer.rejoin),
@@ -97,7 +97,7 @@ async def _take_part(
     preparing = asyncio.ensure_future(ahead)
     company = TaskSet()
     for work_beside in beside:
-        company.spawn(work_beside, name="advert or progress")
+        company.spawn(work_beside, name="beside the work")
     try:
         await asyncio.wait({work, asked, preparing}, return_when=asyncio.FIRST_COMPLETED)
         if preparing.done():

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
+from hetpeer.dht.tasks import going_on
 from hetpeer.peer.tensors import Tensor, TensorStore
 from hetpeer.peer.tracing import Trace
 from hetpeer.stages.execution import commands as c
@@ -77,11 +77,7 @@ class Posts:
                 self._compute.arena.release(extent)
 
         # Whoever asked may give up; the worker writes all the same, and the extent must be ours until it has.
-        return _shielded(asyncio.ensure_future(copy()))
-
-
-async def _shielded(future: asyncio.Future[R]) -> R:
-    return await asyncio.shield(future)
+        return going_on(copy())
 
 
 def _extent(command: c.Forward) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from hetpeer.bootstrap.rundir import RunDirectory, check_file
 from hetpeer.bootstrap.serving import fetch, fetch_file, state_name
 from hetpeer.dht.errors import LocalError, RemoteError
 from hetpeer.dht.node import Node
+from hetpeer.dht.tasks import going_on
 from hetpeer.peer.home import place_file
 from hetpeer.peer.manifests import amended
 from hetpeer.stages.execution import commands as c
@@ -161,7 +162,7 @@ class StateFetcher:
                 self._compute.arena.release(extent)
 
         # The version may be no longer wanted; the worker reads all the same, and the extent stays until it has.
-        return await asyncio.shield(asyncio.ensure_future(load()))
+        return await going_on(load())
 
 
 async def prepare_block(compute: Compute, files: RunFiles, block: int) -> tuple[BlockSpec, int]:

@@ -39,6 +39,11 @@ async def does(child: Child, state: str, reason: str = "", within_s: float = 30.
     )
 
 
+def seen(onlooker: Child) -> list[tuple[str, str]]:
+    """Who does what, as `hetpeer status --watch --json` has shown last."""
+    return [(peer["name"], peer["state"]) for peer in onlooker.shown.get("peers", ())]
+
+
 def shared_kib(child: Child) -> int:
     """What it has of the memory that daemon and worker share."""
     lines = Path(f"/proc/{child.pid}/status").read_text().splitlines()
@@ -90,11 +95,11 @@ async def test_paused_in_training_resumed_and_finished(swarm: Swarm) -> None:
         lambda: f"{shared_kib(one)} KiB of the arena are given back",
         3.0,
     )
-    looking = swarm.start("onlooker", "status", "--json", home=one.home)
-    assert await looking.ended() == ExitCode.OK, looking.said
+    looking = swarm.start("onlooker", "status", "--watch", "--json", home=one.home)
+    await until(lambda: (one.name, "paused") in seen(looking), lambda: f"its advert says so: {seen(looking)}")
     assert (looking.shown["here"]["state"], looking.shown["here"]["reason"]) == ("paused", "user")
-    states = {peer["name"]: peer["state"] for peer in looking.shown["peers"]}
-    assert states[one.name] == "paused"
+    looking.signal(signal.SIGTERM)
+    assert await looking.ended() == ExitCode.TERMINATED, looking.said
 
     told(one, "resume")
     await until(lambda: swarm.incarnations(one) >= {1, 2}, "it works again", 60.0)
