@@ -50,6 +50,7 @@ async def test_nobody_is_told_what_nobody_waits_for() -> None:
     moment.set()
     for _ in range(3):
         await asyncio.sleep(0)
-    gc.collect()
     assert waiting.cancelled()
+    del waiting
+    gc.collect()
     assert not told
