@@ -70,7 +70,6 @@ async def _live(
 ) -> Stop | None:
     files, node, roster = presence.files, presence.node, presence.roster
     volunteer = Volunteer(node, presence.home, files, compute, offer, presence.evidence, presence.trace)
-    presence.life.volunteer = volunteer
     name, memory = files.run.manifest.name, offer.memory_bytes
     _log.info("run %s, %s, offering %d MiB", name, device_name, memory >> 20)
     daemon.follow(lambda: doing(volunteer.member.phase, in_touch=volunteer.session.is_up))
@@ -81,7 +80,11 @@ async def _live(
         presence.progress.show_forever(volunteer),
         presence.mind_sleep(volunteer.rejoin),
     ]
-    return await _take_part(volunteer, compute, ahead, beside, daemon)
+    presence.life.volunteer = volunteer
+    try:
+        return await _take_part(volunteer, compute, ahead, beside, daemon)
+    finally:
+        presence.life.volunteer = None
 
 
 async def _take_part(

@@ -53,7 +53,7 @@ class JoinOptions:
 
 @dataclass(slots=True)
 class Life:
-    """The volunteer that lives now, or lived last."""
+    """The volunteer that lives now, if one does."""
 
     volunteer: Volunteer | None = None
 
