@@ -49,12 +49,16 @@ async def test_nobody_there() -> None:
 
 @pytest.mark.parametrize(
     ("usec", "pid", "watchdog_s"),
-    [("30000000", "", 30.0), ("30000000", str(os.getpid()), 30.0), ("30000000", "1", None), ("x", "", None)],
+    [("30000000", "", 30.0), ("30000000", "ours", 30.0), ("30000000", "1", None), ("x", "", None)],
 )
 def test_as_the_environment_says(
     usec: str, pid: str, watchdog_s: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"NOTIFY_SOCKET": "/n", "WATCHDOG_USEC": usec, "WATCHDOG_PID": pid}.items():
+    for name, value in {
+        "NOTIFY_SOCKET": "/n",
+        "WATCHDOG_USEC": usec,
+        "WATCHDOG_PID": pid.replace("ours", str(os.getpid())),
+    }.items():
         monkeypatch.setenv(name, value)
     assert Notifier.of_environment().watchdog_s == watchdog_s
     monkeypatch.delenv("NOTIFY_SOCKET")
