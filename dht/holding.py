@@ -15,14 +15,12 @@ from hetpeer.dht.errors import ExitCode, LocalError
 _MAX_PID_BYTES = 20
 
 
-def hold(key: Path, beside: Path | None = None) -> int:
-    """Hold the identity in the file `key` until the descriptor that is returned is closed; the lock is on a file beside it, or `beside` another
-    file of its owner that one process may have at a time.
+def hold(key: Path) -> int:
+    """Hold the identity in the file `key` until the descriptor that is returned is closed.
 
     Raises `LocalError` HP-ID-002 with the other process's id, HP-ID-001 where no lock can be made.
     """
-    file = beside or key
-    path = file.with_name(f"{file.name}.lock")
+    path = lock_of(key)
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -36,22 +34,35 @@ def hold(key: Path, beside: Path | None = None) -> int:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        holder = _holder(descriptor)
         os.close(descriptor)
-        raise LocalError(
-            "HP-ID-002",
-            f"another process{holder} runs with the identity {key}",
-            why=f"it holds the lock {path}",
-            fix="end the other one, or give this one a home of its own (--home)",
-            exit_code=ExitCode.IDENTITY,
-        ) from error
+        raise in_use(key, path) from error
     with suppress(OSError):  # a full disk: the lock holds, it only does not say for whom
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
 
 
-def _holder(descriptor: int) -> str:
+def lock_of(key: Path) -> Path:
+    """The file that who holds `key` has locked."""
+    return key.with_name(f"{key.name}.lock")
+
+
+def in_use(key: Path, lock: Path) -> LocalError:
+    """HP-ID-002: another process, which has locked `lock`, runs with the identity in `key`."""
+    return LocalError(
+        "HP-ID-002",
+        f"another process{_holder(lock_of(key))} runs with the identity {key}",
+        why=f"it holds the lock {lock}",
+        fix="end the other one, or give this one a home of its own (--home)",
+        exit_code=ExitCode.IDENTITY,
+    )
+
+
+def _holder(path: Path) -> str:
     """` (pid 4711)`; empty in the moment before it has written that, and for what is no number."""
-    text = os.pread(descriptor, _MAX_PID_BYTES, 0).strip()
-    return f" (pid {int(text)})" if text.isdigit() else ""
+    with suppress(OSError):
+        with path.open("rb") as file:
+            text = file.read(_MAX_PID_BYTES).strip()
+        if text.isdigit():
+            return f" (pid {int(text)})"
+    return ""

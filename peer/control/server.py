@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import socket
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from hetpeer.bootstrap.files import disk_errors
 from hetpeer.dht.errors import LocalError
-from hetpeer.dht.holding import hold
+from hetpeer.dht.holding import in_use
 from hetpeer.peer.control.wire import (
     MAX_REQUEST,
     SOCKET,
@@ -41,13 +42,21 @@ async def serving(home: Path, answer: Callable[[Request], Standing]) -> AsyncIte
     async with AsyncExitStack() as stack:
         with disk_errors(home / SOCKET):
             folder, address = stack.enter_context(opened(home))
-            stack.callback(os.close, hold(home / "identity.key", beside=home / SOCKET))
+            _lock(folder, home)
             listening = stack.enter_context(_bound(folder, address))
         connections = _Connections(answer)
         stack.push_async_callback(connections.close)
         server = await asyncio.start_unix_server(connections.serve, sock=listening, limit=MAX_REQUEST)
         stack.callback(server.close)
         yield
+
+
+def _lock(folder: int, home: Path) -> None:
+    """Hold the opened home for as long as it is open. Raises `LocalError` HP-ID-002."""
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise in_use(home / "identity.key", home) from error
 
 
 @contextmanager

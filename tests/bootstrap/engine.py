@@ -131,7 +131,11 @@ class Engine:
         """Four steps; step 2 is done twice, with a rollback between."""
         log = Log.open(self.run.log_path)
         log.append({"kind": "reign", "term": 1})
-        work = {v.peer_id: 4 * len(self.blocks) for v in self.volunteers}
+        size_of = self.batches.plan.size_of
+        work = {
+            v.peer_id: sum(map(size_of, ids)) * len(self.blocks)
+            for v, ids in zip(self.volunteers, SLOTS, strict=True)
+        }
         numbers: dict[str, int] = {}
         logs = [EventLog(self.run.volunteers / f"{v.peer_id}.jsonl", v) for v in self.volunteers]
         for step, view in ((0, 0), (1, 0), (2, 0), (2, 1), (3, 1)):

@@ -177,7 +177,7 @@ async def test_the_end_is_told(rig: Rig) -> None:
     other = Rig()
     with pytest.raises(LocalError):
         async with other.daemon.running():
-            raise LocalError("HP-NET-002", "nobody answers")
+            raise LocalError("HP-NET-002", "nobody answers", why="a test", fix="nothing")
     assert other.heard.words == ["STATUS=failed (HP-NET-002)"]
 
 

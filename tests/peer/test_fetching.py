@@ -26,6 +26,7 @@ from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.peer import manifests
 from hetpeer.peer.amend import deliver, reliable_peers
 from hetpeer.peer.home import Home
+from hetpeer.peer.invites import Destination
 from hetpeer.peer.manifests import fetch_manifest
 from hetpeer.peer.mirroring import mirror
 from hetpeer.peer.reliable import BootstrapOptions, serve_run
@@ -111,7 +112,7 @@ async def test_a_machine_that_the_manifest_does_not_name_gets_no_copy(
 ) -> None:
     home = Home(tmp_path / "home")
     with pytest.raises(LocalError) as caught:
-        await mirror(tmp_path / "copy", [address_of(network.server)], home)
+        await mirror(tmp_path / "copy", Destination((address_of(network.server),)), home)
     assert (caught.value.code, caught.value.exit_code) == ("HP-RUN-012", ExitCode.CONFIG)
     assert home.reliable_identity().peer_id in caught.value.fix
     assert not (tmp_path / "copy").exists()

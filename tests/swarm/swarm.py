@@ -248,12 +248,11 @@ class Swarm:
             within_s,
         )
 
-    def incarnations(self, child: Child) -> set[int]:
-        """Those under which its events came to the coordinator."""
+    def lives(self, child: Child) -> int:
+        """How many incarnations of it have told the coordinator of an update."""
         path = self.run.volunteers / f"{child.peer_id}.jsonl"
-        return (
-            {read_event(line)[1]["incarnation"] for _, line in read_events(path)} if path.exists() else set()
-        )
+        events = (read_event(line)[1] for _, line in read_events(path)) if path.exists() else ()
+        return len({event["incarnation"] for event in events})
 
     async def gone(self, child: Child, within_s: float = 15.0) -> dict[str, Any]:
         """The record that says so: the coordinator has given `child` up."""

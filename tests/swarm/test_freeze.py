@@ -17,7 +17,7 @@ async def test_frozen_beyond_the_lease(swarm: Swarm, reference: ReferenceRun) ->
     bootstrap = await swarm.bootstrap()
     volunteers = [swarm.volunteer(name) for name in "abc"]
     await swarm.committed(1)
-    worker = next(v for v in volunteers if swarm.incarnations(v)).helpers()["worker"]
+    worker = next(v for v in volunteers if swarm.lives(v)).helpers()["worker"]
     worker.suspend()  # the run is not over before the third one is in
     places = [await volunteer.blocks() for volunteer in volunteers]
     worker.resume()
@@ -26,7 +26,7 @@ async def test_frozen_beyond_the_lease(swarm: Swarm, reference: ReferenceRun) ->
     frozen = next(v for v, place in zip(volunteers, places, strict=True) if places.count(place) == 2)
     alone = next(v for v, place in zip(volunteers, places, strict=True) if places.count(place) == 1)
     sole = alone.helpers()["worker"]
-    await until(lambda: swarm.incarnations(frozen), "it has applied a step")
+    await until(lambda: swarm.lives(frozen), "it has applied a step")
     frozen.signal(signal.SIGSTOP)
     version = swarm.version
     given_up = await swarm.gone(frozen, within_s=20.0)
@@ -45,5 +45,5 @@ async def test_frozen_beyond_the_lease(swarm: Swarm, reference: ReferenceRun) ->
     await bootstrap.says("this process stood still")
     sole.resume()
     await swarm.finished(bootstrap, *volunteers)
-    assert swarm.incarnations(frozen) == {1, 2}
+    assert swarm.lives(frozen) == 2
     swarm.exact(reference)
