@@ -115,6 +115,16 @@ def test_blocks_of_who_is_gone_go_to_whoever_has_the_memory():
             assert stage.memory <= devices.memory[stage.device]
 
 
+def test_the_last_device_takes_everything_in_finite_time():
+    devices, work = roomy(some_devices(2, 0)).some([1]), some_work(4, 0)
+    lines = [[(None, (0, 2)), (0, (2, 4))]]
+    change = Living(devices, work, [(2, 4)], lines, steps=STEPS, seed=0).run(turns(100))
+    assert change is not None
+    assert change.moved == 2
+    state = work.state
+    assert change.moving_s < 60 + 10 * state.sum() / devices.uplink[0]
+
+
 def test_a_swarm_as_it_is_is_no_slower_than_its_pipelines():
     """Microbatches may go from any holder to any other: that is at least as good as pipelines by themselves, but for what is sent."""
     devices, work = roomy(some_devices(6, 2)), some_work(9, 2)

@@ -110,9 +110,11 @@ class Living:
 
     def _moving_s(self, arriving: np.ndarray) -> float:
         """Everything is stored once, by all uplinks together, and what is new is fetched by all at once. No downlink is taken to be slower than the uplink
-        beside it.
+        beside it. Who is alone has no line to another device, and fetches from where everything is stored.
         """
-        uplink = np.minimum(self._devices.uplink, self._devices.bandwidth.max(axis=1, initial=1e-300))
+        uplink = self._devices.uplink
+        if len(uplink) > 1:
+            uplink = np.minimum(uplink, self._devices.bandwidth.max(axis=1, initial=1e-300))
         stored = self._work.state.sum() / uplink.sum()
         fetched = max((arriving / uplink).max(), arriving.sum() / uplink.max())
         return float(SETTLE_S + stored + fetched)
