@@ -43,22 +43,26 @@ class StepLedger:
     def report(
         self, holder: str, slot: int, contents: Sequence[Contents], losses: Mapping[int, float]
     ) -> Verdict:
-        """`holder` has sealed `slot`. A slot reported twice gets the same answer and changes nothing."""
+        """`holder` has sealed `slot`. A slot reported twice gets the same answer and changes nothing. What is said of the last block counts
+        with the losses of its ids: a commit without one would be no number.
+        """
         known = self._settled.get((holder, slot))
         if known is not None:
             return Verdict(refused=known)
         verdict = Verdict()
         refused: list[int] = []
+        last = len(self._counted) - 1
         for part in contents:
             ids = self.ids.intersection(part.ids)
             for block in range(part.begin, min(part.end, len(self._counted))):
-                if len(ids) == len(part.ids) and self._count(holder, block, ids, verdict):
+                sound = len(ids) == len(part.ids) and (block < last or ids <= losses.keys())
+                if sound and self._count(holder, block, ids, verdict):
                     verdict.progress = True
                 else:
                     refused.append(block)
                     verdict.reopened |= ids - self._counted[block].keys()
-        for microbatch, loss in losses.items():
-            self._losses[holder, microbatch] = loss
+        for microbatch in self.ids & losses.keys():
+            self._losses[holder, microbatch] = losses[microbatch]
         verdict.refused = self._settled[holder, slot] = tuple(refused)
         return verdict
 
@@ -129,7 +133,7 @@ class StepLedger:
         counts it at the last block.
         """
         last = self._counted[-1]
-        losses = {i: self._losses.get((last[i], i), math.nan) for i in self.ids}
+        losses = {i: self._losses[last[i], i] for i in self.ids}
         return math.fsum(sizes[i] * losses[i] for i in losses) / sum(sizes[i] for i in losses)
 
     def evaluation_loss(self) -> float:

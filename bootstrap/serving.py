@@ -1,6 +1,6 @@
 """Named, hashed files and states from peer to peer: manifest, graphs, data shards, block states.
 
-One request, one answer, on a stream of its own. Names: `manifest`, `amendment`, `file/<blake3>`, `state/<version>/<block>`. Every
+One request, one answer, on a stream of its own. Names: `manifest`, `amendment`, `file/<blake3>`, `state/<cluster>/<version>/<block>`. Every
 peer serves what it has; who fetches checks the hash, so it does not matter from whom. Reliable peers serve `credit`, `credit/<peer id>` and `curves`, too.
 """
 

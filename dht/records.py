@@ -28,7 +28,8 @@ def printable(text: object) -> object:
 
 Label = Annotated[str, BeforeValidator(printable)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
+"""Bounded, so that sums over a swarm are numbers, whatever its peers claim."""
 Share = Annotated[float, Field(ge=0, le=1)]
 AddressText = Annotated[str, Field(max_length=256, pattern=r"^/[!-~]+$")]
 

@@ -49,7 +49,9 @@ class FromLog:
         decode: Callable[[bytes | bytearray, str], T],
     ) -> T | None:
         if kind in self._answers:
-            return decode(self._answers[kind](about), self._node.peer_id)
+            with contextlib.suppress(RemoteError):
+                return decode(self._answers[kind](about), self._node.peer_id)
+            return None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ALL_S):
                 for asked in reliable:

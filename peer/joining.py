@@ -68,11 +68,18 @@ async def _lives(presence: Presence, options: JoinOptions, daemon: Daemon) -> St
                 raise
             deaths.append(time.monotonic())
             _log.warning("%s; a new one is started", error.what)
+            await unless(daemon.until(Wish.FINISH, Wish.STOP), _clear(presence))
         else:
             if stop is not None:
                 return stop
     daemon.stop()
     return None
+
+
+async def _clear(presence: Presence) -> None:
+    """Nothing of the life that is over takes memory while the next one measures how much is free."""
+    await presence.serve(no_state)
+    await _sweep()
 
 
 async def _rest(presence: Presence, name: str, daemon: Daemon) -> None:

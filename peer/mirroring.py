@@ -24,7 +24,7 @@ async def mirror(directory: Path, goal: Destination, home: Home) -> None:
     `RemoteError` HP-SYNC-001 for a file that nobody gives.
     """
     identity = home.reliable_identity()
-    node = await Node.start(NodeConfig(peers=goal.addresses), home.identity())
+    node = await Node.start(NodeConfig(peers=goal.addresses), identity)
     try:
         found = await fetch_manifest(node, goal.addresses, goal.run)
         signed = found.signed

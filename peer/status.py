@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from hetpeer.peer.fromlog import FromLog
     from hetpeer.peer.invites import Destination
 
+SLOWEST = 1e-6
+"""Tokens (or samples) a second: no time left is told of what is slower."""
 HOLDING = frozenset({"ready", "training", "reducing", "applying"})
 """Phases of a volunteer that has the current state of its blocks."""
 
@@ -228,7 +230,7 @@ def _progress(
         step=step,
         steps=steps,
         loss=adverts[furthest.peer].loss if furthest else None,
-        eta_s=(steps - step) * per_step / speed if speed > 0 else None,
+        eta_s=(steps - step) * per_step / speed if speed > SLOWEST else None,
     )
 
 

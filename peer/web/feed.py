@@ -35,18 +35,24 @@ class Feed:
         return self._watchers >= MAX_WATCHERS
 
     async def run(self) -> None:
-        """Look for ever."""
-        while True:
-            self._wanted.clear()
-            try:
-                view = json.dumps(await self._look(), separators=(",", ":"))
-            except RemoteError as error:
-                _log.debug("no new view: %s", error)
-            else:
-                async with self._news:
-                    self._newest = view
-                    self._news.notify_all()
-            await self._pause()
+        """Look for ever. If that ends, it is closed."""
+        try:
+            while True:
+                self._wanted.clear()
+                await self._renew()
+                await self._pause()
+        finally:
+            await self.close()
+
+    async def _renew(self) -> None:
+        try:
+            view = json.dumps(await self._look(), separators=(",", ":"), allow_nan=False)
+        except RemoteError as error:
+            _log.debug("no new view: %s", error)
+            return
+        async with self._news:
+            self._newest = view
+            self._news.notify_all()
 
     async def close(self) -> None:
         """Whoever watches has seen all: their streams end, so that the server can."""
@@ -58,12 +64,10 @@ class Feed:
         """Something has just changed here: do not wait for the next look."""
         self._wanted.set()
 
-    async def newest(self) -> str:
-        """The newest view as JSON; waits for the first one."""
-        async with self._news:
-            while self._newest is None:
-                await self._news.wait()
-            return self._newest
+    @property
+    def newest(self) -> str | None:
+        """The newest view as JSON; None before the first one."""
+        return self._newest
 
     async def watch(self) -> AsyncIterator[str]:
         """Each new view as JSON, beginning with the newest; who is slow misses some."""

@@ -28,7 +28,9 @@ def page_routes(feed: Feed, orders: Orders) -> list[BaseRoute]:
         return PlainTextResponse("ok")
 
     async def view(_request: Request) -> Response:
-        return Response(await feed.newest(), media_type="application/json")
+        if feed.newest is None:
+            return JSONResponse({"error": "nothing is known of the swarm yet"}, status_code=503)
+        return Response(feed.newest, media_type="application/json")
 
     async def events(_request: Request) -> Response:
         if feed.is_full:

@@ -17,6 +17,8 @@ from hetpeer.peer.web.machine import Machine
 SCHEMA = "hetpeer.view/1"
 CURVES_S = 10.0
 """Between two questions for the loss curves; the newest loss is in the status."""
+RETRY_S = 3.0
+"""After one that nobody has answered, counted from its end: who is gone is not waited for at each look."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,7 @@ class View:
         self._machine = machine
         self._you = you
         self._curves = Curves()
-        self._asked_at = -math.inf
+        self._ask_at = -math.inf
         self.status: SwarmStatus | None = None
         """The last one."""
 
@@ -51,8 +53,10 @@ class View:
         """The document. Raises `RemoteError` when the swarm does not answer."""
         self.status = status = await self._onlooker.status()
         self._chronicle.add(status)
-        if time.monotonic() - self._asked_at >= CURVES_S and (found := await self._onlooker.curves()):
-            self._curves, self._asked_at = found, time.monotonic()
+        if time.monotonic() >= self._ask_at:
+            found = await self._onlooker.curves()
+            self._curves = found or self._curves
+            self._ask_at = time.monotonic() + (CURVES_S if found else RETRY_S)
         you = self._you()
         return {
             "schema": SCHEMA,

@@ -1,7 +1,5 @@
 """The books of a step: every id counts exactly once per block, or it is open."""
 
-import math
-
 import pytest
 import torch
 from hypothesis import given
@@ -11,6 +9,7 @@ from hetpeer.averaging.messages import Contents
 from hetpeer.bootstrap.ledger import StepLedger, clip_coefficient
 
 IDS, BLOCKS = range(6), 3
+LOSSES = dict.fromkeys(IDS, 1.0)
 
 
 def contents(ids, begin=0, end=BLOCKS):
@@ -23,10 +22,10 @@ def ledger():
 
 def test_disjoint_reports_fill_the_cover_block_by_block():
     books = ledger()
-    assert books.report("a", 0, contents((0, 1, 2)), {}).progress
-    assert books.report("b", 0, contents((3, 4, 5), 0, 2), {}).refused == ()
+    assert books.report("a", 0, contents((0, 1, 2)), LOSSES).progress
+    assert books.report("b", 0, contents((3, 4, 5), 0, 2), LOSSES).refused == ()
     assert books.undone() == {3, 4, 5}
-    books.report("c", 0, contents((3, 4, 5), 2, 3), {})
+    books.report("c", 0, contents((3, 4, 5), 2, 3), LOSSES)
     assert books.complete()
     assert books.covers() == {
         0: (("a", (0, 1, 2)), ("b", (3, 4, 5))),
@@ -37,10 +36,10 @@ def test_disjoint_reports_fill_the_cover_block_by_block():
 
 def test_of_two_that_overlap_the_smaller_is_dropped_and_reopened():
     books = ledger()
-    books.report("a", 0, contents((0, 1, 2)), {})
-    verdict = books.report("b", 0, contents((2, 3)), {})
+    books.report("a", 0, contents((0, 1, 2)), LOSSES)
+    verdict = books.report("b", 0, contents((2, 3)), LOSSES)
     assert (verdict.refused, verdict.evicted, verdict.reopened) == ((0, 1, 2), {}, {3})
-    verdict = books.report("b", 1, contents((2, 3, 4, 5)), {})
+    verdict = books.report("b", 1, contents((2, 3, 4, 5)), LOSSES)
     assert (verdict.refused, verdict.evicted) == ((), {"a": [0, 1, 2]})
     assert verdict.reopened == {0, 1}
     assert books.undone() == {0, 1}
@@ -48,25 +47,25 @@ def test_of_two_that_overlap_the_smaller_is_dropped_and_reopened():
 
 def test_a_tie_keeps_what_is_counted():
     books = ledger()
-    books.report("a", 0, contents((0, 1)), {})
-    assert books.report("b", 0, contents((1, 2)), {}).refused == (0, 1, 2)
+    books.report("a", 0, contents((0, 1)), LOSSES)
+    assert books.report("b", 0, contents((1, 2)), LOSSES).refused == (0, 1, 2)
 
 
 def test_a_report_that_overlaps_several_must_outweigh_them_together():
     books = ledger()
-    books.report("a", 0, contents((0, 1)), {})
-    books.report("b", 0, contents((2, 3)), {})
-    assert books.report("c", 0, contents((1, 2, 4, 5)), {}).refused == (0, 1, 2)
-    verdict = books.report("c", 1, contents((0, 1, 2, 4, 5)), {})
+    books.report("a", 0, contents((0, 1)), LOSSES)
+    books.report("b", 0, contents((2, 3)), LOSSES)
+    assert books.report("c", 0, contents((1, 2, 4, 5)), LOSSES).refused == (0, 1, 2)
+    verdict = books.report("c", 1, contents((0, 1, 2, 4, 5)), LOSSES)
     assert verdict.evicted == {"a": [0, 1, 2], "b": [0, 1, 2]}
     assert books.undone() == {3}
 
 
 def test_a_slot_that_is_reported_again_gets_the_same_answer():
     books = ledger()
-    books.report("a", 0, contents((0, 1)), {})
-    first = books.report("b", 0, contents((1,)), {})
-    again = books.report("b", 0, contents((5,)), {})
+    books.report("a", 0, contents((0, 1)), LOSSES)
+    first = books.report("b", 0, contents((1,)), LOSSES)
+    again = books.report("b", 0, contents((5,)), LOSSES)
     assert again.refused == first.refused == (0, 1, 2)
     assert not again.progress
     assert 5 in books.undone()
@@ -74,20 +73,20 @@ def test_a_slot_that_is_reported_again_gets_the_same_answer():
 
 def test_ids_and_blocks_that_do_not_exist_are_never_counted():
     books = ledger()
-    assert books.report("a", 0, contents((0, 99)), {}).refused == (0, 1, 2)
-    assert books.report("a", 1, contents((0,), 1, 50), {}).refused == ()
+    assert books.report("a", 0, contents((0, 99)), LOSSES).refused == (0, 1, 2)
+    assert books.report("a", 1, contents((0,), 1, 50), LOSSES).refused == ()
     assert books.undone() == set(IDS)
 
 
 def test_an_id_of_the_holders_own_is_not_counted_twice():
     books = ledger()
-    books.report("a", 0, contents((0,)), {})
-    assert books.report("a", 1, contents((0, 1, 2)), {}).refused == (0, 1, 2)
+    books.report("a", 0, contents((0,)), LOSSES)
+    assert books.report("a", 1, contents((0, 1, 2)), LOSSES).refused == (0, 1, 2)
 
 
 def test_what_a_lost_holder_counted_is_open_again():
     books = ledger()
-    books.report("a", 0, contents(IDS), {})
+    books.report("a", 0, contents(IDS), LOSSES)
     assert books.lose("a")
     assert books.undone() == set(IDS)
     assert not books.lose("a")
@@ -116,7 +115,7 @@ def test_books_are_always_what_was_accepted_and_never_double(events):
             sums = {key: held for key, held in sums.items() if key[0] != holder}
             continue
         before = [len(counted) for counted in books._counted]
-        verdict = books.report(holder, slot, contents(sorted(ids), begin, end), {})
+        verdict = books.report(holder, slot, contents(sorted(ids), begin, end), LOSSES)
         for rival, blocks in verdict.evicted.items():
             for block in blocks:
                 del sums[rival, block]
@@ -142,10 +141,15 @@ def test_losses_come_from_whoever_counts_at_the_last_block():
     assert books.complete()
 
 
-def test_an_id_without_a_loss_makes_the_mean_nan_not_wrong():
-    books = StepLedger(range(2), (), 1)
-    books.report("a", 0, contents((0, 1), 0, 1), {0: 1.0})
-    assert math.isnan(books.train_loss({0: 1, 1: 1}))
+def test_what_has_no_loss_does_not_count_where_losses_are():
+    books = StepLedger(range(2), (), 2)
+    verdict = books.report("a", 0, contents((0, 1), 0, 2), {0: 1.0, 99: 7.0})
+    assert verdict.refused == (1,)
+    assert verdict.reopened == {0, 1}
+    assert not books.complete()
+    books.report("b", 0, contents((0, 1), 1, 2), {0: 1.0, 1: 3.0})
+    assert books.complete()
+    assert books.train_loss({0: 1, 1: 1}) == 2.0
 
 
 def test_the_mean_is_over_samples_not_over_microbatches():

@@ -4,6 +4,8 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
+
 from hetpeer.dht.errors import RemoteError
 from hetpeer.peer.web import feed
 from hetpeer.peer.web.feed import Feed
@@ -23,6 +25,13 @@ class Source:
         return {"look": self.looks}
 
 
+async def first(made: Feed) -> None:
+    """Return when there is a view."""
+    async with asyncio.timeout(feed.IDLE_S / 2):
+        while made.newest is None:
+            await asyncio.sleep(0.01)
+
+
 async def views(made: Feed, count: int) -> list[int]:
     """What the next `count` views say."""
     found: list[int] = []
@@ -40,7 +49,7 @@ async def test_a_watcher_wakes_an_idle_feed_and_gets_each_view() -> None:
     made = Feed(source.look)
     running = asyncio.create_task(made.run())
     try:
-        assert json.loads(await made.newest()) == {"look": 1}
+        await first(made)
         async with asyncio.timeout(feed.IDLE_S / 2):
             assert await views(made, 3) == [1, 2, 3]
     finally:
@@ -60,12 +69,23 @@ async def test_a_swarm_that_does_not_answer_leaves_the_last_view() -> None:
 async def test_a_feed_that_closes_ends_every_stream() -> None:
     made = Feed(Source().look)
     running = asyncio.create_task(made.run())
-    watching = asyncio.create_task(views(made, 10**6))
-    await made.newest()
-    await made.close()
+    watching = made.watch()
     async with asyncio.timeout(feed.IDLE_S / 2):
-        assert await watching == [1]
+        assert json.loads(await anext(watching)) == {"look": 1}
+        await made.close()
+        with pytest.raises(StopAsyncIteration):
+            await anext(watching)
     running.cancel()
+
+
+async def test_what_is_no_json_is_not_shown() -> None:
+    """A number that is none would end the page of everybody who looks."""
+
+    async def look() -> dict[str, float]:
+        return {"speed": float("inf")}
+
+    with pytest.raises(ValueError, match="JSON"):
+        await Feed(look).run()
 
 
 async def test_so_many_may_watch() -> None:
