@@ -67,10 +67,10 @@ class Chronicle:
         before = self._before
         if before is None:
             return
-        if status.state != before.state or status.reason != before.reason:
+        if _doing(status) != _doing(before):
             why = f": {status.reason}" if status.reason else ""
             waiting = status.state == "waiting"
-            yield Event(time=status.time, text=f"the run is {status.state}{why}", grave=waiting)
+            yield Event(time=status.time, text=f"the run is {_doing(status)[0]}{why}", grave=waiting)
         if status.progress.step < before.progress.step and status.swarm.coordinator:
             text = f"the run went back from step {before.progress.step} to {status.progress.step}"
             yield Event(time=status.time, text=text, grave=True)
@@ -84,6 +84,11 @@ class Chronicle:
 def called(row: PeerRow) -> str:
     """What a peer is called: its name, or the end of its id."""
     return row.name or f"…{row.peer[-6:]}"
+
+
+def _doing(status: SwarmStatus) -> tuple[str, str]:
+    """Its state and the reason, for people: that a step is reduced now is no event."""
+    return "training" if status.state == "reducing" else status.state, status.reason
 
 
 def _left_over(status: SwarmStatus) -> int:

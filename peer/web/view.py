@@ -73,6 +73,7 @@ class View:
 
 
 def up_to_now(curve: Sequence[Point], progress: Progress) -> Sequence[Point]:
-    """The training loss as the log had it some seconds ago, and as it is said to be now."""
-    before = [point for point in curve if point[0] < progress.step]
-    return before if progress.loss is None else [*before, (progress.step, progress.loss)]
+    """The training loss as the log had it some seconds ago, and as it is said to be now, if that is newer."""
+    if progress.loss is None or (curve and progress.step <= curve[-1][0]):
+        return curve
+    return [*curve, (progress.step, progress.loss)]

@@ -49,6 +49,8 @@ async def test_a_volunteer_is_seen_paused_and_goes_on(swarm: Swarm) -> None:
         await expect(page.locator("#credit")).to_contain_text("ada", timeout=SOON_MS)
         await expect(page.locator("#you")).to_contain_text("microbatches done")
         await expect(page.locator("#loss canvas")).to_be_visible(timeout=SOON_MS)
+        points = re.compile(r"^([5-9]|\d\d+)$")  # of before the page was opened, too: the log has them
+        await expect(page.locator("#loss")).to_have_attribute("data-points", points, timeout=SOON_MS)
         await expect(page.locator("#links tbody tr").first).to_be_visible(timeout=SOON_MS)
         assert await page.locator("#map .nobody").count() == 0
         await picture(page, "dashboard")

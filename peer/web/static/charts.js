@@ -20,6 +20,7 @@ export class Chart {
   /** `curves`: for each line its points, [x, y] each, in the order of x. */
   show(curves) {
     this.data = joined(curves);
+    this.place.dataset.points = this.data[0].length;
     if (this.plot) this.plot.setData(this.data);
     else if (this.data[0].length) this.redraw();
   }

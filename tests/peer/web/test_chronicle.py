@@ -69,6 +69,14 @@ def test_a_run_that_goes_back_is_grave(run: RunDirectory) -> None:
     assert chronicle.events[-1].grave
 
 
+def test_a_step_that_is_reduced_is_no_event(run: RunDirectory) -> None:
+    chronicle = Chronicle()
+    plain = status(run, 0.0, ada=(0, 4))
+    for now, state in enumerate(("training", "reducing", "training", "finished")):
+        chronicle.add(replace(plain, time=now, state=state))
+    assert texts(chronicle) == ["the run is finished"]
+
+
 def test_leftovers_are_told_once(run: RunDirectory) -> None:
     chronicle = Chronicle()
     plain = status(run, 0.0, ada=(0, 4))
