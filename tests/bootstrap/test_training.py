@@ -6,7 +6,7 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.decisions import Halt, State
-from tests.bootstrap.court import Court, failed, kinds, objection, reducing, training
+from tests.bootstrap.court import BLOCKS, Court, failed, kinds, objection, reducing, training
 
 
 def test_work_is_shared_by_the_speed_that_was_found_on_the_place():
@@ -58,6 +58,16 @@ def test_a_step_is_committed_when_all_holders_voted_alike():
     assert record["norm"] == pytest.approx(math.sqrt(8.0))
     assert record["coefficient"] == pytest.approx(1 / math.sqrt(8.0), rel=1e-5)
     assert court.told("a", effects) == ["commit", "begin"]
+
+
+def test_who_leaves_losses_out_commits_nothing():
+    """A commit whose loss is no number could not be read again."""
+    court = training()
+    ids = [task.id for task in court.sent["a", "begin"].tasks]
+    contents = (m.Contents(begin=0, end=BLOCKS, ids=tuple(ids)),)
+    effects = court.tell("a", m.Sealed(line=court.line, step=0, slot=0, contents=contents, losses={}))
+    assert court.sent["a", "settled"].refused == (BLOCKS - 1,)
+    assert "plan" not in court.told("a", effects)
 
 
 def test_votes_count_for_their_plan_only_and_for_all_blocks_of_the_voter():
