@@ -1,6 +1,5 @@
 """Work that nobody holds any more finds a new holder through the DHT, in the middle of its step."""
 
-import json
 import signal
 from typing import Any
 
@@ -10,7 +9,7 @@ from hetpeer.bootstrap.audit import audit
 from hetpeer.bootstrap.eventlog import read_event, read_events
 from hetpeer.bootstrap.replay import ReferenceRun, run_reference
 from hetpeer.dht.identity import Identity
-from tests.swarm.swarm import Child, Swarm, resign
+from tests.swarm.swarm import Child, Swarm, resign, until
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
 
@@ -53,9 +52,10 @@ async def test_a_leftover_reaches_a_holder_that_its_sender_never_knew(
 ) -> None:
     bootstrap = await swarm.bootstrap()
     sender = await orphaned(swarm)
-    look = swarm.start("look", "status", "--json", "--bootstrap", swarm.address)
-    assert await look.ended() == 0, look.said
-    (left,) = json.loads(look.printed)["leftovers"]
+    look = swarm.start("look", "status", "--watch", "--json", "--bootstrap", swarm.address)
+    await until(lambda: look.shown.get("leftovers"), lambda: f"it is on the board: {look.said}")
+    (left,) = look.shown["leftovers"]
+    look.signal(signal.SIGTERM)
     assert (left["sender"], left["block"], left["step"]) == (sender.peer_id, BORDER, 0)
     assert left["microbatches"] > 0
 
