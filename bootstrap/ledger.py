@@ -140,10 +140,6 @@ class StepLedger:
         """Mean loss of the evaluation microbatches."""
         return math.fsum(self._evaluated[i] for i in sorted(self.evaluation)) / len(self.evaluation)
 
-    def counts(self) -> Mapping[int, int]:
-        """Block → how many ids are counted there, for status."""
-        return {block: len(counted) for block, counted in enumerate(self._counted)}
-
 
 def clip_coefficient(norm: float, clip_norm: float | None) -> float:
     """Factor that scales a gradient of global 2-norm `norm` to at most `clip_norm` (torch's clip_grad_norm_)."""

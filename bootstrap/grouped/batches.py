@@ -178,10 +178,6 @@ class Batches:
             return set(self._stored.values())
         return {commit for known in self._in.values() for commit, _ in known.values()}
 
-    def has(self, cluster: int, batch: int) -> bool:
-        """Whether `batch` is in `cluster`."""
-        return batch in self._in.get(cluster, {})
-
     def inside(self, cluster: int) -> Mapping[int, int]:
         """Batch → commit, of what is in `cluster`."""
         return {batch: commit for batch, (commit, _) in self._in[cluster].items()}
