@@ -163,8 +163,8 @@ class HeldStep:
         """How our links are when the step begins."""
         for peer in away:
             self.pipeline.unreachable(peer)
-        for peer, hops in congested.items():
-            self.pipeline.congested(peer, hops)
+        for peer, blocks in congested.items():
+            self.pipeline.congested(peer, blocks)
 
     # ── reduce and vote ──────────────────────────────────────────────────────────────────────────────────────────
 

@@ -173,17 +173,17 @@ class Working:
         self.reachable(peer)
         return []
 
-    def congested(self, peer: str, hops: int | None) -> list[Effect]:
-        """Our link to `peer` takes no forwards that have `hops` or more hops behind it; None: it takes all."""
+    def congested(self, peer: str, blocks: int | None) -> list[Effect]:
+        """Our link to `peer` takes no forwards with `blocks` or more of them left to the loss; None: it takes all."""
         effects: list[Effect] = []
-        if hops is None:
+        if blocks is None:
             self._congested.pop(peer, None)
         else:
-            self._congested[peer] = hops
+            self._congested[peer] = blocks
         for step in self._steps:
             pipeline = step.pipeline
             effects += step.absorb(
-                pipeline.relieved(peer) if hops is None else pipeline.congested(peer, hops)
+                pipeline.relieved(peer) if blocks is None else pipeline.congested(peer, blocks)
             )
         return [*effects, *self._share_worker()]
 

@@ -242,14 +242,13 @@ class Coordinator(Reigning):
         return []
 
     def _patience(self, now: float) -> list[Effect]:
-        """Only the oldest step is waited for: the others' work comes after its."""
         step = self._steps.first
         mute = dict.fromkeys(step.reduce.mute(step.roster, now), "it did not vote on three plans")
         if mute:
             return self._fence(mute, now)
         if self._entering.hopeless(step, now):
             return self._roll_back(f"nobody comes for block {step.orphaned[0]}", now)
-        return [*step.tick(now), *self._follow(step, now), *self._overlap(now)]
+        return [*self._steps.tick(now), *self._follow(step, now), *self._overlap(now)]
 
     def _commit(self, step: CoordinatedStep, decision: Mapping[int, m.BlockVote], now: float) -> list[Effect]:
         effects = commit(self._reign, step, decision, now)

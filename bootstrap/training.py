@@ -74,6 +74,8 @@ class CoordinatedStep:
         self._target = members.target(config.link_ratio)
         self._failures: dict[int, list[str]] = {}
         self._lull = Lull(now)
+        self.stalls = 0
+        """Times that its work was handed out again since anything was counted."""
 
     def begin(self) -> list[Effect]:
         """Tell everybody who takes part, and hand out the first routes."""
@@ -133,15 +135,19 @@ class CoordinatedStep:
             evict = m.Evict(line=self.line, step=self.number, blocks=tuple(blocks))
             effects.append(Send(rival, evict))
         if verdict.progress:
-            self._lull.over(now)
+            self._counted(now)
         return [*effects, *self._hand_out(verdict.reopened), *self.advance(now)]
 
     def _evaluated(self, message: m.Evaluated, now: float) -> list[Effect]:
         """Losses of evaluation microbatches."""
         if not self.ledger.evaluated(message.losses):
             return []
-        self._lull.over(now)
+        self._counted(now)
         return self.advance(now)
+
+    def _counted(self, now: float) -> None:
+        self.stalls = 0
+        self._lull.over(now)
 
     def _failed(self, peer: str, message: m.Failed, now: float) -> list[Effect]:
         """`peer` could not compute a microbatch: others are to, and if they cannot either, the run is in trouble."""
@@ -209,7 +215,7 @@ class CoordinatedStep:
     # ── patience ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def tick(self, now: float) -> list[Effect]:
-        """Hand out again what is not counted for too long, make a plan anew that is not voted on for too long."""
+        """Make a plan anew that is not voted on for too long; urge, and hedge the last ids, where it takes unusually long."""
         if self.reduce.under_way:
             if not self.reduce.overdue(now):
                 return []
@@ -218,16 +224,21 @@ class CoordinatedStep:
         if self.orphaned:
             self._lull.over(now)
         undone = self.ledger.undone()
-        if now - self._lull.since < self._pace.patience(self._reign.config.stall_s):
-            last = len(undone) <= few(len(self.ledger.ids)) and self._lull.is_unusual(now)
-            urged = [self._tell(peer, ()) for peer in sorted(self.roster)] if self._lull.urges(now) else []
-            return [
-                *urged,
-                *(self._hand_out(self._ways.hedge(undone)) if last else []),
-            ]  # who is first counts
-        self._pace.ran_out()
+        last = len(undone) <= few(len(self.ledger.ids)) and self._lull.is_unusual(now)
+        urged = [self._tell(peer, ()) for peer in sorted(self.roster)] if self._lull.urges(now) else []
+        return [*urged, *(self._hand_out(self._ways.hedge(undone)) if last else [])]  # who is first counts
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether nothing was counted for too long, though every block has a holder and no sum is under way."""
+        patience = self._pace.patience(self._reign.config.stall_s)
+        return not self.reduce.under_way and not self.orphaned and now - self._lull.since >= patience
+
+    def again(self, now: float) -> list[Effect]:
+        """Hand out what is not counted once more."""
+        self.stalls += 1
         self._lull.over(now)
         known = self._make_known()
+        undone = self.ledger.undone()
         self._ways.stuck(undone)
         return [*known, *self._hand_out(undone)]
 

@@ -77,6 +77,17 @@ class UnderWay:
         """None of them is to be committed."""
         self._steps.clear()
 
+    def tick(self, now: float) -> list[Effect]:
+        """Only the first is waited for: the others' work comes after its. Where it stands still, and what was handed out again did not
+        help, theirs may be what holds it up at some holder (its window, its memory), and is handed out again, too.
+        """
+        first, *younger = self._steps
+        if not first.is_overdue(now):
+            return first.tick(now)
+        self.pace.ran_out()
+        stuck = [first, *younger] if first.stalls else [first]
+        return [effect for step in stuck for effect in step.again(now)]
+
     # ── volunteers leave ─────────────────────────────────────────────────────────────────────────────────────────
 
     @property

@@ -63,8 +63,8 @@ class PlaneOwner(Protocol):
     def link_changed(self, peer: str, is_up: bool) -> None:
         """Our link to `peer` is down, or up again."""
 
-    def link_pressed(self, peer: str, hops: int | None) -> None:
-        """Our link to `peer` takes no forwards with so many hops or more behind it; None: it takes all."""
+    def link_pressed(self, peer: str, blocks: int | None) -> None:
+        """Our link to `peer` takes no forwards with so many blocks or more left to the loss; None: it takes all."""
 
     def refused(self, peer: str, for_now: bool) -> None:
         """We do not work with `peer` for now, or do again."""
@@ -201,8 +201,8 @@ class DataPlane:
         busy, arrived = sum(one.is_busy for one in links), sum(one.arrived for one in links)
         self._book.outflow.look(time.monotonic(), busy, arrived)
 
-    def link_pressed(self, peer: str, hops: int | None) -> None:
-        self._owner.link_pressed(peer, hops)
+    def link_pressed(self, peer: str, blocks: int | None) -> None:
+        self._owner.link_pressed(peer, blocks)
 
     def offended(self, peer: str, error: ProtocolError) -> None:
         self._node.offended(peer, error)

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable
 from hetpeer.averaging.heads import ActivationHead, GradientHead, Head, ShardHead
 from hetpeer.dht.credit import Pool
 from hetpeer.dht.grants import Budget, Grants, Holding
-from hetpeer.peer.pressure import ACTIVATIONS, GRADIENTS, SHARDS
+from hetpeer.peer.pressure import GRADIENTS, SHARDS, pool_at
 from hetpeer.peer.reducing import FLOAT_BYTES
 from hetpeer.peer.schema import Schema
+from hetpeer.stages.execution.routes import blocks_left
 
 KINDS = 3
 NOTHING = (Budget(),) * KINDS
@@ -30,7 +31,7 @@ def pool_of(head: Head) -> Pool:
     """Which pool of credit a tensor belongs to."""
     match head:
         case ActivationHead():
-            return ACTIVATIONS + len(head.route) - 1
+            return pool_at(blocks_left(head.route))
         case GradientHead():
             return GRADIENTS
         case _:
@@ -59,7 +60,7 @@ class Intake:
         self._capacity = 0
         self._least = (0, 0, 0)
         self._reduce = 0
-        self._pools = ACTIVATIONS
+        self._pools = pool_at(0) + 1
         self._members: frozenset[str] = frozenset()
         self._holdings: dict[str, Holding] = {}
         self._links: dict[str, tuple[str, Grants]] = {}
@@ -69,7 +70,7 @@ class Intake:
         self._capacity = capacity if schema is not None else 0
         if schema is not None:
             self._least, self._reduce = _least(schema), _reduce_bytes(schema)
-            self._pools = ACTIVATIONS + schema.blocks - min(schema.specs)
+            self._pools = pool_at(schema.blocks - min(schema.specs)) + 1
         self._resize()
 
     def members(self, peers: Iterable[str], linked: Iterable[str]) -> None:

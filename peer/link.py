@@ -42,8 +42,8 @@ class LinkOwner(Protocol):
     def link_moved(self, link: Link) -> None:
         """Something left on it or arrived at its end."""
 
-    def link_pressed(self, peer: str, hops: int | None) -> None:
-        """It takes no forwards that go on for so many hops or more behind the peer; None: it takes all."""
+    def link_pressed(self, peer: str, blocks: int | None) -> None:
+        """It takes no forwards with so many blocks or more left to the loss; None: it takes all."""
 
     def offended(self, peer: str, error: ProtocolError) -> None:
         """The peer did what no honest one does."""

@@ -233,8 +233,8 @@ class Volunteer:
             _log.info("lost the link to %s", peer[-6:])
             self.perform(self.member.unreachable(peer))
 
-    def link_pressed(self, peer: str, hops: int | None) -> None:
-        self.perform(self.member.congested(peer, hops))
+    def link_pressed(self, peer: str, blocks: int | None) -> None:
+        self.perform(self.member.congested(peer, blocks))
 
     def refused(self, peer: str, for_now: bool) -> None:
         self.perform(self.member.refused(peer, for_now))

@@ -80,8 +80,8 @@ class Line:
                 self._spent[frame.pool] = self._spent.get(frame.pool, 0) + frame.cost
             self._leave(frame, dict(self._spent))
         if self._pressure.judge(self._queue.pools, 0, 0, 0.0):
-            peer, hops = self._receiver.name, self._pressure.held
-            self._sender.later(self._processes[0], lambda core: core.congested(peer, hops))
+            peer, blocks = self._receiver.name, self._pressure.held
+            self._sender.later(self._processes[0], lambda core: core.congested(peer, blocks))
 
     def _leave(self, frame: Frame, totals: Mapping[Pool, int]) -> None:
         receiver, process = self._receiver, self._processes[1]

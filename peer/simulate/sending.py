@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from hetpeer.averaging import effects as e
 from hetpeer.averaging.member import Effect, Member, Origin, StepEffect
 from hetpeer.dht.credit import Pool
-from hetpeer.peer.pressure import ACTIVATIONS, GRADIENTS, SHARDS
+from hetpeer.peer.pressure import GRADIENTS, SHARDS, pool_at
 from hetpeer.peer.simulate.boxes import Boxes
 from hetpeer.peer.simulate.lines import Frame, Line
 from hetpeer.peer.simulate.worker import Answer, Worker
 from hetpeer.stages.execution import effects as p
-from hetpeer.stages.execution.routes import Hop
+from hetpeer.stages.execution.routes import Hop, blocks_left
 
 if TYPE_CHECKING:
     from hetpeer.peer.simulate.swarm import Swarm
@@ -86,7 +86,7 @@ class Sending:
 
     def _send_activation(self, step: e.StepId, effect: p.SendActivation) -> None:
         number, route, attempt = effect.id, effect.route, effect.attempt
-        to, origin, pool = route[0].peer, self._origin(step), ACTIVATIONS + len(route) - 1
+        to, origin, pool = route[0].peer, self._origin(step), pool_at(blocks_left(route))
         if (step, number, route[0]) in self._sent and (line := self._line(to)) is not None:
             line.nudge(pool, lambda core: core.nudge(origin, number, route, attempt))
         self._sent.add((step, number, route[0]))

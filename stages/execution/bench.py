@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from hetpeer.stages.execution.schedule import Reach
 from hetpeer.stages.execution.window import Depth, shortest
 
 DEPTH = 2
@@ -22,8 +23,8 @@ class Bidder(Protocol):
     def running(self) -> int:
         """Its pieces of work at the worker."""
 
-    def in_flight(self, hops_after: int) -> int:
-        """Its forwards, at most so many hops from the loss, that wait for their gradient."""
+    def in_flight(self, reach: Reach) -> int:
+        """Its forwards within `reach` that wait for their gradient."""
 
     def bid(self) -> bool | None:
         """Whether the next piece of work that it could begin is a backward; None: there is none."""
@@ -44,9 +45,9 @@ class Bench:
         """`step` is over; the worker may still do what it was given, which nobody waits for."""
         self._steps = [one for one in self._steps if one is not step]
 
-    def may_begin(self, hops_after: int) -> bool:
+    def may_begin(self, reach: Reach) -> bool:
         """Whether one more forward may wait for its gradient."""
-        return sum(one.in_flight(hops_after) for one in self._steps) < self._depth(hops_after)
+        return sum(one.in_flight(reach) for one in self._steps) < self._depth(reach.hops_after)
 
     def turn(self) -> Bidder | None:
         """The step whose work comes next; None while the worker has enough, or nobody has any."""

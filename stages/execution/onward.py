@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from hetpeer.stages.execution.effects import TaskKey
-from hetpeer.stages.execution.routes import Roster, Route, splice, stands
+from hetpeer.stages.execution.routes import Roster, Route, blocks_left, splice, stands
 
 
 class Onward:
@@ -20,7 +20,7 @@ class Onward:
         self._avoid: set[str] = set()
         """Peers that our links do not reach."""
         self._congested: dict[str, int] = {}
-        """Peer → number of hops behind it from which on its link takes no more."""
+        """Peer → number of blocks left to the loss from which on its link takes no more."""
         self._resent: dict[str, float] = {}
         """Peer → how much it was given in place of others."""
         self._left: set[TaskKey] = set()
@@ -42,9 +42,9 @@ class Onward:
         """The link to `peer` is up again."""
         self._avoid.discard(peer)
 
-    def congested(self, peer: str, hops: int) -> None:
-        """The link to `peer` keeps no pace with what has `hops` or more hops behind it."""
-        self._congested[peer] = hops
+    def congested(self, peer: str, blocks: int) -> None:
+        """The link to `peer` keeps no pace with what has `blocks` or more left to the loss."""
+        self._congested[peer] = blocks
 
     def relieved(self, peer: str) -> None:
         """The link to `peer` takes everything again."""
@@ -59,7 +59,7 @@ class Onward:
         if not after or after[0].peer in self._avoid or after[0].peer not in self._roster:
             return True  # it ends here, or goes another way
         held = self._congested.get(after[0].peer)
-        return held is None or len(after) - 1 < held
+        return held is None or blocks_left(after) < held
 
     def way(self, key: TaskKey, after: Route) -> Route | None:
         """How the output of `key`, which was to go over `after`, goes on: around peers that are gone or cannot be reached.

@@ -25,8 +25,8 @@ from hetpeer.stages.execution.effects import (
 )
 from hetpeer.stages.execution.onward import Onward
 from hetpeer.stages.execution.outputs import Outputs
-from hetpeer.stages.execution.routes import Roster, Route, rest_of
-from hetpeer.stages.execution.schedule import Schedule, Work
+from hetpeer.stages.execution.routes import Roster, Route, blocks_left, rest_of
+from hetpeer.stages.execution.schedule import Reach, Schedule, Work
 from hetpeer.stages.execution.slots import SlotBook
 from hetpeer.stages.execution.taskbook import Status, Task, TaskBook
 
@@ -103,7 +103,7 @@ class Pipeline:
             return self._repeated(task, route, attempt, upstream, source)
         task = Task(key, route, attempt, upstream, train=microbatch < self._microbatches, source=source)
         self._tasks.enter(task)
-        self._schedule.ready_forward(key, len(route) - 1, train=task.train)
+        self._schedule.ready_forward(key, Reach(blocks_left(route), len(route) - 1), train=task.train)
         return self._dispatch()
 
     def _repeated(
@@ -125,15 +125,19 @@ class Pipeline:
         return effects + self._dispatch()
 
     def gradient(self, microbatch: int, border: int, handle: Handle) -> list[Effect]:
-        """The gradient of the bundle that we sent over `border` has come back."""
-        task = self._tasks.awaiting(microbatch, border)
-        if task is None:
+        """The gradient of the bundle that we sent over `border` has come back. Others that wait for it ask for one of their own: who made
+        it keeps it, and answers.
+        """
+        awaiting = self._tasks.awaiting(microbatch, border)
+        if not awaiting:
             return [Release(handle)]
+        task, *others = awaiting
         task.status = Status.GRADIENT
         task.gradient = handle
         self._onward.done(task.key)
         self._schedule.ready_backward(task.key)
-        return self._dispatch()
+        asked = [send for other in others for send in self._outputs.send(other)]
+        return [*asked, *self._dispatch()]
 
     # ── work done ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -237,12 +241,12 @@ class Pipeline:
         """Border → ids whose bundles over it are kept here for a holder that we do not know."""
         return self._outputs.leftovers()
 
-    def congested(self, peer: str, hops: int) -> list[Effect]:
-        """The link to `peer` keeps no pace: begin no forward that goes there and has `hops` or more hops behind it.
+    def congested(self, peer: str, blocks: int) -> list[Effect]:
+        """The link to `peer` keeps no pace: begin no forward that goes there with `blocks` or more of them left to the loss.
 
         Backwards, other routes and nearer forwards go on: what holds a link up may itself wait for them.
         """
-        self._onward.congested(peer, hops)
+        self._onward.congested(peer, blocks)
         return self._dispatch()  # it may be fewer that are held than before
 
     def relieved(self, peer: str) -> list[Effect]:
@@ -269,9 +273,9 @@ class Pipeline:
         """Whether work is ready that could be begun if there were room for what comes of it."""
         return self._schedule.waiting > 0
 
-    def in_flight(self, hops_after: int) -> int:
-        """Forwards, at most so many hops from the loss, that wait for their gradient."""
-        return self._schedule.in_flight(hops_after)
+    def in_flight(self, reach: Reach) -> int:
+        """Forwards within `reach` that wait for their gradient."""
+        return self._schedule.in_flight(reach)
 
     def bid(self) -> bool | None:
         """Whether the next piece of work that could be begun is a backward; None: there is none."""

@@ -85,6 +85,13 @@ def _bridge(gap: Sequence[Hop], roster: Roster, cost: Mapping[str, float]) -> Ro
     return tuple(new for hop in gap for new in cheapest_path(roster, hop.begin, hop.end, cost) or (hop,))
 
 
+def blocks_left(route: Route) -> int:
+    """Blocks from where `route` begins to the loss. It falls from hop to hop, however the way further on is changed, which the
+    number of hops that are left does not: whatever may wait for what is ordered by it.
+    """
+    return route[-1].end - route[0].begin
+
+
 def rest_of(route: Route, border: int) -> Route:
     """The part of `route` from `border` on; a hop that straddles it is cut there."""
     return tuple(Hop(hop.peer, max(hop.begin, border), hop.end) for hop in route if hop.end > border)

@@ -1,8 +1,10 @@
 """1F1B: what a holder's worker does next.
 
 Pure. Backward goes first, because it frees memory and lets the peers before us go on; forwards start only while few
-enough of them wait for their gradient (window.py), of all steps under way (bench.py). Only work at most as far from the loss counts against the bound: what waits for a peer further
-on must never block that peer's own way to the loss, or a route that passes a holder twice could wait for itself.
+enough of them wait for their gradient (window.py), of all steps under way (bench.py). What waits for a peer further
+on must never block that peer's own way to the loss, or a route that passes a holder twice could wait for itself. So only what is `within` reach counts
+against the bound of a forward: at most as many blocks from the loss, and at most as many hops. Hops alone would not do: the way
+further on may have been changed since, and they need not fall along a route then.
 Evaluation forwards leave nothing behind and are not counted.
 """
 
@@ -17,6 +19,17 @@ from hetpeer.stages.execution.window import shortest
 Key = TypeVar("Key", bound=Hashable)
 
 
+class Reach(NamedTuple):
+    """How far a forward is from the loss: `blocks_left` with its own, `hops_after` its own."""
+
+    blocks_left: int
+    hops_after: int
+
+    def within(self, other: Reach) -> bool:
+        """Whether this one is no farther from the loss than `other`, by either."""
+        return self.blocks_left <= other.blocks_left and self.hops_after <= other.hops_after
+
+
 class Work(NamedTuple, Generic[Key]):
     """The next piece of work: `backward` of `key`, or its forward."""
 
@@ -27,29 +40,30 @@ class Work(NamedTuple, Generic[Key]):
 class Schedule(Generic[Key]):
     """Ready work of one step, in the order in which it is to be done."""
 
-    def __init__(self, may_begin: Callable[[int], bool] | None = None) -> None:
-        """`may_begin`: whether one more forward with so many hops after it may wait for its gradient; None: by the depth of 1F1B."""
-        self._may_begin = may_begin or (lambda hops_after: self.in_flight(hops_after) < shortest(hops_after))
-        self._forwards: deque[tuple[Key, int, bool]] = deque()
+    def __init__(self, may_begin: Callable[[Reach], bool] | None = None) -> None:
+        """`may_begin`: whether one more forward so far from the loss may wait for its gradient; None: by the depth of 1F1B."""
+        self._may_begin = may_begin or (lambda reach: self.in_flight(reach) < shortest(reach.hops_after))
+        self._forwards: deque[tuple[Key, Reach, bool]] = deque()
         self._backwards: deque[Key] = deque()
-        self._in_flight: dict[Key, int] = {}
-        """Forwards that wait for their gradient → hops after them."""
+        self._in_flight: dict[Key, Reach] = {}
+        """Forwards that wait for their gradient."""
         self._closed = False
 
     def close(self) -> None:
         """Nothing is begun any more."""
         self._closed = True
 
-    def ready_forward(self, key: Key, hops_after: int, *, train: bool) -> None:
-        """`key`'s input is here; `hops_after` hops follow this one on its route."""
-        self._forwards.append((key, hops_after, train))
+    def ready_forward(self, key: Key, reach: Reach, *, train: bool) -> None:
+        """`key`'s input is here."""
+        self._forwards.append((key, reach, train))
 
     def moved(self, key: Key, hops_after: int) -> None:
         """`key` goes another way, with so many hops after this one."""
         if key in self._in_flight:
-            self._in_flight[key] = hops_after
+            self._in_flight[key] = self._in_flight[key]._replace(hops_after=hops_after)
         self._forwards = deque(
-            (other, hops_after if other == key else hops, train) for other, hops, train in self._forwards
+            (other, reach._replace(hops_after=hops_after) if other == key else reach, train)
+            for other, reach, train in self._forwards
         )
 
     def withdraw(self, key: Key) -> None:
@@ -64,9 +78,9 @@ class Schedule(Generic[Key]):
         """`key` has had its backward, or needs none any more."""
         self._in_flight.pop(key, None)
 
-    def in_flight(self, hops_after: int) -> int:
-        """Forwards with so many hops after them at most that wait for their gradient."""
-        return sum(hops <= hops_after for hops in self._in_flight.values())
+    def in_flight(self, reach: Reach) -> int:
+        """Forwards within `reach` that wait for their gradient."""
+        return sum(other.within(reach) for other in self._in_flight.values())
 
     def next(self, *, may_fold: bool, may_leave: Callable[[Key], bool] = lambda _: True) -> Work[Key] | None:
         """The next piece of work, which stays on the list. `may_fold`: whether a slot has room for a backward; `may_leave`:
@@ -76,8 +90,8 @@ class Schedule(Generic[Key]):
             return None
         if self._backwards and may_fold:
             return Work(self._backwards[0], backward=True)
-        for key, hops_after, train in self._forwards:
-            if (not train or self._may_begin(hops_after)) and may_leave(key):
+        for key, reach, train in self._forwards:
+            if (not train or self._may_begin(reach)) and may_leave(key):
                 return Work(key, backward=False)
         return None
 
@@ -86,10 +100,10 @@ class Schedule(Generic[Key]):
         if work.backward:
             self._backwards.remove(work.key)
             return
-        hops_after, train = next((hops, train) for key, hops, train in self._forwards if key == work.key)
+        reach, train = next((reach, train) for key, reach, train in self._forwards if key == work.key)
         self.withdraw(work.key)
         if train:
-            self._in_flight[work.key] = hops_after
+            self._in_flight[work.key] = reach
 
     @property
     def waiting(self) -> int:

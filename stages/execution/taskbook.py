@@ -89,19 +89,13 @@ class TaskBook:
             if key.id in ids and touches and task.status is Status.DONE and task.train:
                 del self._tasks[key]
 
-    def awaiting(self, microbatch: int, border: int) -> Task | None:
-        """The task that waits for the gradient of what `microbatch` sent over `border`."""
-        return next(
-            (
-                task
-                for task in self
-                if task.key.id == microbatch
-                and task.end == border
-                and task.status is Status.SENT
-                and task.train
-            ),
-            None,
-        )
+    def awaiting(self, microbatch: int, border: int) -> list[Task]:
+        """Those that wait for the gradient of what `microbatch` sent over `border`: several, where it came here at several blocks."""
+        return [
+            task
+            for task in self
+            if task.key.id == microbatch and task.end == border and task.status is Status.SENT and task.train
+        ]
 
     def losses(self, ids: Collection[int]) -> dict[int, float]:
         """Of those of `ids` that were trained and ended here."""

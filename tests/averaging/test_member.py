@@ -448,9 +448,9 @@ def two_hops():
 
 def test_a_link_that_was_congested_before_the_step_began_gets_nothing_until_it_is_relieved():
     member = member_in(Phase.READY)
-    assert member.congested("other", 0) == []
+    assert member.congested("other", 1) == []
     assert names(member.receive(two_hops())) == ""
-    assert member.congested("other", 1) != []  # this one has no hop behind it
+    assert member.congested("other", 2) != []  # this one has one block left
     member = member_in(Phase.READY)
     member.congested("other", 0)
     member.receive(two_hops())

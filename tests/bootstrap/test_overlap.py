@@ -71,6 +71,29 @@ def test_nobody_waits_for_a_younger_step():
     assert told == []
 
 
+def test_what_stands_still_a_second_time_may_wait_for_a_younger_step():
+    one = court(stall_s=5.0).begin("a", "b")
+
+    def handed_out():
+        """Steps of which ids were handed out, until something was."""
+        steps: list[int] = []
+        while not steps:
+            effects = one.tick(1.0)
+            steps = [
+                s.message.step
+                for s in effects
+                if isinstance(s, Send) and s.message.kind == "reroute" and s.message.tasks
+            ]
+            for name in ("a", "b"):
+                one.tell(name, m.Heartbeat())
+        return set(steps)
+
+    assert handed_out() == {0}
+    assert handed_out() == {0, 1}
+    one.sealed("a", (0,))
+    assert handed_out() == {0}, "something was counted"
+
+
 @pytest.mark.parametrize("evaluated", [0, 1])
 def test_what_is_evaluated_is_the_newest(evaluated):
     one = court(2, evaluation_microbatches=evaluated, evaluate_every=3)

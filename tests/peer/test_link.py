@@ -35,8 +35,8 @@ class Owner:
 
     def link_moved(self, link: Link) -> None: ...
 
-    def link_pressed(self, _peer: str, hops: int | None) -> None:
-        self.pressed.append(hops)
+    def link_pressed(self, _peer: str, blocks: int | None) -> None:
+        self.pressed.append(blocks)
 
     def offended(self, _peer: str, error: ProtocolError) -> None:
         self.offences.append(kind_of(error))
@@ -98,7 +98,7 @@ async def test_lanes_share_the_credit_and_say_when_it_is_not_enough() -> None:
         link.send(parcel(10, 0))
         await until(lambda: len(taker.came) == 3)  # two of ten, and the gradient behind them
         assert 10 in taker.came
-        assert owner.pressed[-1] == 1  # forwards with a hop or more behind that peer are to wait
+        assert owner.pressed[-1] == 2  # forwards with two blocks or more left there are to wait
         while len(taker.came) < 11:
             await until(lambda: bool(taker.backs))
             taker.backs.pop()()
@@ -113,9 +113,9 @@ async def test_what_waits_is_forgotten_with_its_step_and_the_link_is_free() -> N
     async with linked(taker) as (link, owner):
         for i in range(10):
             link.send(parcel(i, ACTIVATIONS))
-        await until(lambda: len(taker.came) == 2 and owner.pressed[-1] == 0)
+        await until(lambda: len(taker.came) == 2 and owner.pressed[-1] == 1)
         link.forget(0)
-        assert owner.pressed[-1] == 0  # whoever ends a step has more to do first
+        assert owner.pressed[-1] == 1  # whoever ends a step has more to do first
         await until(lambda: owner.pressed[-1] is None)
         for back in taker.backs:
             back()
@@ -175,7 +175,7 @@ def test_pressure() -> None:
     assert pressure.held is None
     assert pressure.judge([], 50, CONGESTED_BYTES + 1, 0.0)
     assert pressure.judge([0, 1, ACTIVATIONS + 3, ACTIVATIONS + 5], 0, 0, 0.0)
-    assert pressure.held == 3
+    assert pressure.held == 4
     assert not pressure.judge([1, ACTIVATIONS + 3], 0, 0, 0.0)
     assert pressure.judge([0, 1], 0, 0, 0.0)  # gradients and shards hold no forwards back
     assert pressure.held is None

@@ -44,6 +44,22 @@ def test_a_microbatch_passes_and_its_gradient_comes_back():
     assert of(p.ReportSealed, effects) == [p.ReportSealed(0, {2: (0,), 3: (0,)}, {})]
 
 
+def test_whoever_waits_for_the_same_gradient_gets_one():
+    """An id that came here at two of our blocks, for an earlier attempt and for a later one, leaves over the same border twice."""
+    core = pipeline(roster={"me": (1, 4), "last": (4, 6)})
+    forward(core, 0, attempt=0)
+    earlier = (Hop("me", 1, 4), ROUTE[1])
+    forward(core, 0, earlier, attempt=1)
+    effects = core.gradient(0, 4, "grad")
+    (send,) = of(p.SendActivation, effects)
+    assert (send.id, send.attempt, send.handle) == (0, 1, "out 0")
+    (first,) = of(p.RunBackward, effects)
+    core.backward_done(first.key, "back")
+    (second,) = of(p.RunBackward, core.gradient(0, 4, "the same"))
+    assert {first.key, second.key} == {p.TaskKey(0, 2), p.TaskKey(0, 1)}
+    assert second.fold == (1,), "the rest of it is in the slot already"
+
+
 def test_the_last_hop_turns_round_and_reports_its_loss():
     core = pipeline("last")
     core.activation(0, (Hop("last", 4, 6),), 0, "me", "in")
@@ -318,13 +334,12 @@ def test_backwards_go_on_while_a_link_is_congested():
 
 def test_only_what_goes_as_far_is_held_back():
     """A forward whose next hop is nearer to the loss may be what the congested link waits for."""
-    core = pipeline()
-    core.congested("last", 1)
-    far = (Hop("me", 2, 4), Hop("last", 4, 5), Hop("first", 5, 6))
-    assert core.activation(0, far, 0, "first", "in 0") == []
-    (near,) = core.activation(1, ROUTE, 0, "first", "in 1")
+    core = pipeline(roster={**ROSTER, "me": (2, 5), "last": (4, 6)})
+    core.congested("last", 2)
+    assert core.activation(0, ROUTE, 0, "first", "in 0") == []
+    (near,) = core.activation(1, (Hop("me", 2, 5), Hop("last", 5, 6)), 0, "first", "in 1")
     assert near.key.id == 1
-    (run,) = core.congested("last", 2)
+    (run,) = core.congested("last", 3)
     assert run.key.id == 0
 
 
