@@ -28,7 +28,7 @@ from benchmarks import report
 from benchmarks.swarm import ENDLESS, NEVER, Model, Swarm, make_run, recut, running
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import TrainingSettings
-from hetpeer.peer.perfetto import perfetto
+from hetpeer.peer.watching.perfetto import perfetto
 
 SPEEDS = (1, 2, 3)
 FASTEST = 0.55

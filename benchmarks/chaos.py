@@ -32,7 +32,7 @@ from hetpeer.bootstrap.settings import TrainingSettings
 from hetpeer.dht.identity import Identity
 from hetpeer.peer.children import end_all
 from hetpeer.peer.demo.feed import recovery_seconds
-from hetpeer.peer.perfetto import perfetto
+from hetpeer.peer.watching.perfetto import perfetto
 from tests.wanlab.chaos import KINDS, Chaos, Fault, homes
 from tests.wanlab.lab import Lab
 

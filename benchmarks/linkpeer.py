@@ -55,7 +55,7 @@ class Taking:
 
 
 async def lanes(node: Node, peer: str, count: int, tensor: memoryview, tensors: int) -> None:
-    """As peer/link.py does it: each tensor on the lane that has least under way."""
+    """As peer/transport/link.py does it: each tensor on the lane that has least under way."""
     key = f"{time.monotonic_ns()}"
     opened = [Channel(peer, key, Taking(), LIMIT, lane) for lane in range(count)]
     lines = [asyncio.create_task(dial(node, PROTOCOL, channel)) for channel in opened]

@@ -22,7 +22,7 @@ from benchmarks import report
 from benchmarks.links import WAYS, Ends, rated
 from benchmarks.swarm import ENDLESS, NEVER, Model, Site, Swarm, make_run, running
 from hetpeer.bootstrap.settings import TrainingSettings
-from hetpeer.peer.perfetto import perfetto
+from hetpeer.peer.watching.perfetto import perfetto
 from tests.wanlab.lab import Lab
 
 WITHIN_S = 300.0

@@ -25,7 +25,7 @@ from benchmarks.baselines import swarm_routing
 from benchmarks.scenarios.testbeds import KINDS, Testbed, testbed
 from hetpeer.dht.errors import LocalError
 from hetpeer.dht.processes import dying_with_us
-from hetpeer.peer.devices import NamedDevices
+from hetpeer.peer.planning.devices import NamedDevices
 from hetpeer.peer.simulate.playing import play
 from hetpeer.peer.simulate.scenario import Scenario
 from hetpeer.stages.planning.swarms.pipelines import Pipeline, Pipelines

@@ -297,8 +297,8 @@ def amend(
 ) -> None:
     """Say who the reliable peers of a run are: add some, or replace those that are gone. Nothing is interrupted."""
     from hetpeer.dht.addresses import parse_address
-    from hetpeer.peer.amend import deliver, reliable_peers
     from hetpeer.peer.cli.options import run_loop
+    from hetpeer.peer.reliable.amend import deliver, reliable_peers
 
     addresses = tuple(parse_address(text) for text in bootstrap or ())
     council = reliable_peers(directory, reliable or ())

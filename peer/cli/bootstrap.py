@@ -10,7 +10,7 @@ import typer
 from hetpeer.peer.cli.options import DashboardOption, HomeOption, run_loop
 
 if TYPE_CHECKING:
-    from hetpeer.peer.invites import Invite
+    from hetpeer.peer.arrival.invites import Invite
 
 
 def register(app: typer.Typer) -> None:
@@ -53,8 +53,8 @@ def bootstrap(
 
     Without DIR: a rendezvous and relay for the peers of any runs, which come with --peers.
     """
+    from hetpeer.peer.arrival.invites import destination
     from hetpeer.peer.home import Home, default_home
-    from hetpeer.peer.invites import destination
     from hetpeer.peer.lifecycle import run_daemon
 
     goal = destination(peers or ())
@@ -64,14 +64,14 @@ def bootstrap(
     if directory is None:
         if stand_in or keep_places:
             raise typer.BadParameter("a rendezvous serves no run: give DIR, or leave the option out")
-        from hetpeer.peer.rendezvous import RendezvousOptions, serve_rendezvous
+        from hetpeer.peer.arrival.rendezvous import RendezvousOptions, serve_rendezvous
 
         meeting = RendezvousOptions(home=place, host=host, port=port, peers=known)
         run_daemon(lambda leaving: serve_rendezvous(meeting, leaving, _announce_rendezvous))
         return
 
-    from hetpeer.peer.mirroring import mirror
-    from hetpeer.peer.reliable import BootstrapOptions, serve_run
+    from hetpeer.peer.reliable.mirroring import mirror
+    from hetpeer.peer.reliable.peer import BootstrapOptions, serve_run
     from hetpeer.peer.where import parse_where
 
     if known and not (directory / "manifest.hetpeer").exists():

@@ -19,7 +19,7 @@ def dashboard(
     goal = asked(bootstrap, home)
 
     from hetpeer.peer.lifecycle import run_daemon
-    from hetpeer.peer.watching import watch
+    from hetpeer.peer.web.watcher import watch
     from hetpeer.peer.where import LOOPBACK, Where, parse_where
 
     where = parse_where(dashboard) or Where(LOOPBACK, 0)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hetpeer.peer.cli.options import JsonOption, plain
-from hetpeer.peer.units import bytes_text, count_text, flops_text
+from hetpeer.peer.watching.units import bytes_text, count_text, flops_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -109,7 +109,7 @@ def inspect(
 
 def _draw(found: Inspection, path: Path) -> None:
     from hetpeer.bootstrap.files import atomic_write
-    from hetpeer.peer.picture import picture
+    from hetpeer.peer.watching.picture import picture
 
     stages = [(stage.begin, stage.end) for stage in found.layouts[0]]
     drawn = picture(found.specs, found.costs, title=found.name, stages=stages)

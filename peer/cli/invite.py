@@ -33,7 +33,7 @@ def invite(
     """Print the invite to a run: what others give to hetpeer join."""
     from hetpeer.bootstrap.rundir import RunDirectory
     from hetpeer.dht.addresses import parse_address
-    from hetpeer.peer.inviting import kept_invite
+    from hetpeer.peer.arrival.inviting import kept_invite
 
     more = [parse_address(text) for text in bootstrap or ()]
     link = str(kept_invite(RunDirectory.open(directory), more))

@@ -48,10 +48,10 @@ def join(
     goal = asked([*(invites or ()), *(bootstrap or ())], home, run)
     memory, disk = parse_limit(ram_limit), parse_limit(disk_limit)
 
+    from hetpeer.peer.daemon.joining import join as take_part
+    from hetpeer.peer.daemon.presence import JoinOptions
     from hetpeer.peer.home import default_home
-    from hetpeer.peer.joining import join as take_part
     from hetpeer.peer.lifecycle import run_daemon
-    from hetpeer.peer.presence import JoinOptions
     from hetpeer.peer.where import parse_where
 
     options = JoinOptions(

@@ -20,8 +20,8 @@ import typer
 from hetpeer.dht.errors import ExitCode, LocalError
 
 if TYPE_CHECKING:
+    from hetpeer.peer.arrival.invites import Destination
     from hetpeer.peer.control.wire import Standing
-    from hetpeer.peer.invites import Destination
 
 T = TypeVar("T")
 
@@ -85,9 +85,9 @@ def asked(texts: list[str] | None, home: Path | None, run: str = "") -> Destinat
 
     Raises `LocalError` HP-ADDR-001, HP-ADDR-002, HP-ADDR-003.
     """
+    from hetpeer.peer.arrival.invites import destination
+    from hetpeer.peer.arrival.known import back_to
     from hetpeer.peer.home import default_home
-    from hetpeer.peer.invites import destination
-    from hetpeer.peer.known import back_to
 
     here = None if texts or run else standing_here(home)
     nearby = here.addresses if here is not None else ()

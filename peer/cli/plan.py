@@ -14,8 +14,8 @@ import typer
 from hetpeer.peer.cli.options import BootstrapOption, HomeOption, JsonOption, asked, run_loop
 
 if TYPE_CHECKING:
-    from hetpeer.peer.invites import Destination
-    from hetpeer.peer.predicting import Prediction
+    from hetpeer.peer.arrival.invites import Destination
+    from hetpeer.peer.planning.predicting import Prediction
 
 WATCH_S = 5.0
 
@@ -134,8 +134,8 @@ async def _look(goal: Destination, *, watch: bool, as_json: bool) -> None:
     import asyncio
 
     from hetpeer.dht.errors import LocalError
-    from hetpeer.peer.predicting import predict
-    from hetpeer.peer.status import observing
+    from hetpeer.peer.planning.predicting import predict
+    from hetpeer.peer.watching.status import observing
 
     async with observing(goal) as onlooker:
         while True:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hetpeer.peer.devices import NamedDevices
+    from hetpeer.peer.planning.devices import NamedDevices
     from hetpeer.stages.planning.swarms.given import Work
     from hetpeer.stages.planning.swarms.pipelines import Stage
     from hetpeer.stages.planning.swarms.plans import Plan
@@ -40,9 +40,9 @@ def plan_swarm(asked: SwarmQuestion, *, as_json: bool) -> None:
     """Search, and print the best plan. Raises `LocalError` HP-PLAN-002 … HP-PLAN-005."""
     from hetpeer.bootstrap.files import atomic_write
     from hetpeer.dht.errors import ExitCode, LocalError
-    from hetpeer.peer.devices import read_devices
-    from hetpeer.peer.planpicture import plan_picture
-    from hetpeer.peer.workload import work_of
+    from hetpeer.peer.planning.devices import read_devices
+    from hetpeer.peer.planning.workload import work_of
+    from hetpeer.peer.watching.planpicture import plan_picture
     from hetpeer.stages.planning.swarms.pipelines import Pipelines
     from hetpeer.stages.planning.swarms.search import Search
     from hetpeer.stages.planning.swarms.short import lacking

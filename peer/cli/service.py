@@ -28,35 +28,35 @@ def install(
     """Start a volunteer now and at each login, with the options of `hetpeer join`. Replaces the one before."""
     _check(options)
 
-    from hetpeer.peer import service
     from hetpeer.peer.children import COMMAND
+    from hetpeer.peer.daemon import systemd
     from hetpeer.peer.home import default_home
 
     where = (home or default_home()).absolute()
-    service.install([*COMMAND, "join", "--home", str(where), *options])
-    typer.echo(f"installed {service.unit_path()}")
-    if not service.lingers():
+    systemd.install([*COMMAND, "join", "--home", str(where), *options])
+    typer.echo(f"installed {systemd.unit_path()}")
+    if not systemd.lingers():
         typer.echo("it stops when you log out; to keep it: loginctl enable-linger", err=True)
 
 
 @commands.command()
 def uninstall() -> None:
     """Stop the volunteer, and start it no more. Its home stays."""
-    from hetpeer.peer import service
+    from hetpeer.peer.daemon import systemd
 
-    service.uninstall()
+    systemd.uninstall()
     typer.echo("uninstalled")
 
 
 @commands.command()
 def status() -> None:
     """What systemd says of it."""
-    from hetpeer.peer import service
+    from hetpeer.peer.daemon import systemd
 
-    said = service.properties()
+    said = systemd.properties()
     doing = f": {said['StatusText']}" if said.get("StatusText") else ""
     typer.echo(f"{said.get('ActiveState', '')} ({said.get('SubState', '')}){doing}")
-    typer.echo(f"{said.get('UnitFileState', '')} {service.unit_path()}")
+    typer.echo(f"{said.get('UnitFileState', '')} {systemd.unit_path()}")
 
 
 def _check(options: list[str]) -> None:

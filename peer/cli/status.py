@@ -21,14 +21,14 @@ from hetpeer.peer.cli.options import (
     run_loop,
     standing_here,
 )
-from hetpeer.peer.units import bytes_text
+from hetpeer.peer.watching.units import bytes_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from hetpeer.peer.arrival.invites import Destination
     from hetpeer.peer.control.wire import Standing
-    from hetpeer.peer.invites import Destination
-    from hetpeer.peer.swarm import PeerRow, SwarmStatus
+    from hetpeer.peer.watching.swarm import PeerRow, SwarmStatus
 
 WATCH_S = 2.0
 FIRST = 10
@@ -74,8 +74,8 @@ def status(
 
 
 async def _write_down(goal: Destination, as_json: bool) -> None:
-    from hetpeer.peer.inventory import inventory
-    from hetpeer.peer.status import observing
+    from hetpeer.peer.planning.inventory import inventory
+    from hetpeer.peer.watching.status import observing
 
     async with observing(goal) as onlooker:
         found = inventory(onlooker.signed.manifest, await onlooker.adverts())
@@ -101,7 +101,7 @@ async def _look(
 ) -> None:
     import asyncio
 
-    from hetpeer.peer.status import observing
+    from hetpeer.peer.watching.status import observing
 
     async with observing(goal, identity) as onlooker:
         if not watch:
@@ -132,7 +132,7 @@ def _show(found: SwarmStatus, own: Standing | None, as_json: bool) -> None:
 
 def _show_own(own: Standing, as_json: bool) -> None:
     """The volunteer that runs here, where its swarm cannot be asked."""
-    from hetpeer.peer.swarm import SCHEMA
+    from hetpeer.peer.watching.swarm import SCHEMA
 
     here = f"{'here':<10}{standing_text(own)}"
     print(json.dumps({"schema": SCHEMA} | _own_fields(own)) if as_json else here, flush=True)

@@ -26,7 +26,7 @@ def trace(
     import json
 
     from hetpeer.bootstrap.files import atomic_write
-    from hetpeer.peer.perfetto import perfetto
+    from hetpeer.peer.watching.perfetto import perfetto
 
     picture = perfetto(folder)
     atomic_write(out, json.dumps(picture, separators=(",", ":")).encode())

@@ -23,7 +23,7 @@ from hetpeer.peer.demo.feed import LedgerFeed
 from hetpeer.peer.demo.settings import DemoSettings
 from hetpeer.peer.demo.training import Kill, Trained
 from hetpeer.peer.demo.view import View
-from hetpeer.peer.plot import Mark, loss_curve
+from hetpeer.peer.watching.plot import Mark, loss_curve
 from hetpeer.stages.data.shards import TOKENS
 
 PROMPT_BYTES, SAMPLE_BYTES = 32, 240

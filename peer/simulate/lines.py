@@ -14,7 +14,7 @@ from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.member import Effect, Member
 from hetpeer.dht.credit import Pool, Queue
 from hetpeer.dht.grants import Budget, Grants, Holding
-from hetpeer.peer.pressure import ACTIVATIONS, Pressure
+from hetpeer.peer.transport.pressure import ACTIVATIONS, Pressure
 from hetpeer.stages.execution.effects import Handle
 
 if TYPE_CHECKING:

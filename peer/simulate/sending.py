@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from hetpeer.averaging import effects as e
 from hetpeer.averaging.member import Effect, Member, Origin, StepEffect
 from hetpeer.dht.credit import Pool
-from hetpeer.peer.pressure import GRADIENTS, SHARDS, pool_at
 from hetpeer.peer.simulate.boxes import Boxes
 from hetpeer.peer.simulate.lines import Frame, Line
 from hetpeer.peer.simulate.worker import Answer, Worker
+from hetpeer.peer.transport.pressure import GRADIENTS, SHARDS, pool_at
 from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.routes import Hop, blocks_left
 

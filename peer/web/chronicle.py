@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hetpeer.bootstrap.curves import Curve
-from hetpeer.peer.swarm import PeerRow, SwarmStatus
+from hetpeer.peer.watching.swarm import PeerRow, SwarmStatus
 
 MAX_EVENTS = 200
 GRACE_S = 15.0

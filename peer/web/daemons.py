@@ -13,11 +13,11 @@ from starlette.routing import BaseRoute
 from hetpeer.dht.board import Board
 from hetpeer.dht.roster import Roster
 from hetpeer.dht.tasks import TaskSet
+from hetpeer.peer.console import say
 from hetpeer.peer.control.wire import Request
-from hetpeer.peer.daemon import State
-from hetpeer.peer.fromlog import FromLog
-from hetpeer.peer.progress import say
-from hetpeer.peer.status import Onlooker
+from hetpeer.peer.daemon.wishes import State
+from hetpeer.peer.watching.fromlog import FromLog
+from hetpeer.peer.watching.status import Onlooker
 from hetpeer.peer.web.app import application
 from hetpeer.peer.web.feed import Feed
 from hetpeer.peer.web.machine import Machine
@@ -32,9 +32,9 @@ from hetpeer.peer.where import Where
 if TYPE_CHECKING:
     from hetpeer.bootstrap.rundir import RunDirectory
     from hetpeer.dht.node import Node
-    from hetpeer.peer.daemon import Daemon
-    from hetpeer.peer.presence import Presence
-    from hetpeer.peer.reliable import ReliablePeer
+    from hetpeer.peer.daemon.presence import Presence
+    from hetpeer.peer.daemon.wishes import Daemon
+    from hetpeer.peer.reliable.peer import ReliablePeer
 
 AT_WORK = frozenset(
     {State.STARTING, State.CHECKING, State.JOINING, State.SYNCING, State.TRAINING, State.WAITING}

@@ -15,7 +15,7 @@ import psutil
 from prometheus_client.metrics_core import Metric
 
 from hetpeer.bootstrap.decisions import State
-from hetpeer.peer.metrics import (
+from hetpeer.peer.watching.metrics import (
     DaemonFigures,
     LogMetrics,
     ReliableFigures,
@@ -29,8 +29,8 @@ from hetpeer.stages.execution.occupation import Occupation
 
 if TYPE_CHECKING:
     from hetpeer.dht.node import Node
-    from hetpeer.peer.reliable import ReliablePeer
-    from hetpeer.peer.volunteer import Volunteer
+    from hetpeer.peer.reliable.peer import ReliablePeer
+    from hetpeer.peer.work.volunteer import Volunteer
 
 FOLLOWING = "following"
 RELIABLE_STATES = (FOLLOWING, *(state.value for state in State))

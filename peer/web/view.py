@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hetpeer.bootstrap.curves import Curves, Point
-from hetpeer.peer.status import Onlooker
-from hetpeer.peer.swarm import Progress, SwarmStatus
+from hetpeer.peer.watching.status import Onlooker
+from hetpeer.peer.watching.swarm import Progress, SwarmStatus
 from hetpeer.peer.web.chronicle import Chronicle
 from hetpeer.peer.web.machine import Machine
 

@@ -9,12 +9,12 @@ import typer
 
 from hetpeer.averaging.member import Phase
 from hetpeer.dht.errors import LocalError
-from hetpeer.peer import daemon as module
 from hetpeer.peer.cli.daemon import parse_duration, standing_text
 from hetpeer.peer.control.wire import Request, Standing
-from hetpeer.peer.daemon import Daemon, Wish
-from hetpeer.peer.holds import Reason
-from hetpeer.peer.life import doing
+from hetpeer.peer.daemon import wishes as module
+from hetpeer.peer.daemon.holds import Reason
+from hetpeer.peer.daemon.life import doing
+from hetpeer.peer.daemon.wishes import Daemon, Wish
 
 ALL = (Wish.WORK, Wish.PAUSE, Wish.FINISH, Wish.STOP)
 

@@ -8,8 +8,8 @@ import pytest
 
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.identity import Identity
-from hetpeer.peer.evidence import Evidence
 from hetpeer.peer.home import Home
+from hetpeer.peer.work.evidence import Evidence
 from tests.bootstrap.engine import make_run
 
 

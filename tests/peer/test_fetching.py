@@ -23,13 +23,13 @@ from hetpeer.dht.addresses import Address, parse_address
 from hetpeer.dht.errors import ExitCode, LocalError, RemoteError
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.node import Node, NodeConfig
-from hetpeer.peer import manifests
-from hetpeer.peer.amend import deliver, reliable_peers
+from hetpeer.peer.arrival import manifests
+from hetpeer.peer.arrival.invites import Destination
+from hetpeer.peer.arrival.manifests import fetch_manifest
 from hetpeer.peer.home import Home
-from hetpeer.peer.invites import Destination
-from hetpeer.peer.manifests import fetch_manifest
-from hetpeer.peer.mirroring import mirror
-from hetpeer.peer.reliable import BootstrapOptions, serve_run
+from hetpeer.peer.reliable.amend import deliver, reliable_peers
+from hetpeer.peer.reliable.mirroring import mirror
+from hetpeer.peer.reliable.peer import BootstrapOptions, serve_run
 from tests.bootstrap.engine import make_run
 
 pytestmark = [pytest.mark.swarm, pytest.mark.asyncio(loop_scope="module")]

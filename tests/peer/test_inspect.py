@@ -13,7 +13,7 @@ from hetpeer.bootstrap.inspection import inspect_run
 from hetpeer.bootstrap.settings import TrainingSettings
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.peer.cli import inspect
-from hetpeer.peer.units import bytes_text, count_text, flops_text
+from hetpeer.peer.watching.units import bytes_text, count_text, flops_text
 
 MODEL = f"{gpt.__file__}:build"
 TINY = """

@@ -8,9 +8,9 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.heads import ActivationHead, Coded, GradientHead, ShardHead
-from hetpeer.peer.intake import MAX_STRANGERS, Intake, cost_of, pool_of
-from hetpeer.peer.pressure import ACTIVATIONS, GRADIENTS, SHARDS
-from hetpeer.peer.schema import Schema, microbatches_in
+from hetpeer.peer.transport.intake import MAX_STRANGERS, Intake, cost_of, pool_of
+from hetpeer.peer.transport.pressure import ACTIVATIONS, GRADIENTS, SHARDS
+from hetpeer.peer.transport.schema import Schema, microbatches_in
 from hetpeer.stages.execution.routes import Hop
 from tests.bootstrap.engine import make_run
 

@@ -11,8 +11,8 @@ from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.records import Advert, LinkNote
 from hetpeer.peer.cli.plan_swarm import SwarmQuestion, plan_swarm
-from hetpeer.peer.devices import read_devices
-from hetpeer.peer.inventory import Inventory, inventory
+from hetpeer.peer.planning.devices import read_devices
+from hetpeer.peer.planning.inventory import Inventory, inventory
 from tests.bootstrap.engine import make_run
 
 FRONT, BACK, NEW = "QmTheFrontPeer", "QmTheBackPeer1", "QmTheNewcomer1"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hetpeer.dht.addresses import EXAMPLE, Address, at_socket, parse_address, through
 from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.peer.invites import (
+from hetpeer.peer.arrival.invites import (
     MAX_ADDRESSES,
     MAX_LENGTH,
     Destination,

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.addresses import EXAMPLE, at_socket, parse_address
 from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.peer.arrival.invites import MAX_LENGTH, make_invite, parse_invite
+from hetpeer.peer.arrival.inviting import keep_invite
 from hetpeer.peer.cli import main
 from hetpeer.peer.cli.invite import draw
-from hetpeer.peer.invites import MAX_LENGTH, make_invite, parse_invite
-from hetpeer.peer.inviting import keep_invite
 from tests.bootstrap.engine import make_run
 
 PEER = "QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC"

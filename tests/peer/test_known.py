@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hetpeer.dht.addresses import Address, at_socket
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.records import Advert
-from hetpeer.peer.invites import Destination
-from hetpeer.peer.known import (
+from hetpeer.peer.arrival.invites import Destination
+from hetpeer.peer.arrival.known import (
     FILE,
     MAX_PLACES,
     MAX_RUNS,

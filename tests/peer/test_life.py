@@ -6,11 +6,11 @@ import pytest
 
 from hetpeer.averaging.member import Phase
 from hetpeer.dht.clock import SystemClock
-from hetpeer.peer import life
-from hetpeer.peer.daemon import Daemon, State, Wish
-from hetpeer.peer.holds import Reason
-from hetpeer.peer.life import _called_off, doing
-from hetpeer.peer.notify import Notifier
+from hetpeer.peer.daemon import life
+from hetpeer.peer.daemon.holds import Reason
+from hetpeer.peer.daemon.life import _called_off, doing
+from hetpeer.peer.daemon.notify import Notifier
+from hetpeer.peer.daemon.wishes import Daemon, State, Wish
 
 
 class InAStep:

@@ -14,8 +14,8 @@ from hetpeer.dht.outbox import Parcel
 from hetpeer.dht.streams import Stream
 from hetpeer.dht.strikes import Kind, kind_of
 from hetpeer.dht.tasks import TaskSet
-from hetpeer.peer.link import Link
-from hetpeer.peer.pressure import ACTIVATIONS, CONGESTED_BYTES, Pressure
+from hetpeer.peer.transport.link import Link
+from hetpeer.peer.transport.pressure import ACTIVATIONS, CONGESTED_BYTES, Pressure
 from tests.dht.loopback import Loopback
 from tests.dht.test_channel import until
 

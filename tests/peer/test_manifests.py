@@ -19,8 +19,8 @@ from hetpeer.dht.identity import Identity
 from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.dht.records import Advert
 from hetpeer.dht.roster import Roster
-from hetpeer.peer import manifests
-from hetpeer.peer.manifests import fetch_manifest
+from hetpeer.peer.arrival import manifests
+from hetpeer.peer.arrival.manifests import fetch_manifest
 from tests.bootstrap.engine import make_run
 from tests.swarm.swarm import resign
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hetpeer.peer.metrics import (
+from hetpeer.peer.watching.metrics import (
     KINDS,
     DaemonFigures,
     LogMetrics,

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from hetpeer.peer.picture import SKIP, picture
+from hetpeer.peer.watching.picture import SKIP, picture
 from hetpeer.stages.graph.cut import cut_blocks
 from hetpeer.stages.graph.outline import Kind, operator_label, outline
 from hetpeer.stages.graph.report import block_cost

@@ -13,8 +13,8 @@ from hetpeer.dht.errors import LocalError
 from hetpeer.peer.cli.plan import plan
 from hetpeer.peer.cli.plan_grid import Question, plan_grid
 from hetpeer.peer.cli.plan_swarm import SwarmQuestion, plan_swarm
-from hetpeer.peer.devices import read_devices
-from hetpeer.peer.workload import PRESETS, of_links, preset, work_of
+from hetpeer.peer.planning.devices import read_devices
+from hetpeer.peer.planning.workload import PRESETS, of_links, preset, work_of
 from tests.bootstrap.engine import make_run
 
 HOMES = """

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.peer.plot import LEFT, RIGHT, TOP, WIDTH, Mark, _ticks, loss_curve
+from hetpeer.peer.watching.plot import LEFT, RIGHT, TOP, WIDTH, Mark, _ticks, loss_curve
 
 SVG = "{http://www.w3.org/2000/svg}"
 CURVE = [(step, 2.5 + 3 * math.exp(-step / 12)) for step in range(60)]

@@ -8,9 +8,9 @@ import pytest
 from hetpeer.bootstrap.membership import BlockCost, Membership, Volunteer
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.records import Advert, LinkNote
-from hetpeer.peer.proposing import AGAIN_S, SETTLED_S, Calm
-from hetpeer.peer.replanning import Proposal, Seating, proposal
-from hetpeer.peer.workload import of_manifest
+from hetpeer.peer.planning.replanning import Proposal, Seating, proposal
+from hetpeer.peer.planning.workload import of_manifest
+from hetpeer.peer.reliable.proposing import AGAIN_S, SETTLED_S, Calm
 from tests.bootstrap.engine import make_run
 
 BLOCKS = 4

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.peer import service
 from hetpeer.peer.cli.service import commands
+from hetpeer.peer.daemon import systemd
 
 ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC"
 SYSTEMCTL = """#!/bin/sh
@@ -34,8 +34,8 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
 def test_systemd_understands_the_unit(tmp_path: Path) -> None:
-    path = tmp_path / service.UNIT
-    path.write_text(service.unit_text(["/bin/true", 'a "name" with 50% $HOME \\ and\nmore']))
+    path = tmp_path / systemd.UNIT
+    path.write_text(systemd.unit_text(["/bin/true", 'a "name" with 50% $HOME \\ and\nmore']))
     said = subprocess.run(
         ["systemd-analyze", "--user", "verify", str(path)],
         env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)},
@@ -47,7 +47,7 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
 
 
 def test_nothing_in_a_word_is_expanded() -> None:
-    text = service.unit_text(["join", '50% "$x" \\'])
+    text = systemd.unit_text(["join", '50% "$x" \\'])
     assert 'ExecStart="join" "50%% \\"$$x\\" \\\\"\n' in text
     assert "RestartPreventExitStatus=2 3 4 8 11\n" in text
     assert "RestartForceExitStatus=75\n" in text
@@ -59,7 +59,7 @@ def test_installed_looked_at_and_uninstalled(told: Path, tmp_path: Path) -> None
         commands, ["install", "--home", str(home), "--bootstrap", ADDRESS, "--name", "me"]
     )
     assert done.exit_code == 0, done.output
-    text = service.unit_path().read_text()
+    text = systemd.unit_path().read_text()
     assert f'"join" "--home" "{home}" "--bootstrap" "{ADDRESS}" "--name" "me"\n' in text
     assert told.read_text().splitlines() == [
         "--user daemon-reload",
@@ -70,7 +70,7 @@ def test_installed_looked_at_and_uninstalled(told: Path, tmp_path: Path) -> None
     looked = CliRunner().invoke(commands, ["status"])
     assert looked.stdout.splitlines() == [
         "active (running): paused (user)",
-        f"enabled {service.unit_path()}",
+        f"enabled {systemd.unit_path()}",
     ]
     told.unlink()
     assert CliRunner().invoke(commands, ["uninstall"]).exit_code == 0
@@ -78,9 +78,9 @@ def test_installed_looked_at_and_uninstalled(told: Path, tmp_path: Path) -> None
         "--user disable --now hetpeer.service",
         "--user daemon-reload",
     ]
-    assert not service.unit_path().exists()
+    assert not systemd.unit_path().exists()
     with pytest.raises(LocalError, match="HP-SVC-002") as caught:
-        service.uninstall()
+        systemd.uninstall()
     assert caught.value.exit_code == ExitCode.NOT_RUNNING
 
 
@@ -90,15 +90,15 @@ def test_installed_looked_at_and_uninstalled(told: Path, tmp_path: Path) -> None
 def test_what_join_would_not_take(options: list[str], told: Path) -> None:
     assert CliRunner().invoke(commands, ["install", *options]).exit_code == ExitCode.USAGE
     assert not told.exists()
-    assert not service.unit_path().exists()
+    assert not systemd.unit_path().exists()
 
 
 def test_without_systemd_nothing_is_left(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (told.parent / "systemctl").write_text("#!/bin/sh\necho 'Failed to connect to bus' >&2\nexit 1\n")
     with pytest.raises(LocalError, match=r"HP-SVC-001.*Failed to connect to bus"):
-        service.install(["join"])
+        systemd.install(["join"])
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(LocalError, match="HP-SVC-001"):
-        service.install(["join"])
-    assert not service.unit_path().exists()
-    assert not service.lingers()
+        systemd.install(["join"])
+    assert not systemd.unit_path().exists()
+    assert not systemd.lingers()

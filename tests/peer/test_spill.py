@@ -9,8 +9,8 @@ import pytest
 
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.messages import Line
-from hetpeer.peer.spill import SpillFile
-from hetpeer.peer.tensors import Tensor, TensorStore
+from hetpeer.peer.transport.spill import SpillFile
+from hetpeer.peer.transport.tensors import Tensor, TensorStore
 from hetpeer.stages.execution.arena import Arena, ArenaFullError
 
 STEP = StepId(Line(term=1, view=0), 0)

@@ -1,6 +1,6 @@
 """When a reliable peer works itself, and when it stops."""
 
-from hetpeer.peer.standin import AGAIN_S, ENOUGH_S, PATIENCE_S, Need, Order
+from hetpeer.peer.reliable.standin import AGAIN_S, ENOUGH_S, PATIENCE_S, Need, Order
 
 
 def test_it_comes_when_nobody_else_does_and_goes_when_others_are_back() -> None:

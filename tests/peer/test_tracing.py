@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 from hetpeer.dht.errors import LocalError
 from hetpeer.peer import tracing
 from hetpeer.peer.cli.main import app
-from hetpeer.peer.perfetto import perfetto
 from hetpeer.peer.tracing import Trace
+from hetpeer.peer.watching.perfetto import perfetto
 
 
 class At:

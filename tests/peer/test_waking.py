@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from hetpeer.peer import waking
-from hetpeer.peer.waking import Sleep, watch_forever
+from hetpeer.peer.daemon import waking
+from hetpeer.peer.daemon.waking import Sleep, watch_forever
 
 
 def test_time_that_passes_is_no_sleep() -> None:

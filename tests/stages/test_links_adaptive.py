@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.settings import LinkSettings
-from hetpeer.peer.linkbook import LinkBook
+from hetpeer.peer.transport.linkbook import LinkBook
 from hetpeer.stages.links.adaptive import coding_for, share_for
 from hetpeer.stages.links.codec import Codec
 from hetpeer.stages.links.pace import SLACK, ratio_of, target_seconds

@@ -47,14 +47,14 @@ def serve_damaged_manifest() -> None:
 
 def impatient() -> None:
     """A volunteer that gives up missing data within a second."""
-    from hetpeer.peer import datasource
+    from hetpeer.peer.work import datasource
 
     datasource.TRIES, datasource.RETRY_S = 2, 0.5
 
 
 def gives_up_soon() -> None:
     """A volunteer that tries twice where nobody answers."""
-    from hetpeer.peer import rounds
+    from hetpeer.peer.arrival import rounds
 
     rounds.ROUNDS = 2
 
@@ -63,7 +63,7 @@ def sends_nan() -> None:
     """A volunteer whose first two bundles carry a NaN on their way, which is fewer than halt a run; sent again, they are
     sound.
     """
-    from hetpeer.peer import dataplane
+    from hetpeer.peer.transport import dataplane
 
     depart, left = dataplane._departing, [2]
 
@@ -80,7 +80,7 @@ def sends_nan() -> None:
 
 def _sends_once(wrong: Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]) -> None:
     """The first part of a sum that leaves for somebody else is what `wrong` makes of it."""
-    from hetpeer.peer import dataplane
+    from hetpeer.peer.transport import dataplane
 
     depart, left = dataplane._departing, [1]
 
@@ -107,7 +107,7 @@ def sends_a_short_part() -> None:
 
 def sends_garbage() -> None:
     """A volunteer one of whose encoded bundles is noise, of the right length."""
-    from hetpeer.peer import dataplane
+    from hetpeer.peer.transport import dataplane
 
     depart, left = dataplane._departing, [1]
 
@@ -123,7 +123,7 @@ def sends_garbage() -> None:
 
 def killed_after_step_4() -> None:
     """A volunteer that dies with an update in its memory, that of the fifth step or of a later one, and nobody told."""
-    from hetpeer.peer.evidence import Evidence
+    from hetpeer.peer.work.evidence import Evidence
 
     applied = Evidence.applied
 
@@ -159,7 +159,7 @@ def _require(status: int) -> None:
 
 def little_memory() -> None:
     """A volunteer whose arena has room for a reduce of the tiny model and a few bundles, not for all that a step keeps."""
-    from hetpeer.peer import life
+    from hetpeer.peer.daemon import life
 
     config = life.ComputeConfig
     life.ComputeConfig = lambda **known: config(**(known | {"arena_bytes": LITTLE}))
@@ -175,14 +175,14 @@ def sleepy() -> None:
 
 def soon_calm() -> None:
     """A reliable peer that waits for others for five seconds only before it gives their blocks away."""
-    from hetpeer.peer import proposing
+    from hetpeer.peer.reliable import proposing
 
     proposing.LOOK_S, proposing.SETTLED_S = 1.0, 5.0
 
 
 def hasty_stand_in() -> None:
     """A reliable peer that waits for others for a second only, once a step has begun."""
-    from hetpeer.peer import standin
+    from hetpeer.peer.reliable import standin
 
     is_wanted = standin.StandIn._is_wanted
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from hetpeer.bootstrap.audit import audit
 from hetpeer.bootstrap.settings import AveragingSettings, LinkSettings, Outer
-from hetpeer.peer.perfetto import perfetto
+from hetpeer.peer.watching.perfetto import perfetto
 from tests.swarm.swarm import Child, Swarm, resign, until
 
 ENDLESS = 100_000

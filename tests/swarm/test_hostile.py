@@ -24,8 +24,8 @@ from hetpeer.dht.frames import encode_head as encode_frame_head
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.dht.streams import Stream
-from hetpeer.peer.dataplane import TENSORS
-from hetpeer.peer.pressure import ACTIVATIONS
+from hetpeer.peer.transport.dataplane import TENSORS
+from hetpeer.peer.transport.pressure import ACTIVATIONS
 from hetpeer.stages.execution.routes import Hop
 from tests.swarm.conftest import STEPS
 from tests.swarm.swarm import Child, Swarm, resign

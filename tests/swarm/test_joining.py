@@ -7,8 +7,8 @@ import pytest
 
 from hetpeer.dht.addresses import parse_address
 from hetpeer.dht.errors import ExitCode
+from hetpeer.peer.arrival.invites import make_invite, parse_invite
 from hetpeer.peer.home import Home
-from hetpeer.peer.invites import make_invite, parse_invite
 from hetpeer.peer.keys import backup, restore
 from tests.swarm.swarm import Child, Swarm, resign, until
 

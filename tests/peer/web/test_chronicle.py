@@ -6,8 +6,8 @@ import pytest
 
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.records import Advert
-from hetpeer.peer.status import summarise
-from hetpeer.peer.swarm import LeftoverRow, SwarmStatus
+from hetpeer.peer.watching.status import summarise
+from hetpeer.peer.watching.swarm import LeftoverRow, SwarmStatus
 from hetpeer.peer.web.chronicle import GRACE_S, MAX_EVENTS, Chronicle
 from tests.bootstrap.engine import make_run
 

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.peer.metrics import daemon_metrics
+from hetpeer.peer.watching.metrics import daemon_metrics
 from hetpeer.peer.web.app import application
 from hetpeer.peer.web.metrics import metrics_route
 from hetpeer.peer.web.serving import served
@@ -94,7 +94,7 @@ async def test_the_daemon_keeps_its_signals():
 
 def test_a_daemon_that_serves_nothing_loads_nothing_of_it():
     loaded = (
-        "import sys, hetpeer.peer.joining, hetpeer.peer.reliable;"
+        "import sys, hetpeer.peer.daemon.joining, hetpeer.peer.reliable.peer;"
         "print([m for m in ('starlette', 'uvicorn', 'prometheus_client', 'hetpeer.peer.web') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)

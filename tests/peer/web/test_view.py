@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetpeer.peer.swarm import Progress
+from hetpeer.peer.watching.swarm import Progress
 from hetpeer.peer.web.view import up_to_now
 
 CURVE = [(1.0, 5.0), (2.0, 4.0)]

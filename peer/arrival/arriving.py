@@ -1,0 +1,114 @@
+"""Into the network of a run: a node that is in touch with those we join by, and the run's manifest.
+
+Who was reached from this home before is waited for: a coordinator is started again, a line comes back. Whom nobody here
+ever reached is most likely a wrong address, and that is said soon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+from hetpeer.bootstrap.manifest import SignedManifest
+from hetpeer.bootstrap.service import CONTROL
+from hetpeer.dht.errors import LocalError, RemoteError
+from hetpeer.dht.node import Node, NodeConfig
+from hetpeer.dht.roster import Roster
+from hetpeer.dht.tasks import TaskSet
+from hetpeer.peer.arrival.invites import Destination
+from hetpeer.peer.arrival.known import acquaintances, known_run, remember, remember_seen
+from hetpeer.peer.arrival.manifests import fetch_manifest
+from hetpeer.peer.arrival.reach import tell_forever
+from hetpeer.peer.arrival.rounds import Round, rounds
+from hetpeer.peer.home import Home
+from hetpeer.peer.transport.link import TENSORS
+
+AWAY = frozenset({"HP-NET-002", "HP-NET-006"})
+"""Nobody answers there, or nobody who serves a run."""
+LOOK_S = 30.0
+"""Between two looks at who is there, to be remembered."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A node that has joined the network of a run; `source` is the peer that gave the run's manifest."""
+
+    node: Node
+    signed: SignedManifest
+    source: str
+
+
+@contextlib.asynccontextmanager
+async def arrived(config: NodeConfig, home: Home, run: str = "") -> AsyncIterator[Arrival]:
+    """Join by `config.peers`; the node is closed at the end. `run`: the id of the run that it must be; empty: whichever is there.
+
+    Raises `LocalError` as `Node.start` and `fetch_manifest` do; HP-NET-002 and HP-NET-006 only where this home never was in the run, after
+    some rounds. Else it tries until cancelled.
+    """
+    known = known_run(home.path, Destination(config.peers, run))
+    remembered = known.destination.addresses if known is not None else None
+    async with contextlib.AsyncExitStack() as stack:
+        for turn in rounds(config.peers, remembered):
+            try:
+                arrival = await _arrive(replace(config, peers=turn.addresses), home, run, stack)
+            except LocalError as error:
+                if error.code not in AWAY or turn.pause_s is None:
+                    raise
+                _log.warning("%s: %s; %s", error.what, error.why, _what_next(turn, known is not None))
+                await asyncio.sleep(turn.pause_s)
+            else:
+                remember(home.path, arrival.signed.run_id, config.peers)
+                company = TaskSet()
+                company.spawn(_remember_forever(arrival, home), name="peers to be remembered")
+                stack.push_async_callback(company.close)
+                yield arrival
+                return
+
+
+def _what_next(turn: Round, known: bool) -> str:
+    if not turn.pause_s:
+        return "now those by whom the run was found before"
+    before = "they were there before, so " if known else ""
+    return f"{before}again in {turn.pause_s:.0f} s"
+
+
+async def _arrive(config: NodeConfig, home: Home, run: str, stack: contextlib.AsyncExitStack) -> Arrival:
+    async with contextlib.AsyncExitStack() as attempt:
+        node = await attempt.enter_async_context(_running(config, home))
+        found = await fetch_manifest(node, config.peers, run)
+        stack.push_async_exit(attempt.pop_all())
+    return Arrival(node, found.signed, found.peer)
+
+
+@contextlib.asynccontextmanager
+async def _running(config: NodeConfig, home: Home) -> AsyncIterator[Node]:
+    node = await Node.start(config, home.identity())
+    node.may_cut(CONTROL, TENSORS)
+    telling = TaskSet()
+    telling.spawn(tell_forever(node, reliable=False), name="words on reachability")
+    try:
+        yield node
+    finally:
+        await telling.close()
+        await node.close()
+
+
+async def _remember_forever(arrival: Arrival, home: Home) -> None:
+    """Write down who is there, for the day on which those we joined by are not."""
+    node, signed = arrival.node, arrival.signed
+    roster = Roster(node, signed.run_id)
+    while True:
+        try:
+            adverts = await roster.read()
+        except RemoteError as error:
+            _log.debug("who is there: %s", error)
+        else:
+            adverts.pop(node.peer_id, None)
+            seen = acquaintances(adverts, signed.reliable)
+            await asyncio.to_thread(remember_seen, home.path, signed.run_id, seen)
+        await asyncio.sleep(LOOK_S)

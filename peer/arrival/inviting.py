@@ -1,0 +1,43 @@
+"""The invite to a run, kept in its directory: made by the reliable peer that serves it, shown again by `hetpeer invite`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from hetpeer.bootstrap.files import atomic_write
+from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.dht.addresses import Address
+from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.peer.arrival.invites import Invite, make_invite, parse_invite, worth_giving
+
+
+def keep_invite(run: RunDirectory, own: Iterable[Address], others: Sequence[Address]) -> Invite:
+    """To `run`, which is served at `own`; those who come may also try `others`. Raises `LocalError` HP-DISK-*."""
+    invite = make_invite(run.manifest.name, run.run_id, [*worth_giving(own), *others])
+    atomic_write(run.invite_path, f"{invite}\n".encode())
+    return invite
+
+
+def kept_invite(run: RunDirectory, more: Sequence[Address]) -> Invite:
+    """The last one, with `more` addresses before its own. Raises `LocalError` HP-RUN-017 where there is none, and no address."""
+    kept: tuple[Address, ...] = ()
+    why = ""
+    try:
+        invite = parse_invite(run.invite_path.read_text(errors="replace"))
+        if invite.run == run.run_id:
+            kept = invite.addresses
+        else:
+            why = "it was another run when it was served last"
+    except OSError:
+        why = "it was not served from here yet"
+    except LocalError as error:
+        why = f"{run.invite_path}: {error.why}"
+    if not kept and not more:
+        raise LocalError(
+            "HP-RUN-017",
+            f"no address is known for an invite to {run.path}",
+            why=why,
+            fix=f"start hetpeer bootstrap {run.path}, or say an address: hetpeer invite {run.path} --bootstrap ADDR",
+            exit_code=ExitCode.CONFIG,
+        )
+    return make_invite(run.manifest.name, run.run_id, [*more, *kept])

@@ -1,0 +1,57 @@
+"""A node that others come to, at an address that stays: what `hetpeer bootstrap` is without a run (docs/joining.md).
+
+It has its part in the DHT, relays, and tells others whether they are reachable. A reliable peer is one with a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hetpeer.dht.addresses import Address
+from hetpeer.dht.node import Node, NodeConfig
+from hetpeer.dht.tasks import TaskSet
+from hetpeer.peer.arrival.reach import tell_forever
+from hetpeer.peer.home import Home
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RendezvousOptions:
+    """What its owner asked for. `peers`: others of its kind."""
+
+    home: Path
+    host: str
+    port: int
+    peers: tuple[Address, ...] = ()
+
+
+async def serve_rendezvous(
+    options: RendezvousOptions, leaving: asyncio.Event, announce: Callable[[str], None]
+) -> None:
+    """Be there until `leaving` is set. `announce` gets the address, once somebody answers there. Raises as `Node.start` does."""
+    config = open_config(options.host, options.port, options.peers)
+    node = await Node.start(config, Home(options.home).rendezvous_identity())
+    telling = TaskSet()
+    try:
+        telling.spawn(tell_forever(node, reliable=True), name="words on reachability")
+        announce(join_address(node))
+        await leaving.wait()
+    finally:
+        await telling.close()
+        await node.close()
+
+
+def open_config(host: str, port: int, peers: tuple[Address, ...]) -> NodeConfig:
+    """Others must reach it, so it says that they do, and relays for those who are not reached; it may be the first of all."""
+    config = NodeConfig(host=host, port=port, peers=peers, alone_ok=True)
+    alone = ipaddress.ip_address(config.host).is_loopback  # all peers are on this machine
+    return config if alone else replace(config, reachability="public")
+
+
+def join_address(node: Node) -> str:
+    """The address to give away: one that others can reach comes before the loopback one."""
+    addresses = node.addresses()
+    return next((a for a in addresses if "/127.0.0.1/" not in a), addresses[0])

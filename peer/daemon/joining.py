@@ -1,0 +1,108 @@
+"""From an address to a volunteer at work: what `hetpeer join` does, in order.
+
+Listen to the owner, join the network, fetch and check the manifest; then one life after another: start the compute worker, take
+part, leave. Each part is undone in the reverse order, whatever happens. While the owner holds the volunteer back there is no
+worker. One that dies (most likely: out of memory) is started again a few times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import time
+from collections import deque
+
+from hetpeer.averaging.effects import Stop
+from hetpeer.dht.clock import SystemClock
+from hetpeer.peer.console import say
+from hetpeer.peer.control.server import serving
+from hetpeer.peer.daemon.life import live
+from hetpeer.peer.daemon.notify import Notifier
+from hetpeer.peer.daemon.presence import JoinOptions, Presence, no_state, present
+from hetpeer.peer.daemon.wishes import Daemon, State, Wish
+from hetpeer.peer.home import Home
+from hetpeer.peer.lifecycle import unless
+from hetpeer.peer.work.adverts import paused_advert, publish_forever
+from hetpeer.stages.execution.compute import WorkerDiedError
+
+MAX_RESTARTS = 3
+RESTART_WINDOW_S = 600.0
+"""A worker that dies more than MAX_RESTARTS times in so long is not started again."""
+SWEEP_S = 0.5
+"""By then nothing of a life that is over runs any more."""
+
+_log = logging.getLogger(__name__)
+
+
+async def join(options: JoinOptions, leaving: asyncio.Event) -> Stop | None:
+    """Take part until the run is over (its Stop), or `leaving` is set or the owner wants it to end (None). Raises `LocalError`."""
+    home = Home(options.home)
+    home.identity()  # and its folder, where the owner finds us
+    daemon = Daemon(SystemClock(), leaving, Notifier.of_environment())
+    async with daemon.running(), serving(home.path, daemon.answer), contextlib.AsyncExitStack() as stack:
+        ended = daemon.until(Wish.FINISH, Wish.STOP)
+        presence = await unless(ended, present(options, home, stack))
+        if presence is None:
+            return None
+        daemon.joined(presence.node.addresses)
+        if options.dashboard is not None:  # nothing of it is loaded otherwise
+            from hetpeer.peer.web.daemons import volunteer_served
+
+            await stack.enter_async_context(volunteer_served(options.dashboard, presence, daemon))
+        return await _lives(presence, options, daemon)
+
+
+async def _lives(presence: Presence, options: JoinOptions, daemon: Daemon) -> Stop | None:
+    deaths: deque[float] = deque(maxlen=MAX_RESTARTS)
+    while (wish := daemon.wish) in (Wish.WORK, Wish.PAUSE):
+        if wish is Wish.PAUSE:
+            await _rest(presence, options.name, daemon)
+            continue
+        try:
+            stop = await live(presence, options, daemon)
+        except WorkerDiedError as error:
+            often = len(deaths) == MAX_RESTARTS and time.monotonic() - deaths[0] < RESTART_WINDOW_S
+            if often or error.status >= 0:  # one that ended by itself would do so again
+                raise
+            deaths.append(time.monotonic())
+            _log.warning("%s; a new one is started", error.what)
+            await unless(daemon.until(Wish.FINISH, Wish.STOP), _clear(presence))
+        else:
+            if stop is not None:
+                return stop
+    daemon.stop()
+    return None
+
+
+async def _clear(presence: Presence) -> None:
+    """Nothing of the life that is over takes memory while the next one measures how much is free."""
+    await presence.serve(no_state)
+    await _sweep()
+
+
+async def _rest(presence: Presence, name: str, daemon: Daemon) -> None:
+    """Stay in the network without a worker, for as long as the volunteer is held back."""
+    daemon.does(State.WAITING)
+    say(f"paused ({daemon.standing.reason})")
+    await unless(daemon.until(Wish.WORK, Wish.STOP), _idle(presence, name))
+    if daemon.wish is Wish.WORK:
+        say("going on")
+
+
+async def _idle(presence: Presence, name: str) -> None:
+    """Be a peer that holds no state. Never returns."""
+    await presence.serve(no_state)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(
+            publish_forever(presence.roster, lambda: paused_advert(presence.node, name)), name="advert"
+        )
+        tasks.create_task(presence.mind_sleep(lambda: None), name="sleep")
+        tasks.create_task(_sweep(), name="sweep")
+
+
+async def _sweep() -> None:
+    """Give back what is left of the life that is over: it is full of circles, and has the arena mapped."""
+    await asyncio.sleep(SWEEP_S)
+    gc.collect()

@@ -1,0 +1,192 @@
+"""One life of a volunteer: a compute worker is started and measured, takes part, and is ended when its owner wants so.
+
+Whatever ends it early begins with the worker's suspension: from then on it takes no processor time, and what it was doing
+is done again by others (docs/daemon.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any
+
+from hetpeer.averaging.effects import Stop
+from hetpeer.averaging.member import Phase
+from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.tasks import TaskSet
+from hetpeer.peer.daemon.presence import JoinOptions, Presence
+from hetpeer.peer.daemon.wishes import Daemon, Does, State, Wish
+from hetpeer.peer.lifecycle import unless
+from hetpeer.peer.work.adverts import publish_forever, volunteer_advert
+from hetpeer.peer.work.figures import Offer
+from hetpeer.peer.work.foresight import prepare_ahead
+from hetpeer.peer.work.volunteer import Volunteer
+from hetpeer.stages.execution import commands as c
+from hetpeer.stages.execution import device
+from hetpeer.stages.execution.compute import Compute, ComputeConfig
+
+WORKER = "hetpeer.averaging.worker_main"
+FAREWELL_S = 3.0
+FINISH_S = 600.0
+"""A step that takes longer is not waited for by who is asked to finish."""
+MIN_ARENA_BYTES = 1 << 26
+
+_log = logging.getLogger(__name__)
+
+
+async def live(presence: Presence, options: JoinOptions, daemon: Daemon) -> Stop | None:
+    """Take part with one compute worker until the run is over (its Stop), or something else than work is wished (None).
+
+    Raises `LocalError`, and `WorkerDiedError` with nothing of the worker left.
+    """
+    daemon.does(State.CHECKING)
+    async with contextlib.AsyncExitStack() as life:
+        other = daemon.until(Wish.PAUSE, Wish.FINISH, Wish.STOP)
+        started = await unless(other, _start_compute(options, life))
+        return None if started is None else await _live(presence, *started, daemon)
+
+
+async def _start_compute(options: JoinOptions, life: contextlib.AsyncExitStack) -> tuple[Compute, Offer, str]:
+    """A compute worker, what this machine can offer with it, and the name of its device."""
+    memory = _memory_offered(options.ram_limit)
+    compute = await life.enter_async_context(_running_compute(options, memory))
+    try:
+        speed = (await compute.submit(c.WarmUp())).flops_per_second
+        info = await compute.submit(c.Info())
+    except asyncio.CancelledError:
+        compute.suspend()
+        raise
+    offer = Offer(
+        memory_bytes=memory, flops_per_second=speed, disk_bytes=_disk_offered(options), name=options.name
+    )
+    return compute, offer, info.device_name
+
+
+async def _live(
+    presence: Presence, compute: Compute, offer: Offer, device_name: str, daemon: Daemon
+) -> Stop | None:
+    files, node, roster = presence.files, presence.node, presence.roster
+    volunteer = Volunteer(node, presence.home, files, compute, offer, presence.evidence, presence.trace)
+    name, memory = files.run.manifest.name, offer.memory_bytes
+    _log.info("run %s, %s, offering %d MiB", name, device_name, memory >> 20)
+    daemon.follow(lambda: doing(volunteer.member.phase, in_touch=volunteer.session.is_up))
+    ahead = prepare_ahead(roster, files, memory, lambda: volunteer.admitted)
+    beside = [
+        presence.serve(volunteer.state),
+        publish_forever(roster, lambda: volunteer_advert(volunteer, node, device_name)),
+        presence.progress.show_forever(volunteer),
+        presence.mind_sleep(volunteer.rejoin),
+    ]
+    presence.life.volunteer = volunteer
+    try:
+        return await _take_part(volunteer, compute, ahead, beside, daemon)
+    finally:
+        presence.life.volunteer = None
+
+
+async def _take_part(
+    volunteer: Volunteer,
+    compute: Compute,
+    ahead: Coroutine[Any, Any, object],
+    beside: Sequence[Coroutine[Any, Any, None]],
+    daemon: Daemon,
+) -> Stop | None:
+    """Work until the run is over or something else is wished; `ahead` may find out that nothing fits us."""
+    work = asyncio.ensure_future(volunteer.run())
+    asked = asyncio.ensure_future(_called_off(volunteer, daemon))
+    preparing = asyncio.ensure_future(ahead)
+    company = TaskSet()
+    for work_beside in beside:
+        company.spawn(work_beside, name="beside the work")
+    try:
+        await asyncio.wait({work, asked, preparing}, return_when=asyncio.FIRST_COMPLETED)
+        if preparing.done():
+            preparing.result()
+            await asyncio.wait({work, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            stop = work.result()
+            if not stop.completed:
+                raise _rejection(stop)
+            return stop
+        compute.suspend()
+        _log.info("leaving: telling the swarm")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_S):
+                await volunteer.farewell()
+        return None
+    finally:
+        await company.close()
+        tasks: list[asyncio.Future[Any]] = [work, asked, preparing]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _called_off(volunteer: Volunteer, daemon: Daemon) -> None:
+    """Return when this life is to end. Who is asked to finish stops when the step that is under way is over."""
+    if await daemon.until(Wish.PAUSE, Wish.FINISH, Wish.STOP) is Wish.FINISH:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FINISH_S):
+                await unless(daemon.until(Wish.STOP), volunteer.step_over())
+        daemon.stop()
+
+
+def doing(phase: Phase, *, in_touch: bool) -> Does:
+    """What a volunteer in this phase does, `in_touch` with a coordinator or not. Pure."""
+    match phase:
+        case Phase.STOPPED:
+            return State.STOPPED, ""
+        case Phase.JOINING:
+            return State.JOINING, "" if in_touch else "no_coordinator"
+        case _ if not in_touch:
+            return State.WAITING, "no_coordinator"
+        case Phase.PREPARING | Phase.SYNCING:
+            return State.SYNCING, ""
+        case Phase.READY:
+            return State.WAITING, "no_peers"
+        case _:
+            return State.TRAINING, ""
+
+
+def _memory_offered(limit: float) -> int:
+    machine = device.survey()
+    return int(limit) if limit > 1 else int(machine.ram_free_bytes * limit)
+
+
+def _disk_offered(options: JoinOptions) -> int:
+    limit = options.disk_limit
+    return int(limit) if limit > 1 else int(shutil.disk_usage(options.home).free * limit)
+
+
+@contextlib.asynccontextmanager
+async def _running_compute(options: JoinOptions, memory: int) -> AsyncIterator[Compute]:
+    config = ComputeConfig(
+        device=options.device, threads=options.threads, arena_bytes=max(memory, MIN_ARENA_BYTES)
+    )
+    compute = await Compute.start(config, WORKER)
+    try:
+        yield compute
+    finally:
+        await compute.close()
+
+
+def _rejection(stop: Stop) -> LocalError:
+    """Why we may not take part, as the error that ends the command."""
+    if stop.rejected == "version":
+        return LocalError(
+            "HP-RUN-002",
+            "the run speaks another version",
+            why=stop.why,
+            fix="use the version of hetpeer the run was made for",
+            exit_code=ExitCode.VERSION,
+        )
+    return LocalError(
+        "HP-RUN-010",
+        "the run does not go on",
+        why=stop.why,
+        fix="ask the run's author",
+        exit_code=ExitCode.RUN_CLOSED,
+    )

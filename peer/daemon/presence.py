@@ -1,0 +1,115 @@
+"""Our place in the network and in the run's files: what outlives the compute worker, and goes on through a pause."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetpeer.bootstrap.council import Council
+from hetpeer.bootstrap.serving import PROTOCOL as FILES
+from hetpeer.bootstrap.serving import FileService, Served
+from hetpeer.bootstrap.shelf import RunShelf, StateSource
+from hetpeer.dht.addresses import Address
+from hetpeer.dht.clock import SystemClock
+from hetpeer.dht.node import Node, NodeConfig
+from hetpeer.dht.roster import Roster
+from hetpeer.peer.arrival.arriving import arrived
+from hetpeer.peer.daemon.progress import VolunteerProgress
+from hetpeer.peer.daemon.waking import watch_forever
+from hetpeer.peer.home import Home
+from hetpeer.peer.tracing import Trace
+from hetpeer.peer.where import Where
+from hetpeer.peer.work.evidence import Evidence
+from hetpeer.peer.work.preparing import RunFiles
+from hetpeer.peer.work.volunteer import Volunteer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinOptions:
+    """What the volunteer asked for."""
+
+    bootstrap: tuple[Address, ...]
+    run: str = ""
+    """The id of the run that it must be; empty: whichever is there."""
+    home: Path
+    host: str = "0.0.0.0"  # noqa: S104 - other peers must reach us
+    port: int = 0
+    """0: any free port."""
+    name: str = ""
+    threads: int = 1
+    device: str = "auto"
+    ram_limit: float = 0.5
+    """Bytes if above 1, else the share of the free memory."""
+    disk_limit: float = 0.1
+    """For tensors that do not fit into memory: bytes if above 1, else the share of the free disk."""
+    trace: bool = False
+    """Write down what is done when (tracing.py)."""
+    dashboard: Where | None = None
+    """Where its dashboard and metrics are served."""
+
+
+@dataclass(slots=True)
+class Life:
+    """The volunteer that lives now, if one does."""
+
+    volunteer: Volunteer | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Presence:
+    """Where we are, and in which run."""
+
+    node: Node
+    home: Home
+    files: RunFiles
+    roster: Roster
+    evidence: Evidence
+    trace: Trace
+    progress: VolunteerProgress
+    life: Life
+
+    async def serve(self, states: StateSource) -> None:
+        """Give others the run's files, and states from `states`, until something else is said."""
+        shelf = RunShelf(self.files.run, self.files.council, states)
+        await self.node.serve(FILES, FileService(shelf).handle)
+
+    async def mind_sleep(self, after: Callable[[], None]) -> None:
+        """Whenever the machine has slept, connect to the network anew and call `after`. Never returns."""
+
+        async def woken() -> None:
+            await self.node.renew()
+            after()
+
+        await watch_forever(SystemClock(), woken)
+
+
+async def present(options: JoinOptions, home: Home, stack: contextlib.AsyncExitStack) -> Presence:
+    """Join the network, and get to know the run. `stack` ends it. Raises `LocalError`."""
+    identity = home.identity()
+    config = NodeConfig(host=options.host, port=options.port, peers=options.bootstrap, reachability="ask")
+    arrival = await stack.enter_async_context(arrived(config, home, options.run))
+    node, signed = arrival.node, arrival.signed
+    run = home.run(signed)
+    evidence = stack.enter_context(contextlib.closing(Evidence(home, run, identity)))
+    path = home.trace_path(run, os.getpid()) if options.trace else None
+    trace = stack.enter_context(
+        contextlib.closing(Trace(SystemClock(), path, peer=identity.peer_id, name=options.name))
+    )
+    return Presence(
+        node=node,
+        home=home,
+        files=RunFiles(node, run, Council(signed, run.path), [arrival.source]),
+        roster=Roster(node, run.run_id),
+        evidence=evidence,
+        trace=trace,
+        progress=VolunteerProgress(signed.manifest),
+        life=Life(),
+    )
+
+
+async def no_state(_cluster: int, _version: int, _block: int) -> Served | None:
+    """Of who holds none."""
+    return None

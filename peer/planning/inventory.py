@@ -1,0 +1,153 @@
+"""The devices of a running swarm, as a file to plan for (devices.py), from what its volunteers say of their workers and lines. Pure.
+
+What was measured in training counts more than what was measured before; what was not measured at all is filled in: a line that nobody has
+used is as fast as its ends let it be, and as far as the middle one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from hetpeer.bootstrap.manifest import Manifest
+from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.records import Advert
+from hetpeer.peer.planning.devices import BITS, GIB, GIGA, LATENCY_MS, LINE_MBPS, MEGA, TERA
+from hetpeer.stages.planning.swarms.given import times_forward
+
+Matrix = list[list[float]]
+MBPS = 1e-3, 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """What `read_devices` reads: the fields of each device, and latency and bandwidth from row to column."""
+
+    peers: tuple[str, ...]
+    """Whose devices these are."""
+    devices: tuple[Mapping[str, Any], ...]
+    latency_ms: Matrix
+    bandwidth_gbit_s: Matrix
+
+    def document(self) -> dict[str, Any]:
+        """The object of `--json`."""
+        return {
+            "device": [dict(device) for device in self.devices],
+            "latency_ms": self.latency_ms,
+            "bandwidth_gbit_s": self.bandwidth_gbit_s,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """The file as TOML."""
+        for name, matrix in (("latency_ms", self.latency_ms), ("bandwidth_gbit_s", self.bandwidth_gbit_s)):
+            yield f"{name} = ["
+            yield from (f"    {json.dumps(row)}," for row in matrix)
+            yield "]"
+        for device in self.devices:
+            yield ""
+            yield "[[device]]"
+            yield from (f"{name} = {json.dumps(value)}" for name, value in device.items())
+
+
+def inventory(manifest: Manifest, adverts: Mapping[str, Advert]) -> Inventory:
+    """Of all volunteers (`adverts` by peer id). Raises `LocalError` HP-PLAN-001 if there is none that says what it can do."""
+    known = {
+        peer: advert
+        for peer, advert in sorted(adverts.items())
+        if advert.role == "volunteer" and advert.memory_bytes and _flops(manifest, advert)
+    }
+    if not known:
+        raise LocalError(
+            "HP-PLAN-001",
+            "there is nothing to write down yet",
+            why="no volunteer says what it can do",
+            fix="look again when volunteers have joined",
+            exit_code=ExitCode.TRY_LATER,
+        )
+    lines = _Lines(known)
+    names = _names(known)
+    return Inventory(
+        peers=tuple(known),
+        devices=tuple(
+            {
+                "name": names[peer],
+                "tflops": _rounded(_flops(manifest, advert) / TERA, 1e-6, 1e6),
+                "memory_gib": _rounded(advert.memory_bytes / GIB, 1e-6, 1e6),
+                "up_mbps": _rounded(lines.up[peer] * BITS / MEGA, *MBPS),
+                "down_mbps": _rounded(lines.down[peer] * BITS / MEGA, *MBPS),
+            }
+            for peer, advert in known.items()
+        ),
+        latency_ms=_matrix(known, lambda a, b: 1e3 * lines.latency(a, b), 0.0, 1e6),
+        bandwidth_gbit_s=_matrix(
+            known, lambda a, b: lines.rate(a, b) * BITS / GIGA, *(one * MEGA / GIGA for one in MBPS)
+        ),
+    )
+
+
+class _Lines:
+    """What is known of the lines between `adverts`, and what is taken for the rest."""
+
+    def __init__(self, adverts: Mapping[str, Advert]) -> None:
+        self._rates, self._trips = {}, {}
+        ends = {peer[-8:]: peer for peer in adverts}
+        for sender, advert in adverts.items():
+            for note in advert.links:
+                if (to := ends.get(note.to)) is not None and note.rate:
+                    self._rates[sender, to] = note.rate
+                    self._trips[sender, to] = note.trip_s
+        self._usual_trip = median(self._trips.values()) if self._trips else 2e-3 * LATENCY_MS
+        self.up = _filled({p: max(a.uplink, *(n.rate for n in a.links), 0.0) for p, a in adverts.items()})
+        """Bytes/s that leave each; an unknown one is as the middle of the known."""
+        arriving = {
+            p: max((r for (_, to), r in self._rates.items() if to == p), default=0.0) for p in adverts
+        }
+        self.down = {peer: max(arriving[peer], self.up[peer]) for peer in adverts}
+        """Bytes/s that reach each; no line is taken to be slower than the uplink."""
+
+    def rate(self, sender: str, to: str) -> float:
+        """Bytes/s."""
+        return self._rates.get((sender, to)) or min(self.up[sender], self.down[to])
+
+    def latency(self, sender: str, to: str) -> float:
+        """Seconds, one way: half of the way there and back, whichever end has measured it."""
+        trip = self._trips.get((sender, to)) or self._trips.get((to, sender)) or self._usual_trip
+        return trip / 2
+
+
+def _flops(manifest: Manifest, advert: Advert) -> float:
+    """FLOP/s that its worker reaches: in training if it has trained, else on what it has rehearsed."""
+    blocks = manifest.blocks[advert.block_begin : advert.block_end]
+    seconds = advert.forward_s + advert.backward_s
+    flops = sum(block.flops_forward for block in blocks) * times_forward(manifest.training.recompute)
+    return flops / seconds if flops and seconds else advert.flops_per_second
+
+
+def _filled(amounts: Mapping[str, float]) -> dict[str, float]:
+    known = [amount for amount in amounts.values() if amount]
+    usual = median(known) if known else LINE_MBPS * MEGA / BITS
+    return {peer: amount or usual for peer, amount in amounts.items()}
+
+
+def _names(adverts: Mapping[str, Advert]) -> dict[str, str]:
+    """What people call them; the end of the id where that would be nothing, or somebody else's as well."""
+    often = Counter(advert.name for advert in adverts.values())
+    return {
+        peer: advert.name if advert.name and often[advert.name] == 1 else f"{advert.name}…{peer[-6:]}"
+        for peer, advert in adverts.items()
+    }
+
+
+def _matrix(
+    peers: Mapping[str, Advert], entry: Callable[[str, str], float], least: float, most: float
+) -> Matrix:
+    return [[0.0 if a == b else _rounded(entry(a, b), least, most) for b in peers] for a in peers]
+
+
+def _rounded(number: float, least: float, most: float) -> float:
+    """As far as anything is what it may be: adverts are claims, and nobody's is to make the file unreadable."""
+    return float(f"{min(max(number, least), most):.4g}")

@@ -1,0 +1,267 @@
+"""The reliable peer: what `hetpeer bootstrap DIR` does. Rendezvous, files and states, and the coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetpeer.bootstrap.amending import Amending
+from hetpeer.bootstrap.core import is_over
+from hetpeer.bootstrap.council import Council
+from hetpeer.bootstrap.decisions import Halt
+from hetpeer.bootstrap.keeping import Checkpoints
+from hetpeer.bootstrap.ranking import encode, ranking
+from hetpeer.bootstrap.replica import Replica, run_logs
+from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.service import CONTROL, CoordinatorService, coordinator_config
+from hetpeer.bootstrap.serving import PROTOCOL as FILES
+from hetpeer.bootstrap.serving import FileService
+from hetpeer.bootstrap.shelf import Answer, RunShelf
+from hetpeer.dht.addresses import Address, parse_address
+from hetpeer.dht.channel import ChannelServer
+from hetpeer.dht.clock import SystemClock
+from hetpeer.dht.errors import ExitCode, LocalError, RemoteError
+from hetpeer.dht.identity import Identity
+from hetpeer.dht.listener import CONTROL as CONTROL_BUDGET
+from hetpeer.dht.node import Node
+from hetpeer.dht.roster import Roster
+from hetpeer.peer.arrival.invites import Invite
+from hetpeer.peer.arrival.inviting import keep_invite
+from hetpeer.peer.arrival.reach import tell_forever
+from hetpeer.peer.arrival.rendezvous import join_address, open_config
+from hetpeer.peer.reliable.progress import ReliableProgress
+from hetpeer.peer.reliable.proposing import Proposing
+from hetpeer.peer.reliable.standin import StandIn
+from hetpeer.peer.where import Where
+from hetpeer.peer.work.adverts import publish_forever, reliable_advert
+
+FOLLOW_S = 0.5
+"""Between two looks at what was decided, of a peer that does not lead."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BootstrapOptions:
+    """What the run's author asked for."""
+
+    directory: Path
+    host: str
+    port: int
+    peers: tuple[Address, ...] = ()
+    stand_in: bool = False
+    """Whether to work on what nobody else can."""
+    keep_places: bool = False
+    """Whether volunteers keep the blocks that they have chosen, however slow that is."""
+    dashboard: Where | None = None
+    """Where its dashboard and metrics are served."""
+
+
+class ReliablePeer:
+    """Has its part in the run's log, and coordinates while it leads."""
+
+    def __init__(self, node: Node, run: RunDirectory, replica: Replica) -> None:
+        self._node = node
+        self._run = run
+        self.replica = replica
+        self._checkpoints = Checkpoints(node, run, replica.records, replica.company)
+        self._shelf = RunShelf(run, replica.council, self._checkpoints.state, self.answers)
+        self._begun_with = len(replica.records)
+        self._looked_at = -1
+        """How many records there were when we last looked whether the run is over."""
+        self.service: CoordinatorService | None = None
+        """While it leads."""
+        self.ready = asyncio.Event()
+        """Set once others may come: volunteers to the only reliable peer, or the other reliable peers to one of several."""
+
+    @property
+    def stored(self) -> int:
+        """The version of the newest checkpoint on our disk."""
+        return self._checkpoints.newest
+
+    @property
+    def answers(self) -> Mapping[str, Answer]:
+        """What the log says, for whoever looks at the run."""
+        replica = self.replica
+        return {
+            "credit": lambda peer: encode(ranking(replica.credit.of, peer)),
+            "curves": lambda _: replica.curves.curves.encode(),
+        }
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended, and only its end is told any more."""
+        return self.service is not None and self.service.halted.done()
+
+    async def run(self, leaving: asyncio.Event) -> Halt:
+        """Until the run is over, or when it was over until `leaving`. Raises `LocalError` for a disk that does not keep what must be kept."""
+        await self._checkpoints.serve()
+        refusing = ChannelServer(lambda _peer, _key: None, 0)
+        await self._node.serve(CONTROL, refusing.handle, CONTROL_BUDGET)
+        await self._node.serve(FILES, FileService(self._shelf).handle)
+        if len(self.replica.members) > 1:
+            self.ready.set()
+        works = {
+            asyncio.ensure_future(work)
+            for work in (
+                self.replica.run(),
+                Amending(self._node, self.replica, lambda: self._checkpoints.newest).run(),
+            )
+        }
+        reigns = asyncio.ensure_future(self._reign_or_follow(leaving))
+        try:
+            done, _ = await asyncio.wait({*works, reigns}, return_when=asyncio.FIRST_COMPLETED)
+            for work in done & works:
+                work.result()
+            return reigns.result()
+        finally:
+            for task in (*works, reigns):
+                task.cancel()
+            await asyncio.gather(*works, reigns, return_exceptions=True)
+
+    async def _reign_or_follow(self, leaving: asyncio.Event) -> Halt:
+        while True:
+            following = asyncio.ensure_future(self._follow())
+            leading = asyncio.ensure_future(self.replica.leading())
+            try:
+                await asyncio.wait({following, leading}, return_when=asyncio.FIRST_COMPLETED)
+                if following.done():
+                    return following.result()
+            finally:
+                for task in (following, leading):
+                    task.cancel()
+                await asyncio.gather(following, leading, return_exceptions=True)
+            halt = await self._reign(leaving)
+            if halt is not None:
+                return halt
+
+    async def _reign(self, leaving: asyncio.Event) -> Halt | None:
+        # A checkpoint may have been decided since we last looked, and a roll-back would ask us for it.
+        await self._keep_up()
+        self.service = CoordinatorService(
+            self._node, self._run, self.replica, self._checkpoints, SystemClock()
+        )
+        serving = asyncio.ensure_future(self.service.serving.wait())
+        serving.add_done_callback(lambda _: self.ready.set())
+        try:
+            return await self.service.run(leaving)
+        finally:
+            serving.cancel()
+            self.service = None
+
+    async def _follow(self) -> Halt:
+        """Keep what the leader's checkpoints consist of; return when the run is over."""
+        while True:
+            if (over := self._outcome()) is not None:
+                return over
+            await self._keep_up()
+            await asyncio.sleep(FOLLOW_S)
+
+    def _outcome(self) -> Halt | None:
+        """How the run has ended, if the log says so; a halt of an earlier life is none."""
+        records, config = self.replica.records, coordinator_config(self._run)
+        if len(records) == self._looked_at:
+            return None
+        self._looked_at = len(records)
+        if is_over(config, self._run.manifest.averaging, records):
+            return Halt(f"all {config.steps} steps are committed", completed=True)
+        halts = [r for r in records[self._begun_with :] if r["kind"] == "halt"]
+        return Halt(halts[-1]["why"], completed=False) if halts else None
+
+    async def _keep_up(self) -> None:
+        last = self.replica.history.checkpoint
+        if last is None or self._checkpoints.is_newest(last):
+            return
+        try:
+            await self._checkpoints.copy(last, self.replica.company())
+            await self._checkpoints.sealed(last)
+        except RemoteError as error:
+            _log.warning("checkpoint %s is not copied yet: %s", last["version"], error)
+
+
+async def serve_run(
+    options: BootstrapOptions, leaving: asyncio.Event, announce: Callable[[str, Invite], None]
+) -> Halt | None:
+    """Take part in the run's log, and coordinate, until the run is over (its Halt) or `leaving` is set (None).
+
+    `announce` gets the address to join at, and the invite, once somebody answers there. Raises `LocalError`.
+    """
+    run = RunDirectory.open(options.directory)
+    await asyncio.to_thread(run.verify)
+    with run_logs(run) as logs:
+        council = Council(run.signed, run.path)
+        node = await Node.start(
+            open_config(options.host, options.port, options.peers), Identity.load(run.identity_path)
+        )
+        try:
+            peer = ReliablePeer(node, run, Replica(node, run, council, logs, SystemClock()))
+            async with _web(options, node, run, peer):
+                return await _take_part(peer, node, run, options, leaving, announce)
+        finally:
+            await node.close()
+
+
+def _web(
+    options: BootstrapOptions, node: Node, run: RunDirectory, peer: ReliablePeer
+) -> contextlib.AbstractAsyncContextManager[None]:
+    """The web server, if one was asked for: nothing of it is loaded otherwise."""
+    if options.dashboard is None:
+        return contextlib.nullcontext()
+    from hetpeer.peer.web.daemons import reliable_served
+
+    return reliable_served(options.dashboard, node, run, peer)
+
+
+async def _take_part(
+    peer: ReliablePeer,
+    node: Node,
+    run: RunDirectory,
+    options: BootstrapOptions,
+    leaving: asyncio.Event,
+    announce: Callable[[str, Invite], None],
+) -> Halt | None:
+    roster = Roster(node, run.run_id)
+    work = asyncio.ensure_future(peer.run(leaving))
+    left = asyncio.ensure_future(leaving.wait())
+    beside = [
+        asyncio.ensure_future(publish_forever(roster, lambda: reliable_advert(peer.service, node))),
+        asyncio.ensure_future(ReliableProgress(peer.replica, lambda: peer.service).show_forever()),
+        asyncio.ensure_future(tell_forever(node, reliable=True)),
+    ]
+    if run.manifest.averaging is None and not options.keep_places:
+        beside.append(
+            asyncio.ensure_future(Proposing(run.manifest, roster, lambda: peer.service).look_forever())
+        )
+    if options.stand_in:
+        helper = StandIn(run.path / "stand-in", lambda: peer.service, lambda: join_address(node))
+        beside.append(asyncio.ensure_future(helper.watch_forever()))
+    try:
+        ready = asyncio.ensure_future(peer.ready.wait())
+        await asyncio.wait({work, left, ready}, return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if ready.done():
+            invite = keep_invite(run, map(parse_address, node.addresses()), options.peers)
+            announce(join_address(node), invite)
+            await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done() and not peer.is_over:
+            await peer.replica.leave()
+            return None
+        halt = await work
+        if not halt.completed:
+            raise LocalError(
+                "HP-RUN-011",
+                "the run was halted",
+                why=halt.why,
+                fix="mend what it says; hetpeer bootstrap goes on at the last committed step",
+                exit_code=ExitCode.RUN_CLOSED,
+            )
+        return halt
+    finally:
+        tasks = [work, left, *beside]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

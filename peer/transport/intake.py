@@ -1,0 +1,134 @@
+"""What peers may put into our arena: how much credit each of them is granted, and what they hold of it.
+
+Half of the arena is for what comes from others, in equal parts for the volunteers of the step, half of each for
+activations and half for their gradients. Whatever that is, one largest frame of each pool always has room. Shards are
+bounded by what a reduce needs of them. Who is no volunteer of the step may send one frame of each kind, which is what a
+newcomer needs whose step has not begun here yet; and only a few such peers at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from hetpeer.averaging.heads import ActivationHead, GradientHead, Head, ShardHead
+from hetpeer.dht.credit import Pool
+from hetpeer.dht.grants import Budget, Grants, Holding
+from hetpeer.peer.transport.pressure import GRADIENTS, SHARDS, pool_at
+from hetpeer.peer.transport.schema import FLOAT_BYTES, Schema
+from hetpeer.stages.execution.routes import blocks_left
+
+KINDS = 3
+NOTHING = (Budget(),) * KINDS
+SHARE = 0.25
+"""Of the arena, for the activations of all volunteers together, and as much for gradients."""
+MAX_STRANGERS = 8
+SLACK = 4096
+"""Bytes; what an encoded bundle may be longer than the bundle itself, besides an eighth (positions of a sparse one)."""
+
+
+def pool_of(head: Head) -> Pool:
+    """Which pool of credit a tensor belongs to."""
+    match head:
+        case ActivationHead():
+            return pool_at(blocks_left(head.route))
+        case GradientHead():
+            return GRADIENTS
+        case _:
+            return SHARDS
+
+
+def cost_of(head: Head, nbytes: int, schema: Schema, *, sending: bool) -> int:
+    """Bytes that a tensor whose payload has `nbytes` takes at its receiver: an encoded one is decoded beside itself."""
+    match head:
+        case ActivationHead() if head.coded is not None:
+            layout = schema.output_layout if sending else schema.input_layout
+            return nbytes + layout(head.route[0].begin, head.id).nbytes
+        case GradientHead() if head.coded is not None:
+            layout = schema.input_layout if sending else schema.output_layout
+            return nbytes + layout(head.border, head.id, gradients=True).nbytes
+        case ShardHead() if head.coded is not None:
+            return nbytes + (head.end - head.begin) * FLOAT_BYTES
+        case _:
+            return nbytes
+
+
+class Intake:
+    """The books of all peers that send to us."""
+
+    def __init__(self) -> None:
+        self._capacity = 0
+        self._least = (0, 0, 0)
+        self._reduce = 0
+        self._pools = pool_at(0) + 1
+        self._members: frozenset[str] = frozenset()
+        self._holdings: dict[str, Holding] = {}
+        self._links: dict[str, tuple[str, Grants]] = {}
+
+    def use(self, schema: Schema | None, capacity: int) -> None:
+        """Our place, and the bytes of the arena; without a place nobody is granted anything."""
+        self._capacity = capacity if schema is not None else 0
+        if schema is not None:
+            self._least, self._reduce = _least(schema), _reduce_bytes(schema)
+            self._pools = pool_at(schema.blocks - min(schema.specs)) + 1
+        self._resize()
+
+    def members(self, peers: Iterable[str], linked: Iterable[str]) -> None:
+        """The volunteers of the step that begins. Others that have no link and no tensor here any more are forgotten."""
+        self._members = frozenset(peers)
+        kept = self._members.union(linked, (p for p, h in self._holdings.items() if h.held.total()))
+        for gone in self._holdings.keys() - kept:
+            del self._holdings[gone]
+            self._links.pop(gone, None)
+        self._resize()
+
+    def grants(self, peer: str, key: str, announce: Callable[[], None]) -> Grants:
+        """The books of the link that `peer` calls `key`, new ones for a new link."""
+        known = self._links.get(peer)
+        if known is None or known[0] != key:
+            holding = self._holdings.setdefault(peer, Holding())
+            grants = Grants(self._budgets(peer), self._pools, holding, announce)
+            self._links[peer] = known = (key, grants)
+        return known[1]
+
+    def held(self) -> int:
+        """Bytes that tensors of peers take here."""
+        return sum(holding.held.total() for holding in self._holdings.values())
+
+    def _resize(self) -> None:
+        for peer, (_, grants) in self._links.items():
+            grants.resize(self._budgets(peer), self._pools)
+
+    def _budgets(self, peer: str) -> tuple[Budget, ...]:
+        if not self._capacity:
+            return NOTHING
+        if peer not in self._members:
+            strangers = [other for other in self._holdings if other not in self._members]
+            few = peer in strangers[:MAX_STRANGERS]
+            return tuple(Budget(least, least) for least in self._least) if few else NOTHING
+        share = int(self._capacity * SHARE / max(1, len(self._members) - 1))
+        gradient, shard, activation = self._least
+        return (
+            Budget(gradient, max(gradient, share)),
+            Budget(shard, max(shard, self._reduce)),
+            Budget(activation, max(activation, share)),
+        )
+
+
+def _least(schema: Schema) -> tuple[int, int, int]:
+    """Bytes of the largest frame of each kind."""
+    full = schema.training.microbatches
+    ends = [schema.output_layout(block + 1, full, gradients=True).nbytes for block in schema.specs]
+    begins = [schema.input_layout(block, full).nbytes for block in schema.specs]
+    shards = [schema.elements(block) * FLOAT_BYTES for block in schema.observed]
+    return _with_coded(max(ends)), _with_coded(max(shards)), _with_coded(max(begins))
+
+
+def _with_coded(nbytes: int) -> int:
+    return 2 * nbytes + nbytes // 8 + SLACK
+
+
+def _reduce_bytes(schema: Schema) -> int:
+    """Bytes that one peer may have to send in a plan: its parts of all our shards, and all sums. Written by a codec they take up to half as
+    much more.
+    """
+    return 3 * FLOAT_BYTES * sum(schema.elements(block) for block in schema.observed)

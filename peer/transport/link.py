@@ -1,0 +1,207 @@
+"""A link: what carries tensors to one other volunteer, over a few streams at once.
+
+One stream does not fill a long or a fast line: it waits for windows to open, and for its own frames to be read one by
+one. A second and a third lane are opened when the ones before have something under way. A frame for which there is no
+credit waits here, before it has a number and a lane, so that others pass it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from hetpeer.dht.channel import Channel, dial
+from hetpeer.dht.credit import Queue
+from hetpeer.dht.errors import PeerLostError, ProtocolError
+from hetpeer.dht.node import Node
+from hetpeer.dht.outbox import Parcel
+from hetpeer.dht.streams import Stream
+from hetpeer.dht.strikes import Kind, OffenceError
+from hetpeer.dht.tasks import TaskSet
+from hetpeer.peer.transport.pressure import Pressure
+
+TENSORS: Final = "hetpeer/1/tensors"
+LANES = 3
+GRACE_S = 1.5
+"""A link may be away for so long before its tasks are sent elsewhere (a restart of p2pd)."""
+
+_log = logging.getLogger(__name__)
+
+
+class LinkOwner(Protocol):
+    """What is told of a link."""
+
+    def link_changed(self, peer: str, is_up: bool) -> None:
+        """It has been down for longer than the grace, or is back."""
+
+    def link_lost(self, link: Link) -> None:
+        """The peer does not know us any more: what was under way is void, and the link is closed."""
+
+    def link_moved(self, link: Link) -> None:
+        """Something left on it or arrived at its end."""
+
+    def link_pressed(self, peer: str, blocks: int | None) -> None:
+        """It takes no forwards with so many blocks or more left to the loss; None: it takes all."""
+
+    def offended(self, peer: str, error: ProtocolError) -> None:
+        """The peer did what no honest one does."""
+
+
+class Link:
+    """The way to `peer_id`, and the receiver of what comes back on it: acknowledgements alone."""
+
+    def __init__(self, node: Node, peer_id: str, key: str, tasks: TaskSet, owner: LinkOwner) -> None:
+        self.peer_id = peer_id
+        self.closed = False
+        self._node = node
+        self._key = key
+        self._tasks = tasks
+        self._owner = owner
+        self._lanes: list[Channel] = []
+        self._queue: Queue[Parcel] = Queue()
+        self._pressure = Pressure()
+        self._open()
+        tasks.spawn(self._watch(), name=f"link to {peer_id}")
+
+    def __repr__(self) -> str:
+        return f"<Link to {self.peer_id[-6:]}, {len(self._queue)} without credit, {self._lanes}>"
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a stream is open."""
+        return any(lane.is_up for lane in self._lanes)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is under way."""
+        return any(len(lane.outbox) for lane in self._lanes)
+
+    @property
+    def arrived(self) -> int:
+        """Bytes of payload that the peer has acknowledged."""
+        return sum(lane.outbox.arrived for lane in self._lanes)
+
+    @property
+    def rate(self) -> float:
+        """Bytes/s at which they arrive, as the peer says; 0: it does not say."""
+        return max(lane.rate for lane in self._lanes)
+
+    @property
+    def trip_s(self) -> float:
+        """There and back, at best; infinite before the first answer."""
+        return min(lane.trip_s for lane in self._lanes)
+
+    def send(self, parcel: Parcel) -> None:
+        """Queue a frame. It goes on the lane that has least under way, once there is credit; frames may overtake others."""
+        self._queue.add(parcel)
+        self._go_on()
+
+    def nudge(self, parcel: Parcel, cost: int) -> None:
+        """Send a frame that needs no credit, if one of its pool that took `cost` would have to wait for some."""
+        if self._queue.is_short(parcel.pool, cost):
+            self.tell(parcel)
+
+    def tell(self, parcel: Parcel) -> None:
+        """Send a frame without payload, ahead of what waits for credit."""
+        min(self._lanes, key=_under_way).send(parcel)
+
+    def forget(self, tag: object) -> None:
+        """Frames tagged so need not arrive any more."""
+        self._queue.forget(tag)
+        for lane in self._lanes:
+            lane.outbox.forget(tag)
+        # Not at once: the step that ends here is to be cleared away before the next one begins work because of it.
+        asyncio.get_running_loop().call_soon(self._go_on)
+
+    def close(self) -> None:
+        """End it; frames that have not arrived are dropped."""
+        self.closed = True
+        for lane in self._lanes:
+            lane.close()
+
+    # ── the lanes' receiver ──────────────────────────────────────────────────────────────────────────────────────
+
+    async def frame(
+        self, channel: Channel, _header: Mapping[str, Any], payload: Stream, _length: int
+    ) -> None:
+        await payload.skip()
+        raise OffenceError(Kind.WRONG_SIDE, "a tensor on the wrong side of a channel", peer=channel.peer_id)
+
+    def beat(self, _channel: Channel) -> None:
+        self._go_on()
+
+    def up(self, channel: Channel) -> None:
+        _log.debug("%r", channel)
+
+    def down(self, channel: Channel) -> None:
+        _log.debug("%r", channel)
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _offended(self, error: ProtocolError) -> None:
+        self._owner.offended(self.peer_id, error)
+
+    def _go_on(self) -> None:
+        """Send what has credit, and see whether the link keeps up."""
+        if self.closed:
+            return
+        while (parcel := self._queue.next()) is not None:
+            if parcel.depart is not None:
+                loaded = parcel.depart()
+                if loaded is None:  # no room for it in memory: once something else has arrived
+                    self._queue.put_back(parcel)
+                    break
+                parcel = loaded
+            idle = min(self._lanes, key=_under_way)
+            if len(idle.outbox) and len(self._lanes) < LANES:
+                idle = self._open()
+            idle.send(parcel)
+        frames = sum(len(lane.outbox) for lane in self._lanes)
+        nbytes = sum(map(_under_way, self._lanes))
+        self._owner.link_moved(self)
+        if self._pressure.judge(self._queue.pools, frames, nbytes, self.rate):
+            self._owner.link_pressed(self.peer_id, self._pressure.held)
+
+    def _open(self) -> Channel:
+        lane = Channel(self.peer_id, self._key, self, payload_limit=0, lane=len(self._lanes))
+        lane.queue = self._queue
+        lane.offended = self._offended
+        self._lanes.append(lane)
+        self._tasks.spawn(self._keep_dialling(lane), name=f"tensors to {self.peer_id}, lane {lane.lane}")
+        return lane
+
+    async def _keep_dialling(self, lane: Channel) -> None:
+        try:
+            await dial(self._node, TENSORS, lane)
+        except PeerLostError as error:
+            _log.debug("%r: %s", lane, error)
+            if not self.closed:
+                self.close()
+                self._owner.link_lost(self)
+
+    async def _watch(self) -> None:
+        told_down = False
+        while not self.closed:
+            await asyncio.sleep(GRACE_S / 3)
+            if self.is_up:
+                if told_down:
+                    told_down = False
+                    self._owner.link_changed(self.peer_id, True)
+            elif not told_down and not await self._comes_back():
+                told_down = True
+                self._owner.link_changed(self.peer_id, False)
+
+    async def _comes_back(self) -> bool:
+        deadline = asyncio.get_running_loop().time() + GRACE_S
+        while asyncio.get_running_loop().time() < deadline and not self.closed:
+            if self.is_up:
+                return True
+            await asyncio.sleep(GRACE_S / 10)
+        return self.is_up or self.closed
+
+
+def _under_way(lane: Channel) -> int:
+    """Bytes that are not acknowledged."""
+    return sum(parcel.nbytes for _, parcel in lane.outbox)

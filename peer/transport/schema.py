@@ -1,0 +1,88 @@
+"""What the tensors of a place look like: everything that is checked before a byte of a peer's tensor is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hetpeer.averaging.ties import Ties
+from hetpeer.bootstrap.manifest import Manifest
+from hetpeer.stages.execution.bundles import BundleLayout
+from hetpeer.stages.execution.slots import LIVE
+from hetpeer.stages.graph.spec import ITEM_BYTES, BlockSpec
+
+FLOAT_BYTES = ITEM_BYTES["float32"]
+"""What is reduced is float32."""
+
+
+def microbatches_in(memory_bytes: int, specs: Sequence[BlockSpec], kept: int) -> int:
+    """How many microbatches of consecutive blocks have room in so much memory between their forward and backward.
+
+    `kept` more vectors are kept of each block. Each takes what autograd keeps, and the bundles that enter and leave, both ways.
+    """
+    first, last = specs[0].at(specs[0].batch), specs[-1].at(specs[-1].batch)
+    bundles = sum(tensor.nbytes for tensor in (*first.inputs.values(), *last.outputs.values()))
+    each = sum(spec.activation_bytes for spec in specs) + 2 * bundles
+    vectors = 2 + kept + LIVE  # parameters, the gradient, slots
+    owned = vectors * FLOAT_BYTES * sum(spec.vector_count for spec in specs)
+    return max(memory_bytes - owned, 0) // max(each, 1)
+
+
+class Schema:
+    """Sizes and layouts for the holder of the blocks `specs`, in order."""
+
+    def __init__(self, specs: Sequence[BlockSpec], manifest: Manifest) -> None:
+        self.specs: Mapping[int, BlockSpec] = {spec.index: spec for spec in specs}
+        self.training = manifest.training
+        self.seed = manifest.seed
+        self.ties = Ties(manifest.ties)
+        self.links = manifest.links
+        self._elements = {block.index: block.vector_count for block in manifest.blocks}
+        self._layouts: dict[tuple[int, bool, int, bool], BundleLayout] = {}
+
+    def batch(self, microbatch: int) -> int:
+        """Samples of a microbatch."""
+        return self.training.samples_of(microbatch)
+
+    def input_layout(self, block: int, microbatch: int, *, gradients: bool = False) -> BundleLayout:
+        """Of the bundle that enters `block`, which is held here."""
+        return self._layout(block, microbatch, entering=True, gradients=gradients)
+
+    def output_layout(self, end: int, microbatch: int, *, gradients: bool = False) -> BundleLayout:
+        """Of the bundle that leaves block `end`-1, which is held here; of no tensors behind the block with the loss."""
+        return self._layout(end - 1, microbatch, entering=False, gradients=gradients)
+
+    def _layout(self, block: int, microbatch: int, *, entering: bool, gradients: bool) -> BundleLayout:
+        batch = self.batch(microbatch)
+        key = (block, entering, batch, gradients)
+        if key not in self._layouts:
+            spec = self.specs[block]
+            specs = spec.inputs if entering else {n: s for n, s in spec.outputs.items() if n != spec.loss}
+            fixed = {name: tensor.at(batch) for name, tensor in specs.items()}
+            self._layouts[key] = BundleLayout.of(fixed, gradients=gradients)
+        return self._layouts[key]
+
+    def shard_layout(self, elements: int) -> BundleLayout:
+        """Of a piece of a block's vector: it ends where it ends, as pieces are joined."""
+        nbytes = elements * ITEM_BYTES["float32"]
+        return BundleLayout({"shard": (0, nbytes)}, nbytes, {"shard": "float32"})
+
+    def holds(self, block: int) -> bool:
+        return block in self.specs
+
+    def elements(self, block: int) -> int:
+        """Length of a block's vector; also of blocks that are not held here."""
+        return self._elements.get(block, 0)
+
+    @property
+    def blocks(self) -> int:
+        """How many the model has."""
+        return len(self._elements)
+
+    @property
+    def observed(self) -> frozenset[int]:
+        """Blocks whose results concern us."""
+        return frozenset(block for block in self._elements if self.observes(block))
+
+    def observes(self, block: int) -> bool:
+        """Whether results of `block` concern us: it is held here, or tied to a block that is."""
+        return self.holds(block) or any(self.holds(other) for other in self.ties.partners(block))

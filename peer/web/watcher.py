@@ -1,0 +1,24 @@
+"""A watcher: sees a swarm through a dashboard of its own, and takes no part."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hetpeer.bootstrap.files import temporary_folder
+from hetpeer.peer.arrival.invites import Destination
+from hetpeer.peer.lifecycle import unless
+from hetpeer.peer.watching.status import observing
+from hetpeer.peer.where import Where
+
+
+async def watch(goal: Destination, where: Where, leaving: asyncio.Event) -> None:
+    """Serve the dashboard until `leaving` is set. Raises `LocalError` as `observing`, and HP-WEB-001."""
+    await unless(leaving.wait(), _watch(goal, where))
+
+
+async def _watch(goal: Destination, where: Where) -> None:
+    from hetpeer.peer.web.daemons import watcher_served
+
+    with temporary_folder("watcher") as folder:
+        async with observing(goal) as onlooker, watcher_served(where, onlooker, folder):
+            await asyncio.Event().wait()  # until we are cancelled

@@ -1,0 +1,122 @@
+"""What a peer says of itself in the DHT, every few seconds: it finds and informs, it never decides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hetpeer.bootstrap.service import CoordinatorService
+from hetpeer.dht.errors import RemoteError
+from hetpeer.dht.node import Node
+from hetpeer.dht.paths import Path
+from hetpeer.dht.records import MAX_LINKS, Advert, LinkNote
+from hetpeer.dht.roster import Roster
+from hetpeer.peer.transport.linkbook import LinkFigures
+from hetpeer.peer.work.volunteer import Volunteer
+from hetpeer.stages.execution.occupation import Occupation
+
+PUBLISH_S = 3.0
+TTL_S = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+async def publish_forever(roster: Roster, make: Callable[[], Advert]) -> None:
+    """Publish a fresh advert every few seconds; a store that fails is tried again at the next turn."""
+    while True:
+        try:
+            if not await roster.publish(make(), ttl_s=TTL_S):
+                _log.debug("advert not published: no node took it")
+        except RemoteError as error:
+            _log.debug("advert not published: %s", error)
+        await asyncio.sleep(PUBLISH_S)
+
+
+def volunteer_advert(volunteer: Volunteer, node: Node, device_name: str) -> Advert:
+    """Role, blocks and progress of a volunteer."""
+    member = volunteer.member
+    begin, end = member.place or (0, 0)
+    shares = {
+        what: round(share, 3) for what, share in volunteer.figures.shares.lately(time.monotonic()).items()
+    }
+    return Advert(
+        name=volunteer.offer.name,
+        addresses=tuple(node.addresses()[:8]),
+        role="volunteer",
+        state=member.phase.value,
+        block_begin=begin,
+        block_end=end,
+        step=member.version or 0,
+        loss=member.loss,
+        tokens_per_second=volunteer.figures.tokens_per_second,
+        forward_s=volunteer.links.mean("forward"),
+        backward_s=volunteer.links.mean("backward"),
+        encode_s=volunteer.links.mean("encode"),
+        decode_s=volunteer.links.mean("decode"),
+        between_s=volunteer.figures.between_s,
+        computes=shares[Occupation.COMPUTES],
+        waits_data=shares[Occupation.DATA],
+        waits_room=shares[Occupation.ROOM],
+        uplink=round(volunteer.links.outflow.rate),
+        flops_per_second=float(round(member.flops_per_second)),
+        memory_bytes=volunteer.offer.memory_bytes,
+        device=device_name[:32],
+        links=tuple(link_notes(volunteer.links.links, node.path)),
+        **_reach(node),
+    )
+
+
+def paused_advert(node: Node, name: str) -> Advert:
+    """Of a volunteer that is held back: it holds nothing."""
+    return Advert(
+        name=name, addresses=tuple(node.addresses()[:8]), role="volunteer", state="paused", **_reach(node)
+    )
+
+
+def _reach(node: Node) -> dict[str, Any]:
+    """How others reach us, as fields of an advert."""
+    return {
+        "reach": node.standing.reach.value,
+        "reach_peers": node.standing.peers,
+        "relays": tuple(relay[-8:] for relay in node.relays[:MAX_LINKS]),
+    }
+
+
+def link_notes(links: Mapping[str, LinkFigures], path: Callable[[str], Path | None]) -> list[LinkNote]:
+    """The links that something was sent on, as many as an advert may have; the slowest first."""
+    used = [(peer, figures) for peer, figures in links.items() if figures.sent_bytes]
+    used.sort(key=lambda link: -link[1].seconds)
+    return [
+        LinkNote(
+            to=peer[-8:],
+            rate=round(figures.rate),
+            trip_s=round(figures.trip_s, 4),
+            activation_bytes=figures.activation_bytes,
+            gradient_bytes=figures.gradient_bytes,
+            ratio=round(figures.ratio, 2),
+            saved_bytes=max(figures.raw_bytes - figures.sent_bytes, 0),
+            path=str(path(peer) or ""),
+        )
+        for peer, figures in used[:MAX_LINKS]
+    ]
+
+
+def reliable_advert(service: CoordinatorService | None, node: Node) -> Advert:
+    """Where the run stands, of the peer that coordinates it; that it is there, of another reliable peer."""
+    if service is None:
+        return Advert(
+            addresses=tuple(node.addresses()[:8]), role="reliable", state="following", **_reach(node)
+        )
+    last = [float(commit["loss"]) for commit in service.core.last]
+    return Advert(
+        addresses=tuple(node.addresses()[:8]),
+        role="coordinator",
+        state=service.core.state.value,
+        step=service.core.done,
+        loss=sum(last) / len(last) if last else None,
+        tokens_per_second=service.tokens_per_second(),
+        **_reach(node),
+    )

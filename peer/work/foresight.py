@@ -1,0 +1,66 @@
+"""Joining while no coordinator answers: choose and prepare from what the peers say of themselves in the DHT.
+
+The adverts decide nothing. They tell which blocks are held least, so that the files of the likely place are here when
+a coordinator admits us; if it then gives us another place, only those files were fetched in vain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from hetpeer.averaging.messages import Place
+from hetpeer.averaging.places import choose_place
+from hetpeer.bootstrap.membership import Membership, Volunteer
+from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.service import coordinator_config
+from hetpeer.dht.errors import RemoteError
+from hetpeer.dht.records import Advert
+from hetpeer.dht.roster import Roster
+from hetpeer.peer.work.preparing import RunFiles
+
+PATIENCE_S = 3.0
+"""A coordinator that has not answered for so long is taken for absent."""
+LOOK_AGAIN_S = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+def places_seen(run: RunDirectory, adverts: Mapping[str, Advert]) -> tuple[Place, ...]:
+    """The places that a coordinator would offer if the adverts were all there is."""
+    config = coordinator_config(run)
+    members = Membership(config.layouts, config.costs)
+    for peer, advert in sorted(adverts.items()):
+        if advert.role == "volunteer" and advert.block_begin < advert.block_end:
+            members.volunteers[peer] = Volunteer(peer, 0, 0.0)
+            members.adopt(members.volunteers[peer], (advert.block_begin, advert.block_end))
+    return members.places()
+
+
+async def prepare_ahead(
+    roster: Roster, files: RunFiles, memory_bytes: int, admitted: Callable[[], bool]
+) -> Place | None:
+    """Once a coordinator has been silent for `PATIENCE_S`: fetch the files of the place it is likely to give us.
+
+    Returns that place, or None as soon as `admitted()`. Files come from the peers in the roster. Raises `LocalError`
+    HP-FIT-001 if nothing fits.
+    """
+    await asyncio.sleep(PATIENCE_S)
+    while not admitted():
+        try:
+            adverts = await roster.read()
+            files.meet(adverts)
+            place = choose_place(places_seen(files.run, adverts), memory_bytes)
+            for block in range(place.begin, place.end):
+                await files.graph(block)
+                await files.buffers(block)
+        except RemoteError as error:
+            _log.info("no coordinator answers, and not all files are to be had yet: %s", error.what)
+            await asyncio.sleep(LOOK_AGAIN_S)
+            continue
+        _log.warning(
+            "no coordinator answers; prepared for blocks %d-%d and waiting for it", place.begin, place.end - 1
+        )
+        return place
+    return None

@@ -1,0 +1,357 @@
+"""A volunteer at work: the member core driven by real channels, the compute worker and the disk.
+
+Events from the network and the worker go into the core; its effects are carried out in order. All of it runs on one
+loop, so nothing here needs a lock. One `Volunteer` lives as long as its compute worker: when that dies, everything
+it held is gone, and a new one with a new incarnation begins (joining.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+from hetpeer.averaging import effects as e
+from hetpeer.averaging import messages as m
+from hetpeer.averaging.heads import ActivationHead, Introduction
+from hetpeer.averaging.holding import Shape
+from hetpeer.averaging.member import Effect, InStep, Member, Origin, Phase
+from hetpeer.averaging.places import choose_place
+from hetpeer.averaging.ties import Ties
+from hetpeer.bootstrap.manifest import Manifest
+from hetpeer.bootstrap.serving import Served
+from hetpeer.dht import failpoints
+from hetpeer.dht.board import Board
+from hetpeer.dht.node import Node
+from hetpeer.dht.tasks import TaskSet
+from hetpeer.peer.home import Home
+from hetpeer.peer.tracing import Trace
+from hetpeer.peer.transport.dataplane import DataPlane
+from hetpeer.peer.transport.linkbook import LinkBook
+from hetpeer.peer.transport.posting import Posts
+from hetpeer.peer.transport.schema import Schema, microbatches_in
+from hetpeer.peer.transport.spill import SpillFile
+from hetpeer.peer.transport.tensors import TensorStore
+from hetpeer.peer.transport.transcoding import Transcoding
+from hetpeer.peer.work.datasource import DataSource
+from hetpeer.peer.work.entering import Entering
+from hetpeer.peer.work.evidence import Evidence
+from hetpeer.peer.work.execution import Execution
+from hetpeer.peer.work.figures import Figures, Offer
+from hetpeer.peer.work.gate import DataGate
+from hetpeer.peer.work.leftovers import LeftoverWatch
+from hetpeer.peer.work.preparing import RunFiles, StateFetcher, keep_trying, prepare_block
+from hetpeer.peer.work.reducing import Reducing
+from hetpeer.peer.work.rehearsing import speed_on
+from hetpeer.peer.work.session import ControlSession
+from hetpeer.peer.work.states import HeldStates
+from hetpeer.peer.work.stepwork import Place, StepWork
+from hetpeer.stages.execution import commands as c
+from hetpeer.stages.execution import effects as p
+from hetpeer.stages.execution.compute import Compute, WorkerDiedError
+from hetpeer.stages.execution.occupation import Occupation
+from hetpeer.stages.execution.transfers import ForgetResiduals
+from hetpeer.stages.execution.window import Window
+from hetpeer.stages.graph.spec import BlockSpec
+
+LAST_WORD_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class Volunteer:
+    """One life of a volunteer of one run. `run` returns when the run is over."""
+
+    def __init__(
+        self,
+        node: Node,
+        home: Home,
+        files: RunFiles,
+        compute: Compute,
+        offer: Offer,
+        evidence: Evidence,
+        trace: Trace,
+    ) -> None:
+        self._node = node
+        self._home = home
+        self._files = files
+        self._compute = compute
+        self._evidence = evidence
+        self._trace = trace
+        self._begun: dict[int, float] = {}
+        """Step → when it began here, for the trace; a step may begin while the one before is applied."""
+        self._manifest = files.run.manifest
+        self.offer = offer
+        self.figures = Figures()
+        hello = m.Hello(
+            run=files.run.run_id,
+            incarnation=home.next_incarnation(),
+            name=offer.name,
+            memory_bytes=offer.memory_bytes,
+            flops_per_second=offer.flops_per_second,
+        )
+        self._window = Window()
+        self.member = Member(node.peer_id, hello, _shape(self._manifest), self._window.depth)
+        self.session = ControlSession(
+            node,
+            files.council,
+            lambda: self.perform(self.member.connected()),
+            self._received,
+            evidence.lines,
+            files.look_for_amendment,
+        )
+        self._tasks = TaskSet(self._fail)
+        self._store = TensorStore(compute.arena, SpillFile(home.path, offer.disk_bytes))
+        self._states = HeldStates(self.member)
+        self.links = LinkBook(self._manifest.links)
+        self._plane = DataPlane(node, str(hello.incarnation), self._tasks, self.links, trace, self)
+        self._steps = StepWork(
+            self.member,
+            self._plane,
+            self._store,
+            self.figures,
+            self._spawn,
+            self.perform,
+            self.rejoin,
+        )
+        self._entering = Entering(
+            self.member,
+            self._plane,
+            files.run.run_id,
+            files.council,
+            evidence,
+            self.perform,
+            self.session.give_evidence,
+        )
+        self._prepared: dict[int, int] = {}
+        """Blocks loaded into the worker, and the bytes that each one's state takes."""
+        self._specs: list[BlockSpec] = []
+        self._source: DataSource | None = None
+        self._preparing: asyncio.Task[Any] | None = None
+        self._fetching: asyncio.Task[Any] | None = None
+        self._ended = False
+        self._changed = asyncio.Event()
+        """Something has happened."""
+        self._over: asyncio.Future[e.Stop] = asyncio.get_running_loop().create_future()
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def run(self) -> e.Stop:
+        """Take part until the run is over. Raises `LocalError` (nothing fits, disk full), `WorkerDiedError`."""
+        try:
+            await self._plane.start()
+            self._tasks.spawn(self.session.run(lambda: self.member.incarnation), name="control session")
+            self._tasks.spawn(self._watch_worker(), name="compute worker")
+            board = Board(self._node, self._files.run.run_id)
+            watch = LeftoverWatch(self._node.peer_id, board, self.member, self._entering)
+            self._tasks.spawn(watch.watch_forever(), name="task board")
+            return await self._over
+        except WorkerDiedError:
+            # Nothing of what we held is left: the coordinator need not wait whether we come back.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WORD_S):
+                    await self.farewell()
+            raise
+        finally:
+            self._ended = True
+            self.session.close()
+            self._plane.close()
+            await self._tasks.close()
+            self._store.close()
+
+    @property
+    def admitted(self) -> bool:
+        """Whether a coordinator has given us a place."""
+        return self.member.phase is not Phase.JOINING
+
+    async def farewell(self) -> None:
+        """Say that we leave; returns when the coordinator knows it. To be given a dead-line by the caller."""
+        await self.session.farewell()
+
+    async def step_over(self) -> None:
+        """Return when the oldest step that is under way now is over: committed and applied here, or given up."""
+        step = self.member.step
+        while step is not None and self.member.works_on(step):
+            self._changed.clear()
+            await self._changed.wait()
+
+    def rejoin(self) -> None:
+        """Go on under a new incarnation: others have given this one up, or soon will."""
+        self._spawn(self._rejoin())
+
+    async def state(self, cluster: int, version: int, block: int) -> Served | None:
+        """A state of ours, for whoever joins and for the checkpoint."""
+        return await self._states.find(cluster, version, block)
+
+    async def _watch_worker(self) -> None:
+        raise await self._compute.died()
+
+    def _fail(self, error: BaseException) -> None:
+        """A task failed by no peer's fault: this life is over."""
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if not self._over.done():
+            self._over.set_exception(error)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.spawn(work, name="volunteer's work")
+
+    # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _received(self, message: m.Message) -> None:
+        if isinstance(message, m.Joined):
+            self._entering.joined(message)
+        if isinstance(message, m.Gone):
+            self._entering.gone(message)
+        if isinstance(message, m.Begin):
+            self._entering.begun(message)
+            self._files.volunteers = tuple(message.roster)
+            self.links.target = message.target
+            self._begun[message.step] = self._trace.now()
+            self.figures.begun(time.monotonic())
+        self._steps.received(message)
+
+    def introduced(self, peer: str, head: Introduction) -> None:
+        self._entering.introduced(peer, head)
+
+    def tensor_arrived(self, *tensor: Any) -> None:
+        if not self._ended:
+            self._steps.arrived(*tensor)
+
+    def nudged(self, peer: str, head: ActivationHead) -> None:
+        origin = Origin(peer, head.incarnation, head.step_id)
+        self.perform(self.member.nudge(origin, head.id, head.route, head.attempt))
+
+    def link_changed(self, peer: str, is_up: bool) -> None:
+        if is_up:
+            self.member.reachable(peer)
+        else:
+            _log.info("lost the link to %s", peer[-6:])
+            self.perform(self.member.unreachable(peer))
+
+    def link_pressed(self, peer: str, blocks: int | None) -> None:
+        self.perform(self.member.congested(peer, blocks))
+
+    def refused(self, peer: str, for_now: bool) -> None:
+        self.perform(self.member.refused(peer, for_now))
+
+    # ── effects ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def perform(self, effects: Sequence[Effect]) -> None:
+        """Carry out the core's effects, in order."""
+        if self._ended:
+            return
+        for effect in effects:
+            self._perform(effect)
+        self._states.changed()
+        self._changed.set()
+        over = self.figures.shares.note(self.member.occupation, time.monotonic())
+        if over is not None and over[0] is not Occupation.COMPUTES:
+            self._trace.span("waits", f"for {over[0].value}", over[1])
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case InStep(step, inner):
+                failpoints.before(inner, "average_" if step.group else "")
+                self._steps.run(step, inner)
+                return
+            case e.Tell(message):
+                failpoints.reached(f"tell_{message.kind}")
+                self.session.tell(message)
+                return
+        failpoints.before(effect)
+        match effect:
+            case e.Choose(places):
+                self.perform(self.member.chosen(choose_place(places, self.offer.memory_bytes)))
+            case e.Prepare(begin, end):
+                self._preparing = self._instead(self._preparing, self._prepare(begin, end))
+            case e.FetchState():
+                self._fetching = self._instead(self._fetching, self._fetch_state(effect))
+            case e.SaveState():
+                for copying in self._states.snapshot(effect):
+                    self._spawn(copying)
+            case e.RecordApplied():
+                for line in self._evidence.applied(effect, self.member.incarnation):
+                    self.session.give_evidence(line)
+                self.figures.steps += 1
+                number = effect.step.number
+                self._trace.span("step", f"step {number}", self._begun.pop(number, self._trace.now()))
+                self.session.tell(self.links.paced())
+            case e.EndStep(step):
+                self._steps.end(step)
+            case e.Leave(why):
+                _log.warning("fenced by the coordinator: %s", why)
+                self.rejoin()
+            case e.Stop():
+                if not self._over.done():
+                    self._over.set_result(effect)
+            case p.Release(handle):
+                self._steps.release(handle)
+
+    def _instead(self, old: asyncio.Task[Any] | None, work: Coroutine[Any, Any, None]) -> asyncio.Task[Any]:
+        """Run `work`; what `old` did for an earlier order is not wanted any more."""
+        if old is not None:
+            old.cancel()
+        return self._tasks.spawn(work, name="volunteer's preparation")
+
+    # ── joining ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _prepare(self, begin: int, end: int) -> None:
+        """Fetch and load what the place needs; again and again while nobody can give it."""
+        self.links.begin_anew()
+        self._steps.use(None)
+        self._states.use(None, {})
+        while self._prepared:
+            block, _ = self._prepared.popitem()
+            await self._compute.submit(c.Unload(block=block))
+        await self._compute.submit(ForgetResiduals())
+        specs = []
+        for block in range(begin, end):
+            spec, self._prepared[block] = await keep_trying(partial(self._load_block, block))
+            specs.append(spec)
+        self._specs = specs
+        self._source = (
+            DataSource(self._files, specs, self._tasks) if any(spec.data for spec in specs) else None
+        )
+        self._window.reset(microbatches_in(self.offer.memory_bytes, specs, self._manifest.kept))
+        posts, schema = Posts(self._compute, self._store, self._trace), Schema(specs, self._manifest)
+        tasks = Execution(
+            posts, schema, self._source, self.links, self._window, self.perform, self._plane.offended
+        )
+        transcoding = Transcoding(
+            posts, schema, self.links, self._node.peer_id, self._plane.send, self._plane.offended
+        )
+        reducing = Reducing(posts, schema, self._node.peer_id, self.perform)
+        gate = DataGate(self._source, self._tasks)
+        self._steps.use(Place(schema, posts, tasks, reducing, transcoding, gate))
+        self._states.use(posts, self._prepared)
+        speed = await speed_on(self._compute, specs, self.offer.flops_per_second)
+        self.perform(self.member.prepared(speed))
+
+    async def _load_block(self, block: int) -> tuple[BlockSpec, int]:
+        return await prepare_block(self._compute, self._files, block)
+
+    async def _fetch_state(self, order: e.FetchState) -> None:
+        fetcher = StateFetcher(
+            self._node, self._compute, self._files.council.peers, len(self._manifest.optimizer_state)
+        )
+        loading = fetcher.load(order, self._specs)
+        warming = () if self._source is None else (self._source.warm_up(order.version),)
+        digests, *_ = await asyncio.gather(loading, *warming)
+        self.perform(self.member.state_loaded(order.line, order.version, digests))
+
+    async def _rejoin(self) -> None:
+        """The state is fetched again."""
+        incarnation = await asyncio.to_thread(self._home.next_incarnation)
+        self.perform(self.member.reborn(incarnation))
+        self.session.renew()
+
+
+def _shape(manifest: Manifest) -> Shape:
+    """What the protocol must know of the model."""
+    sizes = {block.index: block.vector_count for block in manifest.blocks}
+    return Shape(sizes, manifest.training.slot_size, Ties(manifest.ties))
