@@ -143,6 +143,10 @@ class Hello(Schema):
     cluster: Count = 0
     """Of the line that it was on."""
     held: tuple[Held, ...] = ()
+    voucher: Annotated[bytes, Field(max_length=512)] = b""
+    """Of the invite by which it came, if the run asks for one (bootstrap/vouchers.py)."""
+    work: Annotated[bytes, Field(max_length=8)] = b""
+    """Its proof of work, if the run asks for one (bootstrap/proofofwork.py)."""
 
 
 class Claim(Schema):
@@ -289,7 +293,7 @@ class Amended(Schema):
     """Said after Hello, and when it is new: the latest amendment of the manifest (bootstrap/amendment.py), if there is one."""
 
     kind: Literal["amended"] = "amended"
-    amendment: Annotated[bytes, Field(max_length=1 << 12)]
+    amendment: Annotated[bytes, Field(max_length=1 << 16)]
 
 
 class Welcome(Schema):
@@ -470,10 +474,10 @@ class Finished(Schema):
 
 
 class Rejected(Schema):
-    """You cannot take part: another wire version, or another run."""
+    """You cannot take part: another wire version, another run, or turned away at the door (docs/admission.md)."""
 
     kind: Literal["rejected"] = "rejected"
-    reason: Literal["version", "run"]
+    reason: Literal["version", "run", "banned", "uninvited", "work", "crowded"]
     why: Text
 
 

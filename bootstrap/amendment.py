@@ -1,7 +1,7 @@
-"""Amendments of a manifest: who the reliable peers of the run are from now on.
+"""Amendments of a manifest: who the reliable peers of the run are from now on, and who may take part.
 
-The manifest's hash is the run's id, and stays; machines come and go. An amendment names the run, a sequence number and the
-reliable peers, and is signed by the owner. The manifest itself has number 0; the highest number counts.
+The manifest's hash is the run's id, and stays; machines come and go. An amendment names the run, a sequence number, the
+reliable peers and the lists of docs/admission.md, and is signed by the owner. The manifest itself has number 0, and empty lists; the highest number counts.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field
 
 from hetpeer.bootstrap.settings import Entry, Positive
 from hetpeer.bootstrap.signing import AMENDMENT
+from hetpeer.bootstrap.vouchers import Serial
 from hetpeer.dht.errors import ExitCode, LocalError
 
 PeerId = Annotated[str, Field(pattern=r"^[1-9A-HJ-NP-Za-km-z]{10,100}$")]
@@ -32,12 +33,49 @@ Coordinators = Annotated[
 """Peer ids of the reliable peers: of two or four none more may be away than of one or three."""
 
 
+MAX_LISTED = 256
+Peers = Annotated[tuple[PeerId, ...], Field(max_length=MAX_LISTED)]
+
+
 class Amendment(Entry):
     """What the owner signs."""
 
     run_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     sequence: Positive
     coordinators: Coordinators
+    banned: Peers = ()
+    """Peers that may not take part."""
+    listed: Peers = ()
+    """Those that may, in a run whose policy is `listed`."""
+    revoked: Annotated[tuple[Serial, ...], Field(max_length=MAX_LISTED)] = ()
+    """Serial numbers of vouchers that admit nobody any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What an amendment says otherwise than the one before."""
+
+    coordinators: tuple[str, ...] = ()
+    """All of them; none: as before."""
+    ban: tuple[str, ...] = ()
+    unban: tuple[str, ...] = ()
+    enlist: tuple[str, ...] = ()
+    unlist: tuple[str, ...] = ()
+    revoke: tuple[str, ...] = ()
+
+    def fields(self, before: Amendment | None, reliable: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+        """Of the next amendment, after the one `before` and these `reliable` peers. Nobody has looked whether they are sound."""
+        banned, listed, revoked = (before.banned, before.listed, before.revoked) if before else ((), (), ())
+        return {
+            "coordinators": self.coordinators or reliable,
+            "banned": _with(banned, self.ban, self.unban),
+            "listed": _with(listed, self.enlist, self.unlist),
+            "revoked": _with(revoked, self.revoke, ()),
+        }
+
+
+def _with(before: tuple[str, ...], more: tuple[str, ...], fewer: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(one for one in dict.fromkeys((*before, *more)) if one not in fewer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from hetpeer.bootstrap.amendment import Amendment, sign_amendment
+from hetpeer.bootstrap.amendment import Amendment, Change, sign_amendment
 from hetpeer.bootstrap.files import atomic_write
 from hetpeer.bootstrap.manifest import SignedManifest, validated
 from hetpeer.dht.errors import LocalError, ProtocolError
@@ -47,6 +47,11 @@ class Council:
         """That amendment; empty: there is none."""
         return self._signed.amendment.data if self._signed.amendment is not None else b""
 
+    @property
+    def amendment(self) -> Amendment | None:
+        """What it says, if there is one."""
+        return self._signed.amendment.amendment if self._signed.amendment is not None else None
+
     def look(self) -> None:
         """Read the file, if it was written since the last time (`hetpeer amend`). Raises `LocalError` HP-RUN-013."""
         try:
@@ -83,11 +88,10 @@ class Council:
         return True
 
 
-def amend(
-    signed: SignedManifest, folder: Path, owner_key: Ed25519PrivateKey, peers: tuple[str, ...]
-) -> Council:
-    """Have `peers` be the reliable peers of the run in `folder`. Raises `LocalError` HP-RUN-001, HP-RUN-013, HP-DISK-*."""
+def amend(signed: SignedManifest, folder: Path, owner_key: Ed25519PrivateKey, change: Change) -> Council:
+    """Sign another amendment of the run in `folder`. Raises `LocalError` HP-RUN-001, HP-RUN-013, HP-DISK-*."""
     council = Council(signed, folder)
-    fields = {"run_id": signed.run_id, "sequence": council.sequence + 1, "coordinators": peers}
+    changed = change.fields(council.amendment, council.peers)
+    fields = {"run_id": signed.run_id, "sequence": council.sequence + 1, **changed}
     council.learn(sign_amendment(validated(Amendment, fields), owner_key))
     return council

@@ -20,7 +20,14 @@ from hetpeer.bootstrap.datasets import absolute_data, write_data
 from hetpeer.bootstrap.files import atomic_write, disk_errors, sync_folder
 from hetpeer.bootstrap.manifest import Manifest, public_bytes, sign, validated
 from hetpeer.bootstrap.rundir import FOLDERS, RunDirectory
-from hetpeer.bootstrap.settings import AveragingSettings, Count, LinkSettings, Positive, TrainingSettings
+from hetpeer.bootstrap.settings import (
+    AdmissionSettings,
+    AveragingSettings,
+    Count,
+    LinkSettings,
+    Positive,
+    TrainingSettings,
+)
 from hetpeer.bootstrap.shipping import ship
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.identity import Identity
@@ -50,6 +57,7 @@ def create_run(
     links: LinkSettings | None = None,
     averaging: AveragingSettings | None = None,
     reliable: Sequence[str] = (),
+    admission: AdmissionSettings | None = None,
 ) -> RunDirectory:
     """Make a run directory from the author's functions `model` and `loss` ("module.py:function"; bootstrap/objective.py).
 
@@ -81,6 +89,7 @@ def create_run(
             **decided,
             "links": (links or LinkSettings()).model_dump(),
             "averaging": averaging and averaging.model_dump(),
+            "admission": (admission or AdmissionSettings()).model_dump(),
             "owner": public_bytes(owner_key),
             "coordinators": [Identity.create(folder / "identity.key").peer_id, *reliable],
             **ship(folder, built, example, training, stages),

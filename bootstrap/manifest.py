@@ -22,6 +22,7 @@ from hetpeer.averaging.ties import Tie
 from hetpeer.bootstrap.amendment import Coordinators, SignedAmendment, read_amendment
 from hetpeer.bootstrap.files import FILE_NAME
 from hetpeer.bootstrap.settings import (
+    AdmissionSettings,
     AveragingSettings,
     Count,
     Entry,
@@ -148,6 +149,7 @@ class Manifest(Entry):
     data: DataSettings
     training: TrainingSettings
     links: LinkSettings = LinkSettings()
+    admission: AdmissionSettings = AdmissionSettings()
     averaging: AveragingSettings | None = None
     """None: every update is that of one machine (mode `exact`)."""
     ties: tuple[Tie, ...] = ()

@@ -20,6 +20,7 @@ from hetpeer.bootstrap import decisions as d
 from hetpeer.bootstrap.arranging import Arrangement
 from hetpeer.bootstrap.coordinator import Coordinator
 from hetpeer.bootstrap.core import new_core
+from hetpeer.bootstrap.doorkeeper import Doorkeeper
 from hetpeer.bootstrap.eventlog import keep_event, read_event, read_events
 from hetpeer.bootstrap.keeping import Checkpoints
 from hetpeer.bootstrap.leases import MAX_TICK_S
@@ -28,6 +29,7 @@ from hetpeer.bootstrap.replica import DeposedError, Replica
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.tickets import ticket
 from hetpeer.dht import failpoints
+from hetpeer.dht.addresses import network_in
 from hetpeer.dht.channel import Channel, ChannelServer
 from hetpeer.dht.clock import Clock
 from hetpeer.dht.errors import LocalError, ProtocolError, RemoteError
@@ -90,11 +92,14 @@ class CoordinatorService:
         self._clock = clock
         averaging = run.manifest.averaging
         self.core = new_core(coordinator_config(run), averaging, replica.records, clock.monotonic())
+        manifest = run.manifest
+        self._door = Doorkeeper(run.run_id, manifest.owner, manifest.admission, replica.records)
+        self._inside: set[str] = set()
+        """Peers that were let in, and are heard."""
         self._channels = ChannelServer(self._accept, m.MAX_MESSAGE_BYTES)
         self._effects: asyncio.Queue[d.Effect] = asyncio.Queue()
         self._collecting: asyncio.Task[None] | None = None
-        self._amended = replica.council.sequence
-        """The number of the amendment that all volunteers were told of."""
+        self._amend()
         self.serving = asyncio.Event()
         """Set once volunteers are answered."""
         self.halted: asyncio.Future[d.Halt] = asyncio.get_running_loop().create_future()
@@ -143,7 +148,7 @@ class CoordinatorService:
                 _log.warning("this process stood still for %.1f s: no lease runs out for that", ticked - last)
             self._queue(self.core.tick(ticked))
             if self._amended < self._replica.council.sequence:
-                self._amended = self._replica.council.sequence
+                self._amend()
                 for channel in self._channels:
                     self._tell_amendment(channel)
 
@@ -203,6 +208,7 @@ class CoordinatorService:
         if channel is not None:
             await _briefly(channel.drained())
             channel.close()
+            self._inside.discard(peer)
 
     # ── volunteers ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -210,13 +216,55 @@ class CoordinatorService:
         return _Control(self, peer_id)
 
     def received(self, peer: str, message: m.Message) -> None:
-        """A message of `peer` has arrived."""
+        """A message of `peer` has arrived. Who was not let in is not heard."""
+        if isinstance(message, m.Hello):
+            if not self._lets_in(peer, message):
+                return
+            self._tasks.create_task(self._ask_for_events(peer))
+        elif peer not in self._inside:
+            return
         if isinstance(message, m.EventLine):
             self._keep_event(peer, message.line)
             return
-        if isinstance(message, m.Hello):
-            self._tasks.create_task(self._ask_for_events(peer))
         self._queue(self.core.receive(peer, message, self._clock.monotonic()))
+
+    def _lets_in(self, peer: str, hello: m.Hello) -> bool:
+        """Whether the core is to answer `hello`; else `peer` is turned away."""
+        if (hello.wire_version, hello.run) != (m.WIRE_VERSION, self._run.run_id):
+            return True  # it says what is wrong with that
+        others = [self._network(other) for other in self._inside - {peer}]
+        verdict = self._door.judge(peer, hello, self._clock.wall(), self._network(peer), others)
+        if isinstance(verdict, m.Rejected):
+            self._turn_out(peer, verdict)
+            return False
+        self._inside.add(peer)
+        if verdict.record is not None:
+            self._queue([d.Record(verdict.record)])
+        return True
+
+    def _turn_out(self, peer: str, why: m.Rejected) -> None:
+        """`peer` leaves, if it is here, and hears the reason."""
+        _log.info("%s is turned away: %s", peer[-6:], why.why)
+        self._queue([d.Send(peer, why)])
+        if peer in self._inside:
+            self._queue(self.core.receive(peer, m.Farewell(), self._clock.monotonic()))
+            self._inside.discard(peer)
+        self._queue([d.Disconnect(peer)])
+
+    def _network(self, peer: str) -> str:
+        """Where `peer` is; empty if it is not connected."""
+        channel = self._channels.channel(peer)
+        return network_in(channel.address) if channel is not None and channel.is_up else ""
+
+    def _amend(self) -> None:
+        """What the owner has said last holds from now on; whoever it bans leaves."""
+        council = self._replica.council
+        self._amended = council.sequence
+        """The number of the amendment that all volunteers were told of."""
+        if council.amendment is not None:
+            self._door.amended(council.amendment)
+        for peer in [peer for peer in self._inside if self._door.bans(peer)]:
+            self._turn_out(peer, m.Rejected(reason="banned", why="the run's author has banned this peer"))
 
     def arrange(self, arrangement: Arrangement) -> None:
         """A planner proposes who has which blocks from now on."""

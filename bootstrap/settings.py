@@ -57,6 +57,16 @@ def parameter_group(text: str) -> dict[str, str | float]:
     return fields
 
 
+class AdmissionSettings(Entry):
+    """Who may take part (docs/admission.md)."""
+
+    policy: Literal["open", "invited", "listed"] = "open"
+    work_bits: Annotated[int, Field(ge=0, le=32)] = 0
+    """A new identity costs 2**`work_bits` hashes."""
+    per_network: Count = 0
+    """Volunteers of one network at a time; 0: any number."""
+
+
 CodecName = Literal["none", "bf16", "fp16", "int8", "int4", "topk-bf16", "topk-int8", "topk-int4"]
 DenseCodecName = Literal["none", "bf16", "fp16", "int8", "int4"]
 

@@ -58,4 +58,4 @@ class Sealed:
 
 
 MANIFEST: Final = Kind("manifest", 16 * 2**20)
-AMENDMENT: Final = Kind("amendment", 4096)
+AMENDMENT: Final = Kind("amendment", 2**16)

@@ -17,6 +17,8 @@ from hetpeer.dht.errors import ExitCode, LocalError
 
 EXAMPLE = "/ip4/203.0.113.7/tcp/31330/p2p/QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC"
 MAX_ADDRESS_LENGTH = 512
+_CUSTOMER = {"ip4": 24, "ip6": 48}
+"""Bits of an address that all of one customer's have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,19 @@ def socket_in(text: str) -> tuple[str, int] | None:
     if len(parts) < 5 or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp" or not parts[4].isdecimal():
         return None
     return parts[2], int(parts[4])
+
+
+def network_in(text: str) -> str:
+    """The network that an address leads into: the /24 of IPv4, the /48 of IPv6 (what one customer has), or the relay's id. Empty if it says none."""
+    if relay := relay_in(text):
+        return relay
+    parts = text.split("/")
+    if len(parts) < 3 or parts[1] not in _CUSTOMER:
+        return ""
+    try:
+        return str(ipaddress.ip_network(f"{parts[2]}/{_CUSTOMER[parts[1]]}", strict=False))
+    except ValueError:
+        return ""
 
 
 def is_far(address: Address) -> bool:

@@ -63,6 +63,8 @@ class Channel:
         self.lane = lane
         self.outbox = Outbox()
         self.inbox = Inbox()
+        self.address = ""
+        """Where the peer came from last, if it came to us."""
         self.meter: Meter | None = None
         """Measures what arrives; the peer is told."""
         self.rate = 0.0
@@ -326,6 +328,7 @@ class ChannelServer:
             channel = Channel(stream.peer_id, key, receiver, self._payload_limit, lane)
             channel.meter = self._meters(stream.peer_id) if self._meters is not None else None
             self._channels[stream.peer_id, lane] = channel
+        channel.address = stream.address
         await stream.send({"has": channel.inbox.last}, timeout_s=5.0)
         wrong: list[ProtocolError] = []
         channel.offended = wrong.append

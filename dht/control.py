@@ -160,13 +160,13 @@ async def _exchange(wire: Wire, request: Callable[[Any], Any]) -> Any:
     return answer
 
 
-async def read_stream_info(wire: Wire) -> tuple[str, str]:
-    """(authenticated peer id, protocol) with which p2pd opens each stream it hands to us."""
+async def read_stream_info(wire: Wire) -> tuple[str, str, str]:
+    """(authenticated peer id, address at its end, protocol) with which p2pd opens each stream it hands to us."""
     from hivemind.proto import p2pd_pb2
 
     info = p2pd_pb2.StreamInfo()
     info.ParseFromString(await read_message(wire))
-    return base58.b58encode(info.peer).decode(), str(info.proto)
+    return base58.b58encode(info.peer).decode(), text_of(bytes(info.addr)), str(info.proto)
 
 
 def stream_info(peer_id: str, protocol: str) -> bytes:

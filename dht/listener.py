@@ -130,7 +130,7 @@ class Listener:
     async def _serve(self, wire: Wire) -> None:
         try:
             async with asyncio.timeout(_INTRODUCTION_DEADLINE_S):
-                peer_id, protocol = await read_stream_info(wire)
+                peer_id, address, protocol = await read_stream_info(wire)
         except (RemoteError, TimeoutError) as error:
             _log.debug("p2pd handed over no stream: %s", error)
             wire.abort()
@@ -144,7 +144,7 @@ class Listener:
             wire.abort()
             return
         self._open[peer_id, budget] += 1
-        stream = Stream(wire, peer_id=peer_id, protocol=protocol)
+        stream = Stream(wire, peer_id=peer_id, protocol=protocol, address=address)
         stream.count(self.traffic(peer_id))
         stream.pace = MEMBER if peer_id in self.members else budget.pace
         self._streams.add(stream)

@@ -45,9 +45,11 @@ class Stream:
     Use it as a context manager, or call `close`. After any error it is broken: open another one.
     """
 
-    def __init__(self, wire: Wire, *, peer_id: str, protocol: str) -> None:
+    def __init__(self, wire: Wire, *, peer_id: str, protocol: str, address: str = "") -> None:
         wire.peer = peer_id
         self.peer_id = peer_id
+        self.address = address
+        """Of an incoming one: where it comes from."""
         self.protocol = protocol
         self._wire = wire
         self.pace = MEMBER

@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import quote, unquote
 
+from hetpeer.bootstrap.vouchers import as_text, of_text
 from hetpeer.dht.addresses import Address, far_first, parse_address
 from hetpeer.dht.errors import ExitCode, LocalError
 
@@ -22,6 +23,7 @@ MAX_OWN = 3
 """Addresses of the peer that makes the invite: a home has one for the internet and one or two for itself."""
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 _LINK = re.compile(r"hetpeer://([a-z0-9.-]{1,64})@([0-9a-f]{32})(/[A-Za-z0-9/.,%-]+),([0-9a-f]{6})")
+_VOUCHER = "/voucher/"
 _NAME = re.compile(r"[a-z0-9]+([.-][a-z0-9]+)*")
 
 
@@ -32,20 +34,25 @@ class Invite:
     name: str
     run: str
     addresses: tuple[Address, ...]
+    voucher: bytes = b""
+    """Shown at the door of a run that asks for one (bootstrap/vouchers.py): then the link is a secret."""
 
     def __str__(self) -> str:
-        body = f"{SCHEME}{self.name}@{self.run}{','.join(_safe(address.text) for address in self.addresses)}"
+        parts = [_safe(address.text) for address in self.addresses]
+        if self.voucher:
+            parts.append(f"{_VOUCHER}{as_text(self.voucher)}")
+        body = f"{SCHEME}{self.name}@{self.run}{','.join(parts)}"
         return f"{body},{_check(body)}"
 
 
-def make_invite(name: str, run: str, addresses: Iterable[Address]) -> Invite:
+def make_invite(name: str, run: str, addresses: Iterable[Address], voucher: bytes = b"") -> Invite:
     """For the run `name`; as many of the addresses as fit, the first ones first."""
     words = re.sub(r"[^a-z0-9.]+|\.{2,}", "-", name.lower())
     label = re.sub(r"[.-]*-[.-]*", "-", words)[:MAX_NAME].strip(".-") or "run"
     kept = tuple(dict.fromkeys(addresses))[:MAX_ADDRESSES]
-    invite = Invite(label, run, kept)
+    invite = Invite(label, run, kept, voucher)
     while len(str(invite)) > MAX_LENGTH and len(invite.addresses) > 1:
-        invite = Invite(label, run, invite.addresses[:-1])
+        invite = replace(invite, addresses=invite.addresses[:-1])
     return invite
 
 
@@ -61,12 +68,18 @@ def parse_invite(text: str) -> Invite:
     if check != _check(text[: found.end(3)]):
         raise unusable(text, "its last six characters do not fit the rest: a part is lost or changed")
     parts = places.split(",")
+    voucher = parts.pop().removeprefix(_VOUCHER) if parts[-1].startswith(_VOUCHER) else ""
+    if not parts:
+        raise unusable(text, "it has no address")
     if len(parts) > MAX_ADDRESSES:
         raise unusable(text, f"it has more than {MAX_ADDRESSES} addresses")
     try:
-        invite = Invite(name, run, tuple(parse_address(unquote(part, errors="strict")) for part in parts))
+        addresses = tuple(parse_address(unquote(part, errors="strict")) for part in parts)
+        invite = Invite(name, run, addresses, of_text(voucher))
     except UnicodeDecodeError as error:
         raise unusable(text, "an address in it is no text") from error
+    except ValueError as error:
+        raise unusable(text, "the voucher in it is none") from error
     except LocalError as error:
         raise unusable(text, f"an address in it is wrong: {error.why}") from error
     if not _NAME.fullmatch(name) or str(invite) != text:
@@ -80,6 +93,8 @@ class Destination:
 
     addresses: tuple[Address, ...]
     run: str = ""
+    voucher: bytes = b""
+    """Of an invite, for the run's door."""
 
 
 def destination(texts: Iterable[str], run: str = "") -> Destination:
@@ -93,6 +108,7 @@ def destination(texts: Iterable[str], run: str = "") -> Destination:
             exit_code=ExitCode.USAGE,
         )
     addresses: list[Address] = []
+    voucher = b""
     for text in map(str.strip, texts):
         if not text.startswith(SCHEME):
             addresses.append(parse_address(text))
@@ -102,7 +118,8 @@ def destination(texts: Iterable[str], run: str = "") -> Destination:
             raise unusable(text, f"it is to run {invite.run}, and something else that was said to run {run}")
         run = invite.run
         addresses += invite.addresses
-    return Destination(tuple(dict.fromkeys(addresses)), run)
+        voucher = invite.voucher or voucher
+    return Destination(tuple(dict.fromkeys(addresses)), run, voucher)
 
 
 def worth_giving(own: Iterable[Address]) -> list[Address]:

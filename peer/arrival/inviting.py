@@ -18,8 +18,8 @@ def keep_invite(run: RunDirectory, own: Iterable[Address], others: Sequence[Addr
     return invite
 
 
-def kept_invite(run: RunDirectory, more: Sequence[Address]) -> Invite:
-    """The last one, with `more` addresses before its own. Raises `LocalError` HP-RUN-017 where there is none, and no address."""
+def kept_invite(run: RunDirectory, more: Sequence[Address], voucher: bytes = b"") -> Invite:
+    """The last one, with `more` addresses before its own and with `voucher`. Raises `LocalError` HP-RUN-017 where there is none, and no address."""
     kept: tuple[Address, ...] = ()
     why = ""
     try:
@@ -40,4 +40,4 @@ def kept_invite(run: RunDirectory, more: Sequence[Address]) -> Invite:
             fix=f"start hetpeer bootstrap {run.path}, or say an address: hetpeer invite {run.path} --bootstrap ADDR",
             exit_code=ExitCode.CONFIG,
         )
-    return make_invite(run.manifest.name, run.run_id, [*more, *kept])
+    return make_invite(run.manifest.name, run.run_id, [*more, *kept], voucher)

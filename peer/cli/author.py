@@ -36,6 +36,14 @@ class Mode(enum.StrEnum):
     GROUPED = "grouped"
 
 
+class Policy(enum.StrEnum):
+    """Who may take part (docs/admission.md)."""
+
+    OPEN = "open"
+    INVITED = "invited"
+    LISTED = "listed"
+
+
 def register(app: typer.Typer) -> None:
     """Add the author's commands to the command line."""
     app.command()(init)
@@ -197,6 +205,24 @@ def init(
             help="Another reliable peer, as `hetpeer id --reliable` prints it there; two or four of them.",
         ),
     ] = None,
+    admission: Annotated[
+        Policy,
+        typer.Option(
+            help="Who may take part: everybody, who has a voucher of yours, or peers that you list."
+        ),
+    ] = Policy.OPEN,
+    work_bits: Annotated[
+        int,
+        typer.Option(
+            min=0, max=32, metavar="N", help="What a new identity costs: 2^N hashes, a second for 20."
+        ),
+    ] = 0,
+    per_network: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="N", help="Volunteers of one network (/24, /48) at a time; 0: any number."
+        ),
+    ] = 0,
     name: Annotated[str | None, typer.Option(help="The run's name (default: the directory's).")] = None,
 ) -> None:
     """Make a run directory from a torch model and its data."""
@@ -204,6 +230,7 @@ def init(
     from hetpeer.bootstrap.create import create_run
     from hetpeer.bootstrap.manifest import validated
     from hetpeer.bootstrap.settings import (
+        AdmissionSettings,
         AveragingSettings,
         LinkSettings,
         TrainingSettings,
@@ -271,6 +298,10 @@ def init(
         links=validated(LinkSettings, links),
         averaging=averaging if mode is Mode.GROUPED else None,
         reliable=reliable or (),
+        admission=validated(
+            AdmissionSettings,
+            {"policy": admission.value, "work_bits": work_bits, "per_network": per_network},
+        ),
     )
     parameters = sum(block.parameter_count for block in run.manifest.blocks)
     samples = sum(shard.samples for shard in run.manifest.data.train)
@@ -290,26 +321,53 @@ def amend(
             help="A reliable peer from now on: name all of them, 1, 3 or 5 (default: show who they are).",
         ),
     ] = None,
+    ban: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID", help="A peer that may not take part any more. Repeatable, as all others."),
+    ] = None,
+    unban: Annotated[list[str] | None, typer.Option(metavar="ID", help="One that may again.")] = None,
+    enlist: Annotated[
+        list[str] | None,
+        typer.Option("--list", metavar="ID", help="One that may take part in a run of --admission listed."),
+    ] = None,
+    unlist: Annotated[list[str] | None, typer.Option(metavar="ID", help="One that may not any more.")] = None,
+    revoke: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SERIAL", help="An invite's voucher that is to admit nobody any more."),
+    ] = None,
     bootstrap: Annotated[
         list[str] | None,
         typer.Option(metavar="ADDR", help="One that runs, to be told, if none runs from DIR. Repeatable."),
     ] = None,
 ) -> None:
-    """Say who the reliable peers of a run are: add some, or replace those that are gone. Nothing is interrupted."""
+    """Say who the reliable peers of a run are, and who may take part. Nothing is interrupted."""
+    from hetpeer.bootstrap.amendment import Change
     from hetpeer.dht.addresses import parse_address
     from hetpeer.peer.cli.options import run_loop
-    from hetpeer.peer.reliable.amend import deliver, reliable_peers
+    from hetpeer.peer.reliable.amend import amended, deliver
 
     addresses = tuple(parse_address(text) for text in bootstrap or ())
-    council = reliable_peers(directory, reliable or ())
+    change = Change(
+        coordinators=tuple(reliable or ()),
+        ban=tuple(ban or ()),
+        unban=tuple(unban or ()),
+        enlist=tuple(enlist or ()),
+        unlist=tuple(unlist or ()),
+        revoke=tuple(revoke or ()),
+    )
+    council = amended(directory, change)
     for peer in council.peers:
         print(peer)
+    latest = council.amendment
+    for word, ones in (("banned", latest.banned), ("listed", latest.listed)) if latest is not None else ():
+        for one in ones:
+            print(f"{word} {one}")
     if addresses and council.data:
         run_loop(deliver(council, addresses))
+    if change != Change():
+        print(f"amendment {council.sequence} is signed")
     if reliable:
-        print(
-            f"amendment {council.sequence} is signed; on each that is new: hetpeer bootstrap DIR --peers ADDR"
-        )
+        print("on each that is new: hetpeer bootstrap DIR --peers ADDR")
 
 
 def audit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, TextIO
 
@@ -28,15 +29,36 @@ def invite(
             help="An address that is to stand in it first: what a router forwards, a name, a rendezvous. Repeatable.",
         ),
     ] = None,
+    uses: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Sign a voucher for N peers, for a run that takes invited ones only: the link is a secret then.",
+        ),
+    ] = None,
+    expires: Annotated[
+        str, typer.Option(metavar="TIME", help="How long the voucher is good: 12h, 7d. [default: 7d]")
+    ] = "7d",
     qr: Annotated[bool, typer.Option("--qr", help="Draw it as a QR code, too.")] = False,
 ) -> None:
     """Print the invite to a run: what others give to hetpeer join."""
     from hetpeer.bootstrap.rundir import RunDirectory
+    from hetpeer.bootstrap.vouchers import new_voucher, sign_voucher
     from hetpeer.dht.addresses import parse_address
     from hetpeer.peer.arrival.inviting import kept_invite
+    from hetpeer.peer.cli.daemon import parse_duration
 
     more = [parse_address(text) for text in bootstrap or ()]
-    link = str(kept_invite(RunDirectory.open(directory), more))
+    run = RunDirectory.open(directory)
+    voucher = b""
+    if uses is not None:
+        signed = new_voucher(run.run_id, uses, int(time.time() + parse_duration(expires)))
+        voucher = sign_voucher(signed, run.owner_key())
+        typer.echo(f"voucher {signed.serial}: for {uses} peers, {expires} from now", err=True)
+    elif run.manifest.admission.policy == "invited":
+        typer.echo("this run takes invited peers only: without --uses the link admits nobody new", err=True)
+    link = str(kept_invite(run, more, voucher))
     if qr:
         draw(link, sys.stdout)
     typer.echo(link)

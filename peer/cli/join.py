@@ -57,6 +57,7 @@ def join(
     options = JoinOptions(
         bootstrap=goal.addresses,
         run=goal.run,
+        voucher=goal.voucher,
         home=home or default_home(),
         host=host,
         port=port,

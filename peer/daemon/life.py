@@ -15,9 +15,9 @@ from typing import Any
 
 from hetpeer.averaging.effects import Stop
 from hetpeer.averaging.member import Phase
-from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.tasks import TaskSet
 from hetpeer.peer.daemon.presence import JoinOptions, Presence
+from hetpeer.peer.daemon.rejection import rejection
 from hetpeer.peer.daemon.wishes import Daemon, Does, State, Wish
 from hetpeer.peer.lifecycle import unless
 from hetpeer.peer.work.adverts import publish_forever, volunteer_advert
@@ -69,7 +69,9 @@ async def _live(
     presence: Presence, compute: Compute, offer: Offer, device_name: str, daemon: Daemon
 ) -> Stop | None:
     files, node, roster = presence.files, presence.node, presence.roster
-    volunteer = Volunteer(node, presence.home, files, compute, offer, presence.evidence, presence.trace)
+    volunteer = Volunteer(
+        node, presence.home, files, compute, offer, presence.credentials, presence.evidence, presence.trace
+    )
     name, memory = files.run.manifest.name, offer.memory_bytes
     _log.info("run %s, %s, offering %d MiB", name, device_name, memory >> 20)
     daemon.follow(lambda: doing(volunteer.member.phase, in_touch=volunteer.session.is_up))
@@ -109,7 +111,7 @@ async def _take_part(
         if work.done():
             stop = work.result()
             if not stop.completed:
-                raise _rejection(stop)
+                raise rejection(stop)
             return stop
         compute.suspend()
         _log.info("leaving: telling the swarm")
@@ -171,22 +173,3 @@ async def _running_compute(options: JoinOptions, memory: int) -> AsyncIterator[C
         yield compute
     finally:
         await compute.close()
-
-
-def _rejection(stop: Stop) -> LocalError:
-    """Why we may not take part, as the error that ends the command."""
-    if stop.rejected == "version":
-        return LocalError(
-            "HP-RUN-002",
-            "the run speaks another version",
-            why=stop.why,
-            fix="use the version of hetpeer the run was made for",
-            exit_code=ExitCode.VERSION,
-        )
-    return LocalError(
-        "HP-RUN-010",
-        "the run does not go on",
-        why=stop.why,
-        fix="ask the run's author",
-        exit_code=ExitCode.RUN_CLOSED,
-    )

@@ -17,6 +17,7 @@ from hetpeer.dht.clock import SystemClock
 from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.dht.roster import Roster
 from hetpeer.peer.arrival.arriving import arrived
+from hetpeer.peer.arrival.credentials import Credentials, credentials
 from hetpeer.peer.daemon.progress import VolunteerProgress
 from hetpeer.peer.daemon.waking import watch_forever
 from hetpeer.peer.home import Home
@@ -34,6 +35,8 @@ class JoinOptions:
     bootstrap: tuple[Address, ...]
     run: str = ""
     """The id of the run that it must be; empty: whichever is there."""
+    voucher: bytes = b""
+    """Of the invite, for the run's door."""
     home: Path
     host: str = "0.0.0.0"  # noqa: S104 - other peers must reach us
     port: int = 0
@@ -65,6 +68,7 @@ class Presence:
     node: Node
     home: Home
     files: RunFiles
+    credentials: Credentials
     roster: Roster
     evidence: Evidence
     trace: Trace
@@ -101,6 +105,7 @@ async def present(options: JoinOptions, home: Home, stack: contextlib.AsyncExitS
     return Presence(
         node=node,
         home=home,
+        credentials=await credentials(run, identity.peer_id, options.voucher),
         files=RunFiles(node, run, Council(signed, run.path), [arrival.source]),
         roster=Roster(node, run.run_id),
         evidence=evidence,

@@ -1,4 +1,4 @@
-"""What `hetpeer amend` does: the owner's word on who the reliable peers are, and how it gets to them."""
+"""What `hetpeer amend` does: the owner's word on who the reliable peers are and who may take part, and how it gets to them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hetpeer.bootstrap.amending import offer
+from hetpeer.bootstrap.amendment import Change
 from hetpeer.bootstrap.council import Council, amend
 from hetpeer.bootstrap.files import temporary_folder
 from hetpeer.bootstrap.rundir import RunDirectory
@@ -18,16 +19,16 @@ from hetpeer.dht.node import Node, NodeConfig
 _log = logging.getLogger(__name__)
 
 
-def reliable_peers(directory: Path, peers: Sequence[str]) -> Council:
-    """Make `peers` the reliable peers of the run, in its directory; with none, those that it has now. A `hetpeer bootstrap` of that
+def amended(directory: Path, change: Change) -> Council:
+    """Sign another amendment of the run, in its directory; where nothing changes, the latest. A `hetpeer bootstrap` of that
     directory sees it within a second.
 
-    Raises `LocalError` HP-RUN-015 where the owner's key is not, HP-RUN-001 (their number, an id that is none), HP-DISK-*.
+    Raises `LocalError` HP-RUN-015 where the owner's key is not, HP-RUN-001 (a number, an id that is none), HP-DISK-*.
     """
     run = RunDirectory.open(directory)
-    if not peers:
+    if change == Change():
         return Council(run.signed, directory)
-    return amend(run.signed, directory, run.owner_key(), tuple(peers))
+    return amend(run.signed, directory, run.owner_key(), change)
 
 
 async def deliver(council: Council, addresses: Sequence[Address]) -> None:

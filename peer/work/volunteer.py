@@ -28,6 +28,7 @@ from hetpeer.dht import failpoints
 from hetpeer.dht.board import Board
 from hetpeer.dht.node import Node
 from hetpeer.dht.tasks import TaskSet
+from hetpeer.peer.arrival.credentials import Credentials
 from hetpeer.peer.home import Home
 from hetpeer.peer.tracing import Trace
 from hetpeer.peer.transport.dataplane import DataPlane
@@ -73,6 +74,7 @@ class Volunteer:
         files: RunFiles,
         compute: Compute,
         offer: Offer,
+        credentials: Credentials,
         evidence: Evidence,
         trace: Trace,
     ) -> None:
@@ -93,6 +95,8 @@ class Volunteer:
             name=offer.name,
             memory_bytes=offer.memory_bytes,
             flops_per_second=offer.flops_per_second,
+            voucher=credentials.voucher,
+            work=credentials.work,
         )
         self._window = Window()
         self.member = Member(node.peer_id, hello, _shape(self._manifest), self._window.depth)

@@ -52,7 +52,7 @@ def values(annotation, metadata=()):
         case builtins.int:
             return st.integers(limits["Ge"].ge, limits["Lt"].lt - 1)
         case builtins.bytes:
-            return st.binary(max_size=10)
+            return st.binary(max_size=min(10, limits["MaxLen"].max_length))
         case builtins.str:
             return st.text(min_size="MinLen" in limits, max_size=10)
         case builtins.float:

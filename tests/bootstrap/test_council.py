@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from hetpeer.bootstrap.amendment import Amendment, sign_amendment
+from hetpeer.bootstrap.amendment import Amendment, Change, sign_amendment
 from hetpeer.bootstrap.council import FILE, Council, amend
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.signing import AMENDMENT
@@ -36,11 +36,31 @@ def test_the_latest_amendment_counts(fresh: RunDirectory, others: list[str]) -> 
 
 def test_an_amendment_is_seen_where_it_is_written(fresh: RunDirectory, others: list[str]) -> None:
     council = Council(fresh.signed, fresh.path)
-    assert amend(fresh.signed, fresh.path, fresh.owner_key(), tuple(others)).sequence == 1
+    assert (
+        amend(fresh.signed, fresh.path, fresh.owner_key(), Change(coordinators=tuple(others))).sequence == 1
+    )
     assert council.sequence == 0
     council.look()
     assert (council.peers, council.sequence) == (tuple(others), 1)
-    assert amend(fresh.signed, fresh.path, fresh.owner_key(), (others[2],)).sequence == 2
+    assert amend(fresh.signed, fresh.path, fresh.owner_key(), Change(coordinators=(others[2],))).sequence == 2
+
+
+def test_an_amendment_changes_what_it_says_and_keeps_the_rest(fresh: RunDirectory, others: list[str]) -> None:
+    first = fresh.signed.reliable
+    for change, banned, listed, revoked in (
+        (Change(ban=(others[0], others[1]), enlist=(others[2],)), others[:2], others[2:], ()),
+        (Change(unban=(others[0],), revoke=("0" * 16,)), others[1:2], others[2:], ("0" * 16,)),
+        (Change(ban=(others[1],), unlist=(others[2],)), others[1:2], [], ("0" * 16,)),
+    ):
+        council = amend(fresh.signed, fresh.path, fresh.owner_key(), change)
+        latest = council.amendment
+        assert latest is not None
+        assert (latest.banned, latest.listed, latest.revoked) == (tuple(banned), tuple(listed), revoked)
+        assert council.peers == first
+    assert len(council.data) < 1000
+    many = Change(ban=tuple(f"Qm{number:044}".replace("0", "A") for number in range(257)))
+    with pytest.raises(LocalError, match="HP-RUN-001"):
+        amend(fresh.signed, fresh.path, fresh.owner_key(), many)
 
 
 def test_who_is_told_keeps_it(fresh: RunDirectory, others: list[str], tmp_path: Path) -> None:
@@ -51,9 +71,9 @@ def test_who_is_told_keeps_it(fresh: RunDirectory, others: list[str], tmp_path: 
 
 
 def test_a_wrong_number_of_peers_is_no_amendment(fresh: RunDirectory, others: list[str]) -> None:
-    for peers in (others[:2], [others[0]] * 3, [], ["nobody"]):
+    for peers in (others[:2], [others[0]] * 3, ["nobody"]):
         with pytest.raises(LocalError) as caught:
-            amend(fresh.signed, fresh.path, fresh.owner_key(), tuple(peers))
+            amend(fresh.signed, fresh.path, fresh.owner_key(), Change(coordinators=tuple(peers)))
         assert (caught.value.code, caught.value.exit_code) == ("HP-RUN-001", ExitCode.CONFIG)
     assert not (fresh.path / FILE).exists()
 

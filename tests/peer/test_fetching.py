@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 import uvloop
 
+from hetpeer.bootstrap.amendment import Change
 from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.decisions import CollectCheckpoint
 from hetpeer.bootstrap.keeping import Checkpoints
@@ -27,7 +28,7 @@ from hetpeer.peer.arrival import manifests
 from hetpeer.peer.arrival.invites import Destination
 from hetpeer.peer.arrival.manifests import fetch_manifest
 from hetpeer.peer.home import Home
-from hetpeer.peer.reliable.amend import deliver, reliable_peers
+from hetpeer.peer.reliable.amend import amended, deliver
 from hetpeer.peer.reliable.mirroring import mirror
 from hetpeer.peer.reliable.peer import BootstrapOptions, serve_run
 from tests.bootstrap.engine import make_run
@@ -128,7 +129,7 @@ async def test_an_address_to_listen_on_that_is_none(network: Network) -> None:
 
 async def test_an_amendment_that_nobody_takes(network: Network, tmp_path: Path) -> None:
     shutil.copytree(network.run.path, tmp_path / "run")
-    council = reliable_peers(tmp_path / "run", [network.empty.peer_id])
+    council = amended(tmp_path / "run", Change(coordinators=(network.empty.peer_id,)))
     with pytest.raises(LocalError) as caught:
         await deliver(council, [address_of(network.empty)])
     assert (caught.value.code, caught.value.exit_code) == ("HP-RUN-018", ExitCode.NETWORK)

@@ -4,12 +4,15 @@ import asyncio
 
 import pytest
 
+from hetpeer.averaging.effects import Stop
 from hetpeer.averaging.member import Phase
 from hetpeer.dht.clock import SystemClock
+from hetpeer.dht.errors import ExitCode
 from hetpeer.peer.daemon import life
 from hetpeer.peer.daemon.holds import Reason
 from hetpeer.peer.daemon.life import _called_off, doing
 from hetpeer.peer.daemon.notify import Notifier
+from hetpeer.peer.daemon.rejection import rejection
 from hetpeer.peer.daemon.wishes import Daemon, State, Wish
 
 
@@ -93,3 +96,19 @@ def test_every_phase_is_a_state() -> None:
     assert in_touch[Phase.STOPPED] == (State.STOPPED, "")
     assert doing(Phase.JOINING, in_touch=False) == (State.JOINING, "no_coordinator")
     assert doing(Phase.TRAINING, in_touch=False) == (State.WAITING, "no_coordinator")
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "status"),
+    [
+        ("version", "HP-RUN-002", ExitCode.VERSION),
+        ("banned", "HP-RUN-019", ExitCode.RUN_CLOSED),
+        ("uninvited", "HP-RUN-020", ExitCode.RUN_CLOSED),
+        ("work", "HP-RUN-021", ExitCode.VERSION),
+        ("crowded", "HP-RUN-022", ExitCode.TRY_LATER),
+        ("", "HP-RUN-010", ExitCode.RUN_CLOSED),
+    ],
+)
+def test_why_we_may_not_take_part(reason: str, code: str, status: ExitCode) -> None:
+    error = rejection(Stop("the reason", completed=False, rejected=reason))
+    assert (error.code, error.why, error.exit_code) == (code, "the reason", status)

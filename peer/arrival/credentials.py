@@ -1,0 +1,58 @@
+"""What a volunteer shows at the door of a run (docs/admission.md): the voucher of its invite, and its proof of work.
+
+Both are kept in the home beside the files of the run, so that an invite is needed once, and the work done once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetpeer.bootstrap.files import atomic_write
+from hetpeer.bootstrap.proofofwork import MAX_NONCE_BYTES, find_proof, is_proof
+from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.vouchers import VOUCHER
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Empty where the run asks for none, or there is none."""
+
+    voucher: bytes = b""
+    work: bytes = b""
+
+
+async def credentials(run: RunDirectory, peer: str, voucher: bytes) -> Credentials:
+    """Those of `peer` in `run`; `voucher` is that of the invite by which it comes now, if any. Raises `LocalError` HP-DISK-*.
+
+    Works as long as the run asks for, in a thread that a cancellation does not end.
+    """
+    settings = run.manifest.admission
+    kept = run.path / "voucher"
+    if voucher:
+        atomic_write(kept, voucher, mode=0o600)
+    work = await asyncio.to_thread(_proof, run, peer, settings.work_bits) if settings.work_bits else b""
+    return Credentials(voucher or _read(kept, VOUCHER.max_bytes), work)
+
+
+def _proof(run: RunDirectory, peer: str, bits: int) -> bytes:
+    path = run.path / "work"
+    nonce = _read(path, MAX_NONCE_BYTES)
+    if not is_proof(nonce, run.run_id, peer, bits):
+        _log.info("working for the proof of %d bits that the run asks for", bits)
+        nonce = find_proof(run.run_id, peer, bits)
+        atomic_write(path, nonce, mode=0o600)
+    return nonce
+
+
+def _read(path: Path, limit: int) -> bytes:
+    """What is kept there; a file that is not there, too long or unreadable is none."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return b""
+    return data if len(data) <= limit else b""
