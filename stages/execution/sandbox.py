@@ -1,0 +1,205 @@
+"""What the compute worker gives up before it loads anything: the network, files that it has no use for, other processes.
+
+It runs graphs that come from the net. They can name allow-listed operators only (docs/graph.md); should one of those have a
+hole, whoever gets through it is in a process that reads Python's libraries and the GPU, computes, and answers through the one
+socket that it inherited. Landlock (Salaün, 2021) keeps it from files, TCP, and signals to others, seccomp from making sockets of any kind.
+Both need no privilege, hold for all that the process starts, and cannot be undone.
+
+The system calls are made here: on PyPI there is an alpha that knows files only, and a seccomp that nobody has touched since 2021.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import stat
+import struct
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterable, Iterator
+from errno import EACCES
+from pathlib import Path
+from typing import Final
+
+VARIABLE: Final = "HETPEER_SANDBOX"
+"""`off` leaves the worker as it is: for a driver that cannot live with this."""
+
+_PR_SET_NO_NEW_PRIVS = 38
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_QUERY_ABI = 1
+_PATH_BENEATH = 1
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_FILES = {1: (1 << 13) - 1, 2: 1 << 13, 3: 1 << 14, 5: 1 << 15}
+"""ABI of Landlock from which on → rights on files that it knows."""
+_IOCTL = 1 << 15
+_NETWORK_ABI, _TCP = 4, 0b11
+_SCOPE_ABI, _ABSTRACT_SOCKETS_AND_SIGNALS = 6, 0b11
+
+_SYSTEM = (
+    *("/usr", "/lib", "/lib64", "/opt", "/sys", "/etc/ld.so.cache", "/etc/localtime"),
+    *(
+        f"/proc/{name}"
+        for name in (
+            "self",
+            "cpuinfo",
+            "meminfo",
+            "stat",
+            "version",
+            "devices",
+            "filesystems",
+            "driver",
+            "sys",
+        )
+    ),
+)
+"""Of /proc what is its own, and the machine's: other processes are nobody's business."""
+
+_SECCOMP = {"x86_64": (317, 0xC000003E, 41), "aarch64": (277, 0xC00000B7, 198)}
+"""Machine → (the number of seccomp(2), what audit calls it, the number of socket(2))."""
+_SET_FILTER = 1
+_IO_URING_SETUP, _X32 = 425, 0x40000000
+_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
+_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | EACCES
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def confine() -> list[str]:
+    """Give it up, for this process and all that it starts. Returns what could not be given up, and why, a line each.
+
+    Call it while there is one thread: others would keep what they have. Nothing is given up where `HETPEER_SANDBOX` is `off`.
+    """
+    if os.environ.get(VARIABLE) == "off":
+        return [f"it may do what its user may: {VARIABLE} is off"]
+    _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    left = []
+    for step, what in (
+        (_confine_files, "it can read and write its user's files"),
+        (_confine_sockets, "it can reach the network"),
+    ):
+        try:
+            step()
+        except OSError as error:
+            left.append(f"{what}: {error.strerror}")
+    return left
+
+
+# ── Landlock ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def landlock_version() -> int:
+    """Of this kernel's Landlock ABI; 0 where there is none."""
+    try:
+        return _call(_CREATE_RULESET, None, 0, _QUERY_ABI)
+    except OSError:
+        return 0
+
+
+def _confine_files() -> None:
+    abi = _call(_CREATE_RULESET, None, 0, _QUERY_ABI)
+    files = sum(rights for since, rights in _FILES.items() if abi >= since)
+    network = _TCP if abi >= _NETWORK_ABI else 0
+    scope = _ABSTRACT_SOCKETS_AND_SIGNALS if abi >= _SCOPE_ABI else 0
+    handled = struct.pack("QQQ", files, network, scope)
+    size = 24 if abi >= _SCOPE_ABI else 16 if abi >= _NETWORK_ABI else 8
+    rules = _call(_CREATE_RULESET, handled, size, 0)
+    try:
+        for path in readable():
+            _allow(rules, path, _READ_FILE | _READ_DIR | _EXECUTE)
+        _allow(rules, scratch(), files & ~_EXECUTE)
+        for path in devices():
+            _allow(rules, path, files & (_READ_FILE | _WRITE_FILE | _IOCTL | _READ_DIR))
+        _call(_RESTRICT_SELF, rules, 0)
+    finally:
+        os.close(rules)
+
+
+def readable() -> list[Path]:
+    """What Python, torch and their libraries are loaded from, and what the kernel says of the machine."""
+    installed = {Path(path) for path in (sys.prefix, sys.base_prefix, *sysconfig.get_paths().values())}
+    imported = {Path(path) for path in sys.path if path}
+    system = map(Path, _SYSTEM)
+    root = Path(__file__).resolve().parents[2]
+    ours = (root / package for package in ("averaging", "dht", "stages"))
+    found = {path.resolve() for path in (*installed, *imported, *system, *ours) if path.exists()}
+    return sorted(found - {Path("/")} - set(_homes()))
+
+
+def _homes() -> Iterator[Path]:
+    """A Python that lives right in its user's home does not open all of it."""
+    yield Path.home().resolve()
+    yield Path("/home")
+    yield Path("/root")
+
+
+def scratch() -> Path:
+    """The one folder that it can write into: torch makes one for caches as it is imported. All workers of a user share it, and nobody else
+    reads it. Raises OSError, also when somebody else has made it.
+    """
+    folder = Path(tempfile.gettempdir()) / f"hetpeer-worker-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise OSError(0, f"{folder} is not its own")
+    tempfile.tempdir = str(folder)
+    return folder
+
+
+def devices() -> list[Path]:
+    """GPUs, and what is always there."""
+    names = ("null", "zero", "urandom", "random", "kfd", "dri")
+    found = [Path("/dev") / name for name in names]
+    found += Path("/dev").glob("nvidia*")
+    return [path for path in found if path.exists()]
+
+
+def _allow(rules: int, path: Path, rights: int) -> None:
+    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        if not path.is_dir():
+            rights &= ~_READ_DIR
+        _call(_ADD_RULE, rules, _PATH_BENEATH, struct.pack("=Qi", rights, place), 0)
+    finally:
+        os.close(place)
+
+
+# ── seccomp ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _confine_sockets() -> None:
+    machine = platform.machine()
+    if machine not in _SECCOMP:
+        raise OSError(0, f"hetpeer does not know the system calls of {machine}")
+    number, audit, socket = _SECCOMP[machine]
+    program = _filter(audit, [socket, _IO_URING_SETUP])
+    code = ctypes.create_string_buffer(b"".join(program))
+    header = struct.pack("HxxxxxxP", len(program), ctypes.addressof(code))
+    _call(number, _SET_FILTER, 0, header)
+
+
+def _filter(audit: int, refused: Iterable[int]) -> list[bytes]:
+    """A program of the classic packet filter: EACCES for calls by another convention and for these, all others pass."""
+    numbers = list(refused)
+    checks = [(_EQUAL, number) for number in numbers]
+    checks.insert(0, (_AT_LEAST, _X32))
+    total = len(checks)
+    program = [_step(_LOAD, 4), _step(_EQUAL, audit, otherwise=total + 2), _step(_LOAD, 0)]
+    for place, (code, number) in enumerate(checks):
+        program.append(_step(code, number, then=total - place))
+    return [*program, _step(_RETURN, _ALLOW), _step(_RETURN, _REFUSE)]
+
+
+def _step(code: int, value: int, *, then: int = 0, otherwise: int = 0) -> bytes:
+    return struct.pack("HBBI", code, then, otherwise, value)
+
+
+def _call(number: int, *arguments: int | bytes | None) -> int:
+    """A system call. Raises OSError."""
+    words = [ctypes.c_char_p(a) if isinstance(a, bytes) else ctypes.c_long(a or 0) for a in arguments]
+    found = _libc.syscall(ctypes.c_long(number), *words)
+    if found < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return int(found)
