@@ -117,10 +117,12 @@ def run_child(
     os.environ |= {"HETPEER_HOME": home, "HETPEER_FAIL": fail, "HETPEER_DASHBOARD": "off"}
     sys.argv = ["hetpeer", *arguments]
     status: int | str | None = 1
+    if before in tampering.EVERYWHERE:
+        getattr(tampering, before)()
     if {"join", "--stand-in"} & set(arguments):
         spare.keep_one()
     try:
-        if before:
+        if before and before not in tampering.EVERYWHERE:
             getattr(tampering, before)()
         run()
     except SystemExit as end:

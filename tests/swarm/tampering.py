@@ -45,6 +45,22 @@ def serve_damaged_manifest() -> None:
     rundir.read_file = damaged
 
 
+def without_pickle() -> None:
+    """Nothing can be unpickled here."""
+    import pickle  # noqa: TID251 - to forbid it
+
+    import torch
+
+    def refuse(*_: object, **__: object) -> Any:
+        raise AssertionError("somebody unpickles")
+
+    pickle.load = pickle.loads = pickle.Unpickler = torch.load = refuse  # noqa: TID251
+
+
+EVERYWHERE = frozenset({"without_pickle"})
+"""What is wrong with the compute worker, too."""
+
+
 def impatient() -> None:
     """A volunteer that gives up missing data within a second."""
     from hetpeer.peer.work import datasource
