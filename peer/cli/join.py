@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hetpeer.peer.cli.options import BootstrapOption, DashboardOption, HomeOption, asked
+from hetpeer.peer.cli.options import BootstrapOption, DashboardOption, HomeOption, joined_by
 
 
 def register(app: typer.Typer) -> None:
@@ -45,12 +45,13 @@ def join(
 
     Ctrl-C leaves within ten seconds and harms nobody; so does `hetpeer pause`.
     """
-    goal = asked([*(invites or ()), *(bootstrap or ())], home, run)
+    from hetpeer.peer.home import default_home
+
+    goal = joined_by([*(invites or ()), *(bootstrap or ())], home or default_home(), run)
     memory, disk = parse_limit(ram_limit), parse_limit(disk_limit)
 
     from hetpeer.peer.daemon.joining import join as take_part
     from hetpeer.peer.daemon.presence import JoinOptions
-    from hetpeer.peer.home import default_home
     from hetpeer.peer.lifecycle import run_daemon
     from hetpeer.peer.where import parse_where
 
