@@ -49,6 +49,7 @@ DashboardOption = Annotated[
         show_default=False,
     ),
 ]
+RunDir = Annotated[Path, typer.Argument(metavar="DIR", help="The run directory.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 
 _COLOURS = {logging.WARNING: "33", logging.ERROR: "31", logging.CRITICAL: "31"}
