@@ -27,8 +27,8 @@ Digest = Annotated[str, Field(max_length=64)]
 Text = Annotated[str, Field(max_length=500)]
 Ids = Annotated[tuple[Id, ...], Field(max_length=1 << 16)]
 Range = tuple[Block, Block]
-Event = Annotated[str, Field(max_length=1 << 19)]
-"""A signed line (bootstrap/eventlog.py)."""
+Event = Annotated[str, Field(max_length=1 << 19, pattern=r"^[^\n]*$")]
+"""A signed line (bootstrap/eventlog.py), one and not several: it is kept among others."""
 Ticket = Annotated[bytes, Field(max_length=2048)]
 Share = Annotated[int, Field(ge=1, lt=1 << 32)]
 Speed = Annotated[float, Field(ge=0, allow_inf_nan=False)]
