@@ -27,6 +27,8 @@ Digest = Annotated[str, Field(max_length=64)]
 Text = Annotated[str, Field(max_length=500)]
 Ids = Annotated[tuple[Id, ...], Field(max_length=1 << 16)]
 Range = tuple[Block, Block]
+Event = Annotated[str, Field(max_length=1 << 19, pattern=r"^[^\n]*$")]
+"""A signed line (bootstrap/eventlog.py), one and not several: it is kept among others."""
 Ticket = Annotated[bytes, Field(max_length=2048)]
 Share = Annotated[int, Field(ge=1, lt=1 << 32)]
 Speed = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -276,17 +278,17 @@ class EventLine(Schema):
     """A signed line of the volunteer's event log, kept by the coordinator for the audit."""
 
     kind: Literal["event"] = "event"
-    line: Annotated[str, Field(max_length=1 << 19)]
+    line: Event
 
 
 # ── coordinator → volunteer ──────────────────────────────────────────────────────────────────────────────────────
 
 
 class Kept(Schema):
-    """Said once in a session, after Hello: so many lines of the volunteer's event log are here, and it sends the rest."""
+    """Said once in a session, after Hello: the last line of the volunteer that is kept here (empty: none); it sends those after it."""
 
     kind: Literal["kept"] = "kept"
-    lines: Count
+    last: Event
 
 
 class Amended(Schema):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hetpeer.bootstrap.crediting import check_credit
+from hetpeer.bootstrap.claims import check_credit
 from hetpeer.bootstrap.deciding import Decision, decisions_of
 from hetpeer.bootstrap.grouped.lineage import lineage
 from hetpeer.bootstrap.history import History, Record

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Protocol
 
 from hetpeer.bootstrap.grouped.batches import Batches
@@ -66,7 +67,6 @@ class Credit:
         """What each commit of the log counted."""
         self._result: _Result = _Steps() if grouped is None else Batches(grouped)
         self._counting: set[int] = set()
-        """Which of them are part of the result: they are counted from 1."""
         self._work: Counter[str] = Counter()
 
     def add(self, record: Record) -> None:
@@ -94,6 +94,11 @@ class Credit:
             self._counting.discard(number)
         for peer, amount in self._contributors.read(self._commits[number - 1]):
             self._work[peer] += sign * amount
+
+    @property
+    def counting(self) -> AbstractSet[int]:
+        """The commits of the log, counted from 1, that are part of the result."""
+        return self._counting
 
     @property
     def of(self) -> Mapping[str, int]:

@@ -1,15 +1,12 @@
-"""Credit of a run that its manifest describes, and the audit of it: what surviving commits give, beside what the volunteers' signed logs say was in the sums. Docs: credit.md."""
+"""Credit of a run that its manifest describes. Docs: credit.md."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
-from hetpeer.bootstrap.credit import Contributors, Credit, work_in
-from hetpeer.bootstrap.deciding import Decision
+from hetpeer.bootstrap.credit import Credit
 from hetpeer.bootstrap.history import Record
 from hetpeer.bootstrap.manifest import Manifest
-from hetpeer.bootstrap.testimony import Applied, Key
 
 
 def credit_in(manifest: Manifest, records: Iterable[Record]) -> Credit:
@@ -19,33 +16,3 @@ def credit_in(manifest: Manifest, records: Iterable[Record]) -> Credit:
     for record in records:
         credit.add(record)
     return credit
-
-
-def check_credit(
-    surviving: Iterable[Decision],
-    records: Iterable[Record],
-    applied: Mapping[Key, Sequence[Applied]],
-    sizes: Mapping[int, int],
-    blocks: int,
-) -> tuple[Counter[str], list[str]]:
-    """Peer → samples times blocks that it has, and where that is not what was applied. `sizes`: how many samples each id has.
-
-    A step of which some block has no evidence is not compared: that it lacks is a problem of its own.
-    """
-    contributors = Contributors()
-    for record in records:
-        contributors.add(record)
-    credit: Counter[str] = Counter()
-    problems: list[str] = []
-    for one in surviving:
-        if one.counted is None:
-            continue
-        given = Counter(dict(contributors.read(one.counted)))
-        credit += given
-        said = [applied.get((*one.key, block), ()) for block in range(blocks)]
-        work = work_in((events[0].cover for events in said if events), sizes)
-        wrong = [
-            peer for peer in sorted(work.keys() | given.keys()) if all(said) and work[peer] != given[peer]
-        ]
-        problems += [f"{one}: {peer} is credited {given[peer]}, and has {work[peer]}" for peer in wrong]
-    return credit, problems

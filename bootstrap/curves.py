@@ -5,7 +5,8 @@ Pure. Reliable peers serve them beside the run's files; what a peer answers is c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Annotated, Any, Final
 
 import msgpack
@@ -84,7 +85,7 @@ class Curves(BaseModel):
 
 
 class LogCurves:
-    """Records of the log, folded in their order."""
+    """Records of the log of an exact run, folded in their order."""
 
     def __init__(self, records: Iterable[Mapping[str, Any]] = ()) -> None:
         self._training = Curve()
@@ -109,3 +110,47 @@ class LogCurves:
     def curves(self) -> Curves:
         """As they are by now."""
         return Curves(training=tuple(self._training.points), evaluation=tuple(self._evaluation.points))
+
+
+class GroupedCurves:
+    """The same of a grouped run: batches are trained in any order, and again when nobody is left who has them.
+
+    `counting` says which commits of the log, counted from 1, are part of the result (credit.py). It is told of a record first.
+    """
+
+    def __init__(
+        self, counting: Callable[[], AbstractSet[int]], records: Iterable[Mapping[str, Any]] = ()
+    ) -> None:
+        self._counting = counting
+        self._commits = 0
+        self._training: dict[int, Point] = {}
+        """Commit → what it adds to the curve."""
+        self._evaluation: dict[float, float] = {}
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """One more record."""
+        match record["kind"]:
+            case "commit":
+                self._commits += 1
+                self._training[self._commits] = (record["batch"] + 1, record["loss"])
+            case "evaluation":
+                self._evaluation[record["batch"]] = record["loss"]
+            case _:
+                pass
+
+    @property
+    def curves(self) -> Curves:
+        """As they are by now."""
+        counting = self._counting()
+        training = [point for commit, point in self._training.items() if commit in counting]
+        return Curves(training=thinned(training), evaluation=thinned(self._evaluation.items()))
+
+
+def thinned(points: Iterable[Point]) -> tuple[Point, ...]:
+    """MAX_POINTS of them at most in the order of x, the last among them."""
+    ordered = sorted(points)
+    every = -(-len(ordered) // (MAX_POINTS - 1)) or 1
+    kept = ordered[::every]
+    return tuple(kept if kept[-1:] == ordered[-1:] else [*kept, ordered[-1]])

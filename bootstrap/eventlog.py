@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import errno
 import itertools
 import json
@@ -24,6 +25,8 @@ from hetpeer.dht.identity import Identity, peer_id_of, verify
 DOMAIN = b"hetpeer event\0"
 """Goes before the signed bytes: a signature on an event is good for nothing else."""
 MAX_LINE_BYTES = 2**20
+TAIL_BYTES = 2**23
+"""Of a file, in which its last line is looked for."""
 
 Record = dict[str, Any]
 
@@ -51,8 +54,13 @@ class EventLog:
         """Lines."""
         return len(self._ends)
 
+    def line(self, number: int) -> str:
+        """That line; the first is line 0."""
+        start = self._ends[number - 1] if number else 0
+        return os.pread(self._descriptor, self._ends[number] - start, start).decode().rstrip("\n")
+
     def lines(self, begin: int) -> list[str]:
-        """All from line `begin` on; the first is line 0."""
+        """All from line `begin` on."""
         start = self._ends[begin - 1] if begin else 0
         return os.pread(self._descriptor, self._end - start, start).decode().splitlines()
 
@@ -123,3 +131,18 @@ def read_events(path: Path) -> Iterator[tuple[int, str]]:
         for number, line in enumerate(file, 1):
             if line.endswith(b"\n"):
                 yield number, line.decode(errors="replace")
+
+
+def last_event(path: Path, peer: str) -> str:
+    """The last complete line in `path` that `peer` has signed, or nothing."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        file.seek(max(file.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
+        lines = file.read().split(b"\n")[:-1]
+    for line in reversed(lines):
+        with contextlib.suppress(ProtocolError):
+            text = line.decode(errors="replace")
+            if read_event(text)[0] == peer:
+                return text
+    return ""

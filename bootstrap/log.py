@@ -154,16 +154,17 @@ def _frames(path: Path) -> Iterator[tuple[int, Record]]:
 
 
 def _lock(descriptor: int, path: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise LocalError(
-            "HP-LOG-002",
-            f"{path} is in use by another process",
-            why="this run is already being served on this machine",
-            fix="stop the other hetpeer bootstrap first",
-            exit_code=ExitCode.IDENTITY,
-        ) from error
+    with disk_errors(path):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise LocalError(
+                "HP-LOG-002",
+                f"{path} is in use by another process",
+                why="this run is already being served on this machine",
+                fix="stop the other hetpeer bootstrap first",
+                exit_code=ExitCode.IDENTITY,
+            ) from error
 
 
 def _damaged(path: Path, offset: int) -> LocalError:

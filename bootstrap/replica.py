@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.crediting import credit_in
-from hetpeer.bootstrap.curves import LogCurves
+from hetpeer.bootstrap.curves import GroupedCurves, LogCurves
 from hetpeer.bootstrap.history import History, Record
 from hetpeer.bootstrap.log import Log
 from hetpeer.bootstrap.raft import effects as e
@@ -81,7 +81,11 @@ class Replica:
         """The same, folded."""
         self.credit = credit_in(run.manifest, self.records)
         """And whose work is in it."""
-        self.curves = LogCurves(self.records)
+        self.curves: LogCurves | GroupedCurves = (
+            LogCurves(self.records)
+            if run.manifest.averaging is None
+            else GroupedCurves(lambda: self.credit.counting, self.records)
+        )
         self._known = len(self.records)
         self._told = 0
         config = e.RaftConfig(me=node.peer_id, members=run.manifest.coordinators)

@@ -21,7 +21,7 @@ from hetpeer.bootstrap.arranging import Arrangement
 from hetpeer.bootstrap.coordinator import Coordinator
 from hetpeer.bootstrap.core import new_core
 from hetpeer.bootstrap.doorkeeper import Doorkeeper
-from hetpeer.bootstrap.eventlog import keep_event, read_event, read_events
+from hetpeer.bootstrap.eventlog import keep_event, last_event, read_event
 from hetpeer.bootstrap.keeping import Checkpoints
 from hetpeer.bootstrap.leases import MAX_TICK_S
 from hetpeer.bootstrap.membership import BlockCost
@@ -280,9 +280,9 @@ class CoordinatorService:
     async def _ask_for_events(self, peer: str) -> None:
         """Another reliable peer may have coordinated until now: the volunteer sends what is not here."""
         path, channel = self._events_of(peer), self._channels.channel(peer)
-        lines = await asyncio.to_thread(_count_lines, path)  # it gives none until it is asked
+        last = await asyncio.to_thread(last_event, path, peer)  # it gives none until it is asked
         if channel is not None:
-            channel.send(Parcel({}, (m.encode(m.Kept(lines=lines)),)))
+            channel.send(Parcel({}, (m.encode(m.Kept(last=last)),)))
             self._tell_amendment(channel)
 
     def _tell_amendment(self, channel: Channel) -> None:
@@ -355,10 +355,6 @@ class _Control:
     def down(self, channel: Channel) -> None:
         if not channel.closed:
             self._service.broken(self._peer)
-
-
-def _count_lines(path: Path) -> int:
-    return sum(1 for _ in read_events(path)) if path.is_file() else 0
 
 
 async def _briefly(awaitable: Any) -> None:

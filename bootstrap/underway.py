@@ -5,7 +5,7 @@ Pure. How one of them goes is training.py's; what becomes of the run is the coor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.decisions import Effect, Send, Work
@@ -25,9 +25,6 @@ class UnderWay:
 
     def __len__(self) -> int:
         return len(self._steps)
-
-    def __iter__(self) -> Iterator[CoordinatedStep]:
-        return iter(self._steps)
 
     @property
     def first(self) -> CoordinatedStep:

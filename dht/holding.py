@@ -23,19 +23,21 @@ def hold(key: Path) -> int:
     path = lock_of(key)
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except BlockingIOError as error:
+        raise in_use(key, path) from error
     except OSError as error:
         raise LocalError(
             "HP-ID-001",
             f"cannot lock the identity file {key}",
             why=f"{path}: {error.strerror}",
-            fix="choose a folder that you can write to",
+            fix="choose a folder that you can write to, on a disk that knows locks",
             exit_code=ExitCode.IDENTITY,
         ) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise in_use(key, path) from error
     with suppress(OSError):  # a full disk: the lock holds, it only does not say for whom
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -59,10 +61,21 @@ def in_use(key: Path, lock: Path) -> LocalError:
 
 
 def _holder(path: Path) -> str:
-    """` (pid 4711)`; empty in the moment before it has written that, and for what is no number."""
-    with suppress(OSError):
+    """` (pid 4711)`; empty in the moment before it has written that, when one that was killed did, and for what is no number."""
+    with suppress(OSError, OverflowError):
         with path.open("rb") as file:
             text = file.read(_MAX_PID_BYTES).strip()
-        if text.isdigit():
+        if text.isdigit() and _is_there(int(text)):
             return f" (pid {int(text)})"
     return ""
+
+
+def _is_there(pid: int) -> bool:
+    """Whether a process has this id. Raises `OSError`."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return pid > 0

@@ -35,14 +35,19 @@ def parse_where(text: str) -> Where | None:
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") or LOOPBACK
     if not (port.isascii() and port.isdecimal() and int(port) < 1 << 16) or not _is_address(host):
-        raise LocalError(
-            "HP-WEB-002",
-            f"{text[:80]!r} is nowhere a dashboard could be served",
-            why="that is a port, or an address of this machine and a port",
-            fix="--dashboard 8787, --dashboard 0.0.0.0:8787, or --dashboard off",
-            exit_code=ExitCode.USAGE,
-        )
+        raise nowhere(text)
     return Where(host, int(port))
+
+
+def nowhere(text: str) -> LocalError:
+    """HP-WEB-002: no dashboard can be served at `text`."""
+    return LocalError(
+        "HP-WEB-002",
+        f"{text[:80]!r} is nowhere a dashboard could be served",
+        why="that is a port, or an address of this machine and a port",
+        fix="--dashboard 8787 or --dashboard 0.0.0.0:8787; join and bootstrap serve none with --dashboard off",
+        exit_code=ExitCode.USAGE,
+    )
 
 
 def _is_address(host: str) -> bool:

@@ -28,6 +28,8 @@ from hetpeer.peer.transport.link import TENSORS
 
 AWAY = frozenset({"HP-NET-002", "HP-NET-006"})
 """Nobody answers there, or nobody who serves a run."""
+DOUBTFUL = frozenset({"HP-RUN-001", "HP-RUN-002", "HP-RUN-003", "HP-RUN-016"})
+"""Who answers gives no manifest that is believed."""
 LOOK_S = 30.0
 """Between two looks at who is there, to be remembered."""
 
@@ -46,23 +48,27 @@ class Arrival:
 @contextlib.asynccontextmanager
 async def arrived(config: NodeConfig, home: Home, run: str = "") -> AsyncIterator[Arrival]:
     """Join by `config.peers`; the node is closed at the end. `run`: the id of the run that it must be; empty: whichever is there.
+    Without peers: back to that run, which this home was in.
 
     Raises `LocalError` as `Node.start` and `fetch_manifest` do; HP-NET-002 and HP-NET-006 only where this home never was in the run, after
     some rounds. Else it tries until cancelled.
     """
-    known = known_run(home.path, Destination(config.peers, run))
-    remembered = known.destination.addresses if known is not None else None
+    named = Destination(config.peers, run)
+    known = known_run(home.path, named)
+    before = known.destination if known is not None else None
     async with contextlib.AsyncExitStack() as stack:
-        for turn in rounds(config.peers, remembered):
+        for turn in rounds(named.addresses, before.addresses if before is not None else None):
+            remembered = before if turn.addresses != named.addresses else None
             try:
-                arrival = await _arrive(replace(config, peers=turn.addresses), home, run, stack)
+                arrival = await _arrive(replace(config, peers=turn.addresses), home, named, remembered, stack)
             except LocalError as error:
-                if error.code not in AWAY or turn.pause_s is None:
+                others_left = turn.pause_s == 0.0 and error.code in DOUBTFUL
+                if turn.pause_s is None or not (others_left or error.code in AWAY):
                     raise
                 _log.warning("%s: %s; %s", error.what, error.why, _what_next(turn, known is not None))
                 await asyncio.sleep(turn.pause_s)
             else:
-                remember(home.path, arrival.signed.run_id, config.peers)
+                remember(home.path, arrival.signed.run_id, named.addresses)
                 company = TaskSet()
                 company.spawn(_remember_forever(arrival, home), name="peers to be remembered")
                 stack.push_async_callback(company.close)
@@ -77,10 +83,16 @@ def _what_next(turn: Round, known: bool) -> str:
     return f"{before}again in {turn.pause_s:.0f} s"
 
 
-async def _arrive(config: NodeConfig, home: Home, run: str, stack: contextlib.AsyncExitStack) -> Arrival:
+async def _arrive(
+    config: NodeConfig,
+    home: Home,
+    named: Destination,
+    remembered: Destination | None,
+    stack: contextlib.AsyncExitStack,
+) -> Arrival:
     async with contextlib.AsyncExitStack() as attempt:
         node = await attempt.enter_async_context(_running(config, home))
-        found = await fetch_manifest(node, config.peers, run)
+        found = await fetch_manifest(node, named.addresses, named.run, remembered)
         stack.push_async_exit(attempt.pop_all())
     return Arrival(node, found.signed, found.peer)
 

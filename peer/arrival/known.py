@@ -76,11 +76,11 @@ def known_run(home: Path, goal: Destination) -> KnownRun | None:
 
 
 def remember(home: Path, run: str, named: Iterable[Address]) -> None:
-    """We are in `run`, after its user named these addresses. Raises `LocalError` HP-DISK-*."""
+    """We are in `run`, after its user named these addresses; none: those named before stay. Raises `LocalError` HP-DISK-*."""
     runs = _read(home).runs
-    before = next((known for known in runs if known.run == run), None)
+    before = next((known for known in runs if known.run == run), KnownRun(run=run, named=()))
     given = tuple(map(str, named))[:MAX_ADDRESSES]
-    entry = KnownRun(run=run, named=given, seen=before.seen if before is not None else ())
+    entry = before.model_copy(update={"named": given or before.named})
     _write(home, _Book(runs=(entry, *(known for known in runs if known.run != run))[:MAX_RUNS]))
 
 

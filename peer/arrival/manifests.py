@@ -9,12 +9,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from hetpeer.bootstrap.manifest import SignedManifest, read
-from hetpeer.bootstrap.serving import fetch
+from hetpeer.bootstrap.serving import FILE_TIMEOUT_S, fetch
 from hetpeer.bootstrap.signing import AMENDMENT, MANIFEST
 from hetpeer.dht.addresses import Address
 from hetpeer.dht.errors import ExitCode, HetpeerError, LocalError, PeerLostError, RemoteError
 from hetpeer.dht.node import Node
 from hetpeer.dht.roster import Roster
+from hetpeer.peer.arrival.invites import Destination
 from hetpeer.peer.arrival.known import MAX_PLACES, advertised_places
 
 TRIES = 5
@@ -34,60 +35,84 @@ class Found:
     peer: str
 
 
-async def fetch_manifest(node: Node, addresses: Sequence[Address], run: str = "") -> Found:
-    """The manifest of a run, from the first of `addresses` that gives a sound one, with the latest amendment that any of them knows.
+async def fetch_manifest(
+    node: Node, named: Sequence[Address], run: str = "", remembered: Destination | None = None
+) -> Found:
+    """The manifest of a run, from the first that gives a sound one, with the latest amendment that any of those asked knows.
 
-    `run`: the id of the run that it must be; then those are asked as well that the DHT has for it.
+    `run`: the id of the run that it must be; empty: whichever is there. Asked are the peers at the `named` addresses; then those
+    that are `remembered` of a run, for that one; then those that the DHT has for the run, if it is known which. All of a kind are
+    asked at once. What is wrong with a peer that nobody named is said, and never raised.
     Raises `LocalError`: HP-RUN-001, HP-RUN-002, HP-RUN-003 (damaged), HP-RUN-016 (another run's) or HP-NET-006 (nobody serves one).
     """
-    named = list(dict.fromkeys(address.peer_id for address in addresses))
+    peers = list(dict.fromkeys(address.peer_id for address in named))
+    goal = run or (remembered.run if remembered is not None else "")
+    places = remembered.addresses if remembered is not None else ()
+    known = [peer for peer in dict.fromkeys(place.peer_id for place in places) if peer not in peers]
+    told: set[str] = set()
     silent = ""
     for attempt in range(TRIES):
-        refusals: list[HetpeerError] = []
-        asked = named
-        found = await _first(node, named, run, refusals)
-        if found is None and run:
-            others = [peer for peer in await _advertised(node, run) if peer not in named]
-            asked = [*named, *others]
-            found = await _first(node, others, run, refusals)
+        asked = [*peers, *known]
+        refusals: dict[str, HetpeerError] = {}
+        found = await _first(node, peers, run, refusals) or await _first(node, known, goal, refusals)
+        if found is None and goal:
+            others = [peer for peer in await _advertised(node, goal) if peer not in asked]
+            asked += others
+            found = await _first(node, others, goal, refusals)
+        wrong = {peer: why for peer, why in refusals.items() if isinstance(why, LocalError)}
+        if found is None and (blamed := [wrong[peer] for peer in peers if peer in wrong]):
+            raise blamed[0]
+        for peer in wrong.keys() - told:
+            _log.warning("peer %s is not believed: %s; why: %s", peer, wrong[peer].what, wrong[peer].why)
+        told.update(wrong)
         if found is not None:
             return replace(found, signed=await amended(node, found.signed, asked))
-        for refusal in refusals:
-            if isinstance(refusal, LocalError):
-                raise refusal
-            silent = refusal.what
+        silent = next((refusal.what for refusal in reversed(refusals.values())), silent)
         if attempt < TRIES - 1:
             await asyncio.sleep(RETRY_S)
     raise LocalError(
         "HP-NET-006",
-        f"no peer is found that serves run {run}" if run else "no peer at the given address serves a run",
+        f"no peer is found that serves run {goal}" if goal else "no peer at the given address serves a run",
         why=silent or "no address was given",
         fix="check the address with whoever gave it to you; to join through a rendezvous, use an invite",
         exit_code=ExitCode.NETWORK,
     )
 
 
-async def _first(node: Node, peers: Iterable[str], run: str, refusals: list[HetpeerError]) -> Found | None:
-    """From the first of `peers` that has it; `refusals` gets what was wrong with the others."""
-    for peer in peers:
-        try:
-            data, _ = await fetch(node, peer, "manifest", MANIFEST.max_bytes)
-            signed = read(bytes(data))
-        except HetpeerError as error:
-            refusals.append(error)
-            continue
-        if run in ("", signed.run_id):
-            return Found(signed, peer)
-        refusals.append(
-            LocalError(
-                "HP-RUN-016",
-                f"{peer} serves another run than the one that is to be joined",
-                why=f"it serves {signed.run_id} ({signed.manifest.name}), not {run}",
-                fix="ask the run's author for a new invite",
-                exit_code=ExitCode.VERSION,
-            )
+async def _first(
+    node: Node, peers: Sequence[str], run: str, refusals: dict[str, HetpeerError]
+) -> Found | None:
+    """From the first of `peers` that gives it; `refusals` gets what was wrong with others."""
+    asking = [asyncio.ensure_future(_ask(node, peer, run, refusals)) for peer in peers]
+    try:
+        for answer in asyncio.as_completed(asking):
+            found = await answer
+            if found is not None:
+                return found
+        return None
+    finally:
+        for one in asking:
+            one.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+
+async def _ask(node: Node, peer: str, run: str, refusals: dict[str, HetpeerError]) -> Found | None:
+    try:
+        data, _ = await fetch(node, peer, "manifest", MANIFEST.max_bytes, FILE_TIMEOUT_S)
+        signed = read(bytes(data))
+    except HetpeerError as error:
+        refusals[peer] = error
+        return None
+    if run not in ("", signed.run_id):
+        refusals[peer] = LocalError(
+            "HP-RUN-016",
+            f"{peer} serves another run than the one that is to be joined",
+            why=f"it serves {signed.run_id} ({signed.manifest.name}), not {run}",
+            fix="ask the run's author for a new invite",
+            exit_code=ExitCode.VERSION,
         )
-    return None
+        return None
+    return Found(signed, peer)
 
 
 async def _advertised(node: Node, run: str) -> list[str]:

@@ -21,9 +21,12 @@ class Round:
 
 
 def rounds(named: tuple[Address, ...], remembered: tuple[Address, ...] | None) -> Iterator[Round]:
-    """`remembered`: addresses at which the run was found before; None: this home never was in it. Who was does not give up."""
+    """`remembered`: addresses at which the run was found before; None: this home never was in it. Who was does not give up.
+
+    The first round is without those that are remembered, unless none are named.
+    """
     everybody = tuple(dict.fromkeys((*named, *(remembered or ()))))
-    if everybody != named:
+    if named and everybody != named:
         yield Round(named, 0.0)
     pause_s, count = FIRST_PAUSE_S, 1
     while remembered is not None or count < ROUNDS:

@@ -16,11 +16,12 @@ def dashboard(
     *, bootstrap: BootstrapOption = None, dashboard: DashboardOption = "", home: HomeOption = None
 ) -> None:
     """Show a run's swarm in a browser until Ctrl-C, asked through any peer of it, without taking part."""
-    goal = asked(bootstrap, home)
-
     from hetpeer.peer.lifecycle import run_daemon
     from hetpeer.peer.web.watcher import watch
-    from hetpeer.peer.where import LOOPBACK, Where, parse_where
+    from hetpeer.peer.where import nowhere, parse_where
 
-    where = parse_where(dashboard) or Where(LOOPBACK, 0)
+    where = parse_where(dashboard)
+    if where is None:
+        raise nowhere(dashboard)
+    goal = asked(bootstrap, home)
     run_daemon(lambda leaving: watch(goal, where, leaving))

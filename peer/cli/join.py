@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Final
 
 import typer
 
-from hetpeer.peer.cli.options import BootstrapOption, DashboardOption, HomeOption, asked
+from hetpeer.peer.cli.options import BootstrapOption, DashboardOption, HomeOption, joined_by
+
+_ONLY_CHECK: Final = "hetpeer: do not begin"
 
 
 def register(app: typer.Typer) -> None:
@@ -14,7 +17,18 @@ def register(app: typer.Typer) -> None:
     app.command()(join)
 
 
+def check(arguments: Sequence[str]) -> None:
+    """What `join` would say of these arguments before it begins is said now. Raises a usage error, or `LocalError`."""
+    alone = typer.Typer(add_completion=False)
+    register(alone)
+    command = typer.main.get_command(alone)
+    with command.make_context("hetpeer join", list(arguments)) as context:
+        context.meta[_ONLY_CHECK] = True
+        command.invoke(context)
+
+
 def join(
+    context: typer.Context,
     invites: Annotated[
         list[str] | None,
         typer.Argument(metavar="INVITE", show_default=False, help="hetpeer://… as hetpeer invite prints it."),
@@ -45,12 +59,13 @@ def join(
 
     Ctrl-C leaves within ten seconds and harms nobody; so does `hetpeer pause`.
     """
-    goal = asked([*(invites or ()), *(bootstrap or ())], home, run)
+    from hetpeer.peer.home import default_home
+
+    goal = joined_by([*(invites or ()), *(bootstrap or ())], home or default_home(), run)
     memory, disk = parse_limit(ram_limit), parse_limit(disk_limit)
 
     from hetpeer.peer.daemon.joining import join as take_part
     from hetpeer.peer.daemon.presence import JoinOptions
-    from hetpeer.peer.home import default_home
     from hetpeer.peer.lifecycle import run_daemon
     from hetpeer.peer.where import parse_where
 
@@ -69,6 +84,8 @@ def join(
         trace=trace,
         dashboard=parse_where(dashboard),
     )
+    if _ONLY_CHECK in context.meta:
+        return
     stop = run_daemon(lambda leaving: take_part(options, leaving))
     typer.echo("left the run" if stop is None else f"finished: {stop.why}", err=True)
 

@@ -17,6 +17,7 @@ import typer
 
 from hetpeer.dht.errors import HetpeerError, LocalError
 from hetpeer.peer.cli import (
+    audit,
     author,
     bootstrap,
     daemon,
@@ -28,6 +29,7 @@ from hetpeer.peer.cli import (
     join,
     options,
     plan,
+    result,
     service,
     simulate,
     status,
@@ -56,6 +58,8 @@ for command in (
     bootstrap,
     invite,
     author,
+    audit,
+    result,
     inspect,
     demo,
     trace,

@@ -49,6 +49,7 @@ DashboardOption = Annotated[
         show_default=False,
     ),
 ]
+RunDir = Annotated[Path, typer.Argument(metavar="DIR", help="The run directory.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 
 _COLOURS = {logging.WARNING: "33", logging.ERROR: "31", logging.CRITICAL: "31"}
@@ -93,6 +94,18 @@ def asked(texts: list[str] | None, home: Path | None, run: str = "") -> Destinat
     nearby = here.addresses if here is not None else ()
     goal = destination(texts or nearby, run)
     return goal if goal.addresses else back_to(home or default_home(), run)
+
+
+def joined_by(texts: list[str], home: Path, run: str = "") -> Destination:
+    """What was named to join by; without any, the run joined last, or `run`: its remembered addresses are no named ones.
+
+    Raises `LocalError` HP-ADDR-001, HP-ADDR-002, HP-ADDR-003.
+    """
+    from hetpeer.peer.arrival.invites import Destination, destination
+    from hetpeer.peer.arrival.known import back_to
+
+    named = destination(texts, run)
+    return named if named.addresses else Destination((), back_to(home, run).run)
 
 
 def standing_here(home: Path | None) -> Standing | None:

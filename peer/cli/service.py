@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from hetpeer.peer.cli.join import check
 from hetpeer.peer.cli.options import HomeOption
 
 commands = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -26,14 +27,14 @@ def install(
     home: HomeOption = None,
 ) -> None:
     """Start a volunteer now and at each login, with the options of `hetpeer join`. Replaces the one before."""
-    _check(options)
-
     from hetpeer.peer.children import COMMAND
     from hetpeer.peer.daemon import systemd
     from hetpeer.peer.home import default_home
 
     where = (home or default_home()).absolute()
-    systemd.install([*COMMAND, "join", "--home", str(where), *options])
+    arguments = ["--home", str(where), *options]
+    check(arguments)  # now, and not in a log
+    systemd.install([*COMMAND, "join", *arguments])
     typer.echo(f"installed {systemd.unit_path()}")
     if not systemd.lingers():
         typer.echo("it stops when you log out; to keep it: loginctl enable-linger", err=True)
@@ -57,12 +58,3 @@ def status() -> None:
     doing = f": {said['StatusText']}" if said.get("StatusText") else ""
     typer.echo(f"{said.get('ActiveState', '')} ({said.get('SubState', '')}){doing}")
     typer.echo(f"{said.get('UnitFileState', '')} {systemd.unit_path()}")
-
-
-def _check(options: list[str]) -> None:
-    """What `hetpeer join` would not take is said now, and not in a log. Raises a usage error."""
-    from hetpeer.peer.cli import join
-
-    alone = typer.Typer(add_completion=False)
-    join.register(alone)
-    typer.main.get_command(alone).make_context("hetpeer join", list(options))

@@ -28,6 +28,8 @@ from hetpeer.peer.control.wire import (
 MAX_CONNECTIONS = 16
 IDLE_S = 60.0
 """A connection over which nothing is asked for so long is closed."""
+PARTING_S = 1.0
+"""At the end, whoever does not read what it asked for is left after so long."""
 _CREDENTIALS = struct.Struct("3i")
 
 _log = logging.getLogger(__name__)
@@ -116,11 +118,15 @@ class _Connections:
             return encode_error(error)
 
     async def close(self) -> None:
-        """End them all."""
-        tasks = list(self._open)
-        for writer in self._open.values():
-            writer.close()  # and its reader comes to an end
-        await asyncio.gather(*tasks)
+        """End them all, once what they asked for is on its way."""
+        ending = dict(self._open)
+        for writer in ending.values():
+            writer.close()  # and its reader comes to an end, when the other side has taken all
+        if ending:
+            _, late = await asyncio.wait(ending, timeout=PARTING_S)
+            for task in late:
+                ending[task].transport.abort()
+        await asyncio.gather(*ending)
 
 
 def _user_of(writer: asyncio.StreamWriter) -> int:

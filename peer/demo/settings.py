@@ -109,17 +109,17 @@ def claimed(settings: DemoSettings) -> Iterator[None]:
         out.mkdir(parents=True, exist_ok=True)
         lock = marker.open("a")
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise LocalError(
-                "HP-DEMO-006",
-                f"another demo is running in {out}",
-                why="it holds the lock on that folder",
-                fix="wait until it has ended, or choose another folder with --out",
-                exit_code=ExitCode.CONFIG,
-            ) from error
         with disk_errors(out):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise LocalError(
+                    "HP-DEMO-006",
+                    f"another demo is running in {out}",
+                    why="it holds the lock on that folder",
+                    fix="wait until it has ended, or choose another folder with --out",
+                    exit_code=ExitCode.CONFIG,
+                ) from error
             for entry in out.iterdir():
                 if entry.is_dir() and not entry.is_symlink():
                     shutil.rmtree(entry)

@@ -106,13 +106,15 @@ class Onlooker:
     """The peer whose credit is asked for as well."""
     _present: Sequence[str] = ()
     """Reliable peers that were there at the last look, the coordinator first."""
+    _ranking: Ranking | None = None
+    """The one that was asked for last."""
 
     async def adverts(self) -> Mapping[str, Advert]:
         """What the peers say of themselves now, by peer id. Raises `RemoteError` HP-NET-012 when the DHT does not answer."""
         return await self._roster.read()
 
-    async def status(self) -> SwarmStatus:
-        """The same, put together. Raises as `adverts`."""
+    async def status(self, *, ranked: bool = True) -> SwarmStatus:
+        """The same, put together; unless `ranked`, with the credit that was known before. Raises as `adverts`."""
         from hetpeer.dht.clock import SystemClock
         from hetpeer.peer.arrival.manifests import amended
 
@@ -123,8 +125,9 @@ class Onlooker:
         self._present = sorted(
             adverts.keys() & set(self.signed.reliable), key=lambda peer: peer not in claimants
         )
-        ranking = await self._log.ranking(self._present, self._identity)
-        return summarise(self.signed, adverts, SystemClock().wall(), board, ranking)
+        if ranked:
+            self._ranking = await self._log.ranking(self._present, self._identity)
+        return summarise(self.signed, adverts, SystemClock().wall(), board, self._ranking)
 
     async def curves(self) -> Curves | None:
         """The run's loss curves, as a reliable peer says that was there at the last look. Never raises."""

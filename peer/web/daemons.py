@@ -48,13 +48,8 @@ async def volunteer_served(where: Where, presence: Presence, daemon: Daemon) -> 
     onlooker = _onlooker(node, run, FromLog(node))
     view = View(onlooker, Machine(home), lambda: _you(presence, daemon))
     source = DaemonSource(node, "volunteer", run.manifest.name, home, tuple(State))
-
-    def own_credit() -> int | None:
-        found = view.status.credit if view.status is not None else None
-        return found.yours.credit if found is not None and found.yours is not None else None
-
     metrics = VolunteerSource(
-        source, lambda: daemon.standing.state, lambda: presence.life.volunteer, own_credit
+        source, lambda: daemon.standing.state, lambda: presence.life.volunteer, view.own_credit
     ).metrics
     orders = {do: lambda do=do: daemon.answer(Request(do=do)) for do in ("pause", "resume", "finish")}
     async with _served(where, home, view, orders, metrics):

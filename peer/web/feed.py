@@ -3,36 +3,54 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 from hetpeer.dht.errors import RemoteError
 
 LOOK_S = 1.0
 IDLE_S = 10.0
-"""Between two looks while nobody watches: curves and events go on."""
+"""Between two looks while nobody watches: events go on, and nobody is asked for what is in the log."""
+SHOWN_S = 30.0
+"""Who was shown one view is taken for somebody who watches for so long."""
 MAX_WATCHERS = 16
 
 _log = logging.getLogger(__name__)
 
 
 class Feed:
-    """Views made by `look`, which may raise `RemoteError`: then the last one stands."""
+    """Views made by `look`, which may raise `RemoteError`: then the last one stands. It is told whether somebody watches."""
 
-    def __init__(self, look: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+    def __init__(self, look: Callable[[bool], Awaitable[dict[str, Any]]]) -> None:
         self._look = look
         self._newest: str | None = None
         self._news = asyncio.Condition()
         self._wanted = asyncio.Event()
         self._watchers = 0
+        self._shown_at = -math.inf
         self._closed = False
 
+    @contextlib.contextmanager
+    def seat(self) -> Iterator[bool]:
+        """A place to `watch` from, while the context is open; its value is whether one was free."""
+        if self._watchers >= MAX_WATCHERS:
+            yield False
+            return
+        self._watchers += 1
+        self._wanted.set()
+        try:
+            yield True
+        finally:
+            self._watchers -= 1
+
     @property
-    def is_full(self) -> bool:
-        """Whether no more may watch."""
-        return self._watchers >= MAX_WATCHERS
+    def _is_watched(self) -> bool:
+        return self._watchers > 0 or time.monotonic() - self._shown_at < SHOWN_S
 
     async def run(self) -> None:
         """Look for ever. If that ends, it is closed."""
@@ -46,7 +64,7 @@ class Feed:
 
     async def _renew(self) -> None:
         try:
-            view = json.dumps(await self._look(), separators=(",", ":"), allow_nan=False)
+            view = json.dumps(await self._look(self._is_watched), separators=(",", ":"), allow_nan=False)
         except RemoteError as error:
             _log.debug("no new view: %s", error)
             return
@@ -69,27 +87,29 @@ class Feed:
         """The newest view as JSON; None before the first one."""
         return self._newest
 
+    def shown(self) -> str | None:
+        """The same for somebody who asks, and will perhaps again: for SHOWN_S that is watching, too."""
+        if not self._is_watched:
+            self._wanted.set()
+        self._shown_at = time.monotonic()
+        return self._newest
+
     async def watch(self) -> AsyncIterator[str]:
-        """Each new view as JSON, beginning with the newest; who is slow misses some."""
-        self._watchers += 1
-        self._wanted.set()
-        try:
-            shown: str | None = None
-            while True:
-                async with self._news:
-                    while not self._closed and (self._newest is shown or self._newest is None):
-                        await self._news.wait()
-                    if self._closed or self._newest is None:
-                        return
-                    shown = self._newest
-                yield shown
-        finally:
-            self._watchers -= 1
+        """Each new view as JSON, beginning with the newest; who is slow misses some. To be iterated from a `seat`."""
+        shown: str | None = None
+        while True:
+            async with self._news:
+                while not self._closed and (self._newest is shown or self._newest is None):
+                    await self._news.wait()
+                if self._closed or self._newest is None:
+                    return
+                shown = self._newest
+            yield shown
 
     async def _pause(self) -> None:
         """Until the next look is due, or wanted."""
         try:
-            async with asyncio.timeout(LOOK_S if self._watchers else IDLE_S):
+            async with asyncio.timeout(LOOK_S if self._is_watched else IDLE_S):
                 await self._wanted.wait()
         except TimeoutError:
             return

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
 
 from hetpeer.peer.web.feed import Feed
 
@@ -28,14 +29,13 @@ def page_routes(feed: Feed, orders: Orders) -> list[BaseRoute]:
         return PlainTextResponse("ok")
 
     async def view(_request: Request) -> Response:
-        if feed.newest is None:
+        newest = feed.shown()
+        if newest is None:
             return JSONResponse({"error": "nothing is known of the swarm yet"}, status_code=503)
-        return Response(feed.newest, media_type="application/json")
+        return Response(newest, media_type="application/json")
 
     async def events(_request: Request) -> Response:
-        if feed.is_full:
-            return JSONResponse({"error": "too many pages are open"}, status_code=503)
-        return StreamingResponse(_as_events(feed), media_type="text/event-stream")
+        return _Events(_as_events(feed), feed)
 
     async def order(request: Request) -> Response:
         ask = orders.get(request.path_params["what"])
@@ -53,6 +53,22 @@ def page_routes(feed: Feed, orders: Orders) -> list[BaseRoute]:
         Route("/api/v1/events", events),
         Route("/api/v1/{what}", order, methods=["POST"]),
     ]
+
+
+class _Events(StreamingResponse):
+    """Of the views of `feed`, from a seat that is taken at the very moment at which one is found free."""
+
+    def __init__(self, content: AsyncIterator[str], feed: Feed) -> None:
+        super().__init__(content, media_type="text/event-stream")
+        self._feed = feed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._feed.seat() as free:
+            if free:
+                await super().__call__(scope, receive, send)
+                return
+        full = JSONResponse({"error": "too many pages are open"}, status_code=503)
+        await full(scope, receive, send)
 
 
 async def _as_events(feed: Feed) -> AsyncIterator[str]:

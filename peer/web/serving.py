@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.peer.where import Where
@@ -17,6 +18,8 @@ from hetpeer.peer.where import Where
 SHUTDOWN_S = 1
 """An answer that is under way when the daemon leaves may take so long."""
 MAX_CONNECTIONS = 64
+IDLE_S = 10.0
+"""A connection over which nothing is asked for so long is closed."""
 
 
 @contextlib.asynccontextmanager
@@ -25,13 +28,14 @@ async def served(app: ASGIApp, where: Where) -> AsyncIterator[str]:
     listening = _listen(where)
     config = uvicorn.Config(
         app,
+        http=_Connection,
         log_config=None,
         log_level="warning",
         access_log=False,
         server_header=False,
         lifespan="off",
         ws="none",
-        limit_concurrency=MAX_CONNECTIONS,
+        limit_concurrency=MAX_CONNECTIONS + 1,  # those that are answered; idle ones have given way
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
     server = _Server(config)
@@ -51,6 +55,43 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+class _Connection(H11Protocol):
+    """One that ends when it is idle for long: whoever opens many and says nothing locks nobody out."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Where there are too many, the one that has been idle longest gives way."""
+        others = [one for one in self.connections if isinstance(one, _Connection)]
+        idle = [one for one in others if one.is_idle]
+        if len(others) >= MAX_CONNECTIONS and idle:
+            min(idle, key=lambda one: one.rests.when()).end()
+        super().connection_made(transport)
+        self.rests = self.loop.call_later(IDLE_S, self._end_if_idle)
+        """Began when nothing was asked any more."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.rests.cancel()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        self.rests.cancel()
+        self.rests = self.loop.call_later(IDLE_S, self._end_if_idle)
+        super().on_response_complete()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is answered now; a part of one is none."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def end(self) -> None:
+        """At once."""
+        self.connections.discard(self)
+        self.transport.abort()
+
+    def _end_if_idle(self) -> None:
+        if self.is_idle:
+            self.end()
 
 
 def _listen(where: Where) -> socket.socket:

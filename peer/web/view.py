@@ -17,6 +17,8 @@ from hetpeer.peer.web.machine import Machine
 SCHEMA = "hetpeer.view/1"
 CURVES_S = 10.0
 """Between two questions for the loss curves; the newest loss is in the status."""
+CREDIT_S = 120.0
+"""So long after the metrics were read, credit is asked for though nobody watches: who reads them now and then has it new."""
 RETRY_S = 3.0
 """After one that nobody has answered, counted from its end: who is gone is not waited for at each look."""
 
@@ -45,15 +47,22 @@ class View:
         self._machine = machine
         self._you = you
         self._curves = Curves()
-        self._ask_at = -math.inf
-        self.status: SwarmStatus | None = None
+        self._ask_at = self._credit_until = -math.inf
+        self._status: SwarmStatus | None = None
         """The last one."""
 
-    async def look(self) -> dict[str, Any]:
-        """The document. Raises `RemoteError` when the swarm does not answer."""
-        self.status = status = await self._onlooker.status()
+    def own_credit(self) -> int | None:
+        """What our peer has, as was said at the last look."""
+        self._credit_until = time.monotonic() + CREDIT_S
+        found = self._status.credit if self._status is not None else None
+        return found.yours.credit if found is not None and found.yours is not None else None
+
+    async def look(self, watched: bool) -> dict[str, Any]:
+        """The document. Unless somebody watches, what the run's log says is as it was. Raises `RemoteError` when the swarm does not answer."""
+        ranked = watched or time.monotonic() < self._credit_until
+        self._status = status = await self._onlooker.status(ranked=ranked)
         self._chronicle.add(status)
-        if time.monotonic() >= self._ask_at:
+        if watched and time.monotonic() >= self._ask_at:
             found = await self._onlooker.curves()
             self._curves = found or self._curves
             self._ask_at = time.monotonic() + (CURVES_S if found else RETRY_S)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 from hetpeer.averaging import effects as e
-from hetpeer.bootstrap.eventlog import EventLog
+from hetpeer.bootstrap.eventlog import EventLog, read_event
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.board import Leftover
+from hetpeer.dht.errors import ProtocolError
 from hetpeer.dht.identity import Identity
 from hetpeer.peer.home import Home
 
@@ -17,8 +20,6 @@ class Evidence:
         self._run_id = run.run_id
         self._peer = identity.peer_id
         self._log = EventLog(home.events_path(run), identity)
-        self._elsewhere = 0
-        """Lines of this identity that are not in our log."""
         self._found_in: e.StepId | None = None
         self._found: set[tuple[str, int, int]] = set()
         """(sender, border, id) of leftovers that are written down for that step."""
@@ -76,14 +77,33 @@ class Evidence:
             )
         ]
 
-    def lines(self, begin: int) -> list[str]:
-        """Those of our lines that a coordinator does not have, which has `begin` of this identity.
+    def after(self, last: str) -> list[str]:
+        """Those of our lines that a coordinator lacks, whose last one of this identity is `last` (empty: it has none).
 
-        If that is more than there are here, it has some from another home, or from before a power cut: they come before ours.
+        If that is not in our log, it is from another home, or from before a power cut. Incarnations rise from line to line, wherever
+        they were written: what stands under an earlier one was told before, or comes too late to be told in order. Raises
+        `ProtocolError` unless `last` is a line of this identity.
         """
-        if begin > len(self._log) + self._elsewhere:
-            self._elsewhere = begin - len(self._log)
-        return self._log.lines(max(begin - self._elsewhere, 0))
+        if not last:
+            return self._log.lines(0)
+        kept, begin = self._incarnation_of(last), len(self._log)
+        for number in reversed(range(len(self._log))):
+            line = self._log.line(number)
+            if line == last:
+                return self._log.lines(number + 1)
+            incarnation = json.loads(line)["record"]["incarnation"]
+            if incarnation < kept:
+                break
+            if incarnation > kept:
+                begin = number
+        return self._log.lines(begin)
+
+    def _incarnation_of(self, line: str) -> int:
+        signer, record = read_event(line)
+        incarnation = record.get("incarnation")
+        if signer != self._peer or not isinstance(incarnation, int):
+            raise ProtocolError("a line that is said to be ours is not")
+        return incarnation
 
     def close(self) -> None:
         self._log.close()

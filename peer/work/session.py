@@ -36,7 +36,7 @@ class ControlSession:
     """The control stream to the one of the reliable peers, `council`, that is the coordinator: the others refuse it.
 
     `opened` is called at the start of each session and says Hello through `tell`; `received` gets each message.
-    `evidence` gives the lines of our event log from one on: the coordinator says how many it has. `astray` is called again and again
+    `evidence` gives the lines of our event log after one: the coordinator says which is the last that it has. `astray` is called again and again
     while there is no coordinator: the reliable peers may be others by now.
     """
 
@@ -46,7 +46,7 @@ class ControlSession:
         council: Council,
         opened: Callable[[], None],
         received: Callable[[m.Message], None],
-        evidence: Callable[[int], Sequence[str]],
+        evidence: Callable[[str], Sequence[str]],
         astray: Callable[[], Awaitable[None]],
     ) -> None:
         self._node = node
@@ -142,7 +142,7 @@ class ControlSession:
             return
         if isinstance(message, m.Kept):
             self._asked = True
-            for line in self._evidence(message.lines):
+            for line in self._evidence(message.last):
                 self.give_evidence(line)
         elif isinstance(message, m.Amended):
             self._council.hear(message.amendment, channel.peer_id)

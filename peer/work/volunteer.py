@@ -105,7 +105,7 @@ class Volunteer:
             files.council,
             lambda: self.perform(self.member.connected()),
             self._received,
-            evidence.lines,
+            evidence.after,
             files.look_for_amendment,
         )
         self._tasks = TaskSet(self._fail)

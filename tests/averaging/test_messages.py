@@ -54,7 +54,9 @@ def values(annotation, metadata=()):
         case builtins.bytes:
             return st.binary(max_size=min(10, limits["MaxLen"].max_length))
         case builtins.str:
-            return st.text(min_size="MinLen" in limits, max_size=10)
+            one_line = any(getattr(limit, "pattern", None) for limit in limits.values())
+            signs = st.characters(exclude_categories=("Cs",), exclude_characters="\n" if one_line else "")
+            return st.text(signs, min_size="MinLen" in limits, max_size=10)
         case builtins.float:
             finite = any(getattr(limit, "allow_inf_nan", None) is False for limit in limits.values())
             least = limits["Ge"].ge if "Ge" in limits else None
@@ -157,6 +159,14 @@ def test_numbers_and_lengths_are_bounded(wrong):
     with pytest.raises(ProtocolError) as caught:
         decode(msgpack.packb({"kind": "hello", "run": "r", "incarnation": 1, **wrong}))
     assert field in caught.value.why
+
+
+@pytest.mark.parametrize("line", ["a\nb", "a\n", "\n"])
+def test_an_event_is_one_line(line):
+    """Others' lines stand after it: several of them would be taken for more than one event."""
+    for wrong in ({"kind": "event", "line": line}, {"kind": "kept", "last": line}):
+        with pytest.raises(ProtocolError):
+            decode(msgpack.packb(wrong))
 
 
 def test_fields_of_later_versions_are_ignored():

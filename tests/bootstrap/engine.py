@@ -144,7 +144,7 @@ class Engine:
             if (step, view) == (2, 0):
                 log.append(self.checkpoint(2))
             if step % 2 == 0 and view == 0:
-                log.append({"kind": "evaluation", "step": step, "loss": self.evaluate()})
+                log.append({"kind": "evaluation", "step": step, "batch": step, "loss": self.evaluate()})
             loss = self.backward(step)
             gradients = [blake3(flat.grad.numpy().tobytes()).hexdigest() for flat in self.flats]
             norm = float(torch.cat([flat.grad for flat in self.flats]).double().norm())
@@ -153,6 +153,7 @@ class Engine:
                 {
                     "kind": "commit",
                     **line,
+                    "batch": step,
                     "loss": loss,
                     "norm": norm,
                     "gradients": dict(enumerate(gradients)),
@@ -166,7 +167,7 @@ class Engine:
             digests = [self.state(block, step + 1).digest() for block in range(len(self.blocks))]
             for events in logs:
                 self.report(events, line, gradients, digests)
-        log.append({"kind": "evaluation", "step": 4, "loss": self.evaluate()})
+        log.append({"kind": "evaluation", "step": 4, "batch": 4, "loss": self.evaluate()})
         log.append(self.checkpoint(4))
         for opened in (log, *logs):
             opened.close()

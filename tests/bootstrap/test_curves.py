@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.bootstrap.curves import MAX_BYTES, MAX_POINTS, Curve, Curves, LogCurves
+from hetpeer.bootstrap.credit import Credit
+from hetpeer.bootstrap.curves import MAX_BYTES, MAX_POINTS, Curve, Curves, GroupedCurves, LogCurves, thinned
 from hetpeer.dht.errors import ProtocolError
 
 
@@ -31,6 +32,37 @@ def test_what_a_roll_back_voids_is_not_shown() -> None:
     assert log.curves == Curves(training=((1, 4.5),))
     log.add(commit(1, 4.1))
     assert log.curves.training == ((1, 4.5), (2, 4.1))
+
+
+def test_of_a_grouped_run_only_what_is_in_the_result_is_shown() -> None:
+    """Clusters commit out of order, and what is lost with one is trained again: with another loss."""
+    credit = Credit(grouped=8)
+    curves = GroupedCurves(lambda: credit.counting)
+
+    def happens(*records: dict[str, object]) -> Curves:
+        for record in records:
+            credit.add(record)
+            curves.add(record)
+        return curves.curves
+
+    def of(cluster: int, step: int, batch: int, loss: float) -> dict[str, object]:
+        return {"kind": "commit", "cluster": cluster, "step": step, "batch": batch, "loss": loss}
+
+    founded = [{"kind": "founded", "cluster": cluster, "version": 0} for cluster in (0, 1)]
+    shown = happens(*founded, of(1, 0, 1, 4.8), of(0, 0, 0, 5.0), of(1, 1, 2, 4.5), evaluation(0, 5.5))
+    assert shown == Curves(training=((1, 5.0), (2, 4.8), (3, 4.5)), evaluation=((0, 5.5),))
+    assert happens({"kind": "dissolved", "cluster": 1}).training == ((1, 5.0),)
+    shown = happens(of(0, 1, 1, 4.9), of(0, 2, 2, 4.7), evaluation(0, 5.4))
+    assert shown == Curves(training=((1, 5.0), (2, 4.9), (3, 4.7)), evaluation=((0, 5.4),))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, MAX_POINTS - 1, MAX_POINTS, MAX_POINTS + 1, 10 * MAX_POINTS + 3])
+def test_points_are_thinned_evenly_and_the_last_one_is_kept(count: int) -> None:
+    points = thinned((float(x), -float(x)) for x in reversed(range(count)))
+    assert len(points) <= MAX_POINTS
+    assert points[:1] == ((0.0, 0.0),)[:count]
+    assert points[-1:] == ((count - 1.0, 1.0 - count),)[:count]
+    assert len({b[0] - a[0] for a, b in pairwise(points[:-1])}) <= 1
 
 
 @given(st.integers(1, 5 * MAX_POINTS), st.integers(1, 7))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hetpeer.bootstrap.eventlog import EventLog, keep_event, read_event, read_events, sign_event
+from hetpeer.bootstrap.eventlog import EventLog, keep_event, last_event, read_event, read_events, sign_event
 from hetpeer.dht.errors import LocalError, ProtocolError
 from hetpeer.dht.identity import Identity
 
@@ -128,3 +128,18 @@ def test_lines_from_any_place_also_after_a_death(tmp_path: Path, volunteers: lis
     lines.append(again.append({"number": 5}))
     assert again.lines(0) == lines
     again.close()
+
+
+def test_the_last_line_is_the_last_complete_one_that_the_peer_has_signed(
+    volunteers: list[Identity], tmp_path: Path
+) -> None:
+    path = tmp_path / "events.jsonl"
+    peer = volunteers[0].peer_id
+    assert last_event(path, peer) == ""
+    first, second = (sign_event({"number": number}, volunteers[0]) for number in (1, 2))
+    path.write_text(f"{first}\n{second}\n")
+    assert last_event(path, peer) == second
+    path.write_text(f"{first}\nnonsense\n{sign_event({}, volunteers[1])}\n{second[:-1]}")
+    assert last_event(path, peer) == first
+    path.write_text(second)
+    assert last_event(path, peer) == ""

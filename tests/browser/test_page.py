@@ -139,7 +139,7 @@ class Daemon:
     shown: dict[str, Any]
     asked: list[str] = field(default_factory=list)
 
-    async def look(self) -> dict[str, Any]:
+    async def look(self, _watched: bool) -> dict[str, Any]:
         return self.shown
 
     def pause(self) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -7,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from hetpeer.bootstrap.log import Log
 from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.dht.holding import hold
+from hetpeer.dht.holding import hold, in_use
 
 ROOT = Path(__file__).parents[2]
 HOLDER = """
@@ -73,3 +75,28 @@ def test_where_no_lock_can_be_made_it_is_said(tmp_path: Path) -> None:
     error = refusal(tmp_path / "identity.key")
     assert error.code == "HP-ID-001"
     assert "identity.key.lock" in error.why
+
+
+def test_a_process_that_is_gone_is_not_named(tmp_path: Path) -> None:
+    """Who holds another lock of the home asks for its name before it is written there."""
+    key, lock = tmp_path / "identity.key", tmp_path / "identity.key.lock"
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait()
+    lock.write_text(f"{gone.pid}\n")
+    assert "pid" not in in_use(key, tmp_path).what
+    lock.write_text("1\n")
+    assert "(pid 1)" in in_use(key, tmp_path).what
+
+
+def test_a_disk_without_locks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(_descriptor: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    error = refusal(tmp_path / "identity.key")
+    assert (error.code, error.why) == (
+        "HP-ID-001",
+        f"{tmp_path / 'identity.key.lock'}: {os.strerror(errno.ENOLCK)}",
+    )
+    with pytest.raises(LocalError, match="HP-DISK-001"):
+        Log.open(tmp_path / "log")

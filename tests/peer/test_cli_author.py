@@ -13,19 +13,20 @@ from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import AveragingSettings, Outer
 from hetpeer.dht.errors import LocalError
 from hetpeer.dht.identity import Identity
-from hetpeer.peer.cli.author import register
+from hetpeer.peer.cli import audit, author, result
 from tests.bootstrap.engine import DIGITS, Engine, make_author
 
 app = typer.Typer()
-register(app)
+for commands in (author, audit, result):
+    commands.register(app)
 
 
 def run_command(*arguments: object, exit_code: int = 0) -> str:
-    result = CliRunner().invoke(app, list(map(str, arguments)))
-    if isinstance(result.exception, LocalError):
-        raise result.exception
-    assert result.exit_code == exit_code, result.output
-    return result.stdout
+    done = CliRunner().invoke(app, list(map(str, arguments)))
+    if isinstance(done.exception, LocalError):
+        raise done.exception
+    assert done.exit_code == exit_code, done.output
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +115,7 @@ def test_export_and_generate(run_path: Path, tmp_path: Path) -> None:
 def test_import_loads_nothing_heavy() -> None:
     code = """
 import sys
-import hetpeer.peer.cli.author
+import hetpeer.peer.cli.author, hetpeer.peer.cli.audit, hetpeer.peer.cli.result
 print(sorted({"torch", "numpy", "hivemind", "pydantic", "cryptography"}.intersection(sys.modules)))
 """
     result = subprocess.run(

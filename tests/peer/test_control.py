@@ -1,6 +1,7 @@
 """The control socket: real ones, and everything that may come in over them."""
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -159,6 +160,19 @@ async def test_who_says_nothing_is_left(tmp_path: Path, monkeypatch: pytest.Monk
         reader, writer = await asyncio.open_unix_connection(str(tmp_path / SOCKET))
         assert await asyncio.wait_for(reader.read(), 5.0) == b""
         writer.close()
+
+
+async def test_who_does_not_read_holds_up_no_end(tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_UNIX) as there:
+        there.setblocking(False)
+        async with serving(tmp_path, Owner()):
+            await loop.sock_connect(there, str(tmp_path / SOCKET))
+            with contextlib.suppress(TimeoutError):  # until neither side can write
+                while True:
+                    await asyncio.wait_for(loop.sock_sendall(there, b'{"do": "status"}\n' * 1000), 1.0)
+            leaving = loop.time()
+        assert loop.time() - leaving < server.IDLE_S / 4
 
 
 async def test_the_owner_learns_that_it_has_ended(tmp_path: Path) -> None:

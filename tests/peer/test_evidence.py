@@ -6,11 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from hetpeer.averaging.effects import StepId
+from hetpeer.averaging.messages import Line
+from hetpeer.bootstrap.eventlog import sign_event
 from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.dht.board import Leftover
+from hetpeer.dht.errors import ProtocolError
 from hetpeer.dht.identity import Identity
 from hetpeer.peer.home import Home
 from hetpeer.peer.work.evidence import Evidence
 from tests.bootstrap.engine import make_run
+
+STEP = StepId(Line(term=1, view=0), 0)
 
 
 @pytest.fixture(scope="module")
@@ -18,57 +25,134 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     return make_run(tmp_path_factory.mktemp("run"))
 
 
-class Volunteer:
-    """A process after the other with one home, and the coordinator that keeps its lines."""
+@pytest.fixture
+def identity(tmp_path: Path) -> Identity:
+    return Identity.create(tmp_path / "key")
 
-    def __init__(self, home: Path, run: RunDirectory, identity: Identity, kept: list[str]) -> None:
+
+class Volunteer:
+    """Processes with one home, one after the other, each under an incarnation above those of all homes. Coordinators keep its lines."""
+
+    incarnation = 0
+
+    def __init__(self, home: Path, run: RunDirectory, identity: Identity) -> None:
         self._home, self._run, self._identity = Home(home), run, identity
-        self.kept = kept
+        self._written = 0
         self.starts()
 
     def starts(self) -> None:
+        Volunteer.incarnation += 1
         run = RunDirectory(self._home.path / "run", self._run.signed)
-        self._evidence = Evidence(self._home, run, self._identity)
-        self.meets()
+        self.evidence = Evidence(self._home, run, self._identity)
 
-    def meets(self) -> None:
-        """A session begins: the coordinator says how many lines it has."""
-        self.kept += self._evidence.lines(len(self.kept))
+    def meets(self, coordinator: list[str]) -> None:
+        """A session begins: the coordinator says which line is its last."""
+        coordinator += self.evidence.after(coordinator[-1] if coordinator else "")
 
-    def writes(self, count: int, *, arrives: bool = True) -> None:
+    def writes(self, count: int, *coordinators: list[str]) -> None:
+        """Of what was found; each line arrives at `coordinators`."""
         for _ in range(count):
-            line = self._evidence._log.append({"line": len(self.kept)})
-            if arrives:
-                self.kept.append(line)
+            self._written += 1
+            found = Leftover(border=0, ids=(self._written,))
+            (line,) = self.evidence.found(STEP, self.incarnation, "somebody", found)
+            for coordinator in coordinators:
+                coordinator.append(line)
+
+    def loses(self, count: int) -> None:
+        """The power fails, and the last lines were not on the disk yet."""
+        path = self._home.path / "run" / "events.jsonl"
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:-count]))
+        self.starts()
+
+    @property
+    def log(self) -> list[str]:
+        return (self._home.path / "run" / "events.jsonl").read_text().splitlines()
 
 
-def test_every_line_arrives_once_whatever_breaks(run: RunDirectory, tmp_path: Path) -> None:
-    identity = Identity.create(tmp_path / "key")
-    volunteer = Volunteer(tmp_path / "home", run, identity, [])
-    volunteer.writes(3)
-    volunteer.writes(2, arrives=False)
-    volunteer.meets()
-    volunteer.writes(1, arrives=False)
-    volunteer.starts()
-    log = (tmp_path / "home" / "run" / "events.jsonl").read_text().splitlines()
-    assert volunteer.kept == log
-    another: list[str] = []  # a coordinator that has nothing of it yet
-    another += volunteer._evidence.lines(0)
-    assert another == log
-
-
-def test_a_restored_identity_tells_nothing_twice(run: RunDirectory, tmp_path: Path) -> None:
-    identity = Identity.create(tmp_path / "key")
+def test_every_line_arrives_once_whatever_breaks(
+    run: RunDirectory, identity: Identity, tmp_path: Path
+) -> None:
     kept: list[str] = []
-    old = Volunteer(tmp_path / "old", run, identity, kept)
-    old.writes(5)
+    volunteer = Volunteer(tmp_path / "home", run, identity)
+    volunteer.writes(3, kept)
+    volunteer.writes(2)
+    volunteer.meets(kept)
+    volunteer.writes(1)
+    volunteer.starts()
+    volunteer.meets(kept)
+    assert kept == volunteer.log
+    volunteer.meets(kept)
+    assert kept == volunteer.log
+    another: list[str] = []  # a coordinator that has nothing of it yet
+    volunteer.meets(another)
+    assert another == volunteer.log
+
+
+def test_a_restored_identity_tells_nothing_twice_to_any_coordinator(
+    run: RunDirectory, identity: Identity, tmp_path: Path
+) -> None:
+    first: list[str] = []
+    second: list[str] = []
+    old = Volunteer(tmp_path / "old", run, identity)
+    old.writes(2, first, second)
+    old.writes(3, first)
+    before = [list(first), list(second)]
+    new = Volunteer(tmp_path / "new", run, identity)
+    new.meets(first)
+    new.writes(3, first)
+    for coordinator in (second, first, second):
+        new.meets(coordinator)
+        new.starts()
+        new.writes(1, coordinator)
+        new.meets(coordinator)
+    new.meets(first)
+    assert [first, second] == [before[0] + new.log, before[1] + new.log]
+
+
+def test_what_a_restored_identity_wrote_before_it_met_anybody_arrives(
+    run: RunDirectory, identity: Identity, tmp_path: Path
+) -> None:
+    kept: list[str] = []
+    Volunteer(tmp_path / "old", run, identity).writes(2, kept)
     before = list(kept)
-    new = Volunteer(tmp_path / "new", run, identity, kept)
+    new = Volunteer(tmp_path / "new", run, identity)
     new.writes(3)
-    new.meets()
-    new.starts()
-    new.writes(4)
-    new.writes(1, arrives=False)
-    new.meets()
-    log = (tmp_path / "new" / "run" / "events.jsonl").read_text().splitlines()
-    assert new.kept == [*before, *log]
+    new.meets(kept)
+    assert kept == before + new.log
+
+
+def test_an_identity_that_comes_back_to_its_first_home_tells_nothing_twice(
+    run: RunDirectory, identity: Identity, tmp_path: Path
+) -> None:
+    kept: list[str] = []
+    homes = [Volunteer(tmp_path / name, run, identity) for name in ("one", "other")]
+    for number in range(4):
+        home = homes[number % 2]
+        home.starts()
+        home.meets(kept)
+        home.writes(2, kept)
+        home.writes(1)
+        home.meets(kept)
+    assert len(kept) == len(set(kept)) == 12
+    assert set(kept) == {*homes[0].log, *homes[1].log}
+
+
+def test_lines_that_a_power_cut_took_from_the_volunteer_are_told_by_the_coordinators_log_only(
+    run: RunDirectory, identity: Identity, tmp_path: Path
+) -> None:
+    kept: list[str] = []
+    volunteer = Volunteer(tmp_path / "home", run, identity)
+    volunteer.writes(5, kept)
+    before = list(kept)
+    volunteer.loses(2)
+    volunteer.writes(1)
+    volunteer.meets(kept)
+    assert kept == [*before, volunteer.log[-1]]
+
+
+def test_a_line_that_is_not_ours_is_refused(run: RunDirectory, identity: Identity, tmp_path: Path) -> None:
+    volunteer = Volunteer(tmp_path / "home", run, identity)
+    stranger = Identity.create(tmp_path / "stranger")
+    for last in ("x", sign_event({"incarnation": 1}, stranger), sign_event({"incarnation": ""}, identity)):
+        with pytest.raises(ProtocolError):
+            volunteer.evidence.after(last)

@@ -25,6 +25,7 @@ from hetpeer.peer.arrival.known import (
     remember,
     remember_seen,
 )
+from hetpeer.peer.cli.options import joined_by
 
 PEERS = [
     "QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC",
@@ -80,6 +81,20 @@ def test_who_was_seen_is_kept_after_who_is_there_and_outlives_a_new_start(tmp_pa
     remember_seen(tmp_path, RUN, [place(5, PEERS[1])])  # it has moved
     remember(tmp_path, RUN, [place(7)])
     assert back_to(tmp_path).addresses == (place(7), place(5, PEERS[1]), *seen[:2])
+
+
+def test_who_goes_back_without_a_name_has_named_nothing(tmp_path: Path) -> None:
+    remember(tmp_path, RUN, [place(1)])
+    remember_seen(tmp_path, RUN, [place(2, PEERS[1])])
+    remember(tmp_path, OTHER, [place(3)])
+    goal = joined_by([], tmp_path, RUN)
+    assert goal == Destination((), RUN)
+    remember(tmp_path, RUN, goal.addresses)
+    known = known_run(tmp_path, goal)
+    assert known is not None
+    assert (known.named, known.seen) == ((str(place(1)),), (str(place(2, PEERS[1])),))
+    assert joined_by([], tmp_path) == Destination((), RUN)
+    assert joined_by([str(place(4))], tmp_path, RUN) == Destination((place(4),), RUN)
 
 
 def test_the_file_is_private_and_bounded(tmp_path: Path) -> None:

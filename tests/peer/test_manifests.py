@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import shutil
 from collections.abc import AsyncIterator
@@ -11,7 +12,7 @@ import pytest
 
 from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.serving import PROTOCOL, FileService
+from hetpeer.bootstrap.serving import PROTOCOL, FileService, Served
 from hetpeer.bootstrap.shelf import RunShelf
 from hetpeer.dht.addresses import Address, parse_address
 from hetpeer.dht.errors import ExitCode, LocalError
@@ -19,10 +20,15 @@ from hetpeer.dht.identity import Identity
 from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.dht.records import Advert
 from hetpeer.dht.roster import Roster
+from hetpeer.dht.streams import Stream
 from hetpeer.peer.arrival import manifests
+from hetpeer.peer.arrival.arriving import Arrival, arrived
+from hetpeer.peer.arrival.invites import Destination
+from hetpeer.peer.arrival.known import known_run, remember, remember_seen
 from hetpeer.peer.arrival.manifests import fetch_manifest
+from hetpeer.peer.home import Home
 from tests.bootstrap.engine import make_run
-from tests.swarm.swarm import resign
+from tests.swarm.swarm import resign, until
 
 pytestmark = pytest.mark.swarm
 
@@ -46,19 +52,110 @@ def address(node: Node) -> Address:
     return parse_address(node.addresses()[0])
 
 
-async def serve(node: Node, run: RunDirectory, home: Path) -> None:
-    async def nothing(*_: int) -> None:
-        return None
+async def nothing(*_: int) -> None:
+    return None
 
+
+async def serve(node: Node, run: RunDirectory, home: Path) -> None:
     await node.serve(PROTOCOL, FileService(RunShelf(run, Council(run.signed, home), nothing)).handle)
 
 
-async def test_a_peer_that_hands_out_another_run_is_passed_over_for_one_that_the_dht_knows(
-    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def serve_damaged(node: Node, run: RunDirectory) -> None:
+    """Hand out a manifest of which a byte is another one."""
+
+    class Damaged(RunShelf):
+        @contextlib.asynccontextmanager
+        async def find(self, name: str) -> AsyncIterator[Served | None]:
+            data = bytearray(run.signed.data)
+            data[-1] ^= 1
+            yield Served(data, {})
+
+    await node.serve(PROTOCOL, FileService(Damaged(run, Council(run.signed, run.path), nothing)).handle)
+
+
+async def keep_silent(node: Node) -> None:
+    """Take every request and answer none."""
+
+    async def never(_stream: Stream) -> None:
+        await asyncio.Event().wait()
+
+    await node.serve(PROTOCOL, never)
+
+
+@pytest.fixture
+def other(run: RunDirectory, tmp_path: Path) -> RunDirectory:
+    """Another run of the same author."""
     shutil.copytree(run.path, tmp_path / "other-run")
-    other = resign(RunDirectory.open(tmp_path / "other-run"), seed=run.manifest.seed + 1)
-    other = RunDirectory.open(other.path)
+    resigned = resign(RunDirectory.open(tmp_path / "other-run"), seed=run.manifest.seed + 1)
+    return RunDirectory.open(resigned.path)
+
+
+async def test_strangers_that_are_silent_or_lie_hold_nobody_up(
+    run: RunDirectory, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    async with contextlib.AsyncExitStack() as stack:
+        rendezvous = await stack.enter_async_context(running(keys))
+        strangers = [await stack.enter_async_context(running(keys, rendezvous)) for _ in range(4)]
+        newcomer = await stack.enter_async_context(running(keys, rendezvous))
+        *silent, liar, honest = strangers
+        for node in silent:
+            await keep_silent(node)
+        await serve_damaged(liar, run)
+        for node in strangers[:-1]:
+            assert await Roster(node, run.run_id).publish(
+                Advert(role="reliable", addresses=tuple(node.addresses()))
+            )
+        monkeypatch.setattr(manifests, "TRIES", 1)
+        monkeypatch.setattr(manifests, "FILE_TIMEOUT_S", 3.0)
+        with pytest.raises(LocalError) as caught:
+            await fetch_manifest(newcomer, [address(rendezvous)], run.run_id)
+        assert caught.value.code == "HP-NET-006"
+        assert f"peer {liar.peer_id} is not believed: manifest damaged" in caplog.text
+
+        monkeypatch.setattr(manifests, "FILE_TIMEOUT_S", 600.0)
+        await serve(honest, run, tmp_path)
+        assert await Roster(honest, run.run_id).publish(Advert(addresses=tuple(honest.addresses())))
+        async with asyncio.timeout(30):
+            found = await fetch_manifest(newcomer, [address(rendezvous)], run.run_id)
+        assert found.peer == honest.peer_id
+
+
+async def test_who_comes_back_goes_on_to_the_next_peer_when_one_is_not_believed(
+    run: RunDirectory, other: RunDirectory, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Remembered addresses lead to the run that they are remembered of, or nowhere; named ones that lie are said, and passed over."""
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    async with running(keys) as liar, running(keys) as elsewhere, running(keys) as honest:
+        await serve_damaged(liar, run)
+        await serve(elsewhere, other, tmp_path)
+        home = Home(tmp_path / "home")
+        home.identity()
+        remember(home.path, run.run_id, [address(elsewhere), address(liar)])
+        remember_seen(home.path, run.run_id, [address(honest)])
+        arriving = asyncio.create_task(arrive(NodeConfig(host="127.0.0.1"), home, run.run_id))
+        await until(lambda: f"peer {elsewhere.peer_id} is not believed" in caplog.text, "it is said")
+        assert not arriving.done()
+        await serve(honest, run, tmp_path)
+        named = NodeConfig(host="127.0.0.1", peers=(address(liar),))
+        for arrival in (await asyncio.wait_for(arriving, 60), await arrive(named, home, "")):
+            assert (arrival.signed.run_id, arrival.source) == (run.run_id, honest.peer_id)
+        assert "manifest damaged" in caplog.text
+        known = known_run(home.path, Destination((), run.run_id))
+        assert known is not None
+        assert known.named == (str(address(liar)),)
+
+
+async def arrive(config: NodeConfig, home: Home, run: str) -> Arrival:
+    async with arrived(config, home, run) as arrival:
+        return arrival
+
+
+async def test_a_peer_that_hands_out_another_run_is_passed_over_for_one_that_the_dht_knows(
+    run: RunDirectory, other: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert other.run_id != run.run_id
     keys = tmp_path / "keys"
     keys.mkdir()

@@ -26,6 +26,11 @@ def test_remembered_addresses_are_tried_as_soon_as_the_named_ones_have_failed_an
     assert [turn.pause_s for turn in turns[1:7]] == [1.0, 2.0, 4.0, 8.0, 15.0, 15.0]
 
 
+def test_where_none_are_named_the_remembered_are_tried_from_the_first_round_on() -> None:
+    turns = list(islice(rounds((), (A, B)), 3))
+    assert turns == [Round((A, B), 1.0), Round((A, B), 2.0), Round((A, B), 4.0)]
+
+
 @settings(deadline=None)
 @given(places, st.none() | places)
 def test_every_round_dials_the_named_and_only_strangers_give_up(

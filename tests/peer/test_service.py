@@ -85,10 +85,33 @@ def test_installed_looked_at_and_uninstalled(told: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "options", [["--bootstrap", ADDRESS, "--port", "x"], ["--bootstrap", ADDRESS, "--nonsense"]]
+    "options",
+    [
+        ["--bootstrap", ADDRESS, "--port", "x"],
+        ["--bootstrap", ADDRESS, "--nonsense"],
+        ["--bootstrap", ADDRESS, "--ram-limit", "much"],
+    ],
 )
 def test_what_join_would_not_take(options: list[str], told: Path) -> None:
     assert CliRunner().invoke(commands, ["install", *options]).exit_code == ExitCode.USAGE
+    assert not told.exists()
+    assert not systemd.unit_path().exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (["--bootstrap", "/ip4/127.0.0.1/tcp/9"], "HP-ADDR-001"),
+        (["hetpeer://no-invite"], "HP-ADDR-003"),
+        (["--bootstrap", ADDRESS, "--run", "x"], "HP-ADDR-003"),
+        (["--bootstrap", ADDRESS, "--dashboard", "x"], "HP-WEB-002"),
+        (["--name", "me"], "HP-ADDR-002"),  # this home was in no run yet
+    ],
+)
+def test_what_join_would_refuse(options: list[str], code: str, told: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(commands, ["install", "--home", str(tmp_path / "home"), *options])
+    assert isinstance(done.exception, LocalError)
+    assert done.exception.code == code
     assert not told.exists()
     assert not systemd.unit_path().exists()
 

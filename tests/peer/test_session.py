@@ -78,7 +78,7 @@ class Rig:
             Council(run.signed, run.path),
             self._hello,
             lambda _: None,
-            lambda begin: self.lines[begin:],  # type: ignore[arg-type]
+            lambda last: self.lines[self.lines.index(last) + 1 if last else 0 :],
             _nothing,
         )
         network.peer_id = run.manifest.coordinators[0]

@@ -1,8 +1,11 @@
 """Where a dashboard is served, as people say it."""
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.peer.cli import dashboard
 from hetpeer.peer.where import Where, parse_where
 
 
@@ -38,3 +41,12 @@ def test_what_is_none(text: str) -> None:
 )
 def test_whether_only_this_machine_gets_there(host: str, alone: bool) -> None:
     assert Where(host, 1).is_loopback is alone
+
+
+def test_a_dashboard_that_is_to_be_nowhere() -> None:
+    """For who serves nothing else it is a mistake, whoever made it: the command's user, or the environment."""
+    alone = typer.Typer()
+    dashboard.register(alone)
+    done = CliRunner().invoke(alone, ["--dashboard", "off"])
+    assert isinstance(done.exception, LocalError)
+    assert done.exception.code == "HP-WEB-002"

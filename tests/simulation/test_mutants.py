@@ -1,5 +1,9 @@
 """Bugs that are put in on purpose are found, so that finding none means something."""
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 
 from hetpeer.peer.simulate.coverage import Coverage
@@ -40,3 +44,17 @@ def test_a_mutant_leaves_nothing_behind():
         with mutant():
             pass
     assert simulate(3, Coverage()) == before
+
+
+def test_the_docs_tell_what_was_measured_of_all_of_them():
+    root = Path(__file__).parents[2]
+    measured = json.loads((root / "benchmarks" / "results" / "mutants.json").read_text())["mutants"]
+    rows = re.findall(
+        r"^\| `(\w+)`: .* \| (.*) \| (\d+) \|$", (root / "docs" / "protocol.md").read_text(), re.MULTILINE
+    )
+    told = {
+        name: (", ".join(map(str, one["caught_by"])) or "none", str(one["histories"]))
+        for name, one in measured.items()
+    }
+    assert {name: tuple(row) for name, *row in rows} == told
+    assert told.keys() == MUTANTS.keys()

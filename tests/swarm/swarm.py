@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from hetpeer.bootstrap.audit import Verdict, audit
 from hetpeer.bootstrap.eventlog import read_event, read_events
@@ -286,6 +288,15 @@ class Swarm:
 
     def _voices(self) -> str:
         return "\n".join(f"── {child.name}\n{child.said[-1500:]}" for child in self.children)
+
+
+async def scraped(child: Child) -> dict[tuple[str, ...], float]:
+    """Name and labels of each sample that a daemon with a dashboard serves, and its value."""
+    await child.says("dashboard at ")
+    (url,) = re.findall(r"dashboard at (\S+)/#", child.said)
+    with await asyncio.to_thread(urllib.request.urlopen, f"{url}/metrics", timeout=10) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    return {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
 
 
 def resign(run: RunDirectory, **changes: Any) -> RunDirectory:

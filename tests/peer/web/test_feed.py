@@ -1,6 +1,7 @@
 """Who looks at a swarm gets its newest view."""
 
 import asyncio
+import contextlib
 import json
 from typing import Any
 
@@ -16,10 +17,12 @@ class Source:
 
     def __init__(self, failing: frozenset[int] = frozenset()) -> None:
         self.looks = 0
+        self.watched: list[bool] = []
         self._failing = failing
 
-    async def look(self) -> dict[str, Any]:
+    async def look(self, watched: bool) -> dict[str, Any]:
         self.looks += 1
+        self.watched.append(watched)
         if self.looks in self._failing:
             raise RemoteError("HP-NET-012", "the network does not answer", why="a test", fix="wait")
         return {"look": self.looks}
@@ -35,12 +38,13 @@ async def first(made: Feed) -> None:
 async def views(made: Feed, count: int) -> list[int]:
     """What the next `count` views say."""
     found: list[int] = []
-    watching = made.watch()
-    async for view in watching:
-        found.append(json.loads(view)["look"])
-        if len(found) == count:
-            break
-    await watching.aclose()
+    with made.seat() as free:
+        assert free
+        async with contextlib.aclosing(made.watch()) as watching:
+            async for view in watching:
+                found.append(json.loads(view)["look"])
+                if len(found) == count:
+                    break
     return found
 
 
@@ -52,6 +56,7 @@ async def test_a_watcher_wakes_an_idle_feed_and_gets_each_view() -> None:
         await first(made)
         async with asyncio.timeout(feed.IDLE_S / 2):
             assert await views(made, 3) == [1, 2, 3]
+        assert source.watched == [False, True, True]
     finally:
         running.cancel()
 
@@ -81,19 +86,33 @@ async def test_a_feed_that_closes_ends_every_stream() -> None:
 async def test_what_is_no_json_is_not_shown() -> None:
     """A number that is none would end the page of everybody who looks."""
 
-    async def look() -> dict[str, float]:
+    async def look(_watched: bool) -> dict[str, float]:
         return {"speed": float("inf")}
 
     with pytest.raises(ValueError, match="JSON"):
         await Feed(look).run()
 
 
-async def test_so_many_may_watch() -> None:
+async def test_who_asks_for_one_view_is_somebody_who_watches() -> None:
+    source = Source()
+    made = Feed(source.look)
+    running = asyncio.create_task(made.run())
+    try:
+        await first(made)
+        assert made.shown() == made.newest
+        async with asyncio.timeout(feed.IDLE_S / 2):
+            while source.looks < 3:
+                await asyncio.sleep(0.01)
+        assert source.watched == [False, True, True]
+    finally:
+        running.cancel()
+
+
+def test_so_many_may_watch() -> None:
     made = Feed(Source().look)
-    watchers = [asyncio.create_task(views(made, 10**6)) for _ in range(feed.MAX_WATCHERS)]
-    await asyncio.sleep(0)
-    assert made.is_full
-    for watcher in watchers:
-        watcher.cancel()
-    await asyncio.gather(*watchers, return_exceptions=True)
-    assert not made.is_full
+    with contextlib.ExitStack() as stack:
+        assert all(stack.enter_context(made.seat()) for _ in range(feed.MAX_WATCHERS))
+        with made.seat() as free:
+            assert not free
+    with made.seat() as free:
+        assert free

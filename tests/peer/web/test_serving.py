@@ -1,6 +1,7 @@
 """The daemon's web server: real requests to a real one."""
 
 import asyncio
+import contextlib
 import signal
 import subprocess
 import sys
@@ -9,9 +10,12 @@ import urllib.request
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.peer.watching.metrics import daemon_metrics
+from hetpeer.peer.web import serving
 from hetpeer.peer.web.app import application
 from hetpeer.peer.web.metrics import metrics_route
 from hetpeer.peer.web.serving import served
@@ -74,6 +78,54 @@ async def test_a_port_that_is_taken_is_said_or_another_is_taken():
         async with served(app(), Where("127.0.0.1", port, or_any=True)) as other:
             assert other != url
     assert (caught.value.code, caught.value.exit_code) == ("HP-WEB-001", ExitCode.NETWORK)
+
+
+async def connected(url):
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def test_who_connects_and_asks_nothing_locks_nobody_out():
+    async with served(app(), HERE) as url, contextlib.AsyncExitStack() as stack:
+        silent = []
+        for number in range(2 * serving.MAX_CONNECTIONS):
+            reader, writer = await connected(url)
+            stack.callback(writer.close)
+            if number % 2:
+                writer.write(b"GET /metrics HTTP/1.1\r\n")  # a part of a request
+                await writer.drain()
+            silent.append(reader)
+        status, _, _ = await asyncio.to_thread(request, f"{url}/metrics")
+        assert status == 200
+        with contextlib.suppress(ConnectionResetError):  # the first one has given way
+            assert await asyncio.wait_for(silent[0].read(), 5) == b""
+        assert not silent[-1].at_eof()
+
+
+async def test_an_idle_connection_ends_and_one_that_is_answered_does_not(monkeypatch):
+    monkeypatch.setattr(serving, "IDLE_S", 0.2)
+    going_on = asyncio.Event()
+
+    async def slowly(_request):
+        await going_on.wait()
+        return PlainTextResponse("at last")
+
+    async with served(application([Route("/slow", slowly)], TOKEN, private=False), HERE) as url:
+        waiting = asyncio.ensure_future(asyncio.to_thread(request, f"{url}/slow"))
+        for began in (
+            b"",
+            b"GET /slow HTTP/1.1\r\nHost: local",
+            b"GET /other HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        ):
+            reader, writer = await connected(url)
+            writer.write(began)
+            with contextlib.suppress(ConnectionResetError):
+                said = await asyncio.wait_for(reader.read(), 5)
+                assert said.startswith(b"HTTP/1.1 404" if began.endswith(b"\r\n\r\n") else b"")
+            writer.close()
+        assert not waiting.done()
+        going_on.set()
+        assert (await waiting)[::2] == (200, "at last")
 
 
 async def test_the_daemon_keeps_its_signals():

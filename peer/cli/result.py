@@ -1,0 +1,45 @@
+"""`hetpeer export` and `hetpeer generate`: what a run has made. What they do lives in bootstrap/."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hetpeer.peer.cli.options import RunDir
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(export)
+    app.command()(generate)
+
+
+def export(
+    directory: RunDir,
+    out: Annotated[
+        Path,
+        typer.Argument(metavar="OUT", help="The safetensors file to write; metrics.jsonl goes beside it."),
+    ],
+) -> None:
+    """Write the newest checkpoint's weights under the author's parameter names."""
+    from hetpeer.bootstrap.export import export as run_export
+
+    exported = run_export(directory, out)
+    print(f"{exported.weights}: the parameters after {exported.version} of {exported.steps} committed steps")
+    print(f"{exported.metrics}: {exported.steps} steps")
+
+
+def generate(
+    directory: RunDir,
+    prompt: Annotated[str, typer.Option(help="Text to continue.")],
+    tokens: Annotated[int, typer.Option(min=1, help="Bytes to add.")] = 200,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest byte.")] = 0.8,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same text.")] = 0,
+) -> None:
+    """Continue a text with the trained model."""
+    from hetpeer.bootstrap.export import generate as run_generate
+
+    pieces = run_generate(directory, prompt, tokens=tokens, temperature=temperature, seed=seed)
+    print(prompt + b"".join(pieces).decode(errors="replace"))

@@ -1,0 +1,36 @@
+"""The figures of daemons at work, read as Prometheus reads them."""
+
+import pytest
+
+from tests.swarm.swarm import Swarm, resign, scraped
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+
+
+async def test_what_daemons_at_work_measure(swarm: Swarm) -> None:
+    training = swarm.run.manifest.training.model_copy(update={"steps": 100_000})
+    layouts = (((0, len(swarm.run.manifest.blocks)),),)
+    swarm.run = resign(swarm.run, training=training, layouts=layouts)
+    boss = await swarm.bootstrap("--dashboard", "0")
+    one = swarm.volunteer("ada", "--dashboard", "0")
+    await swarm.committed(3)
+    ours, theirs = await scraped(one), await scraped(boss)
+    assert ours["hetpeer_state", "training"] == theirs["hetpeer_state", "training"] == 1
+    assert (ours["hetpeer_coordinator_connected",], theirs["hetpeer_leading",]) == (1, 1)
+    assert ours["hetpeer_step",] >= 3
+    assert theirs["hetpeer_step",] >= 3
+    assert 0 < ours["hetpeer_loss",] < 20
+    assert ours["hetpeer_blocks",] == len(swarm.run.manifest.blocks)
+    assert ours["hetpeer_microbatches_total",] >= 3 * training.microbatches
+    for process in ("daemon", "worker", "p2pd"):
+        assert ours["hetpeer_process_resident_memory_bytes", process] > 2**20
+    for phase in ("forward", "backward"):
+        assert ours["hetpeer_microbatch_duration_seconds_count", phase] >= 3 * training.microbatches
+        assert ours["hetpeer_microbatch_duration_seconds_sum", phase] > 0
+    assert ours["hetpeer_worker_seconds_total", "computes"] > 0
+    assert ours["hetpeer_memory_limit_bytes",] > 0
+    assert theirs["hetpeer_log_records_total", "commit"] >= 3
+    assert theirs["hetpeer_swarm_peers", "working"] == 1
+    assert theirs["hetpeer_swarm_block_replicas", "0"] == 1
+    assert theirs["hetpeer_credit",] > 0
+    await swarm.left_in_order([one])
