@@ -17,13 +17,14 @@ import typer
 
 from hetpeer.dht.errors import HetpeerError, LocalError
 from hetpeer.peer.cli import (
+    amend,
     audit,
-    author,
     bootstrap,
     daemon,
     dashboard,
     demo,
     identity,
+    init,
     inspect,
     invite,
     join,
@@ -57,7 +58,8 @@ for command in (
     simulate,
     bootstrap,
     invite,
-    author,
+    init,
+    amend,
     audit,
     result,
     inspect,

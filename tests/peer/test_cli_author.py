@@ -13,11 +13,11 @@ from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import AveragingSettings, Outer
 from hetpeer.dht.errors import LocalError
 from hetpeer.dht.identity import Identity
-from hetpeer.peer.cli import audit, author, result
+from hetpeer.peer.cli import audit, init, result
 from tests.bootstrap.engine import DIGITS, Engine, make_author
 
 app = typer.Typer()
-for commands in (author, audit, result):
+for commands in (init, audit, result):
     commands.register(app)
 
 
@@ -115,7 +115,7 @@ def test_export_and_generate(run_path: Path, tmp_path: Path) -> None:
 def test_import_loads_nothing_heavy() -> None:
     code = """
 import sys
-import hetpeer.peer.cli.author, hetpeer.peer.cli.audit, hetpeer.peer.cli.result
+import hetpeer.peer.cli.init, hetpeer.peer.cli.amend, hetpeer.peer.cli.audit, hetpeer.peer.cli.result
 print(sorted({"torch", "numpy", "hivemind", "pydantic", "cryptography"}.intersection(sys.modules)))
 """
     result = subprocess.run(
