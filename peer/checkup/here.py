@@ -83,7 +83,7 @@ def clock() -> Verdict:
 
 def folder(home: Path) -> Verdict:
     """Whether the home, or the folder in which it will be made, can be written and has room. Raises `LocalError` HP-DISK-*."""
-    there = _nearest(home)
+    there = nearest(home)
     with disk_errors(home), tempfile.TemporaryFile(dir=there) as file:
         file.write(bytes(PROBE_BYTES))
         file.flush()
@@ -91,8 +91,8 @@ def folder(home: Path) -> Verdict:
     return judging.disk(shutil.disk_usage(there).free, str(home))
 
 
-def _nearest(home: Path) -> Path:
-    """The home, or of the folders above it the first that is there."""
+def nearest(home: Path) -> Path:
+    """`home`, or of the folders above it the first that is there."""
     return next(path for path in (home.absolute(), *home.absolute().parents) if os.path.lexists(path))
 
 

@@ -18,6 +18,7 @@ import typer
 from hetpeer.dht.errors import HetpeerError, LocalError
 from hetpeer.peer.cli import (
     author,
+    bench,
     bootstrap,
     daemon,
     dashboard,
@@ -52,6 +53,7 @@ for command in (
     service,
     status,
     doctor,
+    bench,
     dashboard,
     plan,
     simulate,

@@ -57,8 +57,9 @@ def serve(folder: Path) -> None:
     import torch._dynamo  # noqa: F401 - by the first check of a block
 
     from hetpeer.averaging import updates  # noqa: F401
-    from hetpeer.peer import life, reliable  # noqa: F401
     from hetpeer.peer.cli import main  # noqa: F401
+    from hetpeer.peer.daemon import life  # noqa: F401
+    from hetpeer.peer.reliable import peer  # noqa: F401
     from hetpeer.stages.execution import engine, transcoding  # noqa: F401
 
     def reap(*_: object) -> None:
