@@ -24,6 +24,7 @@ from hetpeer.peer.daemon.presence import JoinOptions, Presence, no_state, presen
 from hetpeer.peer.daemon.wishes import Daemon, State, Wish
 from hetpeer.peer.home import Home
 from hetpeer.peer.lifecycle import unless
+from hetpeer.peer.logs.keeping import keeping_log
 from hetpeer.peer.work.adverts import paused_advert, publish_forever
 from hetpeer.stages.execution.compute import WorkerDiedError
 
@@ -42,6 +43,7 @@ async def join(options: JoinOptions, leaving: asyncio.Event) -> Stop | None:
     home.identity()  # and its folder, where the owner finds us
     daemon = Daemon(SystemClock(), leaving, Notifier.of_environment())
     async with daemon.running(), serving(home.path, daemon.answer), contextlib.AsyncExitStack() as stack:
+        stack.enter_context(keeping_log(home.path))  # by whoever has the home's lock
         ended = daemon.until(Wish.FINISH, Wish.STOP)
         presence = await unless(ended, present(options, home, stack))
         if presence is None:
