@@ -34,6 +34,7 @@ from hetpeer.peer.cli import (
     service,
     simulate,
     status,
+    top,
     trace,
 )
 
@@ -53,6 +54,7 @@ for command in (
     daemon,
     service,
     status,
+    top,
     logs,
     doctor,
     bench,

@@ -18,6 +18,7 @@ from hetpeer.averaging.effects import Stop
 from hetpeer.dht.clock import SystemClock
 from hetpeer.peer.console import say
 from hetpeer.peer.control.server import serving
+from hetpeer.peer.daemon.figures import figures_of
 from hetpeer.peer.daemon.life import live
 from hetpeer.peer.daemon.notify import Notifier
 from hetpeer.peer.daemon.presence import JoinOptions, Presence, no_state, present
@@ -48,7 +49,7 @@ async def join(options: JoinOptions, leaving: asyncio.Event) -> Stop | None:
         presence = await unless(ended, present(options, home, stack))
         if presence is None:
             return None
-        daemon.joined(presence.node.addresses)
+        daemon.joined(presence.node.addresses, lambda: figures_of(presence))
         if options.dashboard is not None:  # nothing of it is loaded otherwise
             from hetpeer.peer.web.daemons import volunteer_served
 
