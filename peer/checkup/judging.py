@@ -6,9 +6,9 @@ The bounds are of measured volunteers (README, figures): daemon, worker and p2pd
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from hetpeer.dht.errors import ExitCode, HetpeerError, LocalError
+from hetpeer.peer.watching.nvml import Gpus
 from hetpeer.peer.watching.units import bytes_text
 
 Verdict = str | HetpeerError
@@ -107,15 +107,6 @@ def clock(kept: bool | None) -> Verdict:
         why="the kernel says that it is not synchronised" if kept is False else "the kernel does not say",
         fix="timedatectl set-ntp true; in a container or virtual machine its host does that: see the clock with --bootstrap",
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpus:
-    """What NVIDIA's management library says. `names` of the GPUs; `wrong`: why it says nothing, where there is a driver."""
-
-    driver: str = ""
-    names: tuple[str, ...] = ()
-    wrong: str = ""
 
 
 def device(name: str, *, on_cpu: bool, speed: str, torch: str, gpus: Gpus) -> Verdict:

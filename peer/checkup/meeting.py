@@ -17,11 +17,12 @@ from hetpeer.dht.p2pd import P2pd
 from hetpeer.dht.reachability import Reach, Standing
 from hetpeer.peer.arrival.invites import Destination
 from hetpeer.peer.arrival.manifests import fetch_manifest
-from hetpeer.peer.checkup import judging, nvml
+from hetpeer.peer.checkup import judging
 from hetpeer.peer.checkup.findings import Finding
 from hetpeer.peer.checkup.here import version_of
 from hetpeer.peer.checkup.judging import Verdict
 from hetpeer.peer.daemon.life import WORKER
+from hetpeer.peer.watching import nvml
 from hetpeer.peer.watching.units import flops_text
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution.compute import Compute, ComputeConfig

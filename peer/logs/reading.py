@@ -76,10 +76,10 @@ class LogReader:
     def news(self) -> list[Entry]:
         """What was written since the last call, in whichever file it is."""
         lines = self._lines()
-        if self._was_replaced():
-            lines += self._lines()  # the last ones before it was
+        if (newer := self._newer()) is not None:
+            lines += self._lines()  # the last ones before it was replaced
             self.close()
-            self._file, self._rest = self._path.open("rb"), b""
+            self._file, self._rest = newer, b""
             lines += self._lines()
         return [entry for line in lines if (entry := Entry.read(line.decode(errors="replace")))]
 
@@ -91,12 +91,16 @@ class LogReader:
         self._rest = self._rest[-MAX_LINE:]
         return lines
 
-    def _was_replaced(self) -> bool:
+    def _newer(self) -> IO[bytes] | None:
+        """The file that is written by now, where that is not ours any more."""
         try:
-            there = self._path.stat()
-        except FileNotFoundError:  # between two names; at the next look it is there
-            return False
-        return there.st_ino != os.fstat(self._file.fileno()).st_ino
+            there = self._path.open("rb")
+        except OSError:  # between two names; at the next look it is there
+            return None
+        if os.path.sameopenfile(there.fileno(), self._file.fileno()):
+            there.close()
+            return None
+        return there
 
     def _older(self, number: int) -> list[Entry]:
         try:

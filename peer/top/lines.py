@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from hetpeer.peer.control.wire import Figures, Standing
 from hetpeer.peer.logs.formats import escaped
+from hetpeer.peer.watching.nvml import GpuLoad
 from hetpeer.peer.watching.units import bytes_text
 from hetpeer.peer.web.machine import Load
 
 
-def lines(standing: Standing, load: Load | None) -> Iterator[str]:
+def lines(standing: Standing, load: Load | None, gpus: Sequence[GpuLoad] = ()) -> Iterator[str]:
     """A label and what is to be said, line by line; of the run once it is known, of the machine if it was looked at."""
     reason = f" ({standing.reason})" if standing.reason else ""
     until = "" if standing.until is None else f", until {_clock(standing.until)}"
@@ -23,6 +24,9 @@ def lines(standing: Standing, load: Load | None) -> Iterator[str]:
         used, own = bytes_text(load.memory_used), bytes_text(load.own_memory)
         yield _line("memory", f"{used} of {bytes_text(load.memory_total)} used, {own} by hetpeer")
         yield _line("disk", f"{bytes_text(load.disk_free)} free")
+    for gpu in gpus:
+        used, total = bytes_text(gpu.memory_used), bytes_text(gpu.memory_total)
+        yield _line("gpu", f"{gpu.name}  {gpu.busy:.0%} busy, {used} of {total} used by all")
 
 
 def _work(figures: Figures) -> Iterator[str]:

@@ -15,6 +15,7 @@ from hetpeer.dht.errors import LocalError
 from hetpeer.peer.control.client import ask
 from hetpeer.peer.control.wire import Figures, Request
 from hetpeer.peer.top.lines import lines
+from hetpeer.peer.watching import nvml
 from hetpeer.peer.web.machine import Load, Machine
 
 LOOK_S = 1.0
@@ -58,7 +59,8 @@ class Top(App):  # type: ignore[misc] # textual is an extra, and nothing of it i
         async with self._asking:
             try:
                 standing = await asyncio.to_thread(ask, self._home, Request(do=do))
-                found = "\n".join(lines(standing, self._load(standing.figures)))
+                gpus = await asyncio.to_thread(nvml.loads)
+                found = "\n".join(lines(standing, self._load(standing.figures), gpus))
             except LocalError as error:
                 found = error.line()
         self.shown = found

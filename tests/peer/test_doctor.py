@@ -16,10 +16,11 @@ from hetpeer.dht.errors import ExitCode, HetpeerError, LocalError
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.reachability import Reach, Standing
 from hetpeer.peer.arrival.invites import Destination
-from hetpeer.peer.checkup import here, judging, meeting, nvml
+from hetpeer.peer.checkup import here, judging, meeting
 from hetpeer.peer.checkup.findings import Finding, Grade, document, exit_code, summary
-from hetpeer.peer.checkup.judging import GIB, MIB, Gpus, Verdict
+from hetpeer.peer.checkup.judging import GIB, MIB, Verdict
 from hetpeer.peer.daemon import systemd
+from hetpeer.peer.watching.nvml import Gpus
 from tests.dht.peer_process import ChildPeer
 
 FITTING = {"hetpeer": "0.1.0", "torch": "2.13.0", "hivemind": judging.HIVEMIND}
@@ -82,11 +83,6 @@ def test_the_gpu_or_why_there_is_none(gpus: Gpus, torch: str, on_cpu: bool, grad
         assert said in found.why
     else:
         assert said in found
-
-
-def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "LIBRARY", "libno-such-driver.so.1")
-    assert nvml.gpus() == Gpus()
 
 
 def test_others_reach_us_or_not() -> None:

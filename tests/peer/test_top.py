@@ -20,6 +20,7 @@ from hetpeer.peer.daemon.notify import Notifier
 from hetpeer.peer.daemon.wishes import Daemon, State
 from hetpeer.peer.top.lines import lines
 from hetpeer.peer.top.screen import Top
+from hetpeer.peer.watching.nvml import GpuLoad
 from hetpeer.peer.web.machine import Load
 
 FIGURES = Figures(
@@ -38,12 +39,13 @@ FIGURES = Figures(
 LOAD = Load(
     cpu=0.5, own_cores=1.25, memory_used=3 << 30, memory_total=8 << 30, own_memory=1 << 30, disk_free=5 << 30
 )
+GPU = GpuLoad(name="Card 0", busy=0.87, memory_used=3 << 30, memory_total=12 << 30)
 
 
 def test_what_is_shown() -> None:
     shown = {
         line[:11].strip(): line[11:]
-        for line in lines(Standing(state="training", since=0.0, figures=FIGURES), LOAD)
+        for line in lines(Standing(state="training", since=0.0, figures=FIGURES), LOAD, [GPU])
     }
     assert shown["state"].startswith("training since ")
     assert shown["run"] == "tiny-llm"
@@ -53,6 +55,7 @@ def test_what_is_shown() -> None:
     assert shown["processor"] == "50% of all cores busy, 1.2 cores by hetpeer"
     assert shown["memory"] == "3 GiB of 8 GiB used, 1 GiB by hetpeer"
     assert shown["disk"] == "5 GiB free"
+    assert shown["gpu"] == "Card 0  87% busy, 3 GiB of 12 GiB used by all"
 
 
 def test_what_is_not_known_is_left_out() -> None:
