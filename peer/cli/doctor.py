@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,7 +21,17 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
-    *, bootstrap: BootstrapOption = None, as_json: JsonOption = False, home: HomeOption = None
+    *,
+    bootstrap: BootstrapOption = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write what others need to help you into a new zip file: this, the log, versions.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+    home: HomeOption = None,
 ) -> None:
     """Look whether a volunteer would work here, and say what to do where not; with an address or invite, whether that answers, too.
 
@@ -32,8 +42,16 @@ def doctor(
     from hetpeer.peer.home import default_home
 
     goal = destination(bootstrap) if bootstrap else None
-    found = run_loop(_examine(home or default_home(), goal, quiet=as_json))
+    place = home or default_home()
+    found = run_loop(_examine(place, goal, quiet=as_json))
     print(json.dumps(findings.document(found)) if as_json else findings.summary(found))
+    if bundle is not None:
+        from hetpeer.peer.checkup.bundle import write_bundle
+
+        write_bundle(bundle, place, found)
+        typer.echo(
+            f"{bundle}: addresses and names are taken out; look through it before you give it away", err=True
+        )
     raise typer.Exit(findings.exit_code(found))
 
 
