@@ -39,7 +39,7 @@ def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[s
     rule, (at, height) = dict(settings["optimizer"]), np.array(settings["schedule"], dtype=np.float64).T
     optimizer = getattr(torch.optim, rule.pop("name"))(groups, **rule)
     rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: float(np.interp(done + 1, at, height)))
-    named, delayed = inspect.signature(model.forward).parameters, Delayed(model, max(behind))
+    named, delayed = inspect.signature(model.forward).parameters, Delayed(model, max(behind, default=0))
 
     def loss_of(step: int, number: int) -> Tensor:
         batch = {name: torch.from_numpy(array) for name, array in data.microbatch(step, number).items()}

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from hetpeer.peer.cli.options import is_quiet, plain, run_loop
+from hetpeer.peer.cli.options import plain, run_loop
+from hetpeer.peer.console import is_quiet
 
 
 def register(app: typer.Typer) -> None:

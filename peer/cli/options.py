@@ -5,12 +5,10 @@ Nothing heavy is imported here: `hetpeer --help` must answer at once.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
@@ -18,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 import typer
 
 from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.peer.console import show_from
+from hetpeer.peer.logs.formats import JsonFormatter, PlainFormatter
 
 if TYPE_CHECKING:
     from hetpeer.peer.arrival.invites import Destination
@@ -52,7 +52,6 @@ DashboardOption = Annotated[
 RunDir = Annotated[Path, typer.Argument(metavar="DIR", help="The run directory.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 
-_COLOURS = {logging.WARNING: "33", logging.ERROR: "31", logging.CRITICAL: "31"}
 _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
@@ -65,6 +64,8 @@ def configure_logging(verbose: int, quiet: bool) -> None:
     as_json = os.environ.get("LOG_FORMAT", "").lower() == "json"
     handler.setFormatter(JsonFormatter() if as_json else PlainFormatter(colours=not plain(sys.stderr)))
     level = logging.ERROR if quiet else _LEVELS[min(verbose, len(_LEVELS) - 1)]
+    handler.setLevel(level)  # a daemon's log has more
+    show_from(level)
     logging.basicConfig(level=max(level, logging.INFO), handlers=[handler], force=True)
     logging.getLogger("hetpeer").setLevel(level)
     logging.captureWarnings(capture=True)  # Python's own, mostly of torch about torch
@@ -74,11 +75,6 @@ def configure_logging(verbose: int, quiet: bool) -> None:
 def plain(stream: TextIO) -> bool:
     """Whether lines without colour or movement belong on this stream."""
     return not stream.isatty() or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
-
-
-def is_quiet() -> bool:
-    """Whether -q was given."""
-    return logging.getLogger("hetpeer").level >= logging.ERROR
 
 
 def asked(texts: list[str] | None, home: Path | None, run: str = "") -> Destination:
@@ -138,33 +134,3 @@ def run_loop(work: Coroutine[Any, Any, T]) -> T:
             return runner.run(main())
     except asyncio.CancelledError:
         raise typer.Exit(ExitCode.TERMINATED) from None
-
-
-class PlainFormatter(logging.Formatter):
-    """`12:04:11 warning what happened`, the level in colour on a terminal."""
-
-    def __init__(self, *, colours: bool) -> None:
-        super().__init__()
-        self._colours = colours
-
-    def format(self, record: logging.LogRecord) -> str:
-        level = record.levelname.lower()
-        if self._colours and (colour := _COLOURS.get(record.levelno)):
-            level = f"\x1b[{colour}m{level}\x1b[0m"
-        line = f"{time.strftime('%H:%M:%S', time.localtime(record.created))} {level} {record.getMessage()}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
-
-
-class JsonFormatter(logging.Formatter):
-    """One JSON object per line, for machines."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        fields: dict[str, Any] = {
-            "time": round(record.created, 3),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "event": record.getMessage(),
-        }
-        if record.exc_info:
-            fields["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(fields)

@@ -139,7 +139,7 @@ def _show_own(own: Standing, as_json: bool) -> None:
 
 
 def _own_fields(own: Standing | None) -> dict[str, Any]:
-    return {"here": None if own is None else own.model_dump(exclude={"addresses"})}
+    return {"here": None if own is None else own.model_dump(exclude={"addresses", "figures"})}
 
 
 def _summary(found: SwarmStatus, own: Standing | None) -> Iterator[tuple[str, str]]:

@@ -54,6 +54,37 @@ class Request(BaseModel):
         return self.model_dump_json(exclude_none=True).encode() + b"\n"
 
 
+class Line(BaseModel):
+    """A link that something was sent on. `to` is the end of the peer's id, `way` how it is reached."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    to: Text
+    way: Text = ""
+    bytes_per_second: float
+
+
+class Figures(BaseModel):
+    """What the daemon has to show, once it knows its run. `unit` is what its samples are counted in."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    pid: int
+    run: Text
+    unit: Text
+    steps: int
+    step: int = 0
+    """Of a volunteer that is at work, as the rest."""
+    loss: float | None = None
+    blocks: tuple[int, int] | None = None
+    """From the first until before the second."""
+    units_per_second: float = 0.0
+    microbatches: int = 0
+    computes: float = 0.0
+    """The share of its time in which its worker computes."""
+    lines: Annotated[tuple[Line, ...], Field(max_length=16)] = ()
+
+
 class Standing(BaseModel):
     """What the daemon does (docs/daemon.md). Times are in seconds since 1970."""
 
@@ -67,6 +98,7 @@ class Standing(BaseModel):
     """When its pause ends by itself."""
     addresses: Annotated[tuple[AddressText, ...], Field(max_length=16, strict=False)] = ()
     """Where its node is reached; none before it has joined the network."""
+    figures: Figures | None = None
 
     def encode(self) -> bytes:
         return _line(self.model_dump(mode="json"))

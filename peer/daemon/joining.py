@@ -18,12 +18,14 @@ from hetpeer.averaging.effects import Stop
 from hetpeer.dht.clock import SystemClock
 from hetpeer.peer.console import say
 from hetpeer.peer.control.server import serving
+from hetpeer.peer.daemon.figures import figures_of
 from hetpeer.peer.daemon.life import live
 from hetpeer.peer.daemon.notify import Notifier
 from hetpeer.peer.daemon.presence import JoinOptions, Presence, no_state, present
 from hetpeer.peer.daemon.wishes import Daemon, State, Wish
 from hetpeer.peer.home import Home
 from hetpeer.peer.lifecycle import unless
+from hetpeer.peer.logs.keeping import keeping_log
 from hetpeer.peer.work.adverts import paused_advert, publish_forever
 from hetpeer.stages.execution.compute import WorkerDiedError
 
@@ -42,11 +44,12 @@ async def join(options: JoinOptions, leaving: asyncio.Event) -> Stop | None:
     home.identity()  # and its folder, where the owner finds us
     daemon = Daemon(SystemClock(), leaving, Notifier.of_environment())
     async with daemon.running(), serving(home.path, daemon.answer), contextlib.AsyncExitStack() as stack:
+        stack.enter_context(keeping_log(home.path))  # by whoever has the home's lock
         ended = daemon.until(Wish.FINISH, Wish.STOP)
         presence = await unless(ended, present(options, home, stack))
         if presence is None:
             return None
-        daemon.joined(presence.node.addresses)
+        daemon.joined(presence.node.addresses, lambda: figures_of(presence))
         if options.dashboard is not None:  # nothing of it is loaded otherwise
             from hetpeer.peer.web.daemons import volunteer_served
 

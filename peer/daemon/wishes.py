@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from hetpeer.dht.clock import SystemClock
 from hetpeer.dht.errors import HetpeerError
 from hetpeer.dht.tasks import TaskSet
-from hetpeer.peer.control.wire import Request, Standing
+from hetpeer.peer.control.wire import Figures, Request, Standing
 from hetpeer.peer.daemon.holds import Holds, Reason
 from hetpeer.peer.daemon.notify import Notifier
 
@@ -65,6 +65,7 @@ class Daemon:
         self._changed = asyncio.Event()
         self._look: Callable[[], Does] = lambda: (State.STARTING, "")
         self._addresses: Callable[[], Sequence[str]] = tuple
+        self._figures: Callable[[], Figures | None] = lambda: None
         self._known: tuple[State, str, float] = (State.STARTING, "", clock.wall())
         self._wish_known = Wish.WORK
 
@@ -146,9 +147,11 @@ class Daemon:
         self._look = look
         self.look()
 
-    def joined(self, addresses: Callable[[], Sequence[str]]) -> None:
-        """It is in the network, and reached there."""
-        self._addresses = addresses
+    def joined(
+        self, addresses: Callable[[], Sequence[str]], figures: Callable[[], Figures | None] = lambda: None
+    ) -> None:
+        """It is in the network, and reached there; `figures` are what it has to show from now on."""
+        self._addresses, self._figures = addresses, figures
         self._notifier.tell("READY")
 
     @property
@@ -165,6 +168,7 @@ class Daemon:
             since=since,
             until=self._clock.wall() + left_s if ends else None,
             addresses=tuple(self._addresses()[:MAX_ADDRESSES]),
+            figures=self._figures(),
         )
 
     def look(self) -> None:

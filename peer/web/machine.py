@@ -26,11 +26,11 @@ class Load:
 
 
 class Machine:
-    """Looks at the machine; `home` is the daemon's folder."""
+    """Looks at the machine; `home` is the daemon's folder, `pid` its process if that is not this one. Raises `psutil.Error` when it is gone."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, pid: int | None = None) -> None:
         self._home = home
-        self._me = psutil.Process()
+        self._me = psutil.Process(pid)
         self._family: dict[int, psutil.Process] = {self._me.pid: self._me}
         """By pid; kept, as psutil counts from one look at a process to the next."""
         self.look()

@@ -96,12 +96,17 @@ def free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else survey().ram_free_bytes
 
 
-def measure_flops(device: torch.device, seconds: float = WARM_UP_S) -> float:
-    """Float32 matrix-product speed in FLOP/s: the best of as many products as fit into `seconds`."""
+def measure_flops(
+    device: torch.device, seconds: float = WARM_UP_S, dtype: torch.dtype | None = None
+) -> float:
+    """Matrix-product speed in FLOP/s, of float32 unless said otherwise: the best of as many products as fit into `seconds`.
+
+    Raises RuntimeError where torch has no product of that type there.
+    """
     import torch
 
     size, best = 256, 0.0
-    matrix = torch.ones(size, size, device=device)
+    matrix = torch.ones(size, size, device=device, dtype=dtype or torch.float32)
     product = matrix @ matrix  # wakes the library up; not counted
     deadline = time.perf_counter() + seconds
     while (begin := time.perf_counter()) < deadline:
@@ -114,6 +119,6 @@ def measure_flops(device: torch.device, seconds: float = WARM_UP_S) -> float:
             size < WARM_UP_LARGEST and 16 * duration < seconds / 4
         ):  # one of twice the size, and a bit, still fits
             size *= 2
-            matrix = torch.ones(size, size, device=device)
+            matrix = torch.ones(size, size, device=device, dtype=matrix.dtype)
             product = torch.empty_like(matrix)
     return best

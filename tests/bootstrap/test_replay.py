@@ -98,6 +98,11 @@ def test_reference_needs_the_author(fresh: RunDirectory) -> None:
     assert caught.value.code == "HP-AUDIT-001"
 
 
+def test_a_run_that_has_not_begun_is_compared_with_nothing(fresh: RunDirectory) -> None:
+    comparison = replay(fresh.path)
+    assert (comparison.steps, comparison.max_relative_loss_difference) == (0, 0.0)
+
+
 def test_a_grouped_run_cannot_be_trained_again(fresh: RunDirectory) -> None:
     resign(fresh, averaging=AveragingSettings(window_s="all"))
     with pytest.raises(LocalError) as caught:

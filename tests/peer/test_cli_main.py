@@ -118,6 +118,7 @@ def test_every_command_is_mounted() -> None:
         "bootstrap",
         "invite",
         "dashboard",
+        "doctor",
         "status",
         "demo",
     ):

@@ -39,6 +39,14 @@ async def does(child: Child, state: str, reason: str = "", within_s: float = 30.
     )
 
 
+def shows(child: Child, *, at_work: bool) -> None:
+    """What `hetpeer top` gets is its own, and nothing of a life that is over."""
+    figures = told(child, "status").figures
+    assert figures is not None
+    assert (figures.pid, figures.steps) == (child.pid, 100_000)
+    assert (figures.microbatches > 0, figures.blocks is not None) == (at_work, at_work)
+
+
 def seen(onlooker: Child) -> list[tuple[str, str]]:
     """Who does what, as `hetpeer status --watch --json` has shown last."""
     return [(peer["name"], peer["state"]) for peer in onlooker.shown.get("peers", ())]
@@ -80,6 +88,7 @@ async def test_paused_in_training_resumed_and_finished(swarm: Swarm) -> None:
     one = next(v for v, place in zip(volunteers, places, strict=True) if places.count(place) == 2)
     await does(one, "training")
     assert stat.S_IMODE((one.home / "control.sock").stat().st_mode) == 0o600
+    shows(one, at_work=True)
 
     worker = one.helpers()["worker"]
     assert shared_kib(one) > 0
@@ -90,6 +99,7 @@ async def test_paused_in_training_resumed_and_finished(swarm: Swarm) -> None:
     assert (await swarm.gone(one))["why"] == "said farewell"
     await swarm.committed(swarm.version + 2)
     assert "worker" not in one.helpers()
+    shows(one, at_work=False)
     await until(
         lambda: shared_kib(one) == 0,
         lambda: f"{shared_kib(one)} KiB of the arena are given back",

@@ -1,0 +1,62 @@
+"""A message of the log as a line: for people, and as JSON. Loads nothing heavy: the command line needs it at once.
+
+Some of what is told comes from peers, so nothing of it may move a terminal's cursor or turn its text around.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from typing import Any
+
+MAX_EVENT = 4096
+"""Characters of one message in JSON, and of its traceback the last eight times as many."""
+_COLOURS = {"warning": "33", "error": "31", "critical": "31"}
+_TOKEN = re.compile(r"(token=)[^\s&]+")
+
+
+def escaped(text: str) -> str:
+    r"""`text` with `\x1b` for what is no character that is printed: control characters, line ends, marks of direction."""
+    if text.isprintable():
+        return text
+    return "".join(
+        mark if mark.isprintable() else mark.encode("unicode_escape", "surrogatepass").decode()
+        for mark in text
+    )
+
+
+def line(seconds: float, level: str, event: str, *, pattern: str = "%H:%M:%S", colours: bool = False) -> str:
+    """`12:04:11 warning what happened`, the level in colour if wanted. `seconds` since 1970."""
+    shown = level
+    if colours and (colour := _COLOURS.get(level)):
+        shown = f"\x1b[{colour}m{level}\x1b[0m"
+    return f"{time.strftime(pattern, time.localtime(seconds))} {shown} {escaped(event)}"
+
+
+class PlainFormatter(logging.Formatter):
+    """For people, as `line`; a traceback below."""
+
+    def __init__(self, *, colours: bool) -> None:
+        super().__init__()
+        self._colours = colours
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = line(record.created, record.levelname.lower(), record.getMessage(), colours=self._colours)
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line, for machines. The dashboard's token, which opens it, is left out."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": _TOKEN.sub(r"\1…", record.getMessage())[:MAX_EVENT],
+        }
+        if record.exc_info:
+            fields["traceback"] = self.formatException(record.exc_info)[-8 * MAX_EVENT :]
+        return json.dumps(fields)

@@ -1,0 +1,187 @@
+"""Every command that README and the guides show is one that there is, with options that it has; and the author's guide, done."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import typer
+from typer.core import TyperGroup
+from typer.testing import CliRunner
+
+from hetpeer.peer.cli.main import app
+from hetpeer.peer.cli.service import _check
+
+UsageError = typer.BadParameter.__mro__[1]
+ROOT = Path(__file__).parents[2]
+PAGES = (
+    "README.md",
+    "docs/volunteers.md",
+    "docs/operations.md",
+    "docs/authors.md",
+    "docs/machine.md",
+    "docs/joining.md",
+)
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`(hetpeer [a-z][^`]*)`")
+NOTATION = re.compile(r"[|\[\]]|\.\.\.|OPTION")
+"""Of a line that says what may be given, and is none itself."""
+
+
+def fenced(page: str) -> list[str]:
+    """The commands in the code blocks of a page, without what is said behind #."""
+    blocks = FENCE.findall((ROOT / page).read_text())
+    lines = [line.removeprefix("$ ") for _, block in blocks for line in block.splitlines()]
+    return [line for line in lines if re.match(r"hetpeer [a-z]", line)]
+
+
+def shown(page: str) -> Iterator[str]:
+    """All of a page, also in its sentences."""
+    yield from fenced(page)
+    prose = FENCE.sub("", (ROOT / page).read_text())
+    yield from (command for command in INLINE.findall(prose) if not NOTATION.search(command))
+
+
+def words(command: str) -> list[str]:
+    return shlex.split(command, comments=True)[1:]
+
+
+def parsed(arguments: Sequence[str]) -> None:
+    """As `hetpeer` would, without doing anything. Raises a usage error."""
+    context = typer.main.get_command(app).make_context("hetpeer", list(arguments))
+    while isinstance(group := context.command, TyperGroup) and (
+        rest := [*context._protected_args, *context.args]
+    ):
+        name, inner, rest = group.resolve_command(context, rest)
+        assert inner is not None
+        context = inner.make_context(name, rest, parent=context)
+    if context.command_path == "hetpeer service install":
+        _check(context.params["options"])
+
+
+COMMANDS = [(page, command) for page in PAGES for command in dict.fromkeys(shown(page))]
+
+
+@pytest.mark.parametrize(
+    ("page", "command"), COMMANDS, ids=[f"{page}: {command}" for page, command in COMMANDS]
+)
+def test_a_command_that_is_shown_can_be_given(page: str, command: str) -> None:
+    try:
+        parsed(words(command))
+    except UsageError as error:  # a sentence may speak of one option alone
+        if command in fenced(page) or type(error).__name__ != "MissingParameter":
+            raise
+
+
+def test_most_pages_show_some() -> None:
+    assert {page for page, _ in COMMANDS} == set(PAGES)
+    assert len(fenced("docs/authors.md")) >= 8
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "hetpeer paint",
+        "hetpeer init",
+        "hetpeer pause --till 2h",
+        "hetpeer invite a b",
+        "hetpeer service install --x",
+    ],
+)
+def test_what_is_no_command_is_noticed(command: str) -> None:
+    with pytest.raises(UsageError):
+        parsed(words(command))
+
+
+# ── the author's guide ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def started(folder: Path, arguments: Sequence[str]) -> subprocess.Popen[str]:
+    """A daemon of somebody who has `folder`, and a home in it."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / ".importroot"),
+        "HETPEER_HOME": str(folder / "home"),
+        "NO_COLOR": "1",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "hetpeer.peer.cli.main",
+        *arguments,
+        "--host",
+        "127.0.0.1",
+        "--dashboard",
+        "off",
+    ]
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """What it said; it must come to a good end."""
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    return said
+
+
+def invite_of(process: subprocess.Popen[str]) -> str:
+    """What it prints once it serves."""
+    assert process.stdout is not None
+    while not (line := process.stdout.readline()).startswith("hetpeer join hetpeer://"):
+        assert line, ended(process)
+    return line.split()[2]
+
+
+@pytest.mark.swarm
+def test_the_authors_guide_from_a_module_to_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its commands in its order, on one machine; only where it listens and the invite are this test's own."""
+    page = (ROOT / "docs" / "authors.md").read_text()
+    ((_, module),) = [block for block in FENCE.findall(page) if block[0] == "python"]
+    author, volunteers = (
+        tmp_path / "author",
+        (tmp_path / "one", tmp_path / "other"),
+    )  # as many as there are stages
+    for folder in (author / "corpus", *volunteers):
+        folder.mkdir(parents=True)
+    (author / "tiny.py").write_text(module)
+    shutil.copy(ROOT / "docs" / "protocol.md", author / "corpus")
+    monkeypatch.chdir(author)
+    monkeypatch.setenv("HETPEER_HOME", str(author / "home"))
+    said: dict[str, str] = {}
+    invite = ""
+    daemons: list[subprocess.Popen[str]] = []
+    try:
+        for command in map(words, fenced("docs/authors.md")):
+            arguments = [invite if word.startswith("hetpeer://") else word for word in command]
+            if command[0] == "bootstrap":
+                daemons.append(started(author, [*arguments, "--port", "0"]))
+                invite = invite_of(daemons[0])
+            elif command[0] == "join":
+                daemons += [started(folder, arguments) for folder in volunteers]
+                said["bootstrap"], *joined = map(ended, daemons)
+            else:
+                done = CliRunner().invoke(app, arguments)
+                assert done.exit_code == 0, f"{command}: {done.output} {done.exception}"
+                said[command[0]] = done.stdout
+    finally:
+        for daemon in daemons:
+            daemon.kill()
+            daemon.communicate()
+    assert "20 steps" in said["init"]
+    assert "state     waiting: " in said["status"]
+    assert all("finished: " in end for end in (said["bootstrap"], *joined))
+    assert "losses differ by" in said["audit"]  # with --replay, which comes last
+    assert "verdict       exactly once" in said["audit"]
+    assert said["generate"].startswith("the ")
+    assert (author / "weights.safetensors").stat().st_size > 100_000

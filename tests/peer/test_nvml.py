@@ -1,0 +1,80 @@
+"""Asking NVIDIA's library: a stand-in with its C interface, compiled here, since few machines that run tests have a GPU."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hetpeer.peer.watching import nvml
+from hetpeer.peer.watching.nvml import GpuLoad, Gpus
+
+SOURCE = r"""
+#include <stdio.h>
+#include <string.h>
+typedef struct { unsigned long long total, free, used; } memory_t;
+typedef struct { unsigned int gpu, memory; } utilization_t;
+static int open_count;
+static char devices[2];
+int nvmlInit_v2(void) { if (BROKEN) return 18; open_count++; return 0; }
+int nvmlShutdown(void) { open_count--; return 0; }
+const char *nvmlErrorString(int status) { return status == 18 ? "Driver/library version mismatch" : "?"; }
+int nvmlSystemGetDriverVersion(char *text, unsigned int room) { snprintf(text, room, "580.65"); return 0; }
+int nvmlDeviceGetCount_v2(unsigned int *count) { *count = 3; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned int index, void **device) {
+    if (index == 2 || !open_count) return 15;  /* it has fallen off the bus */
+    *device = devices + index;
+    return 0;
+}
+int nvmlDeviceGetName(void *device, char *name, unsigned int room) {
+    snprintf(name, room, "Card %d", (int)((char *)device - devices));
+    return 0;
+}
+int nvmlDeviceGetMemoryInfo(void *device, memory_t *memory) {
+    memory->total = 12ULL << 30; memory->used = 3ULL << 30; memory->free = 9ULL << 30;
+    return 0;
+}
+int nvmlDeviceGetUtilizationRates(void *device, utilization_t *busy) {
+    if (device == devices + 1) return 3;  /* not supported */
+    busy->gpu = 87; busy->memory = 20;
+    return 0;
+}
+"""
+
+
+def library(folder: Path, *, broken: bool) -> str:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler here")
+    path = folder / f"libnvidia-{broken}.so"
+    (folder / "nvml.c").write_text(SOURCE)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", f"-DBROKEN={int(broken)}", "-o", path, folder / "nvml.c"],
+        check=True,
+        timeout=60,
+    )
+    return str(path)
+
+
+def test_the_driver_and_what_it_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "LIBRARY", library(tmp_path, broken=False))
+    assert nvml.gpus() == Gpus(driver="580.65", names=("Card 0", "Card 1"))
+    memory = {"memory_used": 3 << 30, "memory_total": 12 << 30}
+    assert nvml.loads() == [
+        GpuLoad(name="Card 0", busy=0.87, **memory),
+        GpuLoad(name="Card 1", busy=0.0, **memory),
+    ]
+
+
+def test_a_driver_that_does_not_answer_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "LIBRARY", library(tmp_path, broken=True))
+    assert nvml.gpus() == Gpus(wrong="the NVIDIA driver does not answer: Driver/library version mismatch")
+    assert nvml.loads() == []
+
+
+def test_without_a_driver_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "LIBRARY", "libno-such-driver.so.1")
+    assert nvml.gpus() == Gpus()
+    assert nvml.loads() == []
