@@ -19,6 +19,7 @@ from hetpeer.dht.errors import HetpeerError, LocalError
 from hetpeer.peer.cli import (
     author,
     bootstrap,
+    config,
     daemon,
     dashboard,
     demo,
@@ -48,6 +49,7 @@ app = typer.Typer(
 for command in (
     join,
     daemon,
+    config,
     service,
     status,
     dashboard,
