@@ -75,6 +75,8 @@ class Standing(BaseModel):
     """When it began to be in this state for this reason."""
     until: float | None = None
     """When its pause ends by itself."""
+    month_bytes: int | None = None
+    """Sent and received in this month of the calendar."""
     addresses: Annotated[tuple[AddressText, ...], Field(max_length=16, strict=False)] = ()
     """Where its node is reached; none before it has joined the network."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hetpeer.bootstrap.files import atomic_write, disk_errors
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.peer.daemon.settings import (
     Layer,
     Merged,
@@ -98,11 +98,22 @@ def _text(path: Path) -> str:
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError) as error:
-        raise wrong_setting("file", str(path), f"it cannot be read: {error}") from error
+        raise _unreadable(path, str(error)) from error
 
 
 def _tables(path: Path, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise wrong_setting("file", str(path), f"it is no TOML: {error}") from error
+        raise _unreadable(path, f"it is no TOML: {error}") from error
+
+
+def _unreadable(path: Path, why: str) -> LocalError:
+    """HP-CONF-003."""
+    return LocalError(
+        "HP-CONF-003",
+        f"the settings in {path} cannot be read",
+        why=why,
+        fix="correct the file, or move it away",
+        exit_code=ExitCode.CONFIG,
+    )

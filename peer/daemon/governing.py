@@ -79,7 +79,8 @@ class Governing:
         """Do what the owner asks for. Raises `LocalError` HP-CONF-003 for a setting that cannot be."""
         if request.key is not None and request.value is not None:
             self.change(request.key, request.value)
-        return self._daemon.answer(request)
+        self.count()
+        return self._daemon.answer(request).model_copy(update={"month_bytes": self._month.nbytes})
 
     def change(self, key: str, value: str) -> None:
         """Another value from now on; with a new worker where it takes one. Raises `LocalError` HP-CONF-003."""

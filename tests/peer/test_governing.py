@@ -122,6 +122,7 @@ async def test_the_cap_holds_until_the_next_month(tmp_path: Path, monkeypatch: p
         await made.governing.look()
         assert (made.daemon.wish, made.governing.capped) == (Wish.WORK, False)
         made.throttle.up.passed(7)
+        assert made.governing.answer(Request(do="status")).month_bytes == 7
     assert load(tmp_path, month) == Month(month="2026-12", sent=7)
 
 

@@ -44,6 +44,28 @@ async def test_what_takes_a_new_worker_takes_no_new_volunteer(swarm: Swarm) -> N
     swarm.judged()
 
 
+async def test_a_month_that_is_full(swarm: Swarm) -> None:
+    """It is held before it works, counts over a restart, and goes on as soon as it may."""
+    await swarm.bootstrap()
+    swarm.volunteer("other")  # which waits for somebody
+    capped = swarm.volunteer("capped", "--transfer-cap", "1kb")
+    await capped.says("paused (transfer_cap)")
+    counted = ask(capped.home, Request(do="status")).month_bytes
+    assert counted is not None
+    assert counted > 1000
+    assert await swarm.start("owner", "stop", home=capped.home).ended() == ExitCode.OK
+    assert await capped.ended() == ExitCode.OK, capped.said
+    again = swarm.volunteer("capped", "--transfer-cap", "1kb")
+    await again.says("paused (transfer_cap)")
+    more = ask(again.home, Request(do="status")).month_bytes
+    assert more is not None
+    assert more > counted
+    owner = swarm.start("owner", "config", "set", "limits.transfer_cap", "none", home=again.home)
+    assert await owner.ended() == ExitCode.OK, owner.said
+    await again.says("going on")
+    await again.says("you are contributing")
+
+
 @pytest.mark.alone
 async def test_limits_hold(tmp_path: Path) -> None:
     """Ten times what the benchmark asks for: this machine may be busy."""
