@@ -2,7 +2,7 @@
 
 Three volunteers of two stages: the upload of the only one of its stage, by what the kernel says that its p2pd has sent over TCP (`ss`), with
 everything that we do not count; then one of the others is paused: how long its processes take more than QUIET of a core. A volunteer by itself: its
-cores, by the processor time of its daemon, p2pd and worker. The middle of some rounds; at the end the audit has to find every microbatch counted
+cores, by the processor time of its daemon, p2pd and worker, which has to be more than one without the limit. The middle of some rounds; at the end the audit has to find every microbatch counted
 once, and no step may have been rolled back.
 
     python -m benchmarks.limits --rounds 5
@@ -195,7 +195,7 @@ async def measure(options: Any, folder: Path) -> dict[str, Any]:
         "rounds": rounds,
         **lost,
         "met": abs(ratios["up"] - 1) <= GOALS["up"]
-        and ratios["cpu"] <= 1 + GOALS["cpu"]
+        and ratios["cpu"] <= 1 + GOALS["cpu"] < middle["free_cpu"]
         and middle["pause_s"] <= GOALS["pause_s"]
         and not lost["problems"]
         and not lost["rollbacks"],
@@ -208,6 +208,8 @@ def show(figures: dict[str, Any]) -> None:
         f"upload    {middle['free_up']:6.2f} Mbit/s free, {middle['up']:.2f} of {figures['mbit']}: {ratios['up']:.3f}"
     )
     print(f"processor {middle['free_cpu']:6.2f} cores free, {middle['cpu']:.2f} of 1: {ratios['cpu']:.3f}")
+    if middle["free_cpu"] <= 1 + GOALS["cpu"]:
+        print("          which says nothing: it did not get more without a limit, this machine is busy")
     print(f"pause     {middle['pause_s']:6.2f} s until the processor is free")
     print(
         f"{figures['steps']} steps, {figures['rollbacks']} rolled back, {len(figures['problems'])} found by the audit"

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 
 from hetpeer.dht.clock import SystemClock
 from hetpeer.dht.errors import LocalError
-from hetpeer.dht.tasks import TaskSet
+from hetpeer.dht.tasks import TaskSet, to_its_end
 from hetpeer.dht.throttle import Throttle
 from hetpeer.peer.control.wire import Request, Standing
 from hetpeer.peer.daemon import usage
@@ -132,7 +132,7 @@ class Governing:
             for _ in range(SAVE_EVERY):
                 await asyncio.sleep(LOOK_S)
                 await self.look()
-            await asyncio.to_thread(self.save)
+            await to_its_end(self.save)
 
     def _set_rates(self) -> None:
         self._throttle.up.limit(rate(self.settings.limits.up))
