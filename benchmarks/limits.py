@@ -26,7 +26,8 @@ import psutil
 
 from benchmarks import report
 from benchmarks.swarm import ENDLESS, NEVER, Model, Swarm, make_run, running
-from hetpeer.bootstrap.audit import audit
+from hetpeer.bootstrap.audit import Verdict, audit
+from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import TrainingSettings
 from hetpeer.peer.control.client import ask
 from hetpeer.peer.control.wire import Request
@@ -47,6 +48,7 @@ WINDOW_S = 0.5
 QUIET = 0.1
 SAMPLE_S = 0.05
 WITHIN_S = 600.0
+JUDGED_TIMES = 60
 GOALS = {"up": 0.05, "cpu": 0.1, "pause_s": 1.0}
 
 
@@ -138,6 +140,17 @@ def training(microbatches: int) -> TrainingSettings:
     )
 
 
+async def judged(run: RunDirectory) -> Verdict:
+    """What the audit says once the volunteers' logs have come up to the last commit; what is lost stays lost."""
+    verdict = audit(run.path)
+    for _ in range(JUDGED_TIMES):
+        if verdict.ok:
+            break
+        await asyncio.sleep(WINDOW_S)
+        verdict = audit(run.path)
+    return verdict
+
+
 async def together(options: Any, folder: Path) -> tuple[list[dict[str, float]], dict[str, Any]]:
     """Rounds of a run of several volunteers, and what it has lost."""
     run = make_run(folder, MODEL, STAGES, training(options.microbatches), options.seed)
@@ -154,7 +167,7 @@ async def together(options: Any, folder: Path) -> tuple[list[dict[str, float]], 
             print(rounds[-1], file=sys.stderr, flush=True)
             await swarm.until(swarm.feed.history.version + 2, WITHIN_S)
         kinds = Counter(str(seen.record["kind"]) for seen in swarm.feed.seen)
-    verdict = audit(run.path)
+        verdict = await judged(run)
     return rounds, {
         "steps": kinds["commit"],
         "rollbacks": kinds["rollback"],
