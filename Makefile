@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 PY := $(BIN)/python
 
-.PHONY: setup lint format test browser screenshots grid demo proof proof-3 proof-4 proof-5 proof-6 proof-7 proof-8 proof-churn proof-async proof-averaging chaos gpu clean
+.PHONY: setup lint format test browser screenshots grid demo proof proof-3 proof-4 proof-5 proof-6 proof-7 proof-8 proof-9 proof-churn proof-async proof-averaging chaos gpu clean
 
 setup: .venv/.stamp
 
@@ -97,6 +97,9 @@ proof-8: setup
 	$(PY) -m benchmarks.busy
 	$(PY) -m benchmarks.stale
 	$(PY) -m benchmarks.speedup
+
+proof-9: setup
+	$(PY) -m benchmarks.limits
 
 # Twelve volunteers in the laboratory (root), a fault every half minute for twenty minutes.
 chaos: setup

@@ -45,6 +45,8 @@ def main(arguments: list[str]) -> int:
     except HetpeerError as error:
         print(error.line(), file=sys.stderr)
         return error.exit_code
+    if chosen.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(options.gpu_memory, chosen)
     memory = SharedMemory(options.arena)
     copiers = {lane: Copier.of(chosen) for lane in Lane}
     compute, send, receive = (Staging(memory, copiers[lane]) for lane in Lane)

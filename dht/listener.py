@@ -22,6 +22,7 @@ from hetpeer.dht.p2pd import private_folder
 from hetpeer.dht.streams import Stream
 from hetpeer.dht.strikes import Strikes, kind_of
 from hetpeer.dht.tasks import TaskSet
+from hetpeer.dht.throttle import Throttle
 from hetpeer.dht.wire import Wire
 
 Handler = Callable[[Stream], Awaitable[None]]
@@ -55,6 +56,9 @@ class Listener:
 
     def __init__(self) -> None:
         self.handlers: dict[str, Handler] = {}
+        self.throttle = Throttle()
+        """Of all streams to and from others."""
+        self._own = ""
         self._folder = private_folder()
         self._server: asyncio.Server | None = None
         self.members: frozenset[str] = frozenset()
@@ -100,6 +104,12 @@ class Listener:
         for watcher in list(self.watchers):
             watcher(peer_id, for_now)
 
+    def mind(self, stream: Stream) -> None:
+        """Judge a stream with its peer's others, and have it share our line with all."""
+        stream.count(self.traffic(stream.peer_id))
+        if stream.peer_id != self._own:
+            stream.throttle(self.throttle)
+
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(lambda: Wire(self._accept), self.path)
@@ -117,6 +127,7 @@ class Listener:
             _, wire = await asyncio.get_running_loop().create_unix_connection(Wire, self.path)
         except OSError as error:
             raise PeerLostError(peer_id, error.strerror or str(error)) from error
+        self._own = peer_id
         await wire.write([stream_info(peer_id, protocol)])
         return Stream(wire, peer_id=peer_id, protocol=protocol)
 
@@ -145,7 +156,7 @@ class Listener:
             return
         self._open[peer_id, budget] += 1
         stream = Stream(wire, peer_id=peer_id, protocol=protocol, address=address)
-        stream.count(self.traffic(peer_id))
+        self.mind(stream)
         stream.pace = MEMBER if peer_id in self.members else budget.pace
         self._streams.add(stream)
         begun = asyncio.get_running_loop().call_later(FIRST_BYTE_S, stream.abort_unless_begun)

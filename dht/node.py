@@ -32,6 +32,7 @@ from hetpeer.dht.sessions import Sessions
 from hetpeer.dht.streams import Stream
 from hetpeer.dht.table import Table
 from hetpeer.dht.tasks import TaskSet
+from hetpeer.dht.throttle import Throttle
 from hetpeer.dht.watching import Watch
 
 TEND_PERIOD_S = 5.0
@@ -156,8 +157,13 @@ class Node:
             raise PeerLostError(peer_id, "our own network process is being restarted") from None
         left_s = max(0.1, deadline - asyncio.get_running_loop().time())
         stream = await self._watch.open(session.control, peer_id, protocol, left_s)
-        stream.count(self._listener.traffic(peer_id))
+        self._listener.mind(stream)
         return stream
+
+    @property
+    def throttle(self) -> Throttle:
+        """How fast we send and receive, and how much we have."""
+        return self._listener.throttle
 
     def members(self, peers: Iterable[str]) -> None:
         """The volunteers of the step: for them no budget of strangers counts."""

@@ -25,6 +25,7 @@ from hetpeer.dht.frames import (
     encode_head,
 )
 from hetpeer.dht.strikes import Kind, OffenceError
+from hetpeer.dht.throttle import Throttle, Way
 from hetpeer.dht.wire import Wire
 
 GUARD_S = 1.0
@@ -56,6 +57,7 @@ class Stream:
         """What is asked of the peer while a frame of it has begun."""
         self.drips = False
         """Whether what came last came in drops."""
+        self._throttle: Throttle | None = None
         self._sending = asyncio.Lock()
         self._payload_left = 0
 
@@ -72,11 +74,18 @@ class Stream:
         buffers = [memoryview(part).cast("B") for part in payload]
         head = encode_head(header, sum(len(part) for part in buffers))
         async with self._deadline(timeout_s, "took no data"), self._sending:
-            await self._wire.write([head, *buffers])
+            if self._throttle is None:
+                await self._wire.write([head, *buffers])
+            else:
+                await self._send_in_turn(self._throttle.up, head, buffers)
 
     def count(self, traffic: Traffic) -> None:
         """Judge this stream with all that come from the peer: `traffic` is theirs too."""
         self._wire.count(traffic)
+
+    def throttle(self, throttle: Throttle) -> None:
+        """Send and receive as fast as this allows, and count there."""
+        self._throttle = throttle
 
     async def receive(
         self,
@@ -105,6 +114,8 @@ class Stream:
             except ProtocolError as error:
                 raise self._refuse(error) from error
         self._payload_left = payload_length
+        if self._throttle is not None:
+            self._throttle.down.passed(len(head))
         return Frame(header=header, payload_length=payload_length)
 
     async def receive_into(self, target: Any, *, timeout_s: float | None = None) -> None:
@@ -118,7 +129,10 @@ class Stream:
                 ProtocolError(f"a payload of {self._payload_left} bytes where {len(view)} were due")
             )
         async with self._deadline(timeout_s, "did not finish a payload"), _Guard(self, len(view)):
-            await self._wire.read_into(view)
+            if self._throttle is None:
+                await self._wire.read_into(view)
+            else:
+                await self._receive_in_turn(self._throttle.down, view)
         self._payload_left = 0
 
     async def receive_bytes(self, limit: int, *, timeout_s: float | None = None) -> bytearray:
@@ -138,6 +152,8 @@ class Stream:
             while self._payload_left:
                 chunk = waste[: self._payload_left]
                 await self._wire.read_into(chunk)
+                if self._throttle is not None:
+                    self._throttle.down.passed(len(chunk))
                 self._payload_left -= len(chunk)
 
     def close(self) -> None:
@@ -167,6 +183,36 @@ class Stream:
     def __repr__(self) -> str:
         state = f"broken: {self._wire.lost}" if self.broken else "open"
         return f"<Stream {self.protocol} to {self.peer_id}, {state}>"
+
+    async def _send_in_turn(self, up: Way, head: bytes, buffers: list[memoryview]) -> None:
+        """A head at once, with a payload that need not wait; else that piece by piece."""
+        up.passed(len(head))
+        if up.unlimited or not buffers:
+            up.passed(sum(map(len, buffers)))
+            await self._wire.write([head, *buffers])
+            return
+        await self._wire.write([head])
+        try:
+            for buffer in buffers:
+                for piece in up.pieces(buffer):
+                    await up.turn(len(piece))
+                    await self._wire.write([piece])
+        except asyncio.CancelledError:
+            self._wire.abort("a message was given up half-way")
+            raise
+
+    async def _receive_in_turn(self, down: Way, view: memoryview) -> None:
+        if down.unlimited:
+            down.passed(len(view))
+            await self._wire.read_into(view)
+            return
+        try:
+            for piece in down.pieces(view):
+                await down.turn(len(piece))
+                await self._wire.read_into(piece)
+        except asyncio.CancelledError:
+            self._wire.abort("a payload was given up half-way")
+            raise
 
     def _deadline(self, timeout_s: float | None, what: str) -> AbstractAsyncContextManager[None]:
         return _Deadline(self, timeout_s, f"it {what} within {timeout_s} s")

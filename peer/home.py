@@ -21,6 +21,11 @@ def default_home() -> Path:
     """`$HETPEER_HOME`, else `$XDG_STATE_HOME/hetpeer`, else `~/.local/state/hetpeer`."""
     if home := os.environ.get("HETPEER_HOME"):
         return Path(home)
+    return state_home()
+
+
+def state_home() -> Path:
+    """The home where nobody names one."""
     state = os.environ.get("XDG_STATE_HOME")
     return (Path(state) if state else Path.home() / ".local" / "state") / "hetpeer"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
 
 GONE_S = 10.0
 """A daemon that is stopped has ended within this."""
-_UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
-_DURATION = re.compile("".join(rf"(?:(\d+(?:\.\d+)?){unit})?" for unit in _UNITS))
 
 
 def register(app: typer.Typer) -> None:
@@ -101,10 +98,12 @@ def _clock(seconds: float) -> str:
 def parse_duration(text: str) -> float:
     """Seconds of `1h30m`, `45m`, `2d`, `90s`. Raises a usage error."""
     from hetpeer.peer.control.wire import LONGEST_PAUSE_S
+    from hetpeer.peer.daemon.amounts import duration
 
-    found = _DURATION.fullmatch(text.strip().lower())
-    parts = found.groups() if found else [None] * len(_UNITS)
-    seconds = sum(float(part) * unit for part, unit in zip(parts, _UNITS.values(), strict=True) if part)
-    if not 0 < seconds <= LONGEST_PAUSE_S:
-        raise typer.BadParameter(f"{text!r} is no time such as 1h30m, 45m or 2d")
+    try:
+        seconds = duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if seconds > LONGEST_PAUSE_S:
+        raise typer.BadParameter(f"{text!r} is longer than a year")
     return seconds

@@ -39,17 +39,55 @@ def join(
         str, typer.Option(metavar="ID", help="The id of the run that it must be; an invite says that itself.")
     ] = "",
     home: HomeOption = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",  # noqa: S104
+    host: Annotated[
+        str | None, typer.Option(show_default=False, help="Address to listen on. [network.host]")
+    ] = None,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="TCP port to listen on; 0 takes a free one.")
-    ] = 0,
-    name: Annotated[str, typer.Option(help="Public name; empty is anonymous.")] = "",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads of the compute worker.")] = 1,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    ram_limit: Annotated[str, typer.Option(help="Memory to offer: 50% of what is free, or 4GiB.")] = "50%",
+        int | None,
+        typer.Option(min=0, max=65535, show_default=False, help="TCP port to listen on. [network.port]"),
+    ] = None,
+    name: Annotated[str | None, typer.Option(show_default=False, help="Public name. [node.name]")] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, show_default=False, help="CPU threads of the compute worker. [compute.threads]"),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(show_default=False, help="auto, cpu, cuda or cuda:N. [compute.device]")
+    ] = None,
+    cpu_limit: Annotated[
+        int | None,
+        typer.Option(min=1, show_default=False, help="Processor cores for all of hetpeer. [limits.cpu]"),
+    ] = None,
+    ram_limit: Annotated[
+        str | None,
+        typer.Option(show_default=False, help="Memory to offer: 50% of what is free, or 4GiB. [limits.ram]"),
+    ] = None,
     disk_limit: Annotated[
-        str, typer.Option(help="Disk for what does not fit into memory: 10% of what is free, or 20GiB.")
-    ] = "10%",
+        str | None,
+        typer.Option(
+            show_default=False,
+            help="Disk for what does not fit into memory: 10% of what is free, or 20GiB. [limits.disk]",
+        ),
+    ] = None,
+    up_limit: Annotated[
+        str | None, typer.Option(show_default=False, help="Upload: 20mbit, 2MB/s or none. [limits.up]")
+    ] = None,
+    down_limit: Annotated[
+        str | None, typer.Option(show_default=False, help="Download, likewise. [limits.down]")
+    ] = None,
+    transfer_cap: Annotated[
+        str | None,
+        typer.Option(show_default=False, help="Up and down in a month: 300GB. [limits.transfer_cap]"),
+    ] = None,
+    when: Annotated[
+        str | None, typer.Option(show_default=False, help="always, idle or schedule. [when.mode]")
+    ] = None,
+    hours: Annotated[
+        str | None,
+        typer.Option(
+            show_default=False, help="Of a schedule: 22:00-07:00, several with commas. [when.hours]"
+        ),
+    ] = None,
     trace: Annotated[
         bool, typer.Option("--trace", help="Write down what is done when, for `hetpeer trace`.")
     ] = False,
@@ -57,48 +95,46 @@ def join(
 ) -> None:
     """Contribute this machine to a run: by an invite or an address; without any, to the one joined last.
 
-    Ctrl-C leaves within ten seconds and harms nobody; so does `hetpeer pause`.
+    Ctrl-C leaves within ten seconds and harms nobody; so does `hetpeer pause`. Options beat config.toml: what
+    stands in brackets is the setting there (`hetpeer config show`).
     """
     from hetpeer.peer.home import default_home
 
-    goal = joined_by([*(invites or ()), *(bootstrap or ())], home or default_home(), run)
-    memory, disk = parse_limit(ram_limit), parse_limit(disk_limit)
+    here = home or default_home()
+    goal = joined_by([*(invites or ()), *(bootstrap or ())], here, run)
 
+    from hetpeer.peer.daemon.configfile import effective
     from hetpeer.peer.daemon.joining import join as take_part
     from hetpeer.peer.daemon.presence import JoinOptions
     from hetpeer.peer.lifecycle import run_daemon
     from hetpeer.peer.where import parse_where
 
+    given = {
+        "network.host": host,
+        "network.port": port,
+        "node.name": name,
+        "compute.threads": threads,
+        "compute.device": device,
+        "limits.cpu": cpu_limit,
+        "limits.ram": ram_limit,
+        "limits.disk": disk_limit,
+        "limits.up": up_limit,
+        "limits.down": down_limit,
+        "limits.transfer_cap": transfer_cap,
+        "when.mode": when,
+        "when.hours": hours,
+    }
+    settings = effective(here, {key: value for key, value in given.items() if value is not None}).settings
     options = JoinOptions(
         bootstrap=goal.addresses,
         run=goal.run,
         voucher=goal.voucher,
-        home=home or default_home(),
-        host=host,
-        port=port,
-        name=name,
-        threads=threads,
-        device=device,
-        ram_limit=memory,
-        disk_limit=disk,
+        home=here,
+        settings=settings,
         trace=trace,
-        dashboard=parse_where(dashboard),
+        dashboard=parse_where(dashboard or settings.dashboard.listen),
     )
     if _ONLY_CHECK in context.meta:
         return
     stop = run_daemon(lambda leaving: take_part(options, leaving))
     typer.echo("left the run" if stop is None else f"finished: {stop.why}", err=True)
-
-
-def parse_limit(text: str) -> float:
-    """`50%` as a share (0.5), `4GiB`, `512MiB` or a number as bytes. Raises a usage error."""
-    units = {"%": 0.01, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "": 1.0}
-    lowered = text.strip().lower()
-    for unit, factor in units.items():
-        number = lowered.removesuffix(unit) if unit else lowered
-        if (not unit or number != lowered) and number.replace(".", "", 1).isdecimal():
-            value = float(number) * factor
-            if unit == "%" and not 0 < value <= 1:
-                break
-            return value
-    raise typer.BadParameter(f"{text!r} is neither a share such as 50% nor a size such as 4GiB")

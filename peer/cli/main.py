@@ -21,6 +21,7 @@ from hetpeer.peer.cli import (
     audit,
     bench,
     bootstrap,
+    config,
     daemon,
     dashboard,
     demo,
@@ -55,6 +56,7 @@ app = typer.Typer(
 for command in (
     join,
     daemon,
+    config,
     service,
     status,
     top,

@@ -134,8 +134,15 @@ def _show_own(own: Standing, as_json: bool) -> None:
     """The volunteer that runs here, where its swarm cannot be asked."""
     from hetpeer.peer.watching.swarm import SCHEMA
 
-    here = f"{'here':<10}{standing_text(own)}"
+    here = f"{'here':<10}{_here_text(own)}"
     print(json.dumps({"schema": SCHEMA} | _own_fields(own)) if as_json else here, flush=True)
+
+
+def _here_text(own: Standing) -> str:
+    from hetpeer.peer.watching.units import bytes_text
+
+    month = "" if own.month_bytes is None else f"; {bytes_text(own.month_bytes)} sent and received this month"
+    return f"{standing_text(own)}{month}"
 
 
 def _own_fields(own: Standing | None) -> dict[str, Any]:
@@ -145,7 +152,7 @@ def _own_fields(own: Standing | None) -> dict[str, Any]:
 def _summary(found: SwarmStatus, own: Standing | None) -> Iterator[tuple[str, str]]:
     """The first lines, as (label, text)."""
     if own is not None:
-        yield "here", standing_text(own)
+        yield "here", _here_text(own)
     progress, swarm = found.progress, found.swarm
     yield "run", f"{found.run.name}  {found.run.id}"
     yield "state", found.state + (f": {found.reason}" if found.reason else "")

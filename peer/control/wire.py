@@ -32,9 +32,19 @@ class Request(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
-    do: Literal["status", "pause", "resume", "finish", "stop"]
+    do: Literal["status", "pause", "resume", "finish", "stop", "set"]
     for_s: Annotated[float, Field(gt=0, le=LONGEST_PAUSE_S)] | None = None
     """How long a pause is to be; None: until `resume`."""
+
+    key: Annotated[str, Field(max_length=64)] | None = None
+    """The setting that is to be changed."""
+    value: Annotated[str, Field(max_length=1024)] | None = None
+
+    @model_validator(mode="after")
+    def _only_set_has_key_and_value(self) -> Self:
+        if any((part is None) == (self.do == "set") for part in (self.key, self.value)):
+            raise ValueError("set takes key and value, and nothing else does")
+        return self
 
     @model_validator(mode="after")
     def _only_a_pause_is_long(self) -> Self:
@@ -96,6 +106,8 @@ class Standing(BaseModel):
     """When it began to be in this state for this reason."""
     until: float | None = None
     """When its pause ends by itself."""
+    month_bytes: int | None = None
+    """Sent and received in this month of the calendar."""
     addresses: Annotated[tuple[AddressText, ...], Field(max_length=16, strict=False)] = ()
     """Where its node is reached; none before it has joined the network."""
     figures: Figures | None = None

@@ -19,6 +19,8 @@ class Reason(enum.StrEnum):
     TEMPERATURE = "temperature"
     GAME = "game"
     TRANSFER_CAP = "transfer_cap"
+    SETTINGS = "settings"
+    """A new worker takes the place of one with other limits."""
 
 
 class Holds:

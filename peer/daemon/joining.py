@@ -19,10 +19,12 @@ from hetpeer.dht.clock import SystemClock
 from hetpeer.peer.console import say
 from hetpeer.peer.control.server import serving
 from hetpeer.peer.daemon.figures import figures_of
+from hetpeer.peer.daemon.governing import Governing
 from hetpeer.peer.daemon.life import live
 from hetpeer.peer.daemon.notify import Notifier
 from hetpeer.peer.daemon.presence import JoinOptions, Presence, no_state, present
-from hetpeer.peer.daemon.wishes import Daemon, State, Wish
+from hetpeer.peer.daemon.sensing import Sensors
+from hetpeer.peer.daemon.wishes import TICK_S, Daemon, State, Wish
 from hetpeer.peer.home import Home
 from hetpeer.peer.lifecycle import unless
 from hetpeer.peer.logs.keeping import keeping_log
@@ -43,28 +45,33 @@ async def join(options: JoinOptions, leaving: asyncio.Event) -> Stop | None:
     home = Home(options.home)
     home.identity()  # and its folder, where the owner finds us
     daemon = Daemon(SystemClock(), leaving, Notifier.of_environment())
-    async with daemon.running(), serving(home.path, daemon.answer), contextlib.AsyncExitStack() as stack:
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(daemon.running())
+        governing = Governing(options.settings, daemon, home, Sensors())
+        await stack.enter_async_context(serving(home.path, governing.answer))
         stack.enter_context(keeping_log(home.path))  # by whoever has the home's lock
+        await stack.enter_async_context(governing.running())
         ended = daemon.until(Wish.FINISH, Wish.STOP)
         presence = await unless(ended, present(options, home, stack))
         if presence is None:
             return None
+        governing.use(presence.node.throttle)
         daemon.joined(presence.node.addresses, lambda: figures_of(presence))
         if options.dashboard is not None:  # nothing of it is loaded otherwise
             from hetpeer.peer.web.daemons import volunteer_served
 
             await stack.enter_async_context(volunteer_served(options.dashboard, presence, daemon))
-        return await _lives(presence, options, daemon)
+        return await _lives(presence, governing, daemon)
 
 
-async def _lives(presence: Presence, options: JoinOptions, daemon: Daemon) -> Stop | None:
+async def _lives(presence: Presence, governing: Governing, daemon: Daemon) -> Stop | None:
     deaths: deque[float] = deque(maxlen=MAX_RESTARTS)
     while (wish := daemon.wish) in (Wish.WORK, Wish.PAUSE):
         if wish is Wish.PAUSE:
-            await _rest(presence, options.name, daemon)
+            await _rest(presence, governing, daemon)
             continue
         try:
-            stop = await live(presence, options, daemon)
+            stop = await live(presence, governing.settings, daemon)
         except WorkerDiedError as error:
             often = len(deaths) == MAX_RESTARTS and time.monotonic() - deaths[0] < RESTART_WINDOW_S
             if often or error.status >= 0:  # one that ended by itself would do so again
@@ -85,24 +92,37 @@ async def _clear(presence: Presence) -> None:
     await _sweep()
 
 
-async def _rest(presence: Presence, name: str, daemon: Daemon) -> None:
+async def _rest(presence: Presence, governing: Governing, daemon: Daemon) -> None:
     """Stay in the network without a worker, for as long as the volunteer is held back."""
     daemon.does(State.WAITING)
     say(f"paused ({daemon.standing.reason})")
-    await unless(daemon.until(Wish.WORK, Wish.STOP), _idle(presence, name))
+    await unless(daemon.until(Wish.WORK, Wish.STOP), _idle(presence, governing))
     if daemon.wish is Wish.WORK:
         say("going on")
 
 
-async def _idle(presence: Presence, name: str) -> None:
+async def _idle(presence: Presence, governing: Governing) -> None:
     """Be a peer that holds no state. Never returns."""
-    await presence.serve(no_state)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(
-            publish_forever(presence.roster, lambda: paused_advert(presence.node, name)), name="advert"
+            publish_forever(
+                presence.roster, lambda: paused_advert(presence.node, governing.settings.node.name)
+            ),
+            name="advert",
         )
         tasks.create_task(presence.mind_sleep(lambda: None), name="sleep")
         tasks.create_task(_sweep(), name="sweep")
+        tasks.create_task(_serve_files(presence, governing), name="files")
+
+
+async def _serve_files(presence: Presence, governing: Governing) -> None:
+    """Give others the run's files for as long as the month's cap allows. Never returns."""
+    served: bool | None = None
+    while True:
+        if served is governing.capped or served is None:
+            served = not governing.capped
+            await (presence.serve(no_state) if served else presence.serve_nothing())
+        await asyncio.sleep(TICK_S)
 
 
 async def _sweep() -> None:

@@ -16,9 +16,12 @@ from typing import Any
 from hetpeer.averaging.effects import Stop
 from hetpeer.averaging.member import Phase
 from hetpeer.dht.tasks import TaskSet
-from hetpeer.peer.daemon.presence import JoinOptions, Presence
+from hetpeer.peer.daemon.amounts import share, share_or_bytes
+from hetpeer.peer.daemon.presence import Presence
 from hetpeer.peer.daemon.rejection import rejection
+from hetpeer.peer.daemon.settings import Settings
 from hetpeer.peer.daemon.wishes import Daemon, Does, State, Wish
+from hetpeer.peer.home import Home
 from hetpeer.peer.lifecycle import unless
 from hetpeer.peer.work.adverts import publish_forever, volunteer_advert
 from hetpeer.peer.work.figures import Offer
@@ -37,7 +40,7 @@ MIN_ARENA_BYTES = 1 << 26
 _log = logging.getLogger(__name__)
 
 
-async def live(presence: Presence, options: JoinOptions, daemon: Daemon) -> Stop | None:
+async def live(presence: Presence, settings: Settings, daemon: Daemon) -> Stop | None:
     """Take part with one compute worker until the run is over (its Stop), or something else than work is wished (None).
 
     Raises `LocalError`, and `WorkerDiedError` with nothing of the worker left.
@@ -45,23 +48,24 @@ async def live(presence: Presence, options: JoinOptions, daemon: Daemon) -> Stop
     daemon.does(State.CHECKING)
     async with contextlib.AsyncExitStack() as life:
         other = daemon.until(Wish.PAUSE, Wish.FINISH, Wish.STOP)
-        started = await unless(other, _start_compute(options, life))
+        started = await unless(other, _start_compute(presence.home, settings, life))
         return None if started is None else await _live(presence, *started, daemon)
 
 
-async def _start_compute(options: JoinOptions, life: contextlib.AsyncExitStack) -> tuple[Compute, Offer, str]:
+async def _start_compute(
+    home: Home, settings: Settings, life: contextlib.AsyncExitStack
+) -> tuple[Compute, Offer, str]:
     """A compute worker, what this machine can offer with it, and the name of its device."""
-    memory = _memory_offered(options.ram_limit)
-    compute = await life.enter_async_context(_running_compute(options, memory))
+    memory = _memory_offered(share_or_bytes(settings.limits.ram))
+    compute = await life.enter_async_context(_running_compute(settings, memory))
     try:
         speed = (await compute.submit(c.WarmUp())).flops_per_second
         info = await compute.submit(c.Info())
     except asyncio.CancelledError:
         compute.suspend()
         raise
-    offer = Offer(
-        memory_bytes=memory, flops_per_second=speed, disk_bytes=_disk_offered(options), name=options.name
-    )
+    disk = _disk_offered(home, share_or_bytes(settings.limits.disk))
+    offer = Offer(memory_bytes=memory, flops_per_second=speed, disk_bytes=disk, name=settings.node.name)
     return compute, offer, info.device_name
 
 
@@ -158,15 +162,18 @@ def _memory_offered(limit: float) -> int:
     return int(limit) if limit > 1 else int(machine.ram_free_bytes * limit)
 
 
-def _disk_offered(options: JoinOptions) -> int:
-    limit = options.disk_limit
-    return int(limit) if limit > 1 else int(shutil.disk_usage(options.home).free * limit)
+def _disk_offered(home: Home, limit: float) -> int:
+    return int(limit) if limit > 1 else int(shutil.disk_usage(home.path).free * limit)
 
 
 @contextlib.asynccontextmanager
-async def _running_compute(options: JoinOptions, memory: int) -> AsyncIterator[Compute]:
+async def _running_compute(settings: Settings, memory: int) -> AsyncIterator[Compute]:
     config = ComputeConfig(
-        device=options.device, threads=options.threads, arena_bytes=max(memory, MIN_ARENA_BYTES)
+        device=settings.compute.device,
+        threads=settings.threads,
+        nice=settings.limits.nice,
+        gpu_memory=share(settings.limits.gpu_memory),
+        arena_bytes=max(memory, MIN_ARENA_BYTES),
     )
     compute = await Compute.start(config, WORKER)
     try:

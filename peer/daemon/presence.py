@@ -16,9 +16,11 @@ from hetpeer.dht.addresses import Address
 from hetpeer.dht.clock import SystemClock
 from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.dht.roster import Roster
+from hetpeer.dht.streams import Stream
 from hetpeer.peer.arrival.arriving import arrived
 from hetpeer.peer.arrival.credentials import Credentials, credentials
 from hetpeer.peer.daemon.progress import VolunteerProgress
+from hetpeer.peer.daemon.settings import Settings
 from hetpeer.peer.daemon.waking import watch_forever
 from hetpeer.peer.home import Home
 from hetpeer.peer.tracing import Trace
@@ -38,16 +40,8 @@ class JoinOptions:
     voucher: bytes = b""
     """Of the invite, for the run's door."""
     home: Path
-    host: str = "0.0.0.0"  # noqa: S104 - other peers must reach us
-    port: int = 0
-    """0: any free port."""
-    name: str = ""
-    threads: int = 1
-    device: str = "auto"
-    ram_limit: float = 0.5
-    """Bytes if above 1, else the share of the free memory."""
-    disk_limit: float = 0.1
-    """For tensors that do not fit into memory: bytes if above 1, else the share of the free disk."""
+    settings: Settings
+    """As they are at the start."""
     trace: bool = False
     """Write down what is done when (tracing.py)."""
     dashboard: Where | None = None
@@ -80,6 +74,10 @@ class Presence:
         shelf = RunShelf(self.files.run, self.files.council, states)
         await self.node.serve(FILES, FileService(shelf).handle)
 
+    async def serve_nothing(self) -> None:
+        """Give others no files, until something else is said."""
+        await self.node.serve(FILES, _refused)
+
     async def mind_sleep(self, after: Callable[[], None]) -> None:
         """Whenever the machine has slept, connect to the network anew and call `after`. Never returns."""
 
@@ -92,15 +90,15 @@ class Presence:
 
 async def present(options: JoinOptions, home: Home, stack: contextlib.AsyncExitStack) -> Presence:
     """Join the network, and get to know the run. `stack` ends it. Raises `LocalError`."""
-    identity = home.identity()
-    config = NodeConfig(host=options.host, port=options.port, peers=options.bootstrap, reachability="ask")
+    identity, network = home.identity(), options.settings.network
+    config = NodeConfig(host=network.host, port=network.port, peers=options.bootstrap, reachability="ask")
     arrival = await stack.enter_async_context(arrived(config, home, options.run))
     node, signed = arrival.node, arrival.signed
     run = home.run(signed)
     evidence = stack.enter_context(contextlib.closing(Evidence(home, run, identity)))
     path = home.trace_path(run, os.getpid()) if options.trace else None
     trace = stack.enter_context(
-        contextlib.closing(Trace(SystemClock(), path, peer=identity.peer_id, name=options.name))
+        contextlib.closing(Trace(SystemClock(), path, peer=identity.peer_id, name=options.settings.node.name))
     )
     return Presence(
         node=node,
@@ -113,6 +111,10 @@ async def present(options: JoinOptions, home: Home, stack: contextlib.AsyncExitS
         progress=VolunteerProgress(signed.manifest),
         life=Life(),
     )
+
+
+async def _refused(stream: Stream) -> None:
+    stream.abort()
 
 
 async def no_state(_cluster: int, _version: int, _block: int) -> Served | None:

@@ -64,6 +64,8 @@ class ComputeConfig:
     """Threads of one operator on the CPU."""
     nice: int = 10
     """Added to the daemon's own niceness, 0…19."""
+    gpu_memory: float = 1.0
+    """Share of a GPU's memory that may be used."""
     arena_bytes: int = 1 << 30
     """Size of the shared memory. It costs RAM only as far as it is filled."""
 
@@ -118,6 +120,7 @@ class Compute:
                     device=config.device,
                     threads=config.threads,
                     nice=config.nice,
+                    gpu_memory=config.gpu_memory,
                 )
                 compute = cls(_spawn(options, worker), arena)
         except OSError as error:

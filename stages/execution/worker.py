@@ -43,6 +43,7 @@ class WorkerOptions:
     device: str
     threads: int
     nice: int
+    gpu_memory: float
 
     def arguments(self) -> list[str]:
         return [f"--{name}={getattr(self, name)}" for name in self.__slots__]
@@ -53,6 +54,7 @@ class WorkerOptions:
         for name in ("socket", "arena", "parent", "threads", "nice"):
             parser.add_argument(f"--{name}", type=int, required=True)
         parser.add_argument("--device", required=True)
+        parser.add_argument("--gpu_memory", type=float, required=True)
         return cls(**vars(parser.parse_args(arguments)))
 
 

@@ -109,6 +109,32 @@ async def test_a_node_can_open_a_stream_to_itself(node: Node) -> None:
         assert (await stream.receive(timeout_s=5)).header == {"caller": node.peer_id}
 
 
+@pytest.mark.parametrize("limited", ["up", "down"])
+async def test_a_nodes_rate_holds_to_others_and_not_to_itself(
+    child: ChildPeer, node: Node, limited: str
+) -> None:
+    """Ten seconds and more of a slow line: nobody is taken for one that drips."""
+    data, rate = secrets.token_bytes(440_000), 40_000.0
+    way = getattr(node.throttle, limited)
+    before = node.throttle.up.nbytes, node.throttle.down.nbytes
+    way.limit(rate)
+    try:
+        began = time.monotonic()
+        asking = asyncio.create_task(ask_echo(node, child.report["peer_id"], data))
+        await test_a_node_can_open_a_stream_to_itself(node)
+        assert time.monotonic() - began < 5.0
+        assert await asking == data
+        assert time.monotonic() - began > len(data) / rate - 0.5
+    finally:
+        way.limit(float("inf"))
+    up, down = (
+        now - then
+        for now, then in zip((node.throttle.up.nbytes, node.throttle.down.nbytes), before, strict=True)
+    )
+    assert len(data) <= up < 1.01 * len(data)
+    assert len(data) <= down < 1.01 * len(data)
+
+
 async def test_the_remote_id_of_a_stream_is_the_one_of_its_key(
     child: ChildPeer, node: Node, tmp_path: Path
 ) -> None:

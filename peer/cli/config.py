@@ -1,0 +1,77 @@
+"""`hetpeer config`: the settings of a volunteer on this machine (docs/limits.md)."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from hetpeer.dht.errors import LocalError
+from hetpeer.peer.cli.options import HomeOption
+
+commands = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(commands, name="config", help="Show and change what a volunteer may use of this machine.")
+
+
+@commands.command()
+def show(
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="One object, for programs.")] = False,
+    home: HomeOption = None,
+) -> None:
+    """Every setting that counts, and where it comes from. Options of `hetpeer join` may say otherwise."""
+    from hetpeer.peer.daemon.configfile import effective
+    from hetpeer.peer.home import default_home
+
+    found = effective(home or default_home(), {})
+    if as_json:
+        rows = {
+            key: {"value": value, "source": found.sources.get(key, "default")}
+            for key, value in found.settings.flat().items()
+        }
+        typer.echo(json.dumps({"schema": "hetpeer.config/1", "settings": rows}))
+        return
+    for key, value in found.settings.flat().items():
+        typer.echo(f"{key:26} {_text(value):14} {found.sources.get(key, 'default')}")
+
+
+@commands.command("set")
+def change(key: str, value: str, *, home: HomeOption = None) -> None:
+    """Change one setting, in the file and in the daemon that runs."""
+    from hetpeer.peer.control.client import ask
+    from hetpeer.peer.control.wire import Request
+    from hetpeer.peer.daemon.configfile import config_path, write
+    from hetpeer.peer.daemon.settings import AT_START
+    from hetpeer.peer.home import default_home
+
+    here = home or default_home()
+    path = config_path(here)
+    write(path, key, value)
+    try:
+        if key not in AT_START:
+            ask(here, Request(do="set", key=key, value=value))
+    except LocalError as error:
+        if error.code != "HP-CTL-001":
+            raise
+        typer.echo(f"{path}: {key} is {value}; no volunteer runs from {here}")
+    else:
+        when = "from the next start on" if key in AT_START else "from now on"
+        typer.echo(f"{path}: {key} is {value} {when}")
+
+
+@commands.command()
+def path(*, home: HomeOption = None) -> None:
+    """Where the file is, or would be."""
+    from hetpeer.peer.daemon.configfile import config_path
+    from hetpeer.peer.home import default_home
+
+    typer.echo(config_path(home or default_home()))
+
+
+def _text(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

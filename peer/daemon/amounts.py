@@ -1,0 +1,97 @@
+"""Amounts as people type them: shares, sizes, rates, durations and hours of the day. Pure; each raises ValueError with what it expects."""
+
+from __future__ import annotations
+
+import math
+import re
+
+SLOWEST = 32_000.0
+"""Bytes/s: of less, shared among some peers, each of them would take us for one that drips (dht/delivery)."""
+NONE = frozenset({"none", "0"})
+DAY = 24 * 60
+"""Minutes."""
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z/%]*)")
+_BINARY = {"kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40}
+_DECIMAL = {"": 1.0, "b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
+_BITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_SIZES = _BINARY | _DECIMAL
+_RATES = {name: bits / 8.0 for name, bits in _BITS.items()} | {
+    name: size for name, size in _SIZES.items() if name
+}
+_DURATIONS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
+_DURATION = re.compile("".join(rf"(?:(\d+(?:\.\d+)?){unit})?" for unit in _DURATIONS))
+_HOURS = re.compile(r"(\d{1,2}):(\d{2})\s*-\s*(\d{1,2}):(\d{2})")
+
+
+def share_or_bytes(text: str) -> float:
+    """`50%` as a share (0.5), `4GiB`, `512MiB` or a number as bytes."""
+    number, unit = _split(text)
+    if unit == "%" and 0 < number <= 100:
+        return number / 100
+    if unit in _SIZES and number * _SIZES[unit] > 1:
+        return number * _SIZES[unit]
+    raise ValueError(f"{text!r} is neither a share such as 50% nor a size such as 4GiB")
+
+
+def share(text: str) -> float:
+    """`85%` as 0.85."""
+    number, unit = _split(text)
+    if unit == "%" and 0 < number <= 100:
+        return number / 100
+    raise ValueError(f"{text!r} is no share such as 85%")
+
+
+def volume(text: str) -> float:
+    """Bytes of `300GB` or `300GB/month`; infinite: `none`."""
+    if text.strip().lower() in NONE:
+        return math.inf
+    number, unit = _split(text.lower().removesuffix("/month"))
+    if unit in _SIZES and number:
+        return number * _SIZES[unit]
+    raise ValueError(f"{text!r} is no amount such as 300GB, and not none")
+
+
+def rate(text: str) -> float:
+    """Bytes/s of `20mbit`, `20mbit/s`, `2MB/s`; infinite: `none`."""
+    if text.strip().lower() in NONE:
+        return math.inf
+    number, unit = _split(text)
+    unit = unit.removesuffix("/s")
+    if unit not in _RATES:
+        raise ValueError(f"{text!r} is no rate such as 20mbit or 2MB/s, and not none")
+    if (found := number * _RATES[unit]) < SLOWEST:
+        raise ValueError(f"{text!r} is too slow to be of use: {SLOWEST * 8 / 1000:.0f}kbit is the least")
+    return found
+
+
+def duration(text: str) -> float:
+    """Seconds of `1h30m`, `45m`, `2d`, `90s`."""
+    found = _DURATION.fullmatch(text.strip().lower())
+    parts = found.groups() if found else [None] * len(_DURATIONS)
+    seconds = sum(float(part) * unit for part, unit in zip(parts, _DURATIONS.values(), strict=True) if part)
+    if not seconds > 0:
+        raise ValueError(f"{text!r} is no time such as 1h30m, 45m or 2d")
+    return seconds
+
+
+def hours(text: str) -> tuple[int, int]:
+    """(first minute of the day, minute after the last) of `22:00-07:00`, which goes over midnight."""
+    found = _HOURS.fullmatch(text.strip())
+    numbers = [int(part) for part in found.groups()] if found else []
+    if numbers and numbers[1] < 60 and numbers[3] < 60:
+        begin, end = numbers[0] * 60 + numbers[1], numbers[2] * 60 + numbers[3]
+        if begin < DAY and end <= DAY and begin != end:
+            return begin, end
+    raise ValueError(f"{text!r} is no time of the day such as 22:00-07:00")
+
+
+def within(window: tuple[int, int], minute: int) -> bool:
+    """Whether a minute of the day is in it."""
+    begin, end = window
+    return begin <= minute < end if begin < end else minute >= begin or minute < end
+
+
+def _split(text: str) -> tuple[float, str]:
+    found = _NUMBER.fullmatch(text.strip().lower())
+    number = float(found[1]) if found else math.inf
+    return (number, found[2]) if found and math.isfinite(number) else (0.0, "?")

@@ -1,0 +1,143 @@
+"""The limits of a volunteer in force: settings that change while it runs, sensors that are looked at, bytes that are counted.
+
+What follows from the readings is the governor's; here it becomes holds of the daemon, rates of the node and cores of the
+processes (docs/limits.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from hetpeer.dht.clock import SystemClock
+from hetpeer.dht.errors import LocalError
+from hetpeer.dht.tasks import TaskSet, to_its_end
+from hetpeer.dht.throttle import Throttle
+from hetpeer.peer.control.wire import Request, Standing
+from hetpeer.peer.daemon import usage
+from hetpeer.peer.daemon.amounts import rate
+from hetpeer.peer.daemon.cores import restrict
+from hetpeer.peer.daemon.governor import Governor
+from hetpeer.peer.daemon.holds import Reason
+from hetpeer.peer.daemon.sensing import Sensors
+from hetpeer.peer.daemon.settings import Settings
+from hetpeer.peer.daemon.wishes import Daemon, Wish
+from hetpeer.peer.home import Home
+
+LOOK_S = 2.0
+SAVE_EVERY = 5
+"""Looks between two writings of the month's bytes."""
+RENEWAL_S = 0.5
+"""For so long a volunteer is held whose worker is to be replaced: its life ends, and the next begins."""
+
+_log = logging.getLogger(__name__)
+
+
+class Governing:
+    """It answers the owner at once, and governs within `running`; its node comes later."""
+
+    def __init__(self, settings: Settings, daemon: Daemon, home: Home, sensors: Sensors) -> None:
+        self.settings = settings
+        self._daemon = daemon
+        self._home = home.path
+        self._sensors = sensors
+        self._clock = SystemClock()
+        self._governor = Governor()
+        self._holding: frozenset[Reason] = frozenset()
+        self._throttle = Throttle()
+        self._counted = 0, 0
+        self._month = self._saved = usage.Month(month=_month())
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Limits in force, before a worker is started; the month's bytes are written down at the end.
+
+        Only who has the home's lock may do so: the file is ours.
+        """
+        self._month = self._saved = usage.load(self._home, _month())
+        if self.settings.limits.cpu:
+            restrict(self.settings.limits.cpu)
+        await self.look()
+        tasks = TaskSet()
+        tasks.spawn(self._look_forever(), name="limits")
+        try:
+            yield
+        finally:
+            await tasks.close()
+            self.count()
+            self.save()
+
+    def use(self, throttle: Throttle) -> None:
+        """Of the node that there is from now on."""
+        self._throttle = throttle
+        self._set_rates()
+
+    def answer(self, request: Request) -> Standing:
+        """Do what the owner asks for. Raises `LocalError` HP-CONF-003 for a setting that cannot be."""
+        if request.key is not None and request.value is not None:
+            self.change(request.key, request.value)
+        self.count()
+        return self._daemon.answer(request).model_copy(update={"month_bytes": self._month.nbytes})
+
+    def change(self, key: str, value: str) -> None:
+        """Another value from now on; with a new worker where it takes one. Raises `LocalError` HP-CONF-003."""
+        before, self.settings = self.settings, self.settings.changed(key, value, "the owner")
+        _log.info("%s is %r from now on", key, value)
+        if self.settings.limits.cpu != before.limits.cpu:
+            restrict(self.settings.limits.cpu)
+        self._set_rates()
+        if self.settings.needs_new_worker(before) and self._daemon.wish is Wish.WORK:
+            self._daemon.hold(Reason.SETTINGS, RENEWAL_S)
+
+    async def look(self) -> None:
+        """Count, read the sensors, and have the daemon held for what follows."""
+        self.count()
+        settings = self.settings
+        readings = await asyncio.to_thread(self._sensors.read, settings, self._month.nbytes)
+        found = self._governor.look(self._clock.boottime(), readings, settings)
+        for reason in found - self._holding:
+            _log.info("held back: %s", reason)
+            self._daemon.hold(reason)
+        for reason in self._holding - found:
+            self._daemon.release(reason)
+        self._holding = found
+
+    def count(self) -> None:
+        """Add what the node has sent and received since the last time."""
+        sent, received = self._throttle.up.nbytes, self._throttle.down.nbytes
+        self._month = self._month.plus(_month(), sent - self._counted[0], received - self._counted[1])
+        self._counted = sent, received
+
+    @property
+    def capped(self) -> bool:
+        """Whether nothing is to be sent any more in this month."""
+        return Reason.TRANSFER_CAP in self._holding
+
+    def save(self) -> None:
+        """Write the month's bytes down, if there are more. A disk that takes nothing now is no reason to stop."""
+        month = self._month
+        if month == self._saved:
+            return
+        try:
+            usage.save(self._home, month)
+            self._saved = month
+        except LocalError as error:
+            _log.warning("the month's bytes are not written down: %s", error)
+
+    async def _look_forever(self) -> None:
+        while True:
+            for _ in range(SAVE_EVERY):
+                await asyncio.sleep(LOOK_S)
+                await self.look()
+            await to_its_end(self.save)
+
+    def _set_rates(self) -> None:
+        self._throttle.up.limit(rate(self.settings.limits.up))
+        self._throttle.down.limit(rate(self.settings.limits.down))
+
+
+def _month() -> str:
+    return time.strftime("%Y-%m")

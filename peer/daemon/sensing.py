@@ -1,0 +1,139 @@
+"""What the machine says of itself: battery, whether somebody uses it, temperatures, other programs on the GPUs.
+
+Blocking, and never an error: what cannot be read is None. Each program that is asked gets ASK_S.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from hetpeer.peer.daemon.governor import Readings
+from hetpeer.peer.daemon.nvml import Gpus
+from hetpeer.peer.daemon.settings import Settings
+from hetpeer.peer.daemon.xidle import x_idle_s
+
+SUPPLIES = Path("/sys/class/power_supply")
+ASK_S = 2.0
+MUTTER = (
+    *("busctl", "--user", "call", "org.gnome.Mutter.IdleMonitor", "/org/gnome/Mutter/IdleMonitor/Core"),
+    *("org.gnome.Mutter.IdleMonitor", "GetIdletime"),
+)
+LOGIND = ("busctl", "call", "org.freedesktop.login1", "/org/freedesktop/login1")
+_PROPERTIES = ("org.freedesktop.DBus.Properties", "Get", "ss", "org.freedesktop.login1.Manager")
+PROCESSOR = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
+"""Names of chips whose temperatures are the processor's."""
+
+_log = logging.getLogger(__name__)
+
+
+class Sensors:
+    """Reads what the settings ask for, and nothing else."""
+
+    def __init__(self) -> None:
+        self._gpus = Gpus()
+        self._told_idle = False
+
+    def read(self, settings: Settings, month_bytes: float) -> Readings:
+        """Now. Takes some milliseconds; seconds where something hangs."""
+        limits, when = settings.limits, settings.when
+        local = time.localtime()
+        idle = idle_s() if when.mode == "idle" else None
+        if when.mode == "idle" and idle is None and not self._told_idle:
+            self._told_idle = True
+            _log.warning(
+                "whether anybody uses this machine is not known here (no GNOME, logind or X11): it stays paused"
+            )
+        ours = _ours() if when.yield_to_games and self._gpus.there else frozenset()
+        return Readings(
+            minute=local.tm_hour * 60 + local.tm_min,
+            on_battery=on_battery() if when.on_battery == "pause" else None,
+            idle_s=idle,
+            gpu_c=self._gpus.hottest() if limits.temperature_c else None,
+            cpu_c=cpu_celsius() if limits.cpu_temperature_c else None,
+            foreign_gpu=self._gpus.foreign_share(ours) if when.yield_to_games else None,
+            month_bytes=month_bytes,
+        )
+
+
+def on_battery(supplies: Path = SUPPLIES) -> bool | None:
+    """Whether the machine runs on its battery; None where it has none. A mouse's battery is not the machine's."""
+    mains, batteries = list[bool](), list[str]()
+    try:
+        for supply in sorted(supplies.iterdir()):
+            kind, scope = _line(supply / "type"), _line(supply / "scope")
+            if kind in ("Mains", "USB") and (online := _line(supply / "online")):
+                mains.append(online != "0")
+            elif kind == "Battery" and scope != "Device":
+                batteries.append(_line(supply / "status"))
+    except OSError:
+        return None
+    if not batteries:
+        return None
+    if any(mains):
+        return False
+    return "Discharging" in batteries or (bool(mains) and "Charging" not in batteries)
+
+
+def idle_s() -> float | None:
+    """Seconds since somebody used the machine; None if nobody can say.
+
+    As the desktop says: not each of them tells logind, which then takes everybody for busy.
+    """
+    known = [seconds for seconds in (_mutter_idle_s(), x_idle_s()) if seconds is not None]
+    return min(known) if known else _logind_idle_s()
+
+
+def cpu_celsius() -> float | None:
+    """The hottest sensor of the processor."""
+    try:
+        chips = psutil.sensors_temperatures()
+    except (AttributeError, OSError):
+        return None
+    found = [sensor.current for name in PROCESSOR for sensor in chips.get(name, ())]
+    return max(found, default=None)
+
+
+def _mutter_idle_s() -> float | None:
+    found = re.fullmatch(r"t (\d+)", _said(MUTTER))
+    return int(found[1]) / 1000 if found else None
+
+
+def _logind_idle_s() -> float | None:
+    """Since all sessions are idle, as desktops and terminals tell logind. Not idle is 0 s; without a session nobody has said anything."""
+    if (hint := _logind("IdleHint")) == "v b false":
+        return 0.0
+    since = re.fullmatch(r"v t (\d+)", _logind("IdleSinceHint")) if hint == "v b true" else None
+    return max(time.time() - int(since[1]) / 1e6, 0.0) if since and int(since[1]) else None
+
+
+def _logind(name: str) -> str:
+    return _said((*LOGIND, *_PROPERTIES, name))
+
+
+def _said(command: Sequence[str]) -> str:
+    """What a program prints; empty if it cannot."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ASK_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _line(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _ours() -> frozenset[int]:
+    """The daemon and its children: the GPU's users that are no others."""
+    return frozenset({os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))})

@@ -1,0 +1,42 @@
+"""X11's idle time, by its screen saver extension (libXss) without a library of Python's."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+
+class _Info(ctypes.Structure):
+    """XScreenSaverInfo of X11/extensions/scrnsaver.h."""
+
+    _fields_ = (
+        ("window", ctypes.c_ulong),
+        ("state", ctypes.c_int),
+        ("kind", ctypes.c_int),
+        ("til_or_since", ctypes.c_ulong),
+        ("idle", ctypes.c_ulong),
+        ("event_mask", ctypes.c_ulong),
+    )
+
+
+def x_idle_s() -> float | None:
+    """Seconds since the last input at the X server of `DISPLAY`; None where there is none, or it is Wayland's."""
+    if not os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        return None  # XWayland sees what its own windows get, and no more
+    try:
+        x11, xss = ctypes.CDLL("libX11.so.6"), ctypes.CDLL("libXss.so.1")
+    except OSError:
+        return None
+    x11.XOpenDisplay.restype = ctypes.c_void_p
+    x11.XDefaultRootWindow.restype = ctypes.c_ulong
+    x11.XDefaultRootWindow.argtypes = x11.XCloseDisplay.argtypes = (ctypes.c_void_p,)
+    xss.XScreenSaverQueryInfo.argtypes = (ctypes.c_void_p, ctypes.c_ulong, ctypes.POINTER(_Info))
+    display = x11.XOpenDisplay(None)
+    if not display:
+        return None
+    try:
+        info = _Info()
+        known = xss.XScreenSaverQueryInfo(display, x11.XDefaultRootWindow(display), ctypes.byref(info))
+        return info.idle / 1000 if known else None
+    finally:
+        x11.XCloseDisplay(display)

@@ -1,0 +1,100 @@
+"""Streams that share a line of ours: real ones, over socket pairs, by the clock."""
+
+import asyncio
+import itertools
+import time
+
+import pytest
+
+from hetpeer.dht.errors import PeerLostError
+from hetpeer.dht.streams import Stream
+from hetpeer.dht.throttle import MAX_PIECE, MIN_PIECE, Throttle, Way
+from tests.dht.test_streams import linked
+
+RATE = 400_000.0
+PAYLOAD = bytes(range(256)) * 400
+
+
+async def taken(stream: Stream) -> bytes:
+    await stream.receive()
+    return bytes(await stream.receive_bytes(1 << 20))
+
+
+async def test_a_limit_on_sending_is_of_all_streams() -> None:
+    throttle = Throttle()
+    throttle.up.limit(RATE)
+    async with linked() as one, linked() as other:
+        for ours, _ in (one, other):
+            ours.throttle(throttle)
+        began = time.monotonic()
+        sending = [ours.send({"n": 1}, PAYLOAD) for ours, _ in (one, other)]
+        *_, first, second = await asyncio.gather(*sending, taken(one[1]), taken(other[1]))
+        passed = time.monotonic() - began
+    assert first == second == PAYLOAD
+    assert 2 * len(PAYLOAD) / RATE - 0.2 < passed
+    assert throttle.up.nbytes >= 2 * len(PAYLOAD)
+
+
+async def test_a_limit_on_receiving_is_felt_by_who_sends() -> None:
+    throttle = Throttle()
+    throttle.down.limit(RATE)
+    async with linked() as (ours, theirs):
+        ours.throttle(throttle)
+        began = time.monotonic()
+        _, got = await asyncio.gather(theirs.send({}, PAYLOAD * 4), taken(ours))
+        passed = time.monotonic() - began
+    assert got == PAYLOAD * 4
+    assert passed > len(got) / RATE - 0.2
+    assert throttle.down.nbytes >= len(got)
+
+
+async def test_a_message_does_not_wait_for_payloads_of_others() -> None:
+    throttle = Throttle()
+    throttle.up.limit(40_000.0)
+    async with linked() as one, linked() as other:
+        for ours, _ in (one, other):
+            ours.throttle(throttle)
+        bulk = asyncio.create_task(one[0].send({}, PAYLOAD))
+        await one[1].receive()
+        await asyncio.wait_for(other[0].send({"lease": 1}), 1.0)
+        assert (await other[1].receive()).header == {"lease": 1}
+        assert not bulk.done()
+        bulk.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await bulk
+        assert one[0].broken, "nobody could find the next frame"
+
+
+async def test_a_limit_that_is_lifted_lets_go_what_is_under_way() -> None:
+    throttle = Throttle()
+    throttle.up.limit(32_000.0)
+    async with linked() as (ours, theirs):
+        ours.throttle(throttle)
+        bulk = asyncio.create_task(ours.send({}, PAYLOAD * 10))  # 32 s of it
+        await theirs.receive()
+        throttle.up.limit(float("inf"))
+        assert len(await theirs.receive_bytes(1 << 21)) == len(PAYLOAD) * 10
+        await bulk
+
+
+async def test_a_payload_given_up_half_way_breaks_the_stream() -> None:
+    throttle = Throttle()
+    throttle.down.limit(32_000.0)
+    async with linked() as (ours, theirs):
+        ours.throttle(throttle)
+        sending = asyncio.create_task(theirs.send({}, PAYLOAD))
+        await ours.receive()
+        with pytest.raises(PeerLostError):
+            await ours.receive_bytes(1 << 20, timeout_s=0.3)
+        assert ours.broken
+        await asyncio.gather(sending, return_exceptions=True)
+
+
+@pytest.mark.parametrize("rate", [32_000.0, 1e6, 1e12])
+async def test_pieces_are_all_of_it(rate: float) -> None:
+    way = Way()
+    way.limit(rate)
+    pieces = [*way.pieces(memoryview(PAYLOAD))]
+    assert b"".join(pieces) == PAYLOAD
+    assert all(MIN_PIECE <= len(piece) <= MAX_PIECE for piece in pieces[:-1])
+    assert len({len(piece) for piece, _ in itertools.pairwise(pieces)}) <= 1

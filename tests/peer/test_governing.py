@@ -1,0 +1,162 @@
+"""Limits in force: a real daemon and a real throttle, with readings that are given."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hetpeer.dht.clock import SystemClock
+from hetpeer.dht.errors import LocalError
+from hetpeer.dht.throttle import Throttle
+from hetpeer.peer.children import Child, end_all
+from hetpeer.peer.control.wire import Request
+from hetpeer.peer.daemon import governing as module
+from hetpeer.peer.daemon.cores import ALLOWED, chosen, restrict
+from hetpeer.peer.daemon.governing import Governing
+from hetpeer.peer.daemon.governor import Readings
+from hetpeer.peer.daemon.notify import Notifier
+from hetpeer.peer.daemon.settings import Settings
+from hetpeer.peer.daemon.usage import Month, load, save
+from hetpeer.peer.daemon.wishes import Daemon, Wish
+from hetpeer.peer.home import Home
+
+
+class Given:
+    """Sensors that say what a test says."""
+
+    def __init__(self) -> None:
+        self.battery = False
+        self.idle_s: float | None = None
+
+    def read(self, _settings: Settings, month_bytes: float) -> Readings:
+        return Readings(minute=0, on_battery=self.battery, idle_s=self.idle_s, month_bytes=month_bytes)
+
+
+class Rig:
+    def __init__(self, home: Path, settings: Settings) -> None:
+        self.daemon = Daemon(SystemClock(), asyncio.Event(), Notifier.of_environment())
+        self.sensors = Given()
+        self.governing = Governing(settings, self.daemon, Home(home), self.sensors)
+        self.throttle = Throttle()
+        self.governing.use(self.throttle)
+
+    def set(self, key: str, value: str) -> None:
+        self.governing.answer(Request(do="set", key=key, value=value))
+
+    @property
+    def held(self) -> str:
+        self.daemon.look()
+        return self.daemon.standing.reason
+
+
+@asynccontextmanager
+async def rig(home: Path, settings: Settings | None = None) -> AsyncIterator[Rig]:
+    made = Rig(home, settings or Settings())
+    async with made.daemon.running(), made.governing.running():
+        yield made
+
+
+async def test_a_reading_holds_and_a_setting_releases(tmp_path: Path) -> None:
+    async with rig(tmp_path) as made:
+        assert made.daemon.wish is Wish.WORK
+        made.sensors.battery = True
+        await made.governing.look()
+        assert (made.daemon.wish, made.held) == (Wish.PAUSE, "battery")
+        made.set("when.on_battery", "run")
+        await made.governing.look()
+        assert made.daemon.wish is Wish.WORK
+
+
+async def test_what_the_user_holds_the_governor_does_not_release(tmp_path: Path) -> None:
+    async with rig(tmp_path) as made:
+        made.governing.answer(Request(do="pause"))
+        await made.governing.look()
+        assert (made.daemon.wish, made.held) == (Wish.PAUSE, "user")
+
+
+async def test_rates_change_while_it_runs(tmp_path: Path) -> None:
+    async with rig(tmp_path) as made:
+        assert made.throttle.up.unlimited
+        made.set("limits.up", "5mbit")
+        assert not made.throttle.up.unlimited
+        assert made.throttle.down.unlimited
+        made.set("limits.up", "none")
+        assert made.throttle.up.unlimited
+        assert made.daemon.wish is Wish.WORK
+
+
+async def test_a_new_worker_is_one_short_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RENEWAL_S", 0.05)
+    async with rig(tmp_path) as made:
+        made.set("limits.ram", "20%")
+        assert (made.daemon.wish, made.held) == (Wish.PAUSE, "settings")
+        await asyncio.wait_for(made.daemon.until(Wish.WORK), 10.0)
+        assert made.governing.settings.limits.ram == "20%"
+        made.daemon.finish()
+        made.set("limits.ram", "30%")
+        assert made.daemon.wish is Wish.FINISH, "a hold would end it at once"
+
+
+async def test_a_setting_that_cannot_be_changes_nothing(tmp_path: Path) -> None:
+    async with rig(tmp_path) as made:
+        with pytest.raises(LocalError, match="HP-CONF-003"):
+            made.set("limits.up", "fast")
+        assert made.governing.settings == Settings()
+
+
+async def test_the_cap_holds_until_the_next_month(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    month = "2026-11"
+    monkeypatch.setattr(module, "_month", lambda: month)
+    save(tmp_path, Month(month=month, sent=900_000, received=50_000))
+    async with rig(tmp_path, Settings().changed("limits.transfer_cap", "1MB", "")) as made:
+        assert made.daemon.wish is Wish.WORK
+        made.throttle.up.passed(30_000)
+        made.throttle.down.passed(20_000)
+        await made.governing.look()
+        assert (made.held, made.governing.capped) == ("transfer_cap", True)
+        month = "2026-12"
+        await made.governing.look()
+        assert (made.daemon.wish, made.governing.capped) == (Wish.WORK, False)
+        made.throttle.up.passed(7)
+        assert made.governing.answer(Request(do="status")).month_bytes == 7
+    assert load(tmp_path, month) == Month(month="2026-12", sent=7)
+
+
+async def test_a_home_that_takes_no_file_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    async with rig(home) as made:
+        made.throttle.up.passed(7)
+        home.rmdir()
+    assert "not written down" in caplog.text
+
+
+def test_cores_are_the_last_ones() -> None:
+    assert chosen(2, frozenset({0, 1, 5, 7})) == {5, 7}
+    assert chosen(9, frozenset({0, 1})) == {0, 1}
+    assert chosen(0, frozenset({0, 1})) == {0, 1}
+
+
+@pytest.mark.skipif(len(ALLOWED) < 2, reason="there is one core only")
+async def test_a_core_less_for_all_processes_and_threads(tmp_path: Path) -> None:
+    """Also for a child's threads that are there already."""
+    code = "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); print('up', flush=True)"
+    child = await Child.start("busy", ("-c", code), home=tmp_path, log=tmp_path / "log", command=("python3",))
+    try:
+        await child.next_line(30.0)
+        restrict(1)
+        threads = [thread.id for thread in psutil.Process(child.pid).threads()]
+        assert len(threads) == 2
+        for one in (os.getpid(), *threads):
+            assert os.sched_getaffinity(one) == chosen(1)
+        restrict(0)
+        assert {frozenset(os.sched_getaffinity(one)) for one in (os.getpid(), *threads)} == {ALLOWED}
+    finally:
+        restrict(0)
+        await end_all([child])

@@ -1,0 +1,139 @@
+"""What holds a volunteer back by itself, in given time, with given readings."""
+
+from datetime import datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetpeer.peer.daemon.governor import COOL_S, COOLER_C, GAME_OVER_S, MAINS_S, Governor, Readings
+from hetpeer.peer.daemon.holds import Reason
+from hetpeer.peer.daemon.settings import Layer, Settings, merged
+
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+def settings(**values: object) -> Settings:
+    return merged(
+        [Layer("a test", {key.replace("__", "."): value for key, value in values.items()})]
+    ).settings
+
+
+def reading(**values: object) -> Readings:
+    return Readings(**{"minute": 720, **values})
+
+
+def test_nothing_holds_where_nothing_is_known() -> None:
+    assert Governor().look(0.0, reading(), Settings()) == frozenset()
+    strict = settings(limits__cpu_temperature_c=60, limits__transfer_cap="1GB")
+    assert Governor().look(0.0, reading(), strict) == frozenset()
+
+
+def test_who_asked_for_only_when_idle_gets_that() -> None:
+    governor, idle = Governor(), settings(when__mode="idle", when__idle_after="10m")
+    assert governor.look(0.0, reading(idle_s=None), idle) == {Reason.IDLE}
+    assert governor.look(1.0, reading(idle_s=599.0), idle) == {Reason.IDLE}
+    assert governor.look(2.0, reading(idle_s=600.0), idle) == frozenset()
+    assert governor.look(3.0, reading(idle_s=0.0), idle) == {Reason.IDLE}
+    assert governor.look(4.0, reading(idle_s=0.0), Settings()) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("reason", "bad", "good", "steady_s"),
+    [
+        (Reason.BATTERY, {"on_battery": True}, {"on_battery": False}, MAINS_S),
+        (Reason.GAME, {"foreign_gpu": 0.1}, {"foreign_gpu": 0.09}, GAME_OVER_S),
+        (Reason.TEMPERATURE, {"gpu_c": 83.0}, {"gpu_c": 83.0 - COOLER_C}, COOL_S),
+        (Reason.TEMPERATURE, {"gpu_c": 90.0}, {}, COOL_S),
+        (Reason.TRANSFER_CAP, {"month_bytes": 1e9}, {"month_bytes": 1e9 - 1}, 0.0),
+    ],
+)
+def test_it_holds_at_once_and_releases_slowly(
+    reason: Reason, bad: dict[str, object], good: dict[str, object], steady_s: float
+) -> None:
+    governor, wanted = Governor(), settings(limits__transfer_cap="1GB")
+    assert governor.look(0.0, reading(**bad), wanted) == {reason}
+    for now in (10.0, 10.0 + steady_s - 0.1):
+        if steady_s:
+            assert governor.look(now, reading(**good), wanted) == {reason}
+    if steady_s:
+        assert governor.look(20.0, reading(**bad), wanted) == {reason}, "and once more"
+    governor.look(100.0, reading(**good), wanted)
+    assert governor.look(100.0 + steady_s, reading(**good), wanted) == frozenset()
+
+
+def test_between_both_temperatures_nothing_changes() -> None:
+    governor, warm = Governor(), reading(gpu_c=80.0)
+    assert governor.look(0.0, warm, Settings()) == frozenset()
+    governor.look(1.0, reading(gpu_c=83.0), Settings())
+    assert governor.look(1000.0, warm, Settings()) == {Reason.TEMPERATURE}
+    assert governor.look(1001.0, warm, settings(limits__temperature_c=0)) == frozenset()
+
+
+looks = st.lists(
+    st.tuples(
+        st.floats(0.1, 40.0),
+        st.sampled_from([True, False, None]),
+        st.one_of(st.none(), st.floats(20.0, 110.0)),
+        st.one_of(st.none(), st.floats(0.0, 1.0)),
+    ),
+    max_size=60,
+)
+
+
+@given(looks)
+def test_no_reason_comes_back_sooner_than_it_may_go(
+    history: list[tuple[float, bool | None, float | None, float | None]],
+) -> None:
+    """A pause for a reason lasts at least as long as its steady time after the last bad reading: nothing flaps."""
+    governor, now = Governor(), 0.0
+    bad_at: dict[Reason, float] = {}
+    steady = {Reason.BATTERY: MAINS_S, Reason.TEMPERATURE: COOL_S, Reason.GAME: GAME_OVER_S}
+    for pause, battery, gpu, game in history:
+        now += pause
+        found = governor.look(now, reading(on_battery=battery, gpu_c=gpu, foreign_gpu=game), Settings())
+        bad = {
+            Reason.BATTERY: battery is True,
+            Reason.TEMPERATURE: gpu is not None and gpu >= 83.0,
+            Reason.GAME: game is not None and game >= 0.1,
+        }
+        for reason, seconds in steady.items():
+            if bad[reason]:
+                bad_at[reason] = now
+                assert reason in found
+            elif reason in bad_at and now - bad_at[reason] < seconds:
+                assert reason in found
+            elif reason not in bad_at:
+                assert reason not in found
+        assert found <= steady.keys()
+
+
+def hours_of(begin: datetime, hours: int, window: str) -> int:
+    """How many of the minutes after `begin` are in the window, by the local clock."""
+    wanted = settings(when__mode="schedule", when__hours=window)
+    count = 0
+    for minute in range(hours * 60):
+        local = (begin + timedelta(minutes=minute)).astimezone(BERLIN)
+        at = reading(minute=local.hour * 60 + local.minute)
+        count += not Governor().look(0.0, at, wanted)
+    return count
+
+
+@pytest.mark.parametrize(
+    ("day", "window", "minutes"),
+    [
+        ((2026, 6, 1), "22:00-07:00", 9 * 60),
+        ((2026, 3, 28), "22:00-07:00", 8 * 60),
+        ((2026, 10, 24), "22:00-07:00", 10 * 60),
+        ((2026, 3, 28), "02:00-03:00", 0),
+        ((2026, 10, 24), "02:00-03:00", 120),
+        ((2026, 6, 1), "12:30-13:00,23:00-00:30", 120),
+    ],
+)
+def test_hours_of_the_clock_on_the_wall(day: tuple[int, int, int], window: str, minutes: int) -> None:
+    """From noon to noon of the night in which the clock is put forward or back, too."""
+    noon = datetime(*day, 12, tzinfo=BERLIN).astimezone(ZoneInfo("UTC"))
+    length = datetime(*day, 12, tzinfo=BERLIN) + timedelta(days=1)
+    span = length.astimezone(ZoneInfo("UTC")) - noon
+    assert hours_of(noon, round(span.total_seconds() / 3600), window) == minutes
