@@ -16,9 +16,9 @@ from pathlib import Path
 import psutil
 
 from hetpeer.peer.daemon.governor import Readings
-from hetpeer.peer.daemon.nvml import Gpus
 from hetpeer.peer.daemon.settings import Settings
 from hetpeer.peer.daemon.xidle import x_idle_s
+from hetpeer.peer.watching.nvml import GpuWatch
 
 SUPPLIES = Path("/sys/class/power_supply")
 ASK_S = 2.0
@@ -38,7 +38,7 @@ class Sensors:
     """Reads what the settings ask for, and nothing else."""
 
     def __init__(self) -> None:
-        self._gpus = Gpus()
+        self._gpus = GpuWatch()
         self._told_idle = False
 
     def read(self, settings: Settings, month_bytes: float) -> Readings:

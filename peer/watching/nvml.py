@@ -1,18 +1,19 @@
-"""NVIDIA's management library, asked directly: which GPUs the driver sees, whatever torch was built for, and how busy they are.
+"""NVIDIA's management library: which GPUs the driver sees, whatever torch was built for, how busy and hot they are, and by whom they are used.
 
-A few calls of its C interface (docs.nvidia.com/deploy/nvml-api), so no package is needed. Nothing is set.
+Nothing is set, and nothing here raises.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Iterator
-from contextlib import contextmanager
+import logging
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
-LIBRARY = "libnvidia-ml.so.1"
-_TEXT_BYTES = 96
-MAX_GPUS = 64
+import pynvml
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,10 +23,6 @@ class Gpus:
     driver: str = ""
     names: tuple[str, ...] = ()
     wrong: str = ""
-
-
-class NvmlError(Exception):
-    """The driver does not answer, and says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,76 +35,95 @@ class GpuLoad:
     memory_total: int
 
 
-class _Memory(ctypes.Structure):
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
-
-
-class _Utilization(ctypes.Structure):
-    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
-
-
 def gpus() -> Gpus:
     """What the driver sees; nothing where there is no driver. Takes some tenths of a second where the driver sleeps."""
     try:
-        with _opened() as library:
-            if library is None:
-                return Gpus()
-            driver = ctypes.create_string_buffer(_TEXT_BYTES)
-            library.nvmlSystemGetDriverVersion(driver, _TEXT_BYTES)
-            names = tuple(_name(library, gpu) for gpu in _all(library))
-            return Gpus(driver=driver.value.decode(errors="replace"), names=names)
-    except NvmlError as error:
-        return Gpus(wrong=f"the NVIDIA driver does not answer: {error}")
+        with _opened():
+            return Gpus(driver=pynvml.nvmlSystemGetDriverVersion(), names=tuple(map(_name, _all())))
+    except pynvml.NVMLError as error:
+        absent = error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+        return Gpus() if absent else Gpus(wrong=f"the NVIDIA driver does not answer: {error}")
 
 
 def loads() -> list[GpuLoad]:
     """Of each GPU that says so; none where there is no driver, or one that does not answer."""
     try:
-        with _opened() as library:
-            return [] if library is None else [load for gpu in _all(library) if (load := _load(library, gpu))]
-    except NvmlError:
+        with _opened():
+            return [load for gpu in _all() if (load := _load(gpu))]
+    except pynvml.NVMLError:
         return []
 
 
+class GpuWatch:
+    """The machine's GPUs, looked at again and again."""
+
+    def __init__(self) -> None:
+        self._gpus: list[Any] = []
+        self._seen: dict[int, int] = {}
+        """Number of a GPU → time stamp of the last sample of its users, in µs."""
+        try:
+            pynvml.nvmlInit()  # and never shut down: as long as the process lives
+            self._gpus = list(_all())
+        except pynvml.NVMLError as error:
+            _log.info("no limits by a GPU's temperature or its other users: %s", error)
+
+    @property
+    def there(self) -> bool:
+        """Whether there is any."""
+        return bool(self._gpus)
+
+    def hottest(self) -> float | None:
+        """°C of the hottest."""
+        found = []
+        for gpu in self._gpus:
+            with suppress(pynvml.NVMLError):
+                found.append(float(pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU)))
+        return max(found, default=None)
+
+    def foreign_share(self, ours: Collection[int]) -> float | None:
+        """The largest share of one GPU that processes other than `ours` (pids) have used since the last look."""
+        shares = [self._foreign(number, ours) for number in range(len(self._gpus))]
+        return max((share for share in shares if share is not None), default=None)
+
+    def _foreign(self, number: int, ours: Collection[int]) -> float | None:
+        before = self._seen.get(number, 0)
+        try:
+            samples = pynvml.nvmlDeviceGetProcessUtilization(self._gpus[number], before)
+        except pynvml.NVMLError as error:
+            return (
+                0.0 if error.value == pynvml.NVML_ERROR_NOT_FOUND else None
+            )  # nobody has used it; or it does not tell
+        self._seen[number] = max((sample.timeStamp for sample in samples), default=before)
+        latest = {sample.pid: sample for sample in sorted(samples, key=lambda sample: sample.timeStamp)}
+        return float(sum(sample.smUtil for pid, sample in latest.items() if pid not in ours)) / 100
+
+
 @contextmanager
-def _opened() -> Iterator[ctypes.CDLL | None]:
-    """The library, ready to be asked; None where there is none."""
+def _opened() -> Iterator[None]:
+    pynvml.nvmlInit()
     try:
-        library = ctypes.CDLL(LIBRARY)
-    except OSError:
-        yield None
-        return
-    if status := library.nvmlInit_v2():
-        library.nvmlErrorString.restype = ctypes.c_char_p
-        said = library.nvmlErrorString(status)
-        raise NvmlError(said.decode(errors="replace") if said else f"error {status}")
-    try:
-        yield library
+        yield
     finally:
-        library.nvmlShutdown()
+        pynvml.nvmlShutdown()
 
 
-def _all(library: ctypes.CDLL) -> Iterator[ctypes.c_void_p]:
+def _all() -> Iterator[Any]:
     """A handle of each GPU; of one that has fallen off its bus there is none."""
-    count = ctypes.c_uint()
-    library.nvmlDeviceGetCount_v2(ctypes.byref(count))
-    for index in range(min(count.value, MAX_GPUS)):
-        gpu = ctypes.c_void_p()
-        if library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(gpu)) == 0:
-            yield gpu
+    for number in range(pynvml.nvmlDeviceGetCount()):
+        with suppress(pynvml.NVMLError):
+            yield pynvml.nvmlDeviceGetHandleByIndex(number)
 
 
-def _name(library: ctypes.CDLL, gpu: ctypes.c_void_p) -> str:
-    name = ctypes.create_string_buffer(_TEXT_BYTES)
-    library.nvmlDeviceGetName(gpu, name, _TEXT_BYTES)
-    return name.value.decode(errors="replace") or "a GPU"
+def _name(gpu: Any) -> str:
+    return pynvml.nvmlDeviceGetName(gpu) or "a GPU"
 
 
-def _load(library: ctypes.CDLL, gpu: ctypes.c_void_p) -> GpuLoad | None:
-    memory, busy = _Memory(), _Utilization()
-    if library.nvmlDeviceGetMemoryInfo(gpu, ctypes.byref(memory)):
+def _load(gpu: Any) -> GpuLoad | None:
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(gpu)
+    except pynvml.NVMLError:
         return None
-    library.nvmlDeviceGetUtilizationRates(gpu, ctypes.byref(busy))  # some do not know: 0 then
-    return GpuLoad(
-        name=_name(library, gpu), busy=busy.gpu / 100, memory_used=memory.used, memory_total=memory.total
-    )
+    busy = 0.0
+    with suppress(pynvml.NVMLError):  # some do not know
+        busy = pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100
+    return GpuLoad(name=_name(gpu), busy=busy, memory_used=memory.used, memory_total=memory.total)

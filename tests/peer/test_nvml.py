@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from hetpeer.peer.watching import nvml
-from hetpeer.peer.watching.nvml import GpuLoad, Gpus
+from hetpeer.peer.watching.nvml import GpuLoad, Gpus, GpuWatch
 
 SOURCE = r"""
 #include <stdio.h>
@@ -18,7 +21,7 @@ typedef struct { unsigned long long total, free, used; } memory_t;
 typedef struct { unsigned int gpu, memory; } utilization_t;
 static int open_count;
 static char devices[2];
-int nvmlInit_v2(void) { if (BROKEN) return 18; open_count++; return 0; }
+int nvmlInitWithFlags(unsigned int flags) { if (BROKEN) return 18; open_count++; return 0; }
 int nvmlShutdown(void) { open_count--; return 0; }
 const char *nvmlErrorString(int status) { return status == 18 ? "Driver/library version mismatch" : "?"; }
 int nvmlSystemGetDriverVersion(char *text, unsigned int room) { snprintf(text, room, "580.65"); return 0; }
@@ -34,6 +37,20 @@ int nvmlDeviceGetName(void *device, char *name, unsigned int room) {
 }
 int nvmlDeviceGetMemoryInfo(void *device, memory_t *memory) {
     memory->total = 12ULL << 30; memory->used = 3ULL << 30; memory->free = 9ULL << 30;
+    return 0;
+}
+int nvmlDeviceGetTemperature(void *device, int sensor, unsigned int *celsius) {
+    *celsius = device == devices ? 71 : 64;
+    return sensor;
+}
+typedef struct { unsigned int pid; unsigned long long when; unsigned int sm, memory, encoder, decoder; } sample_t;
+int nvmlDeviceGetProcessUtilization(void *device, sample_t *samples, unsigned int *count, unsigned long long since) {
+    if (device == devices + 1) return 6;  /* nobody has used it */
+    if (!samples) { *count = 3; return 7; }  /* so many have to have room */
+    samples[0] = (sample_t){41, since + 1, 90};
+    samples[1] = (sample_t){42, since + 3, 25};
+    samples[2] = (sample_t){42, since + 2, 60};
+    *count = 3;
     return 0;
 }
 int nvmlDeviceGetUtilizationRates(void *device, utilization_t *busy) {
@@ -58,8 +75,21 @@ def library(folder: Path, *, broken: bool) -> str:
     return str(path)
 
 
-def test_the_driver_and_what_it_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "LIBRARY", library(tmp_path, broken=False))
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Have the binding load this library from now on."""
+
+    def use(path: str) -> None:
+        monkeypatch.setattr(pynvml, "nvmlLib", None)
+        monkeypatch.setattr(pynvml, "_nvmlLib_refcount", 0)
+        monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+        monkeypatch.setattr(pynvml, "CDLL", lambda _name: ctypes.CDLL(path))
+
+    return use
+
+
+def test_the_driver_and_what_it_sees(tmp_path: Path, driver: Callable[[str], None]) -> None:
+    driver(library(tmp_path, broken=False))
     assert nvml.gpus() == Gpus(driver="580.65", names=("Card 0", "Card 1"))
     memory = {"memory_used": 3 << 30, "memory_total": 12 << 30}
     assert nvml.loads() == [
@@ -68,13 +98,27 @@ def test_the_driver_and_what_it_sees(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ]
 
 
-def test_a_driver_that_does_not_answer_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "LIBRARY", library(tmp_path, broken=True))
-    assert nvml.gpus() == Gpus(wrong="the NVIDIA driver does not answer: Driver/library version mismatch")
+def test_how_hot_they_are_and_who_uses_them(tmp_path: Path, driver: Callable[[str], None]) -> None:
+    driver(library(tmp_path, broken=False))
+    watch = GpuWatch()
+    assert (watch.there, watch.hottest()) == (True, 71.0)
+    assert watch.foreign_share({41}) == 0.25, "the last word of each process counts"
+    assert watch.foreign_share({41, 42}) == 0.0
+    assert watch.foreign_share(()) == 1.15
+
+
+def test_a_driver_that_does_not_answer_says_why(tmp_path: Path, driver: Callable[[str], None]) -> None:
+    driver(library(tmp_path, broken=True))
+    assert nvml.gpus() == Gpus(
+        wrong="the NVIDIA driver does not answer: RM has detected an NVML/RM version mismatch."
+    )
     assert nvml.loads() == []
+    assert not GpuWatch().there
 
 
-def test_without_a_driver_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "LIBRARY", "libno-such-driver.so.1")
+def test_without_a_driver_there_are_none(driver: Callable[[str], None]) -> None:
+    driver("libno-such-driver.so.1")
     assert nvml.gpus() == Gpus()
     assert nvml.loads() == []
+    watch = GpuWatch()
+    assert (watch.there, watch.hottest(), watch.foreign_share({1})) == (False, None, None)

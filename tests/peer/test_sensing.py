@@ -1,15 +1,11 @@
 """Sensors: a kernel's files made by hand, programs that are there or not, and this machine, which never makes them fail."""
 
-import sys
-import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hetpeer.peer.daemon import sensing
-from hetpeer.peer.daemon.nvml import Gpus
 from hetpeer.peer.daemon.sensing import Sensors, idle_s, on_battery
 from hetpeer.peer.daemon.settings import Layer, merged
 from hetpeer.peer.daemon.xidle import x_idle_s
@@ -95,23 +91,3 @@ def test_this_machine(caplog: pytest.LogCaptureFixture, only: Path) -> None:
     assert (found.idle_s, found.month_bytes) == (None, 5.0)
     assert 0 <= found.minute < 1440
     assert caplog.text.count("is not known here") == 1
-
-
-def test_without_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)  # as if it were not installed
-    gpus = Gpus()
-    assert (gpus.there, gpus.hottest(), gpus.foreign_share({1})) == (False, None, None)
-
-
-class NoNvmlError(Exception):
-    value = 6
-
-
-def test_with_nvml_and_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> None:
-        raise NoNvmlError("no driver")
-
-    module: Any = types.ModuleType("pynvml")
-    module.NVMLError, module.nvmlInit = NoNvmlError, refuse
-    monkeypatch.setitem(sys.modules, "pynvml", module)
-    assert not Gpus().there
