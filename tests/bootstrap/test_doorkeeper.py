@@ -104,6 +104,7 @@ def test_a_voucher_admits_as_many_as_it_says_and_each_for_good():
         (b"nothing of the kind", "damaged"),
         (VOUCHER.seal({"uses": 10**9}, OWNER), "damaged"),
     ],
+    ids=["past", "elsewhere", "forged", "rubbish", "unsound"],
 )
 def test_a_voucher_that_is_not_good(paper, why):
     keeper = door("invited")

@@ -17,7 +17,6 @@ from typer.core import TyperGroup
 from typer.testing import CliRunner
 
 from hetpeer.peer.cli.main import app
-from hetpeer.peer.cli.service import _check
 
 UsageError = typer.BadParameter.__mro__[1]
 ROOT = Path(__file__).parents[2]
@@ -63,7 +62,7 @@ def parsed(arguments: Sequence[str]) -> None:
         assert inner is not None
         context = inner.make_context(name, rest, parent=context)
     if context.command_path == "hetpeer service install":
-        _check(context.params["options"])
+        parsed(["join", *context.params["options"]])
 
 
 COMMANDS = [(page, command) for page in PAGES for command in dict.fromkeys(shown(page))]
