@@ -95,7 +95,10 @@ def _toml(value: Any) -> str:
 def _text(path: Path) -> str:
     try:
         return path.read_text()
-    except FileNotFoundError:
+    except (
+        FileNotFoundError,
+        NotADirectoryError,
+    ):  # what is wrong with a home that is none is said by who needs it
         return ""
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, str(error)) from error

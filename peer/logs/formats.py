@@ -14,7 +14,19 @@ from typing import Any
 MAX_EVENT = 4096
 """Characters of one message in JSON, and of its traceback the last eight times as many."""
 _COLOURS = {"warning": "33", "error": "31", "critical": "31"}
+_LEVELS = {
+    logging.DEBUG: "debug",
+    logging.INFO: "info",
+    logging.WARNING: "warning",
+    logging.ERROR: "error",
+    logging.CRITICAL: "critical",
+}
 _TOKEN = re.compile(r"(token=)[^\s&]+")
+
+
+def level_of(record: logging.LogRecord) -> str:
+    """In Python's own words: libraries rename its levels (hivemind's warnings are "WARN")."""
+    return _LEVELS.get(record.levelno, record.levelname).lower()
 
 
 def escaped(text: str) -> str:
@@ -43,7 +55,7 @@ class PlainFormatter(logging.Formatter):
         self._colours = colours
 
     def format(self, record: logging.LogRecord) -> str:
-        text = line(record.created, record.levelname.lower(), record.getMessage(), colours=self._colours)
+        text = line(record.created, level_of(record), record.getMessage(), colours=self._colours)
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
@@ -53,7 +65,7 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = {
             "time": round(record.created, 3),
-            "level": record.levelname.lower(),
+            "level": level_of(record),
             "logger": record.name,
             "event": _TOKEN.sub(r"\1…", record.getMessage())[:MAX_EVENT],
         }

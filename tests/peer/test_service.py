@@ -89,7 +89,6 @@ def test_installed_looked_at_and_uninstalled(told: Path, tmp_path: Path) -> None
     [
         ["--bootstrap", ADDRESS, "--port", "x"],
         ["--bootstrap", ADDRESS, "--nonsense"],
-        ["--bootstrap", ADDRESS, "--ram-limit", "much"],
     ],
 )
 def test_what_join_would_not_take(options: list[str], told: Path) -> None:
@@ -102,6 +101,7 @@ def test_what_join_would_not_take(options: list[str], told: Path) -> None:
     ("options", "code"),
     [
         (["--bootstrap", "/ip4/127.0.0.1/tcp/9"], "HP-ADDR-001"),
+        (["--bootstrap", ADDRESS, "--ram-limit", "much"], "HP-CONF-003"),
         (["hetpeer://no-invite"], "HP-ADDR-003"),
         (["--bootstrap", ADDRESS, "--run", "x"], "HP-ADDR-003"),
         (["--bootstrap", ADDRESS, "--dashboard", "x"], "HP-WEB-002"),
