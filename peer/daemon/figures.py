@@ -7,7 +7,7 @@ import time
 
 from hetpeer.peer.control.wire import Figures, Line
 from hetpeer.peer.daemon.presence import Presence
-from hetpeer.peer.work.adverts import link_notes
+from hetpeer.peer.training.adverts import link_notes
 from hetpeer.stages.execution.occupation import Occupation
 
 

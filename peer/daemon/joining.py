@@ -28,7 +28,7 @@ from hetpeer.peer.daemon.wishes import TICK_S, Daemon, State, Wish
 from hetpeer.peer.home import Home
 from hetpeer.peer.lifecycle import unless
 from hetpeer.peer.logs.keeping import keeping_log
-from hetpeer.peer.work.adverts import paused_advert, publish_forever
+from hetpeer.peer.training.adverts import paused_advert, publish_forever
 from hetpeer.stages.execution.compute import WorkerDiedError
 
 MAX_RESTARTS = 3

@@ -23,10 +23,10 @@ from hetpeer.peer.daemon.settings import Settings
 from hetpeer.peer.daemon.wishes import Daemon, Does, State, Wish
 from hetpeer.peer.home import Home
 from hetpeer.peer.lifecycle import unless
-from hetpeer.peer.work.adverts import publish_forever, volunteer_advert
-from hetpeer.peer.work.figures import Offer
-from hetpeer.peer.work.foresight import prepare_ahead
-from hetpeer.peer.work.volunteer import Volunteer
+from hetpeer.peer.training.adverts import publish_forever, volunteer_advert
+from hetpeer.peer.training.figures import Offer
+from hetpeer.peer.training.foresight import prepare_ahead
+from hetpeer.peer.training.volunteer import Volunteer
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import device
 from hetpeer.stages.execution.compute import Compute, ComputeConfig

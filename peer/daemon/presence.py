@@ -24,10 +24,10 @@ from hetpeer.peer.daemon.settings import Settings
 from hetpeer.peer.daemon.waking import watch_forever
 from hetpeer.peer.home import Home
 from hetpeer.peer.tracing import Trace
+from hetpeer.peer.training.evidence import Evidence
+from hetpeer.peer.training.preparing import RunFiles
+from hetpeer.peer.training.volunteer import Volunteer
 from hetpeer.peer.where import Where
-from hetpeer.peer.work.evidence import Evidence
-from hetpeer.peer.work.preparing import RunFiles
-from hetpeer.peer.work.volunteer import Volunteer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

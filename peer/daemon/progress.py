@@ -8,7 +8,7 @@ import time
 from hetpeer.averaging.member import Member, Phase
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.peer.console import EVERY_S, LOOK_S, say
-from hetpeer.peer.work.volunteer import Volunteer
+from hetpeer.peer.training.volunteer import Volunteer
 
 PATIENCE_S = 3.0
 """What takes longer is said."""

@@ -36,8 +36,8 @@ from hetpeer.peer.arrival.rendezvous import join_address, open_config
 from hetpeer.peer.reliable.progress import ReliableProgress
 from hetpeer.peer.reliable.proposing import Proposing
 from hetpeer.peer.reliable.standin import StandIn
+from hetpeer.peer.training.adverts import publish_forever, reliable_advert
 from hetpeer.peer.where import Where
-from hetpeer.peer.work.adverts import publish_forever, reliable_advert
 
 FOLLOW_S = 0.5
 """Between two looks at what was decided, of a peer that does not lead."""

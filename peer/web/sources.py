@@ -30,7 +30,7 @@ from hetpeer.stages.execution.occupation import Occupation
 if TYPE_CHECKING:
     from hetpeer.dht.node import Node
     from hetpeer.peer.reliable.peer import ReliablePeer
-    from hetpeer.peer.work.volunteer import Volunteer
+    from hetpeer.peer.training.volunteer import Volunteer
 
 FOLLOWING = "following"
 RELIABLE_STATES = (FOLLOWING, *(state.value for state in State))

@@ -26,10 +26,10 @@ from hetpeer.dht.identity import Identity
 from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.dht.tasks import TaskSet
 from hetpeer.peer.home import Home
-from hetpeer.peer.work import datasource
-from hetpeer.peer.work.datasource import DataSource
-from hetpeer.peer.work.gate import DataGate
-from hetpeer.peer.work.preparing import RunFiles
+from hetpeer.peer.training import datasource
+from hetpeer.peer.training.datasource import DataSource
+from hetpeer.peer.training.gate import DataGate
+from hetpeer.peer.training.preparing import RunFiles
 from hetpeer.stages.data import arrays
 from hetpeer.stages.execution.routes import Hop
 from hetpeer.stages.graph.spec import TensorSpec

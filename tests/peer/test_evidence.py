@@ -14,7 +14,7 @@ from hetpeer.dht.board import Leftover
 from hetpeer.dht.errors import ProtocolError
 from hetpeer.dht.identity import Identity
 from hetpeer.peer.home import Home
-from hetpeer.peer.work.evidence import Evidence
+from hetpeer.peer.training.evidence import Evidence
 from tests.bootstrap.engine import make_run
 
 STEP = StepId(Line(term=1, view=0), 0)

@@ -4,7 +4,7 @@ from hetpeer.averaging.places import choose_place
 from hetpeer.bootstrap.create import create_run
 from hetpeer.bootstrap.settings import TrainingSettings
 from hetpeer.dht.records import Advert
-from hetpeer.peer.work.foresight import places_seen
+from hetpeer.peer.training.foresight import places_seen
 
 
 def holder(begin: int, end: int) -> Advert:

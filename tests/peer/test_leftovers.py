@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.messages import Line
 from hetpeer.dht.board import Leftover, Note
-from hetpeer.peer.work.leftovers import LeftoverWatch
+from hetpeer.peer.training.leftovers import LeftoverWatch
 
 STEP = StepId(Line(term=2, view=1), 5, entry=1)
 

@@ -9,8 +9,8 @@ from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.records import Advert, LinkNote
 from hetpeer.peer.cli.plan import _lines
 from hetpeer.peer.planning.predicting import predict
+from hetpeer.peer.training.figures import Figures
 from hetpeer.peer.transport.outflow import Outflow
-from hetpeer.peer.work.figures import Figures
 from tests.bootstrap.engine import make_run
 
 FRONT, BACK = "QmTheFrontPeer", "QmTheBackPeer1"

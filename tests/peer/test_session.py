@@ -22,7 +22,7 @@ from hetpeer.dht.errors import LocalError
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.listener import Budget
 from hetpeer.dht.streams import Stream
-from hetpeer.peer.work.session import RENEWAL_S, ControlSession
+from hetpeer.peer.training.session import RENEWAL_S, ControlSession
 from tests.bootstrap.engine import make_run
 from tests.dht.loopback import Loopback
 

@@ -27,10 +27,10 @@ from hetpeer.dht.records import MAX_LINKS, Advert, LinkNote
 from hetpeer.dht.roster import Roster
 from hetpeer.peer.arrival.known import remember
 from hetpeer.peer.cli.status import _duration, _lines, _tables
+from hetpeer.peer.training.adverts import link_notes
 from hetpeer.peer.transport.linkbook import LinkFigures
 from hetpeer.peer.watching.status import summarise
 from hetpeer.peer.watching.swarm import SwarmStatus
-from hetpeer.peer.work.adverts import link_notes
 from tests.bootstrap.engine import make_run
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hetpeer.peer.work.rehearsing import speed_on
+from hetpeer.peer.training.rehearsing import speed_on
 from hetpeer.stages.execution.rehearsal import RUNS, rehearse
 from hetpeer.stages.execution.results import CommandFailedError, Failed, Rehearsed
 from hetpeer.stages.graph.assemble import Mode

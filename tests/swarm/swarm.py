@@ -196,6 +196,18 @@ class Swarm:
         address = ("--bootstrap", via or self.address, "--host", self._host(node), "--name", name)
         return self.start(name, "join", *address, *options, node=node, **how)
 
+    async def without_end(self, **how: Any) -> tuple[Child, list[Child]]:
+        """A run that ends when the test does, and three volunteers at work for two places: one that can be missed, and all. `how` as in `start`."""
+        training = self.run.manifest.training.model_copy(update={"steps": 100_000, "checkpoint_every": 10})
+        self.run = resign(self.run, training=training)
+        await self.bootstrap()
+        volunteers = [self.volunteer(name, **how) for name in "abc"]
+        places = [await volunteer.blocks() for volunteer in volunteers]
+        for volunteer in volunteers:
+            await volunteer.says("you are contributing")
+        one = next(v for v, place in zip(volunteers, places, strict=True) if places.count(place) == 2)
+        return one, volunteers
+
     def _host(self, node: int) -> str:
         return self.lab.address(node) if self.lab else "127.0.0.1"
 

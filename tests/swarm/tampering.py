@@ -63,7 +63,7 @@ EVERYWHERE = frozenset({"without_pickle"})
 
 def impatient() -> None:
     """A volunteer that gives up missing data within a second."""
-    from hetpeer.peer.work import datasource
+    from hetpeer.peer.training import datasource
 
     datasource.TRIES, datasource.RETRY_S = 2, 0.5
 
@@ -139,7 +139,7 @@ def sends_garbage() -> None:
 
 def killed_after_step_4() -> None:
     """A volunteer that dies with an update in its memory, that of the fifth step or of a later one, and nobody told."""
-    from hetpeer.peer.work.evidence import Evidence
+    from hetpeer.peer.training.evidence import Evidence
 
     applied = Evidence.applied
 

@@ -10,7 +10,7 @@ import pytest
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.peer.control.client import ask, connected
 from hetpeer.peer.control.wire import Request, Standing
-from tests.swarm.swarm import LEAVE_S, Child, Swarm, resign, until
+from tests.swarm.swarm import LEAVE_S, Child, Swarm, until
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
 
@@ -78,14 +78,7 @@ async def given_back(worker: psutil.Process) -> None:
 
 async def test_paused_in_training_resumed_and_finished(swarm: Swarm) -> None:
     """The run goes on without it meanwhile, and every microbatch counts once. Then its machine sleeps."""
-    training = swarm.run.manifest.training.model_copy(update={"steps": 100_000, "checkpoint_every": 10})
-    swarm.run = resign(swarm.run, training=training)
-    await swarm.bootstrap()
-    volunteers = [swarm.volunteer(name, before="sleepy") for name in "abc"]
-    places = [await volunteer.blocks() for volunteer in volunteers]
-    for volunteer in volunteers:
-        await volunteer.says("you are contributing")
-    one = next(v for v, place in zip(volunteers, places, strict=True) if places.count(place) == 2)
+    one, volunteers = await swarm.without_end(before="sleepy")
     await does(one, "training")
     assert stat.S_IMODE((one.home / "control.sock").stat().st_mode) == 0o600
     shows(one, at_work=True)

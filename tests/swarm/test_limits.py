@@ -9,21 +9,14 @@ from benchmarks import limits
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.peer.control.client import ask
 from hetpeer.peer.control.wire import Request
-from tests.swarm.swarm import Swarm, resign, until
+from tests.swarm.swarm import Swarm, until
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(280)]
 
 
 async def test_what_takes_a_new_worker_takes_no_new_volunteer(swarm: Swarm) -> None:
     """Its network process stays, its worker goes, and the run is exact."""
-    training = swarm.run.manifest.training.model_copy(update={"steps": 100_000, "checkpoint_every": 10})
-    swarm.run = resign(swarm.run, training=training)
-    await swarm.bootstrap()
-    volunteers = [swarm.volunteer(name, before="sleepy") for name in "abc"]
-    places = [await volunteer.blocks() for volunteer in volunteers]
-    for volunteer in volunteers:
-        await volunteer.says("you are contributing")
-    one = next(v for v, place in zip(volunteers, places, strict=True) if places.count(place) == 2)
+    one, volunteers = await swarm.without_end(before="sleepy")
     before = one.helpers()
     owner = swarm.start("owner", "config", "set", "limits.ram", "20%", home=one.home)
     assert await owner.ended() == ExitCode.OK, owner.said

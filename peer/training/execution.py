@@ -15,11 +15,11 @@ from hetpeer.averaging import effects as e
 from hetpeer.averaging.member import Effect, Member
 from hetpeer.dht.errors import LocalError, ProtocolError
 from hetpeer.dht.strikes import Kind, OffenceError
+from hetpeer.peer.training.datasource import DataSource
 from hetpeer.peer.transport.linkbook import LinkBook
 from hetpeer.peer.transport.posting import Answer, Posts
 from hetpeer.peer.transport.schema import Schema
 from hetpeer.peer.transport.tensors import Tensor
-from hetpeer.peer.work.datasource import DataSource
 from hetpeer.stages.data.draws import Draw
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import effects as p

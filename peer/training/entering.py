@@ -16,8 +16,8 @@ from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.tickets import check
 from hetpeer.dht import failpoints
 from hetpeer.dht.board import Leftover
+from hetpeer.peer.training.evidence import Evidence
 from hetpeer.peer.transport.dataplane import DataPlane
-from hetpeer.peer.work.evidence import Evidence
 
 _log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from hetpeer.dht.node import Node
 from hetpeer.dht.paths import Path
 from hetpeer.dht.records import MAX_LINKS, Advert, LinkNote
 from hetpeer.dht.roster import Roster
+from hetpeer.peer.training.volunteer import Volunteer
 from hetpeer.peer.transport.linkbook import LinkFigures
-from hetpeer.peer.work.volunteer import Volunteer
 from hetpeer.stages.execution.occupation import Occupation
 
 PUBLISH_S = 3.0

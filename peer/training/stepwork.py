@@ -19,15 +19,15 @@ from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.heads import ActivationHead, GradientHead, Head, ShardHead
 from hetpeer.averaging.member import Effect, Member, Origin, StepEffect
+from hetpeer.peer.training.execution import Execution
+from hetpeer.peer.training.figures import Figures
+from hetpeer.peer.training.gate import DataGate
+from hetpeer.peer.training.reducing import Reducing
 from hetpeer.peer.transport.dataplane import DataPlane
 from hetpeer.peer.transport.posting import Posts
 from hetpeer.peer.transport.schema import Schema
 from hetpeer.peer.transport.tensors import Tensor, TensorStore
 from hetpeer.peer.transport.transcoding import Transcoding
-from hetpeer.peer.work.execution import Execution
-from hetpeer.peer.work.figures import Figures
-from hetpeer.peer.work.gate import DataGate
-from hetpeer.peer.work.reducing import Reducing
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.arena import ArenaFullError

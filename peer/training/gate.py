@@ -14,7 +14,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.heads import ActivationHead
 from hetpeer.dht.tasks import TaskSet
-from hetpeer.peer.work.datasource import DataSource
+from hetpeer.peer.training.datasource import DataSource
 from hetpeer.stages.execution.routes import Hop
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.tasks import TaskSet
-from hetpeer.peer.work.preparing import RunFiles
+from hetpeer.peer.training.preparing import RunFiles
 from hetpeer.stages.data.shards import Arrays, Shard
 from hetpeer.stages.graph.spec import BlockSpec
 

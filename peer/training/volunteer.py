@@ -31,6 +31,19 @@ from hetpeer.dht.tasks import TaskSet
 from hetpeer.peer.arrival.credentials import Credentials
 from hetpeer.peer.home import Home
 from hetpeer.peer.tracing import Trace
+from hetpeer.peer.training.datasource import DataSource
+from hetpeer.peer.training.entering import Entering
+from hetpeer.peer.training.evidence import Evidence
+from hetpeer.peer.training.execution import Execution
+from hetpeer.peer.training.figures import Figures, Offer
+from hetpeer.peer.training.gate import DataGate
+from hetpeer.peer.training.leftovers import LeftoverWatch
+from hetpeer.peer.training.preparing import RunFiles, StateFetcher, keep_trying, prepare_block
+from hetpeer.peer.training.reducing import Reducing
+from hetpeer.peer.training.rehearsing import speed_on
+from hetpeer.peer.training.session import ControlSession
+from hetpeer.peer.training.states import HeldStates
+from hetpeer.peer.training.stepwork import Place, StepWork
 from hetpeer.peer.transport.dataplane import DataPlane
 from hetpeer.peer.transport.linkbook import LinkBook
 from hetpeer.peer.transport.posting import Posts
@@ -38,19 +51,6 @@ from hetpeer.peer.transport.schema import Schema, microbatches_in
 from hetpeer.peer.transport.spill import SpillFile
 from hetpeer.peer.transport.tensors import TensorStore
 from hetpeer.peer.transport.transcoding import Transcoding
-from hetpeer.peer.work.datasource import DataSource
-from hetpeer.peer.work.entering import Entering
-from hetpeer.peer.work.evidence import Evidence
-from hetpeer.peer.work.execution import Execution
-from hetpeer.peer.work.figures import Figures, Offer
-from hetpeer.peer.work.gate import DataGate
-from hetpeer.peer.work.leftovers import LeftoverWatch
-from hetpeer.peer.work.preparing import RunFiles, StateFetcher, keep_trying, prepare_block
-from hetpeer.peer.work.reducing import Reducing
-from hetpeer.peer.work.rehearsing import speed_on
-from hetpeer.peer.work.session import ControlSession
-from hetpeer.peer.work.states import HeldStates
-from hetpeer.peer.work.stepwork import Place, StepWork
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.compute import Compute, WorkerDiedError

@@ -18,7 +18,7 @@ from hetpeer.bootstrap.service import coordinator_config
 from hetpeer.dht.errors import RemoteError
 from hetpeer.dht.records import Advert
 from hetpeer.dht.roster import Roster
-from hetpeer.peer.work.preparing import RunFiles
+from hetpeer.peer.training.preparing import RunFiles
 
 PATIENCE_S = 3.0
 """A coordinator that has not answered for so long is taken for absent."""
