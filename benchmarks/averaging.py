@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -198,8 +198,9 @@ async def hivemind(setting: Setting, lab: Lab | None, rounds: int, folder: Path)
         family = psutil.Process().children(recursive=True)  # its DHT and p2pd outlive it
         await end_all(children)
         for process in family:
-            if process.is_running() and "hivemind" in " ".join(process.cmdline()):
-                process.kill()
+            with suppress(psutil.Error):  # it may have ended meanwhile
+                if "hivemind" in " ".join(process.cmdline()):
+                    process.kill()
 
 
 async def _script(name: str, arguments: Sequence[str], lab: Lab | None, number: int, folder: Path) -> Child:
