@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from hetpeer.averaging.messages import EVERYBODY, Cover, Line, Message, Place
+from hetpeer.averaging.messages import EVERYBODY, Cover, Line, Message, Place, Show
 from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.effects import Handle, Release
 
@@ -121,6 +121,8 @@ class SumParts:
     parts: tuple[Handle, ...]
     shared: bool = True
     """Whether anybody but us gets the sum."""
+    holders: tuple[str, ...] = ()
+    """Whose parts they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,13 @@ class ApplyUpdate:
     coefficient: float
     needed: int
     workers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ShowMarks:
+    """For a spot check: show the coordinator the fingerprints of what was received, or of the slot of that check, as `asked`."""
+
+    asked: Show
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +229,17 @@ class Stop:
     rejected: str = ""
 
 
-StepEffect = p.Effect | SendPart | SumParts | SendResult | Inspect | ApplyUpdate | KeepCopy | InstallAverage
+StepEffect = (
+    p.Effect
+    | SendPart
+    | SumParts
+    | SendResult
+    | Inspect
+    | ApplyUpdate
+    | ShowMarks
+    | KeepCopy
+    | InstallAverage
+)
 """What belongs to one step, or to one averaging."""
 
 

@@ -47,6 +47,10 @@ class ActivationHead(_Head):
     attempt: Count
     coded: Coded | None = None
     nudge: bool = False
+    check: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
+    """Above 0: to be computed once more, for that spot check."""
+    asks: bool = False
+    """The receiver has computed this already, for another: it is to give the gradient that it keeps."""
 
 
 class GradientHead(_Head):

@@ -22,6 +22,7 @@ from hetpeer.averaging.effects import (
     KeepCopy,
     RecordApplied,
     Shard,
+    ShowMarks,
     StepEffect,
     StepId,
     Tell,
@@ -44,6 +45,19 @@ class Shape:
     """S of docs/protocol.md: microbatches a slot may hold."""
     ties: Ties = field(default_factory=Ties)
     shard_length: int = LENGTH
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """What the head of a bundle says of it: `route` begins with our own hop."""
+
+    id: int
+    route: Route
+    attempt: int
+    check: int = 0
+    """Above 0: it is to be computed once more, for that spot check."""
+    asks: bool = False
+    """We have computed what somebody else had sent, and are to give the gradient once more."""
 
 
 class HeldStep:
@@ -86,9 +100,16 @@ class HeldStep:
 
     # ── what the coordinator says ────────────────────────────────────────────────────────────────────────────────
 
-    def receive(self, message: m.Reroute | m.Joined | m.Settled | m.Evict) -> list[Effect]:
+    def receive(
+        self, message: m.Reroute | m.Joined | m.Settled | m.Evict | m.Check | m.Show
+    ) -> list[Effect]:
         """A word on this step while its microbatches are computed."""
         match message:
+            case m.Check(check=number, tasks=tasks):
+                known = (self.pipeline.check(t.id, t.route, number) for t in tasks if self._concerns(t.route))
+                return [effect for effects in known for effect in self.absorb(effects)]
+            case m.Show():
+                return self._wrap([ShowMarks(message)])
             case m.Reroute(tasks=()):
                 return self.absorb(self.pipeline.urge())
             case m.Reroute(tasks=tasks):
@@ -104,6 +125,10 @@ class HeldStep:
                 return self.absorb(self.pipeline.settled(slot, refused))
             case m.Evict(blocks=blocks):
                 return self.absorb(self.pipeline.evict(blocks))
+
+    def _concerns(self, route: Route) -> bool:
+        """Whether a spot check's route can begin as it says: with the data it begins here."""
+        return route[0].begin > 0 or self._can_run(route[0])
 
     def assign(self, tasks: Iterable[m.Task]) -> list[Effect]:
         """Microbatches whose first hop we are."""
@@ -127,13 +152,16 @@ class HeldStep:
 
     # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def activation(
-        self, sender: str, microbatch: int, route: Route, attempt: int, handle: p.Handle
-    ) -> list[Effect]:
+    def activation(self, sender: str, bundle: Bundle, handle: p.Handle) -> list[Effect]:
         """A bundle from the hop before us; a route that is not ours to run is refused."""
+        route, pipeline = bundle.route, self.pipeline
         if not self._can_run(route[0]):
             return [p.Release(handle)]
-        return self.absorb(self.pipeline.activation(microbatch, route, attempt, sender, handle))
+        if bundle.asks:
+            return self.absorb(pipeline.asked(bundle.id, route[0].begin, sender, handle))
+        return self.absorb(
+            pipeline.activation(bundle.id, route, bundle.attempt, sender, handle, bundle.check)
+        )
 
     def nudge(self, sender: str, microbatch: int, route: Route, attempt: int) -> list[Effect]:
         """A bundle for us waits at the hop before us."""
@@ -154,6 +182,9 @@ class HeldStep:
                 return Tell(m.Sealed(line=line, step=number, slot=slot, contents=contents, losses=losses))
             case p.ReportEvaluated(microbatch, loss):
                 return Tell(m.Evaluated(line=line, step=number, losses={microbatch: loss}))
+            case p.ReportChecked(key):
+                done = {"check": key.check, "id": key.id, "begin": key.begin}
+                return Tell(m.Checked(line=line, step=number, **done))
             case p.ReportFailed(microbatch, why):
                 return Tell(m.Failed(line=line, step=number, id=microbatch, why=why[:500]))
             case _:

@@ -246,7 +246,9 @@ class Member(Working):
             return False
         return self.version is None or message.step >= self.version
 
-    def _in_step(self, message: m.Reroute | m.Joined | m.Settled | m.Evict) -> list[Effect]:
+    def _in_step(
+        self, message: m.Reroute | m.Joined | m.Settled | m.Evict | m.Check | m.Show
+    ) -> list[Effect]:
         step = self._at(message.step)
         if step is None:
             return []
@@ -362,6 +364,8 @@ class Member(Working):
         m.Gone: _gone,
         m.Settled: _in_step,
         m.Evict: _in_step,
+        m.Check: _in_step,
+        m.Show: _in_step,
         m.Plan: _plan,
         m.Commit: _commit,
         m.Save: _save,

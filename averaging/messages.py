@@ -240,6 +240,38 @@ class Objection(OfPlan):
     why: Text
 
 
+class Checked(Schema):
+    """For spot check `check` microbatch `id` has been computed once more here, from block `begin` on."""
+
+    kind: Literal["checked"] = "checked"
+    line: Line
+    step: Count
+    check: Count
+    id: Id
+    begin: Block
+
+
+class Mark(Schema):
+    """The fingerprint of elements [begin, end) of the sum at `block` (stages/execution/fingerprint.py) under `key`."""
+
+    block: Block
+    begin: Count
+    end: Count
+    key: Annotated[bytes, Field(max_length=16)]
+    values: Annotated[bytes, Field(max_length=1 << 11)] = b""
+
+
+class Shown(Schema):
+    """Fingerprints for spot check `check`: of what we have received under `plan` as reducer, or of what we have computed once more."""
+
+    kind: Literal["shown"] = "shown"
+    line: Line
+    step: Count
+    check: Count
+    plan: Count
+    marks: Annotated[tuple[Mark, ...], Field(max_length=1 << 12)]
+
+
 class Applied(Schema):
     """The update of `step` is applied; `event` is the signed line of the volunteer's own log."""
 
@@ -420,6 +452,32 @@ class Evict(Schema):
     blocks: tuple[Block, ...]
 
 
+class Check(Schema):
+    """Spot check `check`: these are to be computed once more by `tasks[].route[0]`. Where that begins with the data it is the receiver; else the
+    receiver has the bundles, and sends them there (docs/trust.md).
+    """
+
+    kind: Literal["check"] = "check"
+    line: Line
+    step: Count
+    check: Annotated[int, Field(ge=1, lt=1 << 32)]
+    tasks: tuple[Task, ...]
+
+
+class Show(Schema):
+    """Show the fingerprints of what `peer` has sent you under `plan`; with `peer` empty, of what you have computed once more for `check`:
+    those of `marks`, which lack their values.
+    """
+
+    kind: Literal["show"] = "show"
+    line: Line
+    step: Count
+    check: Annotated[int, Field(ge=1, lt=1 << 32)]
+    plan: Count
+    peer: Annotated[str, Field(max_length=128)] = ""
+    marks: Annotated[tuple[Mark, ...], Field(max_length=1 << 12)] = ()
+
+
 class Plan(OfPlan):
     """Reduce exactly these covers. A higher `plan` of the same step voids all lower ones."""
 
@@ -494,6 +552,8 @@ FromVolunteer = (
     | Reducing
     | Objection
     | Vote
+    | Checked
+    | Shown
     | Applied
     | Paced
     | Farewell
@@ -513,6 +573,8 @@ FromCoordinator = (
     | Gone
     | Settled
     | Evict
+    | Check
+    | Show
     | Plan
     | Commit
     | RolledBack

@@ -111,7 +111,8 @@ class Reduction:
         self._summing.add(key)
         shard = self._shards[block][index]
         shared = any(peer != self._me for peer in self._readers(shard))
-        return [SumParts(shard, tuple(parts[h] for h, _ in cover.slots), shared)]
+        holders = tuple(h for h, _ in cover.slots)
+        return [SumParts(shard, tuple(parts[h] for h in holders), shared, holders)]
 
     def summed(self, shard: Shard, handle: Handle) -> list[Effect]:
         """The sum of `shard` is made: who holds the block gets it, and who holds a tied one gets what is tied."""

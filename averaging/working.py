@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.early import Due, EarlyTensors, Origin, Waiting, due_outside
 from hetpeer.averaging.effects import Effect, EndStep, Shard, StepId
-from hetpeer.averaging.holding import HeldStep
+from hetpeer.averaging.holding import Bundle, HeldStep
 from hetpeer.stages.execution.bench import Bench
 from hetpeer.stages.execution.effects import Handle, Release, TaskKey
 from hetpeer.stages.execution.occupation import Occupation
@@ -210,13 +210,11 @@ class Working:
         """Whether a step is in progress, and nothing for us to do in the oldest one: we can take leftovers."""
         return bool(self._steps) and self._steps[0].reduction is None and self._steps[0].pipeline.idle
 
-    def activation(
-        self, origin: Origin, microbatch: int, route: Route, attempt: int, handle: Handle
-    ) -> list[Effect]:
-        """A bundle of activations from the hop before us; `route` starts with our own hop."""
+    def activation(self, origin: Origin, bundle: Bundle, handle: Handle) -> list[Effect]:
+        """A bundle of activations from the hop before us."""
 
         def accept(step: HeldStep) -> list[Effect]:
-            return step.activation(origin.sender, microbatch, route, attempt, handle)
+            return step.activation(origin.sender, bundle, handle)
 
         return self._take(origin, handle, accept)
 

@@ -12,6 +12,7 @@ from hetpeer.bootstrap.decisions import Effect, Send
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.ledger import clip_coefficient
 from hetpeer.bootstrap.reign import Reign
+from hetpeer.bootstrap.spotcheck import Verdict
 from hetpeer.bootstrap.training import CoordinatedStep
 
 
@@ -48,6 +49,22 @@ def _commit_record(
         "seconds": now - step.awaited_at,
         "reduce_seconds": now - step.reduce.began_at,
     }
+
+
+def found_out(reign: Reign, step: CoordinatedStep) -> tuple[list[Effect], dict[str, str]]:
+    """What the log says of the spot checks that have ended, and who was convicted by them, with the reason."""
+    effects: list[Effect] = []
+    convicted: dict[str, str] = {}
+    for check in step.checks.take():
+        about = {"step": step.number, "checked": check.peer, "checkers": check.checkers}
+        if check.verdict is Verdict.CONVICTED:
+            false = "its sums" if check.culprit == check.peer else "its word as a checker"
+            why = f"{false} of step {step.number} are not what two others found"
+            convicted[check.culprit] = why
+            effects.append(reign.log(kind="banned", peer=check.culprit, why=why, **about))
+        elif check.verdict is Verdict.DISPUTED:
+            effects.append(reign.log(kind="dispute", peers=[check.peer, check.culprit], **about))
+    return effects, convicted
 
 
 def evaluation_record(step: CoordinatedStep) -> dict[str, Any]:

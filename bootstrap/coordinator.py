@@ -14,7 +14,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.admission import Admission
 from hetpeer.bootstrap.arranging import Arrangement, Arranging
 from hetpeer.bootstrap.border import Border
-from hetpeer.bootstrap.commits import commit, evaluation_record
+from hetpeer.bootstrap.commits import commit, evaluation_record, found_out
 from hetpeer.bootstrap.decisions import Disconnect, Effect, Halt, Send, State
 from hetpeer.bootstrap.entering import Entering
 from hetpeer.bootstrap.membership import Standing, Volunteer
@@ -232,14 +232,17 @@ class Coordinator(Reigning):
         """What became of the step, as the run's state."""
         if step.trouble is not None:
             return self._end(step.trouble, completed=False)
-        if step.reduce.decision is not None:
-            return self._commit(step, step.reduce.decision, now)
+        logged, liars = found_out(self._reign, step)
+        if liars := {peer: why for peer, why in liars.items() if peer in self.members.volunteers}:
+            return [*logged, *self._fence(liars, now)]
+        if step.decision is not None:
+            return [*logged, *self._commit(step, step.decision, now)]
         if step.evaluated_only:
             self._steps.remove(step)
             self._reign.state = State.WAITING
             return [self._reign.log(**evaluation_record(step)), *self._cross(now)]
         self._reign.state = State.REDUCING if self._steps.first.reduce.under_way else State.TRAINING
-        return []
+        return logged
 
     def _patience(self, now: float) -> list[Effect]:
         step = self._steps.first
@@ -335,6 +338,8 @@ class Coordinator(Reigning):
         m.Reducing: _in_step,
         m.Objection: _in_step,
         m.Vote: _in_step,
+        m.Checked: _in_step,
+        m.Shown: _in_step,
         m.Applied: _applied,
         m.Paced: _paced,
         m.Farewell: _farewell,

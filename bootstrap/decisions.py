@@ -12,6 +12,7 @@ from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.membership import BlockCost, Range
+from hetpeer.bootstrap.spotcheck import CheckRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,8 @@ class CoordinatorConfig:
     """
     return_s: float = 15.0
     """After a restart, holders have so long to come back before the run goes back to the checkpoint."""
+    checks: CheckRules | None = None
+    """Of spot checks, if there are any."""
     move_s: float = 5.0
     """A block that nobody holds or prepares for so long is given to a volunteer who is redundant elsewhere."""
 

@@ -38,12 +38,20 @@ class Doorkeeper:
         self._banned: frozenset[str] = frozenset()
         self._listed: frozenset[str] = frozenset()
         self._revoked: frozenset[str] = frozenset()
+        self._convicted: dict[str, str] = {}
+        """By spot checks → why."""
         self._admitted: dict[str, str] = {}
         """Peer → serial number of its voucher."""
         self._used: Counter[str] = Counter()
         for record in records:
-            if record["kind"] == "admitted":
-                self._admit(record)
+            self.recorded(record)
+
+    def recorded(self, record: Record) -> None:
+        """Something is in the log that may be of the door's concern."""
+        if record["kind"] == "admitted":
+            self._admit(record)
+        elif record["kind"] == "banned":
+            self._convicted[record["peer"]] = record["why"]
 
     def amended(self, amendment: Amendment) -> None:
         """The author's latest word."""
@@ -53,7 +61,7 @@ class Doorkeeper:
 
     def bans(self, peer: str) -> bool:
         """Whether `peer` may not even stay."""
-        return peer in self._banned or (self._settings.policy == "listed" and peer not in self._listed)
+        return peer in self._banned or peer in self._convicted or (self._settings.policy == "listed" and peer not in self._listed)
 
     def judge(
         self, peer: str, hello: m.Hello, now: float, network: str, others: Iterable[str]
@@ -65,6 +73,8 @@ class Doorkeeper:
         settings = self._settings
         if peer in self._banned:
             return m.Rejected(reason="banned", why="the run's author has banned this peer")
+        if peer in self._convicted:
+            return m.Rejected(reason="banned", why=f"banned by spot checks: {self._convicted[peer]}")
         if self.bans(peer):
             return m.Rejected(reason="uninvited", why="the run is for peers that its author has listed")
         if not is_proof(hello.work, self._run_id, peer, settings.work_bits):

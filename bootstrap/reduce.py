@@ -53,6 +53,7 @@ class Reduce:
         """A new plan that adds `sums` (block → in this order) for the holders in `roster`. Returns what each is told."""
         self.plan += 1
         self.under_way = True
+        self.decision = None
         self.began_at = self._moved_at = now
         self._votes.clear()
         holders = {b: sorted(p for p, (i, j) in roster.items() if i <= b < j) for b in sums}
@@ -83,10 +84,12 @@ class Reduce:
     def void(self) -> None:
         """The latest plan cannot be completed, or is not to be."""
         self.under_way = False
+        self.decision = None
         self._votes.clear()
 
     def left(self) -> None:
         """Somebody has left: whoever is late may have waited for it."""
+        self.decision = None
         self._late = 0
         self._votes.clear()
 
@@ -140,7 +143,7 @@ class Reduce:
 
     def overdue(self, now: float) -> bool:
         """Whether nothing has come of the plan for too long."""
-        return self.under_way and now - self._moved_at >= self._pace.patience(self._config.reduce_s)
+        return self.under_way and self.decision is None and now - self._moved_at >= self._pace.patience(self._config.reduce_s)
 
     def ran_out(self) -> None:
         """It is made anew for that reason."""

@@ -96,7 +96,7 @@ class Assignments:
         slow = {peer: self._slow(peer) for peer in self._roster}
         cost = {peer: seconds + slow[peer] for peer, seconds in self._busy().items()}
         for microbatch in concerned:
-            before = self._trodden(microbatch, roster)
+            before = self.trodden(microbatch, roster)
             way = splice(before, roster, cost)
             if stands(way[0], roster):
                 for hop in set(way) - set(before):
@@ -106,8 +106,9 @@ class Assignments:
                 handed.setdefault(way[0].peer, set()).add(microbatch)
         return handed
 
-    def _trodden(self, microbatch: int, roster: Roster) -> Route:
-        """Its route, over those who have counted it, whichever way it went: they answer with what they have kept."""
+    def trodden(self, microbatch: int, roster: Roster | None = None) -> Route:
+        """Its route, over those of `roster` (default: the step's) who have counted it, whichever way it went: they answer with what they have kept."""
+        roster = self._roster if roster is None else roster
         hops = []
         for hop in self._routes[microbatch]:
             holders = {self._counted(block, microbatch) for block in range(hop.begin, hop.end)}

@@ -198,9 +198,10 @@ class CoordinatorService:
 
     async def _record(self, record: Mapping[str, Any]) -> None:
         await self._replica.record(record)
+        self._door.recorded(record)
         if record["kind"] == "checkpoint":
             await self._checkpoints.sealed(record)
-        if record["kind"] in ("rollback", "gone", "arranged"):
+        if record["kind"] in ("rollback", "gone", "arranged", "banned", "dispute"):
             _log.warning("%s", {k: v for k, v in record.items() if k != "kind"})
 
     async def _disconnect(self, peer: str) -> None:

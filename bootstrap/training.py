@@ -17,6 +17,7 @@ from hetpeer.bootstrap.patience import Lull, Pace, few
 from hetpeer.bootstrap.reduce import Reduce, Sums
 from hetpeer.bootstrap.reign import Reign
 from hetpeer.bootstrap.routing import Assignments
+from hetpeer.bootstrap.spotchecks import SpotChecks
 from hetpeer.stages.execution.routes import cheapest_path
 
 MAX_FAILURES = 3
@@ -54,6 +55,9 @@ class CoordinatedStep:
         """Block → whose slots, with which ids, the latest plan adds."""
         self.trouble: str | None = None
         """Why the run cannot go on."""
+        self._told: dict[int, m.Cover] = {}
+        """Block → its part of the latest plan."""
+        self._decided_at = now
         self._reign = reign
         self._pace = pace
         self.line = reign.line
@@ -70,6 +74,14 @@ class CoordinatedStep:
             self.ledger.undone,
             self.ledger.holder,
             members.lines(),
+        )
+        self.checks = SpotChecks(
+            config.checks,
+            self.line,
+            self.number,
+            self.roster,
+            [cost.elements for cost in config.costs],
+            self._ways.trodden,
         )
         self._target = members.target(config.link_ratio)
         self._failures: dict[int, list[str]] = {}
@@ -120,6 +132,10 @@ class CoordinatedStep:
                 self.reduce.moves(message, now)
             case m.Vote():
                 return self._vote(peer, message, now)
+            case m.Checked():
+                return [*self.checks.checked(peer, message), *self._compare()]
+            case m.Shown():
+                return [*self.checks.shown(peer, message), *self._compare()]
             case _:
                 pass
         return []
@@ -131,7 +147,9 @@ class CoordinatedStep:
         verdict = self.ledger.report(peer, message.slot, theirs, message.losses)
         settled = m.Settled(line=self.line, step=self.number, slot=message.slot, refused=verdict.refused)
         effects: list[Effect] = [Send(peer, settled)]
+        effects += self.checks.accepted(peer, theirs, verdict.refused)
         for rival, blocks in verdict.evicted.items():
+            self.checks.lost(rival)
             evict = m.Evict(line=self.line, step=self.number, blocks=tuple(blocks))
             effects.append(Send(rival, evict))
         if verdict.progress:
@@ -204,6 +222,8 @@ class CoordinatedStep:
     def without(self, peers: Sequence[str], now: float) -> list[Effect]:
         """`peers` have left the roster, and the others know; the caller has checked that every block keeps a holder, or may wait for one."""
         lost = [peer for peer in peers if self.ledger.lose(peer)]
+        for peer in peers:
+            self.checks.lost(peer)
         self._lull.over(now)
         self.reduce.left()
         effects = self._hand_out(self._ways.beginning_at(peers) & self.ledger.undone())
@@ -216,6 +236,8 @@ class CoordinatedStep:
 
     def tick(self, now: float) -> list[Effect]:
         """Make a plan anew that is not voted on for too long; urge, and hedge the last ids, where it takes unusually long."""
+        if self.reduce.decision is not None:
+            return self._hurry(now)
         if self.reduce.under_way:
             if not self.reduce.overdue(now):
                 return []
@@ -272,7 +294,9 @@ class CoordinatedStep:
 
     def _make_plan(self, now: float) -> list[Effect]:
         self.covers = self.ledger.covers()
+        self.checks.void()
         told = self.reduce.make(self.covers, self.roster, now)
+        self._told = {cover.block: cover for covers in told.values() for cover in covers}
         return [
             Send(peer, m.Plan(line=self.line, step=self.number, plan=self.reduce.plan, covers=covers))
             for peer, covers in told.items()
@@ -283,4 +307,27 @@ class CoordinatedStep:
         again = self.reduce.vote(peer, message, self.roster)
         if self.reduce.trouble is not None:
             self.trouble = f"{self.reduce.trouble} at step {self.number}"
-        return self._make_plan(now) if again else []
+        if again:
+            return self._make_plan(now)
+        if self.reduce.decision is not None:
+            self._decided_at = now
+        return self._compare()
+
+    # ── spot checks ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def decision(self) -> Mapping[int, m.BlockVote] | None:
+        """What is to be committed: all have voted alike, and nothing is left to be checked."""
+        return self.reduce.decision if self.checks.over else None
+
+    def _compare(self) -> list[Effect]:
+        """The sums are decided: what was computed once more is compared with what they are made of."""
+        if self.reduce.decision is None:
+            return []
+        return self.checks.compare(self.reduce.plan, self.covers, self._told.values())
+
+    def _hurry(self, now: float) -> list[Effect]:
+        """Spot checks are not waited for longer than a plan would be."""
+        if now - self._decided_at >= self._pace.patience(self._reign.config.reduce_s):
+            self.checks.expire()
+        return []

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from hetpeer.averaging.holding import Shape
 from hetpeer.averaging.reduction import LENGTH
 from hetpeer.averaging.ties import Tie, Ties
 from hetpeer.bootstrap.decisions import CoordinatorConfig
 from hetpeer.bootstrap.membership import BlockCost
+from hetpeer.bootstrap.spotcheck import CheckRules
 from hetpeer.peer.simulate.numerics import Numerics
 from hetpeer.peer.simulate.wires import Ground
+from hetpeer.stages.execution.fingerprint import distance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,10 @@ class SwarmConfig:
     """What blocks and lines cost; None: everything takes a moment."""
     seats: tuple[tuple[int, int], ...] = ()
     """(cluster, first block) of the place that each volunteer takes if it is open; none: they choose."""
+    check_share: float = 0.0
+    """Of contributions that are computed once more by another."""
+    lies: Mapping[str, str] = field(default_factory=dict)
+    """Volunteer → what is false of it: what it "sends", what it computes for a "check", or what it has "received"."""
     arranged_s: float = 0.0
     """Another division of the blocks is proposed so often; 0: never."""
 
@@ -58,8 +65,8 @@ class SwarmConfig:
         """What a volunteer must know of the model."""
         return Shape(numerics.sizes, self.slot_capacity, Ties(self.ties), self.shard_length)
 
-    def coordinator(self, numerics: Numerics) -> CoordinatorConfig:
-        """What the manifest would say."""
+    def coordinator(self, numerics: Numerics, draw: Callable[[], float]) -> CoordinatorConfig:
+        """What the manifest would say. `draw` decides who is checked."""
         blocks, ties = range(numerics.blocks), Ties(self.ties)
         return CoordinatorConfig(
             run="sim",
@@ -76,4 +83,7 @@ class SwarmConfig:
             reduce_s=self.reduce_s,
             sync_s=self.sync_s,
             staleness=self.staleness,
+            checks=CheckRules(share=self.check_share, tolerance=1e-9, draw=draw, distance=distance)
+            if self.check_share
+            else None,
         )

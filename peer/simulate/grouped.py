@@ -99,7 +99,7 @@ class GroupedSwarm(Swarm):
 
     def _new_core(self) -> Core:
         scheduler = Pipelines(1, (), self._span, Adaptive())
-        config = self.config.coordinator(self.numerics)
+        config = self.config.coordinator(self.numerics, self._draw)
         config = replace(config, averaging_interval=self._interval, averaging_delayed=self._delayed)
         return Grouped(config, self.log, scheduler, self.world.now)
 

@@ -14,6 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
+from hetpeer.stages.execution.fingerprint import PLACES, Fingerprint
+
 
 class Numerics(Protocol):
     """The arithmetic of a model of `blocks` blocks. States and gradients are per block; all values are immutable."""
@@ -43,6 +47,12 @@ class Numerics(Protocol):
 
     def tie(self, block: int, gradient: Any, tied: Mapping[int, tuple[int, Any]]) -> Any:
         """The gradient of `block` with what the blocks `tied` to it say of tied parameters: (first element, their part)."""
+
+    def fingerprint(self, gradient: Any, shard: tuple[int, int, int], key: bytes) -> Fingerprint:
+        """Of a shard of a gradient: (block, first element, last) under `key`."""
+
+    def lie(self, gradient: Any, by: str) -> Any:
+        """Something else of the same shape; `by` whom."""
 
     def inspect(self, block: int, gradient: Any) -> tuple[str, float]:
         """Digest, and squared norm of what counts at `block`."""
@@ -152,6 +162,17 @@ class Symbols:
             return Sum(Counter({(-1, -1, "torn"): 1}), "torn")
         total = _hash([(other, part.bits) for other, part in parts])
         return Sum(gradient.ids, _hash((gradient.bits, total)), total)
+
+    def fingerprint(self, gradient: Sum, shard: tuple[int, int, int], key: bytes) -> Fingerprint:
+        block, begin, end = shard
+        total = np.zeros(PLACES)
+        for task, count in gradient.ids.items():
+            drawn = hashlib.blake2b(repr((key, block, task)).encode(), digest_size=32).digest()
+            total[:4] += (end - begin) * count * (np.frombuffer(drawn, "<u8") / 2.0**63 - 1.0)
+        return total
+
+    def lie(self, gradient: Sum, by: str) -> Sum:
+        return Sum(gradient.ids + Counter({(-1, -1, by): 1}), _hash((gradient.bits, by)))
 
     def inspect(self, block: int, gradient: Any) -> tuple[str, float]:  # noqa: ARG002
         if isinstance(gradient, Average):

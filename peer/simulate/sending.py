@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from hetpeer.averaging import effects as e
+from hetpeer.averaging.holding import Bundle
 from hetpeer.averaging.member import Effect, Member, Origin, StepEffect
 from hetpeer.dht.credit import Pool
 from hetpeer.peer.simulate.boxes import Boxes
@@ -87,14 +88,16 @@ class Sending:
     def _send_activation(self, step: e.StepId, effect: p.SendActivation) -> None:
         number, route, attempt = effect.id, effect.route, effect.attempt
         to, origin, pool = route[0].peer, self._origin(step), pool_at(blocks_left(route))
-        if (step, number, route[0]) in self._sent and (line := self._line(to)) is not None:
-            line.nudge(pool, lambda core: core.nudge(origin, number, route, attempt))
-        self._sent.add((step, number, route[0]))
+        bundle = Bundle(number, route, attempt, effect.check, effect.asks)
+        if not (effect.check or effect.asks):
+            if (step, number, route[0]) in self._sent and (line := self._line(to)) is not None:
+                line.nudge(pool, lambda core: core.nudge(origin, number, route, attempt))
+            self._sent.add((step, number, route[0]))
         self._carry(
             to,
             effect.handle,
             origin,
-            lambda core, at, h: core.activation(at, number, route, attempt, h),
+            lambda core, at, h: core.activation(at, bundle, h),
             pool,
             nbytes=self._swarm.freight.bundle(self._name, to, route[0].begin),
         )

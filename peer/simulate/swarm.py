@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import random
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -56,11 +57,13 @@ class Swarm:
         self.board = Board(self.world, seed)
         self.checks = Checks(numerics, config.steps, config.microbatches, config.staleness)
         self.log: list[Mapping[str, Any]] = []
+        self.banned: set[str] = set()
         self.completed: bool | None = None
         self.faults = 0
         self.hooks: list[Callable[[str], None]] = []
         """Called with what has just happened; faults.py strikes at such moments."""
         self.sessions = itertools.count(1)
+        self._draw = random.Random(seed).random  # noqa: S311 - repeatable, not secret
         self._said: dict[tuple[str, str], m.Message] = {}
         """(receiver, kind) → the last such message on a line of history."""
         self._coverage = coverage
@@ -112,7 +115,7 @@ class Swarm:
         self.host.start()
 
     def _new_core(self) -> Core:
-        config = self.config.coordinator(self.numerics)
+        config = self.config.coordinator(self.numerics, self._draw)
         return Coordinator(over_all(config, History.of(self.log)), self.world.now)
 
     def crash_coordinator(self, away_s: float) -> None:
@@ -170,6 +173,8 @@ class Swarm:
     def write(self, record: dict[str, Any]) -> None:
         """The record is durable."""
         self.log.append(record)
+        if record["kind"] == "banned":
+            self.banned.add(record["peer"])
         self.checks.recorded(record)
         self.happened(f"record {record['kind']}")
 
@@ -208,6 +213,10 @@ class Swarm:
                 return
             if isinstance(message, m.Hello):
                 self._channels[name] = session
+                if name in self.banned:  # the door's business, which is not simulated
+                    self._deliver(name, m.Rejected(reason="banned", why="banned"))
+                    del self._channels[name]
+                    return
             if self._channels.get(name) == session:
                 self._said[name, f"from {message.kind}"] = message
                 self.host.event(message.kind, lambda core, now: core.receive(name, message, now))

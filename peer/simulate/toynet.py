@@ -18,6 +18,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from hetpeer.averaging.ties import Tie, Ties
 from hetpeer.averaging.updates import Adam, AdamWSettings
+from hetpeer.stages.execution.fingerprint import Fingerprint, fingerprint
 from hetpeer.stages.execution.numerics import squared_norm
 
 WIDTH, SAMPLES, CLASSES = 16, 8, 5
@@ -127,6 +128,13 @@ class ToyNet:
             }
             total[use.begin : use.end] = self.add(parts[u.block] for u in uses)
         return total
+
+    def fingerprint(self, gradient: Tensor, shard: tuple[int, int, int], key: bytes) -> Fingerprint:
+        block, begin, _ = shard
+        return fingerprint(gradient.numpy(), block, begin, key)
+
+    def lie(self, gradient: Tensor, by: str) -> Tensor:  # noqa: ARG002
+        return -gradient
 
     def inspect(self, block: int, gradient: Tensor) -> tuple[str, float]:
         counted = Ties(self.ties).counted(block, len(gradient))

@@ -72,6 +72,7 @@ class Volunteer:
             self.poison,
             later,
             swarm.config.ground,
+            swarm.config.lies.get(self.name, ""),
         )
         self._preparing = 0
         hello = m.Hello(
@@ -199,6 +200,8 @@ class Volunteer:
                 worker.inspect(step, effect)
             case e.ApplyUpdate() | e.InstallAverage():
                 worker.apply(step, effect)
+            case e.ShowMarks(asked):
+                worker.show(step, asked)
             case e.KeepCopy():
                 worker.keep_copy(step, effect)
             case p.Release(handle):

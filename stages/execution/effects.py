@@ -21,6 +21,8 @@ class TaskKey:
 
     id: int
     begin: int
+    check: int = 0
+    """Above 0: it is done once more, for the spot check of that number, and counts nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +62,18 @@ class ForgetGraph:
 
 @dataclass(frozen=True, slots=True)
 class SendActivation:
-    """Send `handle`, the bundle that enters block `route[0].begin`, to `route[0].peer`. Keep it."""
+    """Send `handle`, the bundle that enters block `route[0].begin`, to `route[0].peer`. Keep it.
+
+    With `check` the receiver is to compute it once more, for that spot check; with `asks` it has done so already, for another, and is to give the
+    gradient that it keeps.
+    """
 
     id: int
     route: Route
     attempt: int
     handle: Handle
+    check: int = 0
+    asks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +118,13 @@ class ReportFailed:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class ReportChecked:
+    """Tell the coordinator that what `key` asks for is in the slot of its spot check."""
+
+    key: TaskKey
+
+
 Effect = (
     RunForward
     | RunBackward
@@ -120,6 +135,7 @@ Effect = (
     | ReportSealed
     | ReportEvaluated
     | ReportFailed
+    | ReportChecked
     | Merge
     | Drop
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from hetpeer.stages.execution.effects import TaskKey
-from hetpeer.stages.execution.routes import Roster, Route, blocks_left, splice, stands
+from hetpeer.stages.execution.routes import Hop, Roster, Route, blocks_left, splice, stands
 
 
 class Onward:
@@ -37,6 +37,10 @@ class Onward:
     def unreachable(self, peer: str) -> None:
         """Our link to `peer` is down."""
         self._avoid.add(peer)
+
+    def knows(self, hop: Hop) -> bool:
+        """Whether its peer is in the step and holds these blocks."""
+        return stands(hop, self._roster)
 
     def reachable(self, peer: str) -> None:
         """The link to `peer` is up again."""

@@ -56,7 +56,11 @@ class Outputs:
         return self._send_again(lambda task: task.route[1].peer == peer)
 
     def _send_again(self, concerns: Callable[[Task], bool]) -> list[SendActivation]:
-        kept = (task for task in self._tasks if task.output is not None and len(task.route) > 1)
+        kept = (
+            task
+            for task in self._tasks
+            if task.output is not None and len(task.route) > 1 and not task.key.check
+        )
         return [send for task in kept if concerns(task) for send in self.send(task)]
 
     def joined(self, peer: str, place: tuple[int, int]) -> list[SendActivation]:

@@ -25,6 +25,7 @@ from hetpeer.stages.execution.effects import (
 )
 from hetpeer.stages.execution.onward import Onward
 from hetpeer.stages.execution.outputs import Outputs
+from hetpeer.stages.execution.rerunning import Reruns
 from hetpeer.stages.execution.routes import Roster, Route, blocks_left, rest_of
 from hetpeer.stages.execution.schedule import Reach, Schedule, Work
 from hetpeer.stages.execution.slots import SlotBook
@@ -47,6 +48,7 @@ class Pipeline:
         self._schedule: Schedule[TaskKey] = Schedule(self._bench.may_begin)
         self._onward = Onward(roster)
         self._outputs = Outputs(self._onward, self._tasks, self._schedule)
+        self._reruns = Reruns(self._tasks, self._onward)
         self.running = 0
         """Pieces of work at the worker."""
         self._folding = 0
@@ -82,10 +84,22 @@ class Pipeline:
         return self._enter(microbatch, route, attempt, upstream=None, source=None)
 
     def activation(
-        self, microbatch: int, route: Route, attempt: int, upstream: str, handle: Handle
+        self, microbatch: int, route: Route, attempt: int, upstream: str, handle: Handle, check: int = 0
     ) -> list[Effect]:
-        """`upstream` sent the bundle that enters block `route[0].begin`."""
-        return self._enter(microbatch, route, attempt, upstream=upstream, source=handle)
+        """`upstream` sent the bundle that enters block `route[0].begin`; with `check` to be computed once more for that spot check."""
+        return self._enter(microbatch, route, attempt, upstream=upstream, source=handle, check=check)
+
+    def asked(self, microbatch: int, border: int, upstream: str, handle: Handle) -> list[Effect]:
+        """`upstream` computes for a spot check what somebody else has sent us, and wants the gradient that we gave."""
+        return self._reruns.answer(microbatch, border, upstream, handle)
+
+    def check(self, microbatch: int, route: Route, check: int) -> list[Effect]:
+        """`microbatch` is to be computed once more at `route[0]`, for spot check `check`: by us, if it begins with the data; else by whom we
+        send once more what we have kept.
+        """
+        if route[0].begin == 0:
+            return self._enter(microbatch, route, 0, upstream=None, source=None, check=check)
+        return self._reruns.lend(microbatch, route, check)
 
     def nudge(self, microbatch: int, route: Route, attempt: int, upstream: str) -> list[Effect]:
         """`upstream` has a bundle for us that waits for credit, which tasks here may hold that wait for this very word: as
@@ -95,15 +109,26 @@ class Pipeline:
         return [] if task is None else self._repeated(task, route, attempt, upstream, None)
 
     def _enter(
-        self, microbatch: int, route: Route, attempt: int, *, upstream: str | None, source: Handle | None
+        self,
+        microbatch: int,
+        route: Route,
+        attempt: int,
+        *,
+        upstream: str | None,
+        source: Handle | None,
+        check: int = 0,
     ) -> list[Effect]:
-        key = TaskKey(microbatch, route[0].begin)
+        key = TaskKey(microbatch, route[0].begin, check)
         task = self._tasks.get(key)
+        if check and not (microbatch < self._microbatches and self._reruns.takes(key)):
+            return [] if source is None else [Release(source)]
         if task is not None:
             return self._repeated(task, route, attempt, upstream, source)
         task = Task(key, route, attempt, upstream, train=microbatch < self._microbatches, source=source)
         self._tasks.enter(task)
-        self._schedule.ready_forward(key, Reach(blocks_left(route), len(route) - 1), train=task.train)
+        # what is done once more is rationed by the coordinator: the window is for what waits in the pipeline
+        counts = task.train and not check
+        self._schedule.ready_forward(key, Reach(blocks_left(route), len(route) - 1), train=counts)
         return self._dispatch()
 
     def _repeated(
@@ -147,7 +172,9 @@ class Pipeline:
         task = self._tasks[key]
         effects: list[Effect] = []
         task.output, task.loss = output, loss
-        if loss is None:
+        if output is not None and key.check:
+            effects += self._reruns.passes_on(task, output)
+        elif loss is None:
             task.status = Status.SENT if task.train else Status.DONE
             effects += self._outputs.send(task)
         elif task.train:
@@ -163,10 +190,12 @@ class Pipeline:
     def backward_done(self, key: TaskKey, input_gradient: Handle | None) -> list[Effect]:
         """The worker ran the backward of `key` and folded it; `input_gradient` is for the hop before us."""
         self.running -= 1
-        self._folding -= 1
         task = self._tasks[key]
-        task.status = Status.DONE
         task.input_gradient = input_gradient
+        if key.check:
+            return [*self._reruns.done(task), *self._dispatch()]
+        self._folding -= 1
+        task.status = Status.DONE
         self._schedule.finished(key)
         effects: list[Effect] = [*task.release_source(), *task.release_gradient()]
         if input_gradient is not None and task.upstream is not None:
@@ -181,6 +210,8 @@ class Pipeline:
         """The worker could not do `key`. A broken backward spoils the open slot: it is dropped as a whole."""
         self.running -= 1
         task = self._tasks[key]
+        if key.check:
+            return [*self._reruns.failed(task), *self._dispatch()]
         self._tasks.remove(key)
         self._schedule.finished(key)
         effects: list[Effect] = [ForgetGraph(key), ReportFailed(key.id, why)]
@@ -295,14 +326,20 @@ class Pipeline:
             task = self._tasks[work.key]
             self.running += 1
             if work.backward:
-                self._folding += 1
                 task.status = Status.BACKWARD
-                slot, fold = self.slots.fold(work.key.id, range(work.key.begin, task.end))
-                effects.append(RunBackward(work.key, task.end, task.gradient, slot, fold))
+                effects.append(RunBackward(work.key, task.end, task.gradient, *self._fold(task)))
             else:
                 task.status = Status.FORWARD
                 effects.append(RunForward(work.key, task.end, task.source, task.train, len(task.route) - 1))
         return effects
+
+    def _fold(self, task: Task) -> tuple[int, tuple[int, ...]]:
+        """The slot into which the gradients of `task` go, and at which blocks."""
+        blocks = range(task.key.begin, task.end)
+        if task.key.check:
+            return self._reruns.slot(task.key), tuple(blocks)
+        self._folding += 1
+        return self.slots.fold(task.key.id, blocks)
 
     def _seal(self) -> ReportSealed:
         slot, ids = self.slots.seal()

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 
 LIVE = 3
 """Slots that may live at a block at once; each is a vector in the worker's memory."""
+CHECKS = 1 << 40
+"""From this number on: slots of spot checks, which count nowhere (docs/trust.md). No step has so many others."""
 
 
 class Seal(enum.Enum):

@@ -85,7 +85,7 @@ class TaskBook:
     def forget(self, ids: Collection[int], blocks: Collection[int]) -> None:
         """Finished tasks of `ids` whose gradient was dropped at one of `blocks` count as never done."""
         for key, task in list(self._tasks.items()):
-            touches = any(key.begin <= block < task.end for block in blocks)
+            touches = not key.check and any(key.begin <= block < task.end for block in blocks)
             if key.id in ids and touches and task.status is Status.DONE and task.train:
                 del self._tasks[key]
 
@@ -97,15 +97,30 @@ class TaskBook:
             if task.key.id == microbatch and task.end == border and task.status is Status.SENT and task.train
         ]
 
+    def kept(self, microbatch: int, border: int) -> Task | None:
+        """A task whose output over `border` is kept, so that it can be lent."""
+        return next(
+            (
+                task
+                for task in self
+                if task.key.id == microbatch
+                and task.end == border
+                and task.output is not None
+                and task.train
+                and not task.key.check
+            ),
+            None,
+        )
+
     def losses(self, ids: Collection[int]) -> dict[int, float]:
         """Of those of `ids` that were trained and ended here."""
         return {
             task.key.id: task.loss
             for task in self
-            if task.train and task.loss is not None and task.key.id in ids
+            if task.train and task.loss is not None and task.key.id in ids and not task.key.check
         }
 
     @property
     def idle(self) -> bool:
-        """Whether none that is trained is in progress."""
-        return all(task.status is Status.DONE for task in self if task.train)
+        """Whether none that is trained is in progress, but for spot checks."""
+        return all(task.status is Status.DONE for task in self if task.train and not task.key.check)

@@ -4,6 +4,7 @@ import pytest
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.holding import Bundle
 from hetpeer.averaging.member import InStep, Origin, Phase
 from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.routes import Hop
@@ -196,7 +197,7 @@ def test_a_life_from_the_handshake_to_the_second_step():
 def test_tensors_before_begin_and_before_plan_are_held_back():
     member = member_in(Phase.READY)
     other = Origin("other", 1, STEP)
-    assert member.activation(other, 5, ROUTE, 0, "early") == []
+    assert member.activation(other, Bundle(5, ROUTE, 0), "early") == []
     told = begin().model_copy(
         update={"roster": {ME: (0, 2), "other": (0, 2)}, "incarnations": {ME: 7, "other": 1}}
     )
@@ -222,7 +223,7 @@ def test_fenced_tensors_are_released(origin):
     with_one_more = {"roster": {ME: (0, 2), "gone": (0, 2)}, "incarnations": {ME: 7, "gone": 2}}
     member.receive(begin().model_copy(update=with_one_more))
     member.receive(m.Gone(line=LINE, peers=("gone",)))
-    assert member.activation(origin, 0, ROUTE, 0, "x") == [p.Release("x")]
+    assert member.activation(origin, Bundle(0, ROUTE, 0), "x") == [p.Release("x")]
     assert member.gradient(origin, 0, 1, "x") == [p.Release("x")]
 
 
@@ -230,7 +231,7 @@ def test_who_is_not_in_the_roster_is_heard_once_it_has_introduced_itself():
     member = member_in(Phase.TRAINING)
     late = Origin("late", 1, STEP)
     assert not member.knows(late)
-    assert member.activation(late, 5, ROUTE, 0, "x") == []
+    assert member.activation(late, Bundle(5, ROUTE, 0), "x") == []
     (run,) = member.introduced(late, (1, 2))
     assert member.knows(late)
     assert run.effect.key == p.TaskKey(5, 0)
@@ -275,7 +276,7 @@ def test_a_route_that_is_not_ours_is_refused():
     member = member_in(Phase.TRAINING)
     for route in ((("other", 0, 2),), ((ME, 0, 3),), ((ME, 2, 2),)):
         hops = tuple(Hop(*hop) for hop in route)
-        assert member.activation(Origin(ME, 7, STEP), 0, hops, 0, "x") == [p.Release("x")]
+        assert member.activation(Origin(ME, 7, STEP), Bundle(0, hops, 0), "x") == [p.Release("x")]
 
 
 def test_work_of_a_dropped_step_is_released():
@@ -395,7 +396,7 @@ def test_going_back_to_where_we_are_keeps_the_state():
 
 def test_after_the_decision_no_work_is_begun():
     member = member_in(Phase.APPLYING)
-    assert member.activation(Origin(ME, 7, STEP), 9, ROUTE, 0, "x") == []
+    assert member.activation(Origin(ME, 7, STEP), Bundle(9, ROUTE, 0), "x") == []
 
 
 def test_a_spoiled_slot_is_dropped_and_reported():

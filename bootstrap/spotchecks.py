@@ -1,0 +1,216 @@
+"""The spot checks of one step: who is checked by whom, who lends what, and what has come of it (docs/trust.md).
+
+Pure. What a holder counts is computed once more by another holder of the same blocks; what others have received of it is compared with that, by
+fingerprints. Where two differ a third decides. The step waits for its checks before it is committed, but not for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.decisions import Effect, Send
+from hetpeer.bootstrap.membership import Range
+from hetpeer.bootstrap.spotcheck import CheckRules, Piece, SpotCheck, Verdict
+from hetpeer.stages.execution.fingerprint import KEY_BYTES
+from hetpeer.stages.execution.routes import Hop, Route, rest_of
+
+
+class SpotChecks:
+    """Of a step on `line` with number `step`; `roster` is the step's own, as it changes; a block has so many `elements`; `trodden` says which way
+    an id has gone.
+    """
+
+    def __init__(
+        self,
+        rules: CheckRules | None,
+        line: m.Line,
+        step: int,
+        roster: Mapping[str, Range],
+        elements: Sequence[int],
+        trodden: Callable[[int], Route],
+    ) -> None:
+        self._ended: list[SpotCheck] = []
+        self._rules = rules
+        self._line, self._step = line, step
+        self._roster = roster
+        self._elements = elements
+        self._trodden = trodden
+        self._checks: dict[int, SpotCheck] = {}
+        if rules is not None and rules.share:
+            for peer in sorted(roster):
+                if rules.draw() < rules.share and (checker := self._somebody(peer, self._busy())) is not None:
+                    number = len(self._checks) + 1
+                    self._checks[number] = SpotCheck(number, peer, checker)
+
+    def _busy(self) -> set[str]:
+        return {peer for check in self._checks.values() for peer in check.checkers}
+
+    def _somebody(self, peer: str, without: Collection[str]) -> str | None:
+        """Another holder of all blocks of `peer`, none of those in `without`."""
+        assert self._rules is not None
+        begin, end = self._roster[peer]
+        others = [
+            other
+            for other, (first, last) in sorted(self._roster.items())
+            if first <= begin and end <= last and other != peer and other not in without
+        ]
+        return others[int(self._rules.draw() * len(others))] if others else None
+
+    def __iter__(self) -> Iterator[SpotCheck]:
+        return iter(self._checks.values())
+
+    @property
+    def over(self) -> bool:
+        """Whether none of them is to be waited for."""
+        return not any(check.open for check in self._checks.values())
+
+    def take(self) -> list[SpotCheck]:
+        """Those that have ended since this was last asked."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    # ── computed once more ───────────────────────────────────────────────────────────────────────────────────────
+
+    def accepted(self, peer: str, contents: Iterable[m.Contents], refused: Collection[int]) -> list[Effect]:
+        """`peer` counts what it has reported, but for the blocks `refused`: whoever checks it has that to compute."""
+        check = self._open(peer)
+        if check is None:
+            return []
+        check.accepted(_pieces(contents, refused))
+        return self._lend(check)
+
+    def checked(self, peer: str, message: m.Checked) -> list[Effect]:
+        """`peer` has computed something once more."""
+        check = self._checks.get(message.check)
+        if check is None or not check.open or not check.done(peer, message.id, message.begin):
+            return []
+        return self._lend(check)
+
+    def _open(self, peer: str) -> SpotCheck | None:
+        return next((one for one in self._checks.values() if one.peer == peer and one.open), None)
+
+    def _lend(self, check: SpotCheck) -> list[Effect]:
+        """Whoever has what the next pieces are computed from sends it, and a checker that begins with the data is told."""
+        told: list[Effect] = []
+        for opinion in check.opinions:
+            for piece in opinion.next():
+                before = self._trodden(piece.id)
+                route = (Hop(opinion.peer, piece.begin, piece.end), *rest_of(before, piece.end))
+                lender = _holder(before, piece.begin - 1) if piece.begin else opinion.peer
+                task = m.Task(id=piece.id, route=route)
+                told.append(
+                    Send(
+                        lender, m.Check(line=self._line, step=self._step, check=check.number, tasks=(task,))
+                    )
+                )
+        return told
+
+    def lost(self, peer: str) -> None:
+        """What `peer` had counted does not count any more, or it has left."""
+        for check in self._checks.values():
+            if check.open and (peer == check.peer or peer in check.checkers):
+                self._end(check, Verdict.LAPSED)
+
+    def _end(self, check: SpotCheck, verdict: Verdict) -> None:
+        check.end(verdict)
+        self._ended.append(check)
+
+    # ── compared ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def void(self) -> None:
+        """There is another plan, or none."""
+        for check in self._checks.values():
+            if check.open:
+                check.void()
+
+    def compare(
+        self, plan: int, covers: Mapping[int, Sequence[tuple[str, tuple[int, ...]]]], told: Iterable[m.Cover]
+    ) -> list[Effect]:
+        """All have voted on `plan`, which adds `covers`: whose checkers are done, of those others show what they have received."""
+        effects: list[Effect] = []
+        reducers = {cover.block: [peer for peer, _ in cover.reducers] for cover in told}
+        for check in self._checks.values():
+            if not check.open or check.asks:
+                continue
+            if not check.is_of(covers) or not check.pieces:
+                self._end(check, Verdict.LAPSED)
+            elif check.computed:
+                asked = check.ask(sorted({peer for block in check.blocks for peer in reducers[block]}))
+                if not asked:
+                    self._end(check, Verdict.LAPSED)  # it reduces all that it sends
+                effects += [Send(to, self._show(check, plan, peer=check.peer)) for to in asked]
+        return effects
+
+    def _show(self, check: SpotCheck, plan: int, *, peer: str = "", marks: tuple[m.Mark, ...] = ()) -> m.Show:
+        return m.Show(
+            line=self._line, step=self._step, check=check.number, plan=plan, peer=peer, marks=marks
+        )
+
+    def shown(self, peer: str, message: m.Shown) -> list[Effect]:
+        """`peer` shows fingerprints."""
+        check = self._checks.get(message.check)
+        if check is None or not check.open:
+            return []
+        blocks = check.blocks
+        sound = all(
+            mark.block in blocks
+            and mark.begin < mark.end <= self._elements[mark.block]
+            and len(mark.key) == KEY_BYTES
+            for mark in message.marks
+        )
+        asked = check.received(peer, message.marks if sound else ())
+        if asked is not None:
+            return [Send(to, self._show(check, message.plan, marks=asked)) for to in check.checkers]
+        check.shown(peer, message.marks)
+        return self._judge(check) if check.complete else []
+
+    def _judge(self, check: SpotCheck) -> list[Effect]:
+        assert self._rules is not None
+        if check.judge(self._rules.tolerance, self._rules.distance) is not Verdict.OPEN:
+            self._ended.append(check)
+            return []
+        third = self._somebody(check.peer, (*check.checkers, *self._suspects(check)))
+        if third is None:
+            self._end(check, Verdict.DISPUTED)
+            return []
+        check.third(third)
+        return self._lend(check)
+
+    def _suspects(self, check: SpotCheck) -> set[str]:
+        """Who is known to have given false numbers in this step."""
+        return {one.culprit for one in self._checks.values() if one is not check and one.culprit}
+
+    def expire(self) -> list[str]:
+        """They have been waited for long enough. Returns who has not done its part."""
+        late: list[str] = []
+        for check in self._checks.values():
+            if check.open:
+                late += [opinion.peer for opinion in check.opinions if opinion.done != set(check.pieces)]
+                self._end(check, Verdict.LAPSED)
+        return late
+
+
+def _holder(route: Route, block: int) -> str:
+    """Who runs `block` on it."""
+    return next(hop.peer for hop in route if hop.begin <= block < hop.end)
+
+
+def _pieces(contents: Iterable[m.Contents], refused: Collection[int]) -> list[Piece]:
+    """The ids of a report, each with the blocks at which it counts, as far as they are neighbours."""
+    blocks: dict[int, list[int]] = {}
+    for part in contents:
+        for block in range(part.begin, part.end):
+            if block not in refused:
+                for microbatch in part.ids:
+                    blocks.setdefault(microbatch, []).append(block)
+    pieces: list[Piece] = []
+    for microbatch, held in sorted(blocks.items()):
+        begin = last = min(held)
+        for block in sorted(held)[1:]:
+            if block != last + 1:
+                pieces.append(Piece(microbatch, begin, last + 1))
+                begin = block
+            last = block
+        pieces.append(Piece(microbatch, begin, last + 1))
+    return pieces

@@ -1,0 +1,67 @@
+"""Fingerprints of vectors: a few numbers that add up as the vectors do, and cannot be met by whoever does not know the key.
+
+Element i of a block is multiplied by a sign that the key decides, and added to place i mod `PLACES`: a linear sketch, whose squared
+length is the vector's on average, with a relative deviation of sqrt(2 / PLACES) = 9 % (Alon, Matias, Szegedy 1996; Charikar, Chen, Farach-Colton 2002). Two
+vectors that differ by d have fingerprints that differ by about the length of d, unless d was chosen with the key at hand (docs/trust.md).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+PLACES: Final = 256
+"""Numbers in a fingerprint: as many as Philox gives bits for one place of its counter."""
+NBYTES: Final = PLACES * 8
+KEY_BYTES: Final = 16
+_ROWS = 512
+"""So many rows of signs at once: half a megabyte of float32."""
+
+Fingerprint = NDArray[np.float64]
+
+
+def fingerprint(vector: NDArray[np.float32], block: int, begin: int, key: bytes) -> Fingerprint:
+    """Of the elements from `begin` on of the flat vector of `block`: `PLACES` numbers in float64.
+
+    Those of neighbouring pieces add up to that of both. `key` has `KEY_BYTES`.
+    """
+    total = np.zeros(PLACES)
+    row, skip = divmod(begin, PLACES)
+    secret = int.from_bytes(key, "little")
+    offset = 0
+    while offset < len(vector):
+        piece = vector[offset : offset + _ROWS * PLACES - skip]
+        rows = -(-(skip + len(piece)) // PLACES)
+        bits = np.random.Philox(key=secret, counter=[row, block, 0, 0]).random_raw(4 * rows)
+        signs = np.unpackbits(bits.astype("<u8").view(np.uint8), bitorder="little")[skip : skip + len(piece)]
+        signed = np.zeros(rows * PLACES)
+        np.multiply(piece, 1.0 - 2.0 * signs, out=signed[skip : skip + len(piece)])
+        total += signed.reshape(rows, PLACES).sum(axis=0)
+        offset, row, skip = offset + len(piece), row + rows, 0
+    return total
+
+
+def pack(marks: Fingerprint) -> bytes:
+    """As it travels: little-endian float64."""
+    return marks.astype("<f8").tobytes()
+
+
+def unpack(data: bytes) -> Fingerprint:
+    """From its `NBYTES`."""
+    return np.frombuffer(data, "<f8").astype(np.float64)
+
+
+def distance(one: bytes, other: bytes) -> float:
+    """‖F(one) − F(other)‖ / ‖F(one)‖, about the relative distance of the vectors; infinite where one of them is no fingerprint."""
+    if len(one) != NBYTES or len(other) != NBYTES:
+        return math.inf
+    ours, theirs = unpack(one), unpack(other)
+    if not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
+        return math.inf
+    apart, length = float(np.linalg.norm(ours - theirs)), float(np.linalg.norm(ours))
+    if not apart:
+        return 0.0
+    return apart / length if length else math.inf
