@@ -100,9 +100,7 @@ class HeldStep:
 
     # ── what the coordinator says ────────────────────────────────────────────────────────────────────────────────
 
-    def receive(
-        self, message: m.Reroute | m.Joined | m.Settled | m.Evict | m.Check | m.Show
-    ) -> list[Effect]:
+    def receive(self, message: m.Reroute | m.Joined | m.Settled | m.Evict | m.Check | m.Show) -> list[Effect]:
         """A word on this step while its microbatches are computed."""
         match message:
             case m.Check(check=number, tasks=tasks):
@@ -183,8 +181,8 @@ class HeldStep:
             case p.ReportEvaluated(microbatch, loss):
                 return Tell(m.Evaluated(line=line, step=number, losses={microbatch: loss}))
             case p.ReportChecked(key):
-                done = {"check": key.check, "id": key.id, "begin": key.begin}
-                return Tell(m.Checked(line=line, step=number, **done))
+                done = m.Checked(line=line, step=number, check=key.check, id=key.id, begin=key.begin)
+                return Tell(done)
             case p.ReportFailed(microbatch, why):
                 return Tell(m.Failed(line=line, step=number, id=microbatch, why=why[:500]))
             case _:

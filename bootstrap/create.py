@@ -27,6 +27,7 @@ from hetpeer.bootstrap.settings import (
     LinkSettings,
     Positive,
     TrainingSettings,
+    TrustSettings,
 )
 from hetpeer.bootstrap.shipping import ship
 from hetpeer.dht.errors import ExitCode, LocalError
@@ -58,6 +59,7 @@ def create_run(
     averaging: AveragingSettings | None = None,
     reliable: Sequence[str] = (),
     admission: AdmissionSettings | None = None,
+    trust: TrustSettings | None = None,
 ) -> RunDirectory:
     """Make a run directory from the author's functions `model` and `loss` ("module.py:function"; bootstrap/objective.py).
 
@@ -90,6 +92,7 @@ def create_run(
             "links": (links or LinkSettings()).model_dump(),
             "averaging": averaging and averaging.model_dump(),
             "admission": (admission or AdmissionSettings()).model_dump(),
+            "trust": (trust or TrustSettings()).model_dump(),
             "owner": public_bytes(owner_key),
             "coordinators": [Identity.create(folder / "identity.key").peer_id, *reliable],
             **ship(folder, built, example, training, stages),

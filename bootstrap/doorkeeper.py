@@ -61,7 +61,11 @@ class Doorkeeper:
 
     def bans(self, peer: str) -> bool:
         """Whether `peer` may not even stay."""
-        return peer in self._banned or peer in self._convicted or (self._settings.policy == "listed" and peer not in self._listed)
+        return (
+            peer in self._banned
+            or peer in self._convicted
+            or (self._settings.policy == "listed" and peer not in self._listed)
+        )
 
     def judge(
         self, peer: str, hello: m.Hello, now: float, network: str, others: Iterable[str]

@@ -30,6 +30,7 @@ from hetpeer.bootstrap.settings import (
     Outer,
     Positive,
     TrainingSettings,
+    TrustSettings,
 )
 from hetpeer.bootstrap.signing import MANIFEST
 from hetpeer.dht.errors import ExitCode, LocalError
@@ -40,6 +41,18 @@ from hetpeer.stages.execution.slots import LIVE
 from hetpeer.stages.graph.spec import ITEM_BYTES
 
 WIRE_VERSION: Final = 1
+
+CHECKED: Final = 2
+"""Spot checks that a volunteer may be asked for in a step, each with a vector: its own, and one in which it is the third."""
+TOLERANCE: Final[Mapping[str, float]] = {
+    "none": 1e-3,
+    "float32": 1e-3,
+    "bf16": 0.05,
+    "fp16": 0.05,
+    "int8": 0.2,
+    "int4": 0.5,
+}
+"""What is computed or sent so → relative distance of two honest sums, at most. Of what is false, -g is 2 away and noise 1.4."""
 
 Name = Annotated[str, Field(pattern=FILE_NAME)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -150,6 +163,7 @@ class Manifest(Entry):
     training: TrainingSettings
     links: LinkSettings = LinkSettings()
     admission: AdmissionSettings = AdmissionSettings()
+    trust: TrustSettings = TrustSettings()
     averaging: AveragingSettings | None = None
     """None: every update is that of one machine (mode `exact`)."""
     ties: tuple[Tie, ...] = ()
@@ -176,6 +190,21 @@ class Manifest(Entry):
             if any(begin >= end for begin, end in layout):
                 raise ValueError(f"layouts[{number}] has an empty stage")
         return self
+
+    @model_validator(mode="after")
+    def _can_be_checked(self) -> Manifest:
+        codecs = {self.links.codec, self.links.backward or self.links.codec}
+        if self.trust.spot_checks and not codecs <= TOLERANCE.keys() - {"int4"}:
+            raise ValueError(
+                "trust.spot_checks does not go with links.codec int4 or topk: two that compute the same get other bundles"
+            )
+        return self
+
+    @property
+    def tolerance(self) -> float:
+        """How far apart the sums of two honest volunteers may be, relative to their length."""
+        codecs = (self.links.codec, self.links.backward or "none", self.links.reduce, self.training.dtype)
+        return max(TOLERANCE.get(codec, 1.0) for codec in codecs)
 
     @property
     def data_plan(self) -> DataPlan:
@@ -205,7 +234,8 @@ class Manifest(Entry):
         overlapping = self.training.staleness * (
             1 + LIVE
         )  # of each step beside the first: its parameters, its slots
-        return len(self.optimizer_state) + delayed + gradients + parameters + overlapping
+        checks = CHECKED if self.trust.spot_checks else 0
+        return len(self.optimizer_state) + delayed + gradients + parameters + overlapping + checks
 
     def layout(self, cluster: int) -> tuple[Range, ...]:
         """The stages of a cluster, as block ranges [begin, end)."""

@@ -143,7 +143,11 @@ class Reduce:
 
     def overdue(self, now: float) -> bool:
         """Whether nothing has come of the plan for too long."""
-        return self.under_way and self.decision is None and now - self._moved_at >= self._pace.patience(self._config.reduce_s)
+        return (
+            self.under_way
+            and self.decision is None
+            and now - self._moved_at >= self._pace.patience(self._config.reduce_s)
+        )
 
     def ran_out(self) -> None:
         """It is made anew for that reason."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +28,7 @@ from hetpeer.bootstrap.leases import MAX_TICK_S
 from hetpeer.bootstrap.membership import BlockCost
 from hetpeer.bootstrap.replica import DeposedError, Replica
 from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.spotcheck import CheckRules
 from hetpeer.bootstrap.tickets import ticket
 from hetpeer.dht import failpoints
 from hetpeer.dht.addresses import network_in
@@ -37,6 +39,7 @@ from hetpeer.dht.listener import CONTROL as CONTROL_BUDGET
 from hetpeer.dht.node import Node
 from hetpeer.dht.outbox import Parcel
 from hetpeer.dht.streams import Stream
+from hetpeer.stages.execution.fingerprint import distance
 from hetpeer.stages.execution.slots import LIVE
 
 CONTROL: Final = "hetpeer/1/control"
@@ -66,6 +69,12 @@ def coordinator_config(run: RunDirectory) -> d.CoordinatorConfig:
         averaging_delayed=manifest.averaging is not None and manifest.averaging.delayed,
         layouts=manifest.layouts,
         link_ratio=manifest.links.ratio,
+        checks=CheckRules(
+            share=manifest.trust.spot_checks,
+            tolerance=manifest.tolerance,
+            draw=random.SystemRandom().random,
+            distance=distance,
+        ),
         ties={block.index: Ties(manifest.ties).partners(block.index) for block in manifest.blocks},
         costs=[
             BlockCost(

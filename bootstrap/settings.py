@@ -67,6 +67,13 @@ class AdmissionSettings(Entry):
     """Volunteers of one network at a time; 0: any number."""
 
 
+class TrustSettings(Entry):
+    """How numbers of volunteers are checked (docs/trust.md)."""
+
+    spot_checks: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of contributions that another volunteer computes once more."""
+
+
 CodecName = Literal["none", "bf16", "fp16", "int8", "int4", "topk-bf16", "topk-int8", "topk-int4"]
 DenseCodecName = Literal["none", "bf16", "fp16", "int8", "int4"]
 

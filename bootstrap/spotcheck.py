@@ -142,7 +142,11 @@ class SpotCheck:
     def is_of(self, covers: Mapping[int, Sequence[tuple[str, tuple[int, ...]]]]) -> bool:
         """Whether what was computed once more is what `peer` counts in `covers`."""
         theirs = {
-            (block, i) for block, sums in covers.items() for peer, ids in sums if peer == self.peer for i in ids
+            (block, i)
+            for block, sums in covers.items()
+            for peer, ids in sums
+            if peer == self.peer
+            for i in ids
         }
         return theirs == {(block, p.id) for p in self.pieces for block in range(p.begin, p.end)}
 
@@ -173,7 +177,9 @@ class SpotCheck:
         self._received[reducer] = marks
         if self._received.keys() != self._asked:
             return None
-        return tuple(mark.model_copy(update={"values": b""}) for own in self._received.values() for mark in own)
+        return tuple(
+            mark.model_copy(update={"values": b""}) for own in self._received.values() for mark in own
+        )
 
     def shown(self, checker: str, marks: Iterable[m.Mark]) -> None:
         """`checker` shows its own."""
@@ -192,7 +198,9 @@ class SpotCheck:
         What was received of `peer` is the reducers' word: where it is one of them alone that differs, it may be that one's fault, and nobody is
         convicted.
         """
-        theirs = {reducer: {_place(mark): mark.values for mark in own} for reducer, own in self._received.items()}
+        theirs = {
+            reducer: {_place(mark): mark.values for mark in own} for reducer, own in self._received.items()
+        }
         everything = {place: values for own in theirs.values() for place, values in own.items()}
 
         def alike(one: Marks, other: Marks, places: Iterable[Place]) -> bool:

@@ -37,11 +37,10 @@ class SpotChecks:
         self._elements = elements
         self._trodden = trodden
         self._checks: dict[int, SpotCheck] = {}
-        if rules is not None and rules.share:
-            for peer in sorted(roster):
-                if rules.draw() < rules.share and (checker := self._somebody(peer, self._busy())) is not None:
-                    number = len(self._checks) + 1
-                    self._checks[number] = SpotCheck(number, peer, checker)
+        self._drawn: dict[str, bool] = {}
+        """Who has counted something → whether that is to be checked."""
+        self._unchecked: dict[str, list[Piece]] = {}
+        """What is to be checked as soon as there is somebody for it."""
 
     def _busy(self) -> set[str]:
         return {peer for check in self._checks.values() for peer in check.checkers}
@@ -74,10 +73,31 @@ class SpotChecks:
 
     def accepted(self, peer: str, contents: Iterable[m.Contents], refused: Collection[int]) -> list[Effect]:
         """`peer` counts what it has reported, but for the blocks `refused`: whoever checks it has that to compute."""
+        rules = self._rules
+        if rules is None or not rules.share:
+            return []
+        if peer not in self._drawn:
+            self._drawn[peer] = rules.draw() < rules.share
+            if self._drawn[peer]:
+                self._unchecked[peer] = []
+        pieces = _pieces(contents, refused)
+        if peer in self._unchecked:
+            self._unchecked[peer] += pieces
+            return self._begin(peer)
         check = self._open(peer)
         if check is None:
             return []
-        check.accepted(_pieces(contents, refused))
+        check.accepted(pieces)
+        return self._lend(check)
+
+    def _begin(self, peer: str) -> list[Effect]:
+        """The check of `peer`, if there is somebody for it."""
+        checker = self._somebody(peer, self._busy()) if self._unchecked[peer] else None
+        if checker is None:
+            return []
+        check = SpotCheck(len(self._checks) + 1, peer, checker)
+        self._checks[check.number] = check
+        check.accepted(self._unchecked.pop(peer))
         return self._lend(check)
 
     def checked(self, peer: str, message: m.Checked) -> list[Effect]:
@@ -100,14 +120,13 @@ class SpotChecks:
                 lender = _holder(before, piece.begin - 1) if piece.begin else opinion.peer
                 task = m.Task(id=piece.id, route=route)
                 told.append(
-                    Send(
-                        lender, m.Check(line=self._line, step=self._step, check=check.number, tasks=(task,))
-                    )
+                    Send(lender, m.Check(line=self._line, step=self._step, check=check.number, tasks=(task,)))
                 )
         return told
 
     def lost(self, peer: str) -> None:
         """What `peer` had counted does not count any more, or it has left."""
+        self._unchecked.pop(peer, None)
         for check in self._checks.values():
             if check.open and (peer == check.peer or peer in check.checkers):
                 self._end(check, Verdict.LAPSED)
@@ -128,7 +147,7 @@ class SpotChecks:
         self, plan: int, covers: Mapping[int, Sequence[tuple[str, tuple[int, ...]]]], told: Iterable[m.Cover]
     ) -> list[Effect]:
         """All have voted on `plan`, which adds `covers`: whose checkers are done, of those others show what they have received."""
-        effects: list[Effect] = []
+        effects = [effect for peer in list(self._unchecked) for effect in self._begin(peer)]
         reducers = {cover.block: [peer for peer, _ in cover.reducers] for cover in told}
         for check in self._checks.values():
             if not check.open or check.asks:
@@ -143,9 +162,7 @@ class SpotChecks:
         return effects
 
     def _show(self, check: SpotCheck, plan: int, *, peer: str = "", marks: tuple[m.Mark, ...] = ()) -> m.Show:
-        return m.Show(
-            line=self._line, step=self._step, check=check.number, plan=plan, peer=peer, marks=marks
-        )
+        return m.Show(line=self._line, step=self._step, check=check.number, plan=plan, peer=peer, marks=marks)
 
     def shown(self, peer: str, message: m.Shown) -> list[Effect]:
         """`peer` shows fingerprints."""

@@ -211,6 +211,15 @@ def init(
             min=0, metavar="N", help="Volunteers of one network (/24, /48) at a time; 0: any number."
         ),
     ] = 0,
+    spot_checks: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            metavar="SHARE",
+            help="Of what volunteers compute another computes once more; who gives false numbers is banned. 0.05 is a good share for strangers.",
+        ),
+    ] = 0.0,
     name: Annotated[str | None, typer.Option(help="The run's name (default: the directory's).")] = None,
 ) -> None:
     """Make a run directory from a torch model and its data."""
@@ -222,6 +231,7 @@ def init(
         AveragingSettings,
         LinkSettings,
         TrainingSettings,
+        TrustSettings,
         parameter_group,
     )
     from hetpeer.dht.errors import ExitCode, LocalError
@@ -290,6 +300,7 @@ def init(
             AdmissionSettings,
             {"policy": admission.value, "work_bits": work_bits, "per_network": per_network},
         ),
+        trust=validated(TrustSettings, {"spot_checks": spot_checks}),
     )
     parameters = sum(block.parameter_count for block in run.manifest.blocks)
     samples = sum(shard.samples for shard in run.manifest.data.train)

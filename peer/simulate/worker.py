@@ -228,8 +228,8 @@ class Worker:
                 marks = self._received.of(step, asked.plan, asked.peer)
             else:
                 marks = tuple(self._mark(step, asked.check, mark) for mark in asked.marks)
-            named = {"line": asked.line, "step": asked.step, "check": asked.check, "plan": asked.plan}
-            return [e.Tell(m.Shown(**named, marks=marks))] if core.works_on(step) else []
+            shown = m.Shown(line=asked.line, step=asked.step, check=asked.check, plan=asked.plan, marks=marks)
+            return [e.Tell(shown)] if core.works_on(step) else []
 
         self.submit(self._besides(REDUCE_S), finish)
 

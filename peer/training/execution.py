@@ -73,7 +73,7 @@ class Execution:
         command = c.Forward(
             step=step.number,
             version=step.base,
-            task=_name(key),
+            task=str(key),
             begin=key.begin,
             end=work.end,
             inputs={}
@@ -87,7 +87,7 @@ class Execution:
             sparse=sparse,
         )
         posted = self._posts.post(command, [source, output, *data.values()])
-        if work.train:
+        if work.train and not key.check:
             self._window.begun((step, key), work.hops_after, time.monotonic())
 
         async def answer() -> None:
@@ -95,7 +95,7 @@ class Execution:
                 done = await posted
             except CommandFailedError as error:
                 self._drop_data(step, key)
-                self._blame(error, f"task {_name(key)}, input", source)
+                self._blame(error, f"task {key}, input", source)
                 self._answer(member.work_failed(step, key, error.what))
                 return
             if work.train:
@@ -121,7 +121,7 @@ class Execution:
         given = {} if gradient is None else leaving.within(gradient.extent)
         command = c.Backward(
             step=step.number,
-            task=_name(key),
+            task=str(key),
             output_gradients=given,
             input_gradients={} if back is None else layout.within(back.extent),
             weight=self._schema.batch(key.id) / self._schema.training.batch_size,
@@ -134,13 +134,14 @@ class Execution:
             try:
                 done = await posted
             except CommandFailedError as error:
-                self._blame(error, f"task {_name(key)}, gradient of output", gradient)
+                self._blame(error, f"task {key}, gradient of output", gradient)
                 self._answer(member.work_failed(step, key, error.what))
                 return
             finally:
                 self._drop_data(step, key)
             self._book.computed("backward", done.seconds)
-            self._window.finished((step, key), time.monotonic())
+            if not key.check:
+                self._window.finished((step, key), time.monotonic())
             self._answer(member.backward_done(step, key, back))
 
         return answer()
@@ -179,7 +180,3 @@ class Execution:
     def _drop_data(self, step: e.StepId, key: p.TaskKey) -> None:
         for tensor in self._data_tensors.pop((step, key), ()):
             self._store.release(tensor)
-
-
-def _name(key: p.TaskKey) -> str:
-    return f"{key.id}/{key.begin}"

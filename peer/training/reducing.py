@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -10,12 +11,16 @@ from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.heads import Coded
 from hetpeer.averaging.member import Effect, Member
+from hetpeer.averaging.received import Received
 from hetpeer.averaging.ties import Use
 from hetpeer.peer.transport.posting import Answer, Posts
 from hetpeer.peer.transport.schema import FLOAT_BYTES, Schema
 from hetpeer.peer.transport.tensors import Tensor
 from hetpeer.stages.execution import commands as c
+from hetpeer.stages.execution import results as r
 from hetpeer.stages.execution.arena import Extent
+from hetpeer.stages.execution.fingerprint import KEY_BYTES, unpack
+from hetpeer.stages.execution.slots import CHECKS
 from hetpeer.stages.links.codec import Codec, Written, value_bytes
 
 
@@ -32,6 +37,7 @@ class Reducing:
         self._me = me
         self._codec = Codec.of(schema.links.reduce)
         self._feedback = schema.links.feedback
+        self._received = Received(lambda: secrets.token_bytes(KEY_BYTES))
 
     # ── as others get it ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -109,23 +115,32 @@ class Reducing:
                 self._answer(member.unusable(step, shard, place, why))
                 return None
         rounding = self._rounding(step, shard, len(parts)) if work.shared else None
-        if len(parts) == 1 and rounding is None:  # its own sum: nothing is added to zeros
+        marking = self._marking(step, shard)
+        if len(parts) == 1 and rounding is None and marking is None:  # its own sum: nothing is added to zeros
             total = self._store.share(parts[0])
 
             async def at_once() -> None:
                 self._answer(member.summed(step, shard, total))
 
             return at_once()
-        return self._sum(member, step, shard, parts, rounding)
+        return self._sum(member, step, work, rounding, marking)
+
+    def _marking(self, step: e.StepId, shard: e.Shard) -> c.Marking | None:
+        """How parts are fingerprinted, if there are spot checks."""
+        if not self._schema.trust.spot_checks or step.group:
+            return None
+        return c.Marking(block=shard.block, begin=shard.begin, key=self._received.key(step, shard.plan))
 
     def _sum(
         self,
         member: Member,
         step: e.StepId,
-        shard: e.Shard,
-        parts: Sequence[Tensor],
+        work: e.SumParts,
         rounding: c.Rounding | None,
+        marking: c.Marking | None,
     ) -> Answer:
+        shard = work.shard
+        parts = [part for part in work.parts if isinstance(part, Tensor)]
         elements = shard.end - shard.begin
         total = self._store.new(step, elements * FLOAT_BYTES)
         written = None if rounding is None else self._store.new(step, self._coded_bytes(elements))
@@ -135,11 +150,14 @@ class Reducing:
             elements=elements,
             rounding=rounding,
             rounded=None if written is None else written.extent,
+            marking=marking,
         )
         posted = self._posts.post(command, [*parts, total, written])
 
         async def answer() -> None:
             done = await posted
+            for holder, marks in zip(work.holders, done.marks, strict=False):
+                self._received.add(step, shard, holder, unpack(marks))
             if written is not None and done.rounded:
                 self._is_coded(written, shard)
                 total.written = written
@@ -152,6 +170,33 @@ class Reducing:
                 self._answer(member.summed(step, shard, total))
 
         return answer()
+
+    def show(self, step: e.StepId, work: e.ShowMarks) -> Answer:
+        """`ShowMarks` → a message to the coordinator: what we have received of a peer, or what is in the slot of a spot check."""
+        asked = work.asked
+        posted = [] if asked.peer else [self._post_marks(step, asked.check, mark) for mark in asked.marks]
+
+        async def answer() -> None:
+            marks = self._received.of(step, asked.plan, asked.peer)
+            if not asked.peer:
+                found = [(await one).marks for one in posted]
+                marks = tuple(
+                    mark.model_copy(update={"values": values})
+                    for mark, values in zip(asked.marks, found, strict=True)
+                )
+            shown = m.Shown(line=asked.line, step=asked.step, check=asked.check, plan=asked.plan, marks=marks)
+            self._answer([e.Tell(shown)])
+
+        return answer()
+
+    def _post_marks(self, step: e.StepId, check: int, mark: m.Mark) -> Coroutine[Any, Any, r.Marked]:
+        marking = c.Marking(block=mark.block, begin=mark.begin, key=mark.key)
+        slot = c.MarkSlot(step=step.number, slot=CHECKS + check, end=mark.end, marking=marking)
+        return self._posts.post(slot, ())
+
+    def end_step(self, step: e.StepId) -> None:
+        """No spot check will ask for anything of it."""
+        self._received.end_step(step)
 
     def inspect(self, member: Member, step: e.StepId, work: e.Inspect) -> Answer | None:
         """`Inspect` → `Member.inspected`: shards are joined into the block's whole gradient, tied uses added."""

@@ -18,6 +18,7 @@ from typing import Any
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.heads import ActivationHead, GradientHead, Head, ShardHead
+from hetpeer.averaging.holding import Bundle
 from hetpeer.averaging.member import Effect, Member, Origin, StepEffect
 from hetpeer.peer.training.execution import Execution
 from hetpeer.peer.training.figures import Figures
@@ -96,7 +97,7 @@ class StepWork:
             case p.RunBackward():
                 self._start(self._counted(place.tasks.backward(member, step, effect)))
             case p.ForgetGraph(key):
-                self._start(place.posts.command(c.DropTask(step=step.number, task=f"{key.id}/{key.begin}")))
+                self._start(place.posts.command(c.DropTask(step=step.number, task=str(key))))
             case Merge(block, source, target):
                 self._start(
                     place.posts.command(
@@ -109,6 +110,8 @@ class StepWork:
                 self._start(place.reducing.sum(member, step, effect))
             case e.Inspect():
                 self._start(place.reducing.inspect(member, step, effect))
+            case e.ShowMarks():
+                self._start(place.reducing.show(step, effect))
             case e.KeepCopy(block):
                 self._start(place.posts.command(c.KeepCopy(block=block)))
             case e.ApplyUpdate() | e.InstallAverage():
@@ -129,6 +132,7 @@ class StepWork:
                 self._place.gate.end_step(name)
                 self._place.tasks.end_step(name)
                 self._place.transcoding.end_step(name)
+                self._place.reducing.end_step(name)
         if self._place is not None:
             self._start(
                 self._place.posts.command(c.DropCopies() if step.group else c.ClearStep(step=step.number))
@@ -177,7 +181,8 @@ class StepWork:
         self._perform(self._member.receive(message))
 
     def _activation(self, origin: Origin, head: ActivationHead, tensor: Tensor) -> None:
-        self._perform(self._member.activation(origin, head.id, head.route, head.attempt, tensor))
+        bundle = Bundle(head.id, head.route, head.attempt, head.check, head.asks)
+        self._perform(self._member.activation(origin, bundle, tensor))
 
     def _send(self, step: e.StepId, effect: StepEffect, place: Place) -> None:
         wire = step.on_wire
@@ -187,11 +192,13 @@ class StepWork:
             "incarnation": self._member.incarnation,
         }
         match effect:
-            case p.SendActivation(number, route, attempt, handle):
+            case p.SendActivation(number, route, attempt, handle, check, asks):
                 head = ActivationHead(**own, id=number, batch=step.batch, route=route, attempt=attempt)
-                if (step, number, route[0]) in self._sent:
+                head = head.model_copy(update={"check": check, "asks": asks})
+                if (step, number, route[0]) in self._sent and not (check or asks):
                     self._plane.nudge(route[0].peer, head, _tensor(handle).nbytes)
-                self._sent.add((step, number, route[0]))
+                if not (check or asks):
+                    self._sent.add((step, number, route[0]))
                 out = partial(place.transcoding.out, step, route[0].peer, head, _tensor(handle))
                 self._send_bundle(step, out)
             case p.SendGradient(number, to, border, handle):

@@ -36,6 +36,7 @@ class Schema:
         self.seed = manifest.seed
         self.ties = Ties(manifest.ties)
         self.links = manifest.links
+        self.trust = manifest.trust
         self._elements = {block.index: block.vector_count for block in manifest.blocks}
         self._layouts: dict[tuple[int, bool, int, bool], BundleLayout] = {}
 

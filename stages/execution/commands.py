@@ -15,6 +15,7 @@ from pydantic import Field
 from hetpeer.stages.data.draws import Draw
 from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.command import Command
+from hetpeer.stages.execution.fingerprint import KEY_BYTES
 from hetpeer.stages.execution.results import (
     Applied,
     Backpropagated,
@@ -25,6 +26,7 @@ from hetpeer.stages.execution.results import (
     Forwarded,
     Inspected,
     Loaded,
+    Marked,
     Name,
     Number,
     Prepared,
@@ -176,6 +178,15 @@ class Rounding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Marking:
+    """How a piece of a vector of `block`, from element `begin` on, is fingerprinted (fingerprint.py)."""
+
+    block: Count
+    begin: Count
+    key: Annotated[bytes, Field(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExportSlot(Command[Exported]):
     """Copy the elements [begin, end) of a step's slot, a flat float32 vector, into `extent`; if they are rounded, as their codec writes them."""
 
@@ -241,6 +252,20 @@ class Sum(Command[Summed]):
     elements: Count
     rounding: Rounding | None = None
     rounded: Extent | None = None
+    marking: Marking | None = None
+    """Fingerprint every part as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkSlot(Command[Marked]):
+    """Fingerprint the elements [marking.begin, end) of a step's slot."""
+
+    answer: ClassVar[type[Any]] = Marked
+    kind: Literal["mark_slot"] = "mark_slot"
+    step: Count
+    slot: Count
+    end: Count
+    marking: Marking
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,6 +382,7 @@ AnyCommand = (
     | DropCopies
     | ClearStep
     | Sum
+    | MarkSlot
     | Inspect
     | Apply
     | Install

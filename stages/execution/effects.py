@@ -24,6 +24,10 @@ class TaskKey:
     check: int = 0
     """Above 0: it is done once more, for the spot check of that number, and counts nowhere."""
 
+    def __str__(self) -> str:
+        """Its name at the worker."""
+        return f"{self.id}/{self.begin}" + (f"/{self.check}" if self.check else "")
+
 
 @dataclass(frozen=True, slots=True)
 class RunForward:

@@ -22,6 +22,7 @@ from hetpeer.stages.execution import device as devices
 from hetpeer.stages.execution import results as r
 from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.executor import Executor
+from hetpeer.stages.execution.fingerprint import fingerprint, pack
 from hetpeer.stages.execution.groups import BlockRules, MakeRules, segments
 from hetpeer.stages.execution.held import HeldBlock, dump_bytes
 from hetpeer.stages.execution.numerics import is_finite, squared_norm
@@ -69,6 +70,7 @@ class Engine(Executor):
                 c.DropCopies: self._drop_copies,
                 c.ClearStep: self._clear_step,
                 c.Sum: self._sum,
+                c.MarkSlot: self._mark_slot,
                 c.Inspect: self._inspect,
                 c.Apply: self._apply,
                 c.Install: self._install,
@@ -234,18 +236,29 @@ class Engine(Executor):
             raise CommandError("a sum would overwrite one of its parts")
         into = self._staging.floats(command.into, command.elements)
         parts = [self._staging.floats(part, command.elements) for part in command.parts]
+        marks: tuple[bytes, ...] = ()
+        if command.marking is not None:
+            marks = tuple(_mark(part, command.marking) for part in parts)
         into.copy_(parts[0])
         for part in parts[1:]:
             into.add_(part)
         sound = is_finite(into)
         if not sound:
-            return r.Summed(unsound=tuple(n for n, part in enumerate(parts) if not is_finite(part)))
+            wrong = tuple(n for n, part in enumerate(parts) if not is_finite(part))
+            return r.Summed(unsound=wrong, marks=marks)
         read = None
         if command.rounding is not None and command.rounded is not None:
             read = self._round(command.rounding, into, command.rounded)
         if read is not None:
             into.copy_(read)
-        return r.Summed(unsound=(), rounded=read is not None)
+        return r.Summed(unsound=(), rounded=read is not None, marks=marks)
+
+    def _mark_slot(self, command: c.MarkSlot) -> r.Marked:
+        begin = command.marking.begin
+        slot = self._held(command.marking.block).slot(command.step, command.slot)
+        if not begin < command.end <= len(slot):
+            raise CommandError(f"a vector of {len(slot)} elements has no part [{begin}, {command.end})")
+        return r.Marked(marks=_mark(slot[begin : command.end].cpu(), command.marking))
 
     def _inspect(self, command: c.Inspect) -> r.Inspected:
         vector = self._staging.floats(command.extent, command.elements)
@@ -274,3 +287,7 @@ class Engine(Executor):
             blocks=tuple(sorted(self._blocks)),
             tasks=len(self._tasks),
         )
+
+
+def _mark(vector: torch.Tensor, how: c.Marking) -> bytes:
+    return pack(fingerprint(vector.numpy(), how.block, how.begin, how.key))

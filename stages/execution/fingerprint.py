@@ -55,7 +55,7 @@ def unpack(data: bytes) -> Fingerprint:
 
 
 def distance(one: bytes, other: bytes) -> float:
-    """‖F(one) − F(other)‖ / ‖F(one)‖, about the relative distance of the vectors; infinite where one of them is no fingerprint."""
+    """‖F(one) - F(other)‖ / ‖F(one)‖, about the relative distance of the vectors; infinite where one of them is no fingerprint."""
     if len(one) != NBYTES or len(other) != NBYTES:
         return math.inf
     ours, theirs = unpack(one), unpack(other)

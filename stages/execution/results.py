@@ -11,11 +11,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from hetpeer.dht.errors import HetpeerError, LocalError
+from hetpeer.stages.execution.fingerprint import NBYTES
 from hetpeer.stages.links.codec import Written
 
 Count = Annotated[int, Field(ge=0, lt=1 << 48, strict=True)]
 Number = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 Name = Annotated[str, Field(max_length=256, strict=True)]
+Marks = Annotated[bytes, Field(min_length=NBYTES, max_length=NBYTES, strict=True)]
 Setting = bool | int | Number | Name | tuple[Number, ...] | tuple[tuple[Number, Number], ...]
 """One setting of the update rule."""
 
@@ -89,6 +91,16 @@ class Summed:
     kind: Literal["summed"] = "summed"
     unsound: tuple[int, ...]
     rounded: bool = False
+    marks: tuple[Marks, ...] = ()
+    """Fingerprints of the parts, if they were asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marked:
+    """The fingerprint (fingerprint.py)."""
+
+    kind: Literal["marked"] = "marked"
+    marks: Marks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +179,7 @@ Result = (
     | Backpropagated
     | Exported
     | Summed
+    | Marked
     | Inspected
     | Applied
     | Dumped

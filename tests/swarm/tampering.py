@@ -137,6 +137,32 @@ def sends_garbage() -> None:
     dataplane._departing = damaged
 
 
+def sends_opposite() -> None:
+    """A volunteer that sends the opposite of its sums, as soon as there are two others who hold the same."""
+    import numpy as np
+
+    from hetpeer.averaging.holding import HeldStep
+    from hetpeer.peer.transport import dataplane
+
+    plan, depart = HeldStep.plan, dataplane._departing
+    watched: set[tuple[int, int]] = set()
+
+    def planned(self, message):
+        if min(len(cover.receivers) for cover in message.covers) > 2:
+            watched.add((message.step, message.plan))
+        return plan(self, message)
+
+    def opposite(store, tensor, parcel):
+        parcel = depart(store, tensor, parcel)
+        head = None if parcel is None else parcel.header
+        if head and head["kind"] == "part" and (head["step"], head["plan"]) in watched:
+            payload = -np.frombuffer(bytes(parcel.payload[0]), np.float32)
+            parcel = dataclasses.replace(parcel, payload=(payload.tobytes(),))
+        return parcel
+
+    HeldStep.plan, dataplane._departing = planned, opposite
+
+
 def killed_after_step_4() -> None:
     """A volunteer that dies with an update in its memory, that of the fifth step or of a later one, and nobody told."""
     from hetpeer.peer.training.evidence import Evidence

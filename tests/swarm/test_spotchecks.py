@@ -1,0 +1,23 @@
+"""Real volunteers whose numbers are checked by others (docs/trust.md)."""
+
+from hetpeer.bootstrap.replay import ReferenceRun
+from hetpeer.bootstrap.settings import TrustSettings
+from tests.swarm.swarm import Swarm, resign
+
+ALWAYS = TrustSettings(spot_checks=1.0)
+
+
+async def test_who_sends_the_opposite_of_its_sums_is_banned_and_nothing_of_it_counts(
+    swarm: Swarm, reference: ReferenceRun
+) -> None:
+    swarm.run = resign(swarm.run, trust=ALWAYS, layouts=(((0, 6),),))
+    bootstrap = await swarm.bootstrap()
+    honest = [swarm.volunteer(name) for name in "abc"]
+    liar = swarm.volunteer("d", before="sends_opposite")
+    await swarm.finished(bootstrap, *honest, within_s=120.0)
+    (banned,) = swarm.records("banned")
+    assert banned["peer"] == liar.peer_id
+    assert "are not what two others found" in banned["why"]
+    await liar.says("banned by spot checks", 20.0)
+    assert not swarm.records("dispute")
+    swarm.exact(reference)
