@@ -94,6 +94,7 @@ proof-async: setup
 	$(PY) -m benchmarks.histories --overlapping --count 2000 --journal histories-overlapping.journal
 
 proof-8: setup
+	$(PY) -m benchmarks.prediction --staleness 1
 	$(PY) -m benchmarks.busy
 	$(PY) -m benchmarks.stale
 	$(PY) -m benchmarks.speedup

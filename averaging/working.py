@@ -107,7 +107,7 @@ class Working:
     def _share_worker(self) -> list[Effect]:
         """What has happened in one step may make it another one's turn at the worker."""
         effects: list[Effect] = []
-        while len(self._steps) > 1 and (turn := self._bench.turn()) is not None:
+        for turn in self._bench.turns() if len(self._steps) > 1 else ():
             effects += next(one.absorb(one.pipeline.resume()) for one in self._steps if one.pipeline is turn)
         return effects
 

@@ -56,30 +56,16 @@ class Reduce:
         self.decision = None
         self.began_at = self._moved_at = now
         self._votes.clear()
-        holders = {b: sorted(p for p, (i, j) in roster.items() if i <= b < j) for b in sums}
-        senders = {b: frozenset(peer for peer, _ in sums[b]) for b in sums}
-        costs = self._config.costs
-        loads = {b: Load(costs[b].elements, senders[b], tuple(holders[b])) for b in sums}
-        shares = divide(loads, self._uplinks)
-        covers = [
-            m.Cover(
-                block=block,
-                slots=tuple(sums[block]),
-                reducers=shares[block],
-                receivers=tuple(holders[block]),
-                observers=tuple(self._observers(block, holders)),
-            )
-            for block in sorted(sums)
-        ]
+        sizes = {block: self._config.costs[block].elements for block in sums}
+        covers = divided(sums, roster, sizes, self._config.ties, self._uplinks)
         return {
-            peer: tuple(c for c in covers if peer in (*c.receivers, *c.observers) or peer in senders[c.block])
+            peer: tuple(
+                cover
+                for cover in covers
+                if peer in (*cover.receivers, *cover.observers) or peer in {p for p, _ in cover.slots}
+            )
             for peer in sorted(roster)
         }
-
-    def _observers(self, block: int, holders: Mapping[int, Sequence[str]]) -> list[str]:
-        """Holders of blocks tied to `block` who do not hold it themselves."""
-        partners = self._config.ties.get(block, ())
-        return sorted({peer for other in partners for peer in holders[other]} - set(holders[block]))
 
     def void(self) -> None:
         """The latest plan cannot be completed, or is not to be."""
@@ -159,6 +145,35 @@ class Reduce:
         if self._late < MAX_PLANS - 1 or not self.overdue(now):
             return []
         return sorted(set(roster) - self._votes.keys())
+
+
+def divided(
+    sums: Mapping[int, Sequence[Sums]],
+    roster: Mapping[str, Range],
+    sizes: Mapping[int, int],
+    ties: Mapping[int, Sequence[int]],
+    uplinks: Mapping[str, float],
+) -> list[m.Cover]:
+    """Who adds how much of each of `sums` (block → in this order), and who gets it. `sizes` are the blocks' elements, `ties` the blocks that share
+    a parameter with one; `uplinks` as in `Reduce`.
+    """
+    holders = {b: sorted(p for p, (i, j) in roster.items() if i <= b < j) for b in sums}
+    senders = {b: frozenset(peer for peer, _ in sums[b]) for b in sums}
+    shares = divide({b: Load(sizes[b], senders[b], tuple(holders[b])) for b in sums}, uplinks)
+    observers = {
+        block: sorted({p for other in ties.get(block, ()) for p in holders[other]} - set(holders[block]))
+        for block in sums
+    }
+    return [
+        m.Cover(
+            block=block,
+            slots=tuple(sums[block]),
+            reducers=shares[block],
+            receivers=tuple(holders[block]),
+            observers=tuple(observers[block]),
+        )
+        for block in sorted(sums)
+    ]
 
 
 def _alike(one: m.BlockVote, other: m.BlockVote) -> bool:

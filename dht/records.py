@@ -84,7 +84,9 @@ class Advert(BaseModel):
     """Of one bundle, as it was last written; 0: nothing is."""
     decode_s: Amount = 0.0
     between_s: Amount = 0.0
-    """Between its last work of a step and the beginning of the next; 0: not known."""
+    """Between its last work of a step and that step's update; 0: not known."""
+    update_s: Amount = 0.0
+    """That its worker spends on a step's sums and update; 0: not known."""
     computes: Share = 0.0
     """Of its time lately, that its worker computed; it waited for data, for room and, the rest, for a step to begin."""
     waits_data: Share = 0.0

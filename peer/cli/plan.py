@@ -156,7 +156,9 @@ def _lines(found: Prediction) -> Iterator[str]:
     seconds, measured = found.estimate.seconds, found.measured_s
     yield f"{'run':<10}{found.run}"
     beside = f"  the last one took {measured:.2f} s ({measured / seconds - 1:+.0%})" if measured else ""
-    yield f"{'step':<10}{seconds:.2f} s predicted, {found.estimate.between_s:.2f} s of it between two steps{beside}"
+    between, together = found.estimate.between_s, found.estimate.staleness + 1
+    how = f"{between:.2f} s of it between two steps" if together == 1 else f"{together} at a time"
+    yield f"{'step':<10}{seconds:.2f} s predicted, {how}{beside}"
     for member in found.members:
         blocks = f"blocks {member.blocks[0]}-{member.blocks[1] - 1}"
         yield f"{'peer':<10}{member.name}  {blocks}  computes {member.computing:.0%}, sends {member.sending:.0%} of the time"

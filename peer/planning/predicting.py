@@ -15,6 +15,7 @@ from hetpeer.bootstrap.manifest import Manifest, SignedManifest
 from hetpeer.bootstrap.routing import assign_routes
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.records import Advert
+from hetpeer.peer.planning.summing import sums_bytes
 from hetpeer.peer.watching.status import HOLDING
 from hetpeer.stages.execution.routes import Route
 from hetpeer.stages.planning.estimate import Estimate, estimate
@@ -56,6 +57,7 @@ class Prediction:
             "run": self.run,
             "predicted_s": self.estimate.seconds,
             "between_s": self.estimate.between_s,
+            "staleness": self.estimate.staleness,
             "measured_s": self.measured_s,
             "bottleneck": {"what": what, "peer": peer},
             "members": [
@@ -88,12 +90,14 @@ def predict(signed: SignedManifest, adverts: Mapping[str, Advert]) -> Prediction
         peer: Machine(
             forward_s=advert.forward_s,
             backward_s=advert.backward_s,
+            update_s=advert.update_s,
             uplink=max(advert.uplink, *(note.rate for note in advert.links), 0.0) or math.inf,
         )
         for peer, advert in taking_part.items()
     }
     between = min((a.between_s for a in taking_part.values() if a.between_s), default=0.0)
-    found = estimate(machines, _lines(routes, taking_part), routes, between)
+    lines = _lines(manifest, routes, taking_part, machines)
+    found = estimate(machines, lines, routes, between, manifest.training.staleness)
     return Prediction(
         run=manifest.name,
         estimate=found,
@@ -127,21 +131,34 @@ def _routes(manifest: Manifest, working: Mapping[str, Advert]) -> dict[int, Rout
     return assign_routes(range(manifest.training.microbatches), roster, len(manifest.blocks), speeds)
 
 
-def _lines(routes: Mapping[int, Route], working: Mapping[str, Advert]) -> dict[tuple[str, str], Line]:
-    """Both ways between any two that follow one another on a route."""
+def _lines(
+    manifest: Manifest,
+    routes: Mapping[int, Route],
+    working: Mapping[str, Advert],
+    machines: Mapping[str, Machine],
+) -> dict[tuple[str, str], Line]:
+    """Both ways between any two that follow one another on a route, and from whom to whom gradients go to be added up."""
     pairs = {(a.peer, b.peer) for route in routes.values() for a, b in pairwise(route)}
+    pairs |= {(b, a) for a, b in pairs}
+    uplinks = {peer: machine.uplink for peer, machine in machines.items() if math.isfinite(machine.uplink)}
+    roster = {peer: (advert.block_begin, advert.block_end) for peer, advert in working.items()}
+    sums = sums_bytes(manifest, routes, roster, uplinks)
     lines = {}
-    for sender, to in sorted(pairs | {(b, a) for a, b in pairs}):
+    for sender, to in sorted(pairs | sums.keys()):
         note = next((n for n in working[sender].links if n.to == to[-8:] and n.rate), None)
-        if note is None:
+        if note is not None:
+            lines[sender, to] = Line(
+                rate=note.rate,
+                delay_s=working[sender].encode_s + note.trip_s / 2 + working[to].decode_s,
+                activation_bytes=note.activation_bytes,
+                gradient_bytes=note.gradient_bytes,
+                sums_bytes=sums.get((sender, to), 0),
+            )
+        elif (sender, to) in pairs:
             names = (working[peer].name or peer[-6:] for peer in (sender, to))
             raise _too_early(f"the link from {' to '.join(names)} is not measured yet")
-        lines[sender, to] = Line(
-            rate=note.rate,
-            delay_s=working[sender].encode_s + note.trip_s / 2 + working[to].decode_s,
-            activation_bytes=note.activation_bytes,
-            gradient_bytes=note.gradient_bytes,
-        )
+        elif sender in uplinks:  # an advert names the slowest links alone
+            lines[sender, to] = Line(rate=uplinks[sender], sums_bytes=sums[sender, to])
     return lines
 
 

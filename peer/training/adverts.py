@@ -57,6 +57,7 @@ def volunteer_advert(volunteer: Volunteer, node: Node, device_name: str) -> Adve
         encode_s=volunteer.links.mean("encode"),
         decode_s=volunteer.links.mean("decode"),
         between_s=volunteer.figures.between_s,
+        update_s=(end - begin) * (volunteer.links.mean("inspect") + volunteer.links.mean("update")),
         computes=shares[Occupation.COMPUTES],
         waits_data=shares[Occupation.DATA],
         waits_room=shares[Occupation.ROOM],

@@ -9,7 +9,7 @@ from statistics import median
 from hetpeer.stages.execution.occupation import Shares
 
 RECENT = 9
-"""Steps of which the middle one says how long it is from one to the next."""
+"""Steps of which the middle one says how long it is from the last work to the update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,21 +33,25 @@ class Figures:
     tokens_per_second: float = 0.0
     shares: Shares = field(default_factory=Shares)
     """What its worker does, and waits for."""
-    _worked_at: float | None = None
+    _worked_at: dict[int, float] = field(default_factory=dict)
+    """Step that is not over → when something was last done for it."""
+    _updated_at: float = 0.0
     _pauses: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
-    def worked(self, now: float) -> None:
-        """A microbatch has been run forward and backward, `now` in seconds."""
+    def worked(self, step: int, now: float) -> None:
+        """A microbatch of `step` has been run forward and backward, `now` in seconds."""
         self.microbatches += 1
-        self._worked_at = now
+        self._worked_at[step] = now
 
-    def begun(self, now: float) -> None:
-        """A step begins."""
-        if self._worked_at is not None:
-            self._pauses.append(now - self._worked_at)
-            self._worked_at = None
+    def updated(self, step: int, now: float) -> None:
+        """`step` is over: its update is made. It could not be decided on before the one before it was."""
+        self.steps += 1
+        if step in self._worked_at:
+            self._pauses.append(now - max(self._worked_at[step], self._updated_at))
+        self._updated_at = now
+        self._worked_at = {later: at for later, at in self._worked_at.items() if later > step}
 
     @property
     def between_s(self) -> float:
-        """Seconds between the last work of a step here and the beginning of the next; 0: not known."""
+        """Seconds from the last work of a step here to its update; 0: not known."""
         return median(self._pauses) if self._pauses else 0.0

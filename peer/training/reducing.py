@@ -13,6 +13,7 @@ from hetpeer.averaging.heads import Coded
 from hetpeer.averaging.member import Effect, Member
 from hetpeer.averaging.received import Received
 from hetpeer.averaging.ties import Use
+from hetpeer.peer.transport.linkbook import LinkBook
 from hetpeer.peer.transport.posting import Answer, Posts
 from hetpeer.peer.transport.schema import FLOAT_BYTES, Schema
 from hetpeer.peer.transport.tensors import Tensor
@@ -28,9 +29,15 @@ class Reducing:
     """The worker's side of the reduces of one place, of peer `me`."""
 
     def __init__(
-        self, posts: Posts, schema: Schema, me: str, answer: Callable[[Sequence[Effect]], None]
+        self,
+        posts: Posts,
+        schema: Schema,
+        book: LinkBook,
+        me: str,
+        answer: Callable[[Sequence[Effect]], None],
     ) -> None:
         self._posts = posts
+        self._book = book
         self._store = posts.store
         self._schema = schema
         self._answer = answer
@@ -218,6 +225,8 @@ class Reducing:
             normed = self._schema.ties.counted(work.block, spec.parameter_count)
             command = c.Inspect(extent=gradient.extent, elements=elements, normed=normed)
             seen = await self._posts.post(command, [gradient])
+            if not step.group:
+                self._book.computed("inspect", seen.seconds)
             norm = seen.squared_norm if seen.finite else math.inf  # not NaN, which is no norm
             vote = m.BlockVote(block=work.block, digest=seen.digest, squared_norm=norm, finite=seen.finite)
             self._answer(member.inspected(step, work.plan, vote, gradient))
@@ -292,6 +301,8 @@ class Reducing:
 
         async def answer() -> None:
             done = await posted
+            if not step.group:
+                self._book.computed("update", done.seconds)
             self._answer(member.applied(step, work.block, done.digest))
 
         return answer()

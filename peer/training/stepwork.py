@@ -95,7 +95,7 @@ class StepWork:
             case p.RunForward():
                 self._start(place.tasks.forward(member, step, effect))
             case p.RunBackward():
-                self._start(self._counted(place.tasks.backward(member, step, effect)))
+                self._start(self._counted(step, place.tasks.backward(member, step, effect)))
             case p.ForgetGraph(key):
                 self._start(place.posts.command(c.DropTask(step=step.number, task=str(key))))
             case Merge(block, source, target):
@@ -243,9 +243,9 @@ class StepWork:
         if work is not None:
             self._spawn(_tolerant(work))
 
-    async def _counted(self, work: Work) -> None:
+    async def _counted(self, step: e.StepId, work: Work) -> None:
         await work
-        self._figures.worked(time.monotonic())
+        self._figures.worked(step.number, time.monotonic())
 
     async def _apply(self, work: Work) -> None:
         try:

@@ -216,7 +216,6 @@ class Volunteer:
             self._files.volunteers = tuple(message.roster)
             self.links.target = message.target
             self._begun[message.step] = self._trace.now()
-            self.figures.begun(time.monotonic())
         self._steps.received(message)
 
     def introduced(self, peer: str, head: Introduction) -> None:
@@ -281,8 +280,8 @@ class Volunteer:
             case e.RecordApplied():
                 for line in self._evidence.applied(effect, self.member.incarnation):
                     self.session.give_evidence(line)
-                self.figures.steps += 1
                 number = effect.step.number
+                self.figures.updated(number, time.monotonic())
                 self._trace.span("step", f"step {number}", self._begun.pop(number, self._trace.now()))
                 self.session.tell(self.links.paced())
             case e.EndStep(step):
@@ -329,7 +328,7 @@ class Volunteer:
         transcoding = Transcoding(
             posts, schema, self.links, self._node.peer_id, self._plane.send, self._plane.offended
         )
-        reducing = Reducing(posts, schema, self._node.peer_id, self.perform)
+        reducing = Reducing(posts, schema, self.links, self._node.peer_id, self.perform)
         gate = DataGate(self._source, self._tasks)
         self._steps.use(Place(schema, posts, tasks, reducing, transcoding, gate))
         self._states.use(posts, self._prepared)

@@ -95,7 +95,9 @@ class LinkBook:
         link.rate, link.trip_s = rate, trip_s
 
     def computed(self, what: str, seconds: float) -> None:
-        """A microbatch's `forward` or `backward` took so long here, or a bundle to be written (`encode`) or read (`decode`)."""
+        """A microbatch's `forward` or `backward` took so long here, a bundle to be written (`encode`) or read (`decode`), or a block's sum to be
+        looked at (`inspect`) or its `update`.
+        """
         self._computing.setdefault(what, deque(maxlen=RECENT)).append(seconds)
         self.done[what] += 1
         self.spent[what] += seconds

@@ -7,6 +7,7 @@ all steps together are bounded by the window (schedule.py).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 from hetpeer.stages.execution.schedule import Reach
@@ -61,3 +62,8 @@ class Bench:
             if backward is not None and forwards is None:
                 forwards = one
         return forwards
+
+    def turns(self) -> Iterator[Bidder]:
+        """What has happened in one step may make it another one's turn: who is to resume before the next is asked for, and so on."""
+        while (one := self.turn()) is not None:
+            yield one

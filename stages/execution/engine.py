@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -129,6 +130,7 @@ class Engine(Executor):
         return self._blocks[block]
 
     def _apply(self, command: c.Apply) -> r.Applied:
+        started = time.perf_counter()
         held, gradient = self._to_update(command.block, "gradient", command.gradient)
         if command.compensation:
             held.weights(command.base)
@@ -136,15 +138,20 @@ class Engine(Executor):
             self._tasks.clear(held.version)
             held.update(gradient, command)
             held.losses.settle(*c.GRADIENTS, plan=command.plan)
-        return r.Applied(version=held.version, digest=held.state().digest())
+        return self._applied(held, started)
 
     def _install(self, command: c.Install) -> r.Applied:
+        started = time.perf_counter()
         held, total = self._to_update(command.block, "average", command.total)
         with self._whole(held):
             self._tasks.forget(command.block)
             held.install(total, command.coefficient, command.plan)
             held.losses.settle(c.PARAMETERS[1], plan=command.plan)
-        return r.Applied(version=held.version, digest=held.state().digest())
+        return self._applied(held, started)
+
+    def _applied(self, held: HeldBlock, started: float) -> r.Applied:
+        digest = held.state().digest()
+        return r.Applied(version=held.version, digest=digest, seconds=time.perf_counter() - started)
 
     def _to_update(self, block: int, name: str, extent: Extent) -> tuple[HeldBlock, torch.Tensor]:
         """The block, and what it is to be updated with, on the device."""
@@ -261,10 +268,14 @@ class Engine(Executor):
         return r.Marked(marks=_mark(slot[begin : command.end].cpu(), command.marking))
 
     def _inspect(self, command: c.Inspect) -> r.Inspected:
+        started = time.perf_counter()
         vector = self._staging.floats(command.extent, command.elements)
         norm = math.fsum(squared_norm(vector[begin:end]) for begin, end in command.normed)
         digest = blake3(vector.numpy().data.cast("B")).hexdigest()
-        return r.Inspected(digest=digest, squared_norm=norm, finite=is_finite(vector))
+        finite = is_finite(vector)
+        return r.Inspected(
+            digest=digest, squared_norm=norm, finite=finite, seconds=time.perf_counter() - started
+        )
 
     # ── the worker itself ────────────────────────────────────────────────────────────────────────────────────────
 

@@ -105,21 +105,23 @@ class Marked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspected:
-    """Blake3 (hex) of the bytes, sum of squares in float64 (numerics.py), and whether every value is finite."""
+    """Blake3 (hex) of the bytes, sum of squares in float64 (numerics.py), and whether every value is finite. `seconds` of wall time."""
 
     kind: Literal["inspected"] = "inspected"
     digest: Name
     squared_norm: float
     finite: bool
+    seconds: Number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """The block's new version and the digest of its new state."""
+    """The block's new version and the digest of its new state. `seconds` of wall time."""
 
     kind: Literal["applied"] = "applied"
     version: Count
     digest: Name
+    seconds: Number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,8 +84,12 @@ class Window:
         way.rate = max(way.rate, (way.returned - returned) / trip)
 
     def end_step(self, step: Hashable) -> None:
-        """What is under way of `step` will not come back."""
-        self._under_way = {task: begun for task, begun in self._under_way.items() if task[0] != step}
+        """What is under way of `step` will not come back. What is of others goes on being counted with: it began when so many less had returned."""
+        self._under_way = {
+            task: (hops_after, returned - self._ways[hops_after].returned, began)
+            for task, (hops_after, returned, began) in self._under_way.items()
+            if task[0] != step
+        }
         for way in self._ways.values():
             way.end_step()
 

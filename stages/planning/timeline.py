@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable
+
+TICK_S = 2.0**-32
+"""Time goes in steps of a quarter of a nanosecond: their sums and differences are exact for days, so what takes a second takes just as long at any time."""
 
 
 class Timeline:
@@ -16,8 +20,9 @@ class Timeline:
         self._order = itertools.count()
 
     def after(self, seconds: float, happens: Callable[[], None]) -> None:
-        """Let `happens` happen so many seconds from now; what is due at the same time, in the order of these calls."""
-        heapq.heappush(self._events, (self.now + seconds, next(self._order), happens))
+        """Let `happens` happen so many seconds from now, in whole ticks; what is due at the same time, in the order of these calls."""
+        due = self.now + math.ceil(seconds / TICK_S) * TICK_S
+        heapq.heappush(self._events, (due, next(self._order), happens))
 
     def run(self, until: Callable[[], bool]) -> None:
         """Let things happen until `until()`. Raises RuntimeError if nothing is left to happen before that."""

@@ -20,6 +20,8 @@ class Line:
     activation_bytes: float = 0.0
     """Of a microbatch's bundle, as it is written for this line."""
     gradient_bytes: float = 0.0
+    sums_bytes: float = 0.0
+    """Of a whole step: parts of gradients, and what they add up to."""
 
 
 @dataclass(slots=True)
@@ -34,8 +36,7 @@ class Uplink:
     """
 
     def __init__(self, timeline: Timeline, capacity: float, lines: Mapping[str, Line]) -> None:
-        self.busy_s = 0.0
-        """Seconds in which anything was sent."""
+        self._busy_s = 0.0
         self._timeline = timeline
         self._capacity = capacity
         self._lines = lines
@@ -44,7 +45,12 @@ class Uplink:
         self._since = 0.0
         self._turn = 0
 
-    def send(self, to: str, nbytes: float, arrives: Callable[[], None]) -> None:
+    @property
+    def busy_s(self) -> float:
+        """Seconds so far in which anything was sent."""
+        return self._busy_s + (self._timeline.now - self._since if self._shares else 0.0)
+
+    def send(self, to: str, nbytes: float, arrives: Callable[[], None] = lambda: None) -> None:
         """Queue a bundle for `to`; `arrives` happens when its last byte is there."""
         self._move()
         self._queues[to].append(_Bundle(nbytes, arrives))
@@ -54,7 +60,7 @@ class Uplink:
         """What has left since the last look."""
         passed, self._since = self._timeline.now - self._since, self._timeline.now
         if self._shares:
-            self.busy_s += passed
+            self._busy_s += passed
         for to, share in self._shares.items():
             self._queues[to][0].left -= share * passed
 

@@ -1,13 +1,16 @@
-"""A step in virtual time: the pipeline cores that the volunteers run, on workers and lines that take the time they were
+"""Steps in virtual time: the pipeline cores that the volunteers run, on workers and lines that take the time they were
 measured to take. Pure.
 
-Nothing of the schedule is modelled: `Pipeline` and `Window` are the real ones (stages/execution). What is left out are lost
-peers, full memory and the coordinator: a sealed slot is counted at once.
+Nothing of the schedule is modelled: `Pipeline`, `Bench` and `Window` are the real ones (stages/execution), those of one step or of several that
+overlap (docs/asynchronous.md). What lies between the last work of a step and its update is a measured time, which other steps may use; the workers
+and lines that the sums and the update take meanwhile are not free for them. What is left out are lost peers, full memory and the coordinator: a sealed
+slot is counted at once.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,9 +23,6 @@ from hetpeer.stages.execution.window import MOST, Window
 from hetpeer.stages.planning.timeline import Timeline
 from hetpeer.stages.planning.uplinks import Line, Uplink
 
-STEP = 0
-"""One runs at a time."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
@@ -31,13 +31,15 @@ class Machine:
     forward_s: float
     """Of one microbatch over its blocks."""
     backward_s: float
+    update_s: float = 0.0
+    """Of a step: looking at the sums, and the update."""
     uplink: float = math.inf
     """Bytes/s of all its lines together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What one step took, in seconds."""
+    """From the end of one step to that of the next, in seconds."""
 
     seconds: float
     computing: Mapping[str, float]
@@ -48,7 +50,8 @@ class Step:
 
 class VirtualSwarm:
     """Volunteers that take `routes` (microbatch → its way) in every step. `lines` are keyed (from, to): each two peers that
-    follow one another on a route need both ways. `most` microbatches have room in a volunteer's memory.
+    follow one another on a route need both ways, who adds up gradients with others the ways to them. `most` microbatches have room in a volunteer's memory. Up to `staleness` steps begin before
+    the one that they follow is over; a step is over `between_s` after its last work, or after the end of the one before if that is later.
     """
 
     def __init__(
@@ -57,117 +60,195 @@ class VirtualSwarm:
         lines: Mapping[tuple[str, str], Line],
         routes: Mapping[int, Route],
         most: int = MOST,
+        *,
+        staleness: int = 0,
+        between_s: float = 0.0,
     ) -> None:
-        self.windows = {peer: Window(most) for peer in machines}
+        self._roster = {hop.peer: (hop.begin, hop.end) for route in routes.values() for hop in route}
+        self.windows = {peer: Window(most) for peer in self._roster}
         """Peer → what it has learned of its way there and back."""
         self._machines = machines
         self._lines = lines
         self._routes = routes
-
-    def step(self) -> Step:
-        """One step. The windows remember it for the next, as they do in life."""
-        found = _Running(self._machines, self._lines, self._routes, self.windows).run()
-        for window in self.windows.values():
-            window.end_step(STEP)
-        return found
-
-
-class _Running:
-    """One step under way."""
-
-    def __init__(
-        self,
-        machines: Mapping[str, Machine],
-        lines: Mapping[tuple[str, str], Line],
-        routes: Mapping[int, Route],
-        windows: Mapping[str, Window],
-    ) -> None:
-        roster = {hop.peer: (hop.begin, hop.end) for route in routes.values() for hop in route}
-        self._machines, self._routes, self._windows = machines, routes, windows
+        self._staleness = staleness
+        self._between_s = between_s
         self._timeline = Timeline()
-        self._cores = {
-            peer: Pipeline(peer, roster, len(routes), len(routes), Bench(windows[peer].depth))
-            for peer in roster
-        }
+        self._benches = {peer: Bench(window.depth) for peer, window in self.windows.items()}
+        self._workers = {peer: _Worker(self._timeline) for peer in self._roster}
         self._uplinks = {
             peer: Uplink(
                 self._timeline,
                 machines[peer].uplink,
                 {to: line for (sender, to), line in lines.items() if sender == peer},
             )
-            for peer in roster
+            for peer in self._roster
         }
-        self._lines = lines
-        self._idle_from = dict.fromkeys(roster, 0.0)
-        self._computing = dict.fromkeys(roster, 0.0)
-        self._done = 0
+        self._steps: list[_UnderWay] = []
+        """In their order: the first is the next to be over."""
+        self._opened = self._over = 0
 
-    def run(self) -> Step:
-        for number, route in self._routes.items():
-            first = route[0].peer
-            self._carry_out(first, self._cores[first].assign(number, route, 0))
-        self._timeline.run(lambda: self._done == len(self._routes))
+    def step(self) -> Step:
+        """Until one more step is over. The windows remember it for the next, as they do in life."""
+        if not self._opened:
+            self._open()
+        before, over = self._busy(), self._over + 1
+        self._timeline.run(lambda: self._over == over)
+        after = self._busy()
+        return Step(
+            seconds=after.seconds - before.seconds,
+            computing={peer: busy - before.computing[peer] for peer, busy in after.computing.items()},
+            sending={peer: busy - before.sending[peer] for peer, busy in after.sending.items()},
+        )
+
+    def _busy(self) -> Step:
+        """From the beginning until now."""
         return Step(
             seconds=self._timeline.now,
-            computing=self._computing,
+            computing={peer: worker.busy_s for peer, worker in self._workers.items()},
             sending={peer: uplink.busy_s for peer, uplink in self._uplinks.items()},
         )
 
-    def _carry_out(self, peer: str, effects: Iterable[p.Effect]) -> None:
+    # ── steps begin and end ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _open(self) -> None:
+        """As many as may be under way."""
+        while len(self._steps) <= self._staleness:
+            count = len(self._routes)
+            cores = {
+                peer: Pipeline(peer, self._roster, count, count, self._benches[peer]) for peer in self._roster
+            }
+            step = _UnderWay(self._opened, cores, count)
+            self._opened += 1
+            self._steps.append(step)
+            for number, route in self._routes.items():
+                first = route[0].peer
+                self._happened(step, first, cores[first].assign(number, route, 0))
+
+    def _decide(self) -> None:
+        """One after the other: when nothing is left to do of the first step, its sums and its update begin."""
+        first = self._steps[0]
+        if first.left or first.deciding:
+            return
+        first.deciding = True
+        for peer, worker in self._workers.items():
+            worker.do(self._machines[peer].update_s)
+        for (sender, to), line in self._lines.items():
+            if line.sums_bytes:
+                self._uplinks[sender].send(to, line.sums_bytes)
+        self._timeline.after(self._between_s, self._end)
+
+    def _end(self) -> None:
+        """The first step is over, and another one may begin."""
+        step = self._steps.pop(0)
+        self._over += 1
+        for peer, core in step.cores.items():
+            core.over()
+            self.windows[peer].end_step(step.number)
+        self._open()
+        self._decide()
+
+    # ── at a volunteer ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _happened(self, step: _UnderWay, peer: str, effects: Iterable[p.Effect]) -> None:
+        """Carry out what the step asks for, and what others do then that share its worker."""
+        self._carry_out(step, peer, effects)
+        for turn in self._benches[peer].turns():
+            other = next(one for one in self._steps if one.cores[peer] is turn)
+            self._carry_out(other, peer, other.cores[peer].resume())
+
+    def _carry_out(self, step: _UnderWay, peer: str, effects: Iterable[p.Effect]) -> None:
         for effect in effects:
             match effect:
                 case p.RunForward():
-                    self._forward(peer, effect)
+                    self._forward(step, peer, effect)
                 case p.RunBackward():
-                    self._backward(peer, effect)
+                    self._backward(step, peer, effect)
                 case p.SendActivation():
-                    self._send_activation(peer, effect)
+                    self._send_activation(step, peer, effect)
                 case p.SendGradient():
-                    self._send_gradient(peer, effect)
+                    self._send_gradient(step, peer, effect)
                 case p.ReportSealed(slot=slot):
-                    self._timeline.after(0.0, partial(self._counted, peer, slot))
+                    self._timeline.after(0.0, partial(self._counted, step, peer, slot))
 
-    def _counted(self, peer: str, slot: int) -> None:
-        self._carry_out(peer, self._cores[peer].settled(slot, ()))
+    def _counted(self, step: _UnderWay, peer: str, slot: int) -> None:
+        self._happened(step, peer, step.cores[peer].settled(slot, ()))
 
-    def _compute(self, peer: str, seconds: float, done: Callable[[], None]) -> None:
-        """The worker does one thing after the other."""
-        now = self._timeline.now
-        self._idle_from[peer] = max(self._idle_from[peer], now) + seconds
-        self._computing[peer] += seconds
-        self._timeline.after(self._idle_from[peer] - now, done)
-
-    def _forward(self, peer: str, work: p.RunForward) -> None:
+    def _forward(self, step: _UnderWay, peer: str, work: p.RunForward) -> None:
         key, last = work.key, not work.hops_after
-        self._windows[peer].begun((STEP, key), work.hops_after, self._timeline.now)
+        self.windows[peer].begun((step.number, key), work.hops_after, self._timeline.now)
 
         def done() -> None:
-            core = self._cores[peer]
-            self._carry_out(peer, core.forward_done(key, None if last else key, 0.0 if last else None))
+            core = step.cores[peer]
+            self._happened(step, peer, core.forward_done(key, None if last else key, 0.0 if last else None))
 
-        self._compute(peer, self._machines[peer].forward_s, done)
+        self._workers[peer].do(self._machines[peer].forward_s, done)
 
-    def _backward(self, peer: str, work: p.RunBackward) -> None:
+    def _backward(self, step: _UnderWay, peer: str, work: p.RunBackward) -> None:
         key = work.key
 
         def done() -> None:
-            self._windows[peer].finished((STEP, key), self._timeline.now)
-            self._done += not key.begin
-            self._carry_out(peer, self._cores[peer].backward_done(key, key if key.begin else None))
+            self.windows[peer].finished((step.number, key), self._timeline.now)
+            self._happened(step, peer, step.cores[peer].backward_done(key, key if key.begin else None))
+            if not key.begin:
+                step.left -= 1
+                self._decide()
 
-        self._compute(peer, self._machines[peer].backward_s, done)
+        self._workers[peer].do(self._machines[peer].backward_s, done)
 
-    def _send_activation(self, peer: str, what: p.SendActivation) -> None:
+    def _send_activation(self, step: _UnderWay, peer: str, what: p.SendActivation) -> None:
         to = what.route[0].peer
 
         def arrives() -> None:
-            core = self._cores[to]
-            self._carry_out(to, core.activation(what.id, what.route, what.attempt, peer, what.handle))
+            core = step.cores[to]
+            self._happened(step, to, core.activation(what.id, what.route, what.attempt, peer, what.handle))
 
         self._uplinks[peer].send(to, self._lines[peer, to].activation_bytes, arrives)
 
-    def _send_gradient(self, peer: str, what: p.SendGradient) -> None:
+    def _send_gradient(self, step: _UnderWay, peer: str, what: p.SendGradient) -> None:
         def arrives() -> None:
-            self._carry_out(what.to, self._cores[what.to].gradient(what.id, what.border, what.handle))
+            self._happened(step, what.to, step.cores[what.to].gradient(what.id, what.border, what.handle))
 
         self._uplinks[peer].send(what.to, self._lines[peer, what.to].gradient_bytes, arrives)
+
+
+@dataclass(slots=True, eq=False)
+class _UnderWay:
+    """One step."""
+
+    number: int
+    cores: Mapping[str, Pipeline]
+    left: int
+    """Microbatches whose gradient has not come back to their beginning."""
+    deciding: bool = False
+
+
+class _Worker:
+    """It does one thing after the other."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._queue: deque[tuple[float, Callable[[], None]]] = deque()
+        """What it does is the first."""
+        self._busy_s = self._since = 0.0
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds so far in which it did anything."""
+        return self._busy_s + (self._timeline.now - self._since if self._queue else 0.0)
+
+    def do(self, seconds: float, done: Callable[[], None] = lambda: None) -> None:
+        """Work for so long, after all that it was given before; then `done` happens."""
+        self._queue.append((seconds, done))
+        if len(self._queue) == 1:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._since = self._timeline.now
+        self._timeline.after(self._queue[0][0], self._end)
+
+    def _end(self) -> None:
+        self._busy_s += self._timeline.now - self._since
+        _, done = self._queue.popleft()
+        if self._queue:
+            self._begin()
+        done()

@@ -1,6 +1,8 @@
 """What is predicted from adverts, and what is said while they do not tell enough."""
 
 import json
+from dataclasses import replace
+from itertools import permutations
 
 import pytest
 
@@ -9,8 +11,10 @@ from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.records import Advert, LinkNote
 from hetpeer.peer.cli.plan import _lines
 from hetpeer.peer.planning.predicting import predict
+from hetpeer.peer.planning.summing import sums_bytes
 from hetpeer.peer.training.figures import Figures
 from hetpeer.peer.transport.outflow import Outflow
+from hetpeer.stages.execution.routes import Hop
 from tests.bootstrap.engine import make_run
 
 FRONT, BACK = "QmTheFrontPeer", "QmTheBackPeer1"
@@ -56,6 +60,37 @@ def test_a_swarm_of_two(run: RunDirectory) -> None:
     document = json.loads(json.dumps(found.document()))
     assert document["predicted_s"] == found.estimate.seconds
     assert {row["name"] for row in document["members"]} == {"front", "back"}
+
+
+def test_a_swarm_of_two_whose_steps_overlap(run: RunDirectory) -> None:
+    """What is busiest sets the pace: four bundles of half a second on the line, both ways; nobody waits for what lies between."""
+    manifest = run.manifest
+    training = manifest.training.model_copy(update={"staleness": 1})
+    signed = replace(run.signed, manifest=manifest.model_copy(update={"training": training}))
+    found = predict(signed, swarm(run))
+    assert found.estimate.seconds == pytest.approx(4 * 0.5, rel=0.01)
+    assert (found.estimate.staleness, found.document()["staleness"]) == (1, 1)
+    assert list(_lines(found))[1].startswith(
+        "step      2.00 s predicted, 2 at a time  the last one took 4.00 s"
+    )
+    updating = predict(signed, swarm(run, forward_s=0.2, backward_s=0.3, update_s=0.5)).estimate
+    assert updating.seconds == pytest.approx(4 * 0.5 + 0.5, rel=0.01)
+    assert updating.bottleneck == ("computing", FRONT)
+
+
+def test_who_holds_the_same_blocks_adds_up(run: RunDirectory) -> None:
+    """Two pipelines: as many bytes leave everybody as a ring takes, and nothing goes between pipelines where nothing is shared."""
+    manifest = run.manifest
+    blocks = len(manifest.blocks)
+    holders = {"a": (0, 2), "b": (2, blocks), "c": (0, 2), "d": (2, blocks)}
+    ways = [tuple(Hop(peer, *holders[peer]) for peer in pair) for pair in ("ab", "cd")]
+    sent = sums_bytes(manifest, {number: ways[number % 2] for number in range(4)}, holders, {})
+    assert sent.keys() == set(permutations("ac", 2)) | set(permutations("bd", 2))
+    for one, other, (begin, end) in (("a", "c", (0, 2)), ("b", "d", (2, blocks))):
+        ring = 2 * 4 * sum(block.vector_count for block in manifest.blocks[begin:end])
+        assert sent[one, other] + sent[other, one] == ring
+    alone = sums_bytes(manifest, dict.fromkeys(range(4), ways[0]), {p: holders[p] for p in "ab"}, {})
+    assert not alone, "nobody shares a block, and nothing is tied"
 
 
 @pytest.mark.parametrize(
@@ -108,12 +143,25 @@ def test_a_link_that_is_closed_takes_its_bytes_along() -> None:
 
 def test_between_two_steps() -> None:
     figures = Figures()
-    figures.begun(1.0)
+    figures.updated(3, 1.0)  # of a step in which nothing was done here
     assert figures.between_s == 0
-    for begun, worked in ((1.0, 5.0), (5.5, 9.0), (10.0, 12.0), (20.0, 20.0)):
-        figures.begun(begun)
-        figures.worked(worked)
-    figures.begun(21.0)
-    figures.begun(30.0)  # nothing was done here in between
+    for step, worked, updated in ((4, 5.0, 5.5), (5, 9.0, 10.0), (6, 12.0, 20.0), (7, 21.0, 22.0)):
+        figures.worked(step, worked)
+        figures.updated(step, updated)
+    figures.updated(8, 30.0)
     assert figures.between_s == 1.0
-    assert figures.microbatches == 4
+    assert (figures.microbatches, figures.steps) == (4, 6)
+
+
+def test_between_two_steps_that_overlap() -> None:
+    """Work on later ones is no work on this one; and one that is done early waits for those before it."""
+    figures = Figures()
+    for step, now in ((0, 1.0), (1, 2.0), (0, 3.0), (1, 4.0)):
+        figures.worked(step, now)
+    figures.updated(0, 6.0)
+    assert figures.between_s == 3.0
+    figures.worked(2, 7.0)
+    figures.updated(1, 8.0)
+    assert figures.between_s == (3.0 + 2.0) / 2, "not from 4.0: until 6.0 it was not its turn"
+    figures.updated(2, 8.5)
+    assert figures.between_s == 2.0

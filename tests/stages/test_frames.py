@@ -51,7 +51,7 @@ def test_frames_survive_any_split(sizes):
 def test_results_come_back_as_they_were():
     for result in (
         r.Forwarded(loss=None, seconds=0.25),
-        r.Inspected(digest="ab", squared_norm=float("inf"), finite=False),
+        r.Inspected(digest="ab", squared_norm=float("inf"), finite=False, seconds=0.5),
         r.Failed(code="HP-X", what="so", why="thus", fix="try"),
     ):
         ((number, body),) = FrameReader().feed(encode_result(7, result))

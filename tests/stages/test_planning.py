@@ -1,9 +1,12 @@
-"""Steps in virtual time: uplinks that are shared, pipelines that wait for the slowest part, and what is said of it."""
+"""Steps in virtual time: uplinks that are shared, pipelines that wait for the slowest part, steps that overlap, and what is said of it."""
 
+import dataclasses
 import itertools
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hetpeer.stages.execution.routes import Hop
 from hetpeer.stages.planning.estimate import estimate
@@ -98,3 +101,125 @@ def test_two_pipelines_share_a_step():
     one = VirtualSwarm(machines, lines(4, NEAR), dict.fromkeys(range(20), ways[0])).step().seconds
     assert both == pytest.approx(10 * 0.3 + 0.3, rel=0.01)
     assert one == pytest.approx(20 * 0.3 + 0.3, rel=0.01)
+
+
+# ── steps that overlap ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("between_s", "staleness", "seconds"),
+    [
+        (1.0, 0, 16 * 0.3 + 3 * 0.3 + 1.0),
+        (1.0, 1, 16 * 0.3),
+        (1.0, 2, 16 * 0.3),
+        (6.0, 1, 6.0),
+        (6.0, 2, 6.0),
+    ],
+    ids=["one after the other", "two at a time", "three", "long sums, two", "long sums, three"],
+)
+def test_steps_that_overlap_take_as_long_as_the_busiest_stage(between_s, staleness, seconds):
+    """Filling and draining the pipeline (0.9 s) and what lies between two steps hide behind the next step's work; sums go one after the other."""
+    machines = dict.fromkeys("0123", Machine(forward_s=0.1, backward_s=0.2))
+    found = estimate(machines, lines(4, NEAR), chain(4, 16), between_s, staleness)
+    assert found.seconds == pytest.approx(seconds, rel=1e-6)
+    assert found.computing == pytest.approx(dict.fromkeys("0123", 16 * 0.3 / seconds), rel=0.01)
+
+
+def test_few_microbatches_take_more_steps_at_a_time():
+    """Eight do not hide a pipeline of four that drains, and a second, behind one more step; behind two they do."""
+    machines = dict.fromkeys("0123", Machine(forward_s=0.1, backward_s=0.2))
+    one, two, three = (
+        estimate(machines, lines(4, NEAR), chain(4, 8), 1.0, staleness).seconds for staleness in range(3)
+    )
+    assert one == pytest.approx(8 * 0.3 + 3 * 0.3 + 1.0)
+    assert 8 * 0.3 < two < 1.05 * 8 * 0.3
+    assert three == pytest.approx(8 * 0.3)
+
+
+def test_what_the_update_takes_of_a_worker_is_not_free_for_the_next_step():
+    machines = dict.fromkeys("012", Machine(forward_s=0.1, backward_s=0.2, update_s=0.4))
+    slow = Line(rate=100.0, activation_bytes=10, gradient_bytes=10, sums_bytes=500)
+    steps = [estimate(machines, lines(3, NEAR), chain(3, 20), 1.0, staleness) for staleness in (0, 1)]
+    assert [step.seconds for step in steps] == pytest.approx(
+        [20 * 0.3 + 2 * 0.3 + 1.0, 20 * 0.3 + 0.4], rel=0.01
+    )
+    found = estimate(machines, {**lines(3, NEAR), ("1", "2"): slow}, chain(3, 20), 1.0, 1)
+    assert found.sending["1"] * found.seconds == pytest.approx(20 * 10 / 100 + 500 / 100, rel=0.01)
+    found = estimate(machines, {**lines(3, NEAR), ("1", "2"): slow}, chain(3, 40), 1.0, 1)
+    assert found.seconds == pytest.approx(40 * 0.3 + 0.4, rel=0.01), "sums leave beside the work"
+
+
+SECONDS = st.floats(0.001, 1.0)
+
+
+@st.composite
+def swarms(draw):
+    """One or two pipelines of up to four stages, alike in nothing."""
+    stages, pipelines = draw(st.integers(1, 4)), draw(st.integers(1, 2))
+    ways = [
+        tuple(Hop(f"{row}{stage}", stage, stage + 1) for stage in range(stages)) for row in range(pipelines)
+    ]
+    routes = {number: ways[number % pipelines] for number in range(draw(st.integers(pipelines, 10)))}
+    uplinks = st.just(math.inf) | st.floats(10.0, 1000.0)
+    machines = {
+        hop.peer: Machine(
+            forward_s=draw(SECONDS), backward_s=draw(SECONDS), update_s=draw(SECONDS), uplink=draw(uplinks)
+        )
+        for way in ways
+        for hop in way
+    }
+    nbytes = st.floats(1.0, 100.0)
+    found = {
+        pair: Line(
+            rate=draw(st.floats(10.0, 1000.0)),
+            delay_s=draw(SECONDS),
+            activation_bytes=draw(nbytes),
+            gradient_bytes=draw(nbytes),
+            sums_bytes=draw(nbytes),
+        )
+        for way in ways
+        for one, other in itertools.pairwise(way)
+        for pair in ((one.peer, other.peer), (other.peer, one.peer))
+    }
+    return machines, found, routes
+
+
+@settings(max_examples=30)
+@given(swarms(), st.floats(0.0, 20.0))
+def test_one_after_the_other_they_take_their_work_and_what_lies_between(swarm, between_s):
+    """With sums and updates that are over by then: they are a part of what lies between."""
+    machines, found, routes = swarm
+    machines = {peer: dataclasses.replace(machine, update_s=0.0) for peer, machine in machines.items()}
+    found = {pair: dataclasses.replace(line, sums_bytes=0.0) for pair, line in found.items()}
+    one, other = (VirtualSwarm(machines, found, routes, between_s=seconds) for seconds in (0.0, between_s))
+    steps = [(one.step().seconds, other.step().seconds) for _ in range(13)]
+    assert [after for _, after in steps] == pytest.approx(
+        [first + between_s for first, _ in steps], rel=1e-9, abs=1e-8
+    )
+    said = estimate(machines, found, routes, between_s).seconds
+    assert said == pytest.approx(sum(first for first, _ in steps[5:]) / 8 + between_s, rel=1e-9, abs=1e-8)
+
+
+@settings(max_examples=30)
+@given(swarms(), st.floats(0.0, 10.0), st.integers(0, 3))
+def test_no_step_is_faster_than_the_busiest_worker_and_line(swarm, between_s, staleness):
+    """However many overlap, from the first one on: nothing is done twice, forgotten, or at the same time as something else."""
+    machines, found, routes = swarm
+    passed = {peer: sum(peer in {hop.peer for hop in way} for way in routes.values()) for peer in machines}
+    least = [between_s]
+    for peer, one in machines.items():
+        least.append(passed[peer] * (one.forward_s + one.backward_s) + one.update_s)
+        carried = {
+            to: passed[peer] * (line.activation_bytes if to > peer else line.gradient_bytes) + line.sums_bytes
+            for (sender, to), line in found.items()
+            if sender == peer
+        }
+        least += [nbytes / found[peer, to].rate for to, nbytes in carried.items()]
+        least.append(sum(carried.values()) / one.uplink)
+    # of the last steps' sums and updates some may be left when they are over
+    running, steps = VirtualSwarm(machines, found, routes, staleness=staleness, between_s=between_s), 8
+    after = [running.step() for _ in range(steps)]
+    assert sum(step.seconds for step in after) >= (steps - 1) * max(least) * (1 - 1e-9)
+    assert all(0 <= busy <= step.seconds + 1e-9 for step in after for busy in step.computing.values())
+    assert all(0 <= busy <= step.seconds + 1e-9 for step in after for busy in step.sending.values())
+    assert estimate(machines, found, routes, between_s, staleness).seconds >= max(least) * (1 - 1e-9)

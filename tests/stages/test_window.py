@@ -72,6 +72,20 @@ def test_a_step_that_ends_leaves_what_is_under_way_of_others():
     assert window.depth(1) == 3
 
 
+def test_steps_that_overlap_show_how_many_return():
+    """One begins whenever one of the step before returns: eight are always under way, ten seconds long, whichever step ends meanwhile."""
+    window = Window()
+    for number in range(8):
+        window.begun((0, number), 1, float(number))
+    for step in range(5):
+        for number in range(8):
+            now = 10.0 * (step + 1) + number
+            window.finished((step, number), now)
+            window.begun((step + 1, number), 1, now)
+        window.end_step(step)
+        assert window.depth(1) == 2 * 8 + 1
+
+
 @pytest.mark.parametrize(
     ("stages", "hop_s", "latency_s", "bound", "gain"),
     [

@@ -1,0 +1,45 @@
+"""What adding up a step's gradients sends from whom to whom: the coordinator's division (bootstrap/reduce.py) and the holders' shards, counted. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from hetpeer.averaging.reduction import shards_of
+from hetpeer.averaging.ties import Ties
+from hetpeer.bootstrap.manifest import Manifest
+from hetpeer.bootstrap.reduce import divided
+from hetpeer.peer.transport.schema import FLOAT_BYTES
+from hetpeer.stages.execution.routes import Roster, Route
+from hetpeer.stages.links.codec import Codec, value_bytes
+
+
+def sums_bytes(
+    manifest: Manifest, routes: Mapping[int, Route], roster: Roster, uplinks: Mapping[str, float]
+) -> dict[tuple[str, str], int]:
+    """(from, to) → bytes of a step whose microbatches take `routes`; `uplinks` in bytes/s, 0 where it is not known."""
+    ties, codec = Ties(manifest.ties), Codec.of(manifest.links.reduce)
+    sizes = {block.index: block.vector_count for block in manifest.blocks}
+    sums = {block: _sums(block, routes) for block in sizes}
+    partners = {block: ties.partners(block) for block in sizes}
+    sent: defaultdict[tuple[str, str], int] = defaultdict(int)
+    for cover in divided(sums, roster, sizes, partners, uplinks):
+        for shard in shards_of(0, cover, sizes[cover.block]):
+            count = shard.end - shard.begin
+            nbytes = FLOAT_BYTES * count if codec.values is None else value_bytes(codec.values, count)
+            tied = ties.needed(shard.block, shard.begin, shard.end)
+            readers = (*cover.receivers, *(cover.observers if tied else ()))
+            pairs = [(holder, shard.reducer) for holder, _ in cover.slots]
+            for pair in (*pairs, *((shard.reducer, reader) for reader in readers)):
+                sent[pair] += nbytes
+    return {(sender, to): nbytes for (sender, to), nbytes in sent.items() if sender != to}
+
+
+def _sums(block: int, routes: Mapping[int, Route]) -> Sequence[tuple[str, tuple[int, ...]]]:
+    """Who has run which ids over `block`."""
+    ids: defaultdict[str, list[int]] = defaultdict(list)
+    for number, route in sorted(routes.items()):
+        for hop in route:
+            if hop.begin <= block < hop.end:
+                ids[hop.peer].append(number)
+    return [(peer, tuple(held)) for peer, held in sorted(ids.items())]
