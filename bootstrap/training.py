@@ -73,6 +73,7 @@ class CoordinatedStep:
             self.ledger.undone,
             self.ledger.holder,
             members.lines(),
+            reign.allowances.limits(self.roster, len(train) or len(evaluation)),
         )
         self._target = members.target(config.link_ratio)
         self._failures: dict[int, list[str]] = {}
@@ -107,6 +108,19 @@ class CoordinatedStep:
     def evaluated_only(self) -> bool:
         """Whether this was an evaluation of the final state without training, and it is complete."""
         return not self.ledger.ids and self.ledger.complete()
+
+    @property
+    def taken(self) -> Mapping[str, int]:
+        """Holder → how many ids were taken from it, because nothing came of them."""
+        return self._ways.taken
+
+    def counted(self) -> dict[str, int]:
+        """Holder → how many ids it counts, by the latest plan."""
+        counted: dict[str, int] = {}
+        for sums in self.covers.values():
+            for holder, ids in sums:
+                counted[holder] = max(counted.get(holder, 0), len(ids))
+        return counted
 
     # ── what holders say ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -210,7 +224,7 @@ class CoordinatedStep:
         self._lull.over(now)
         begin = Send(peer, self._begin((), self._entries))
         fresh = self._hand_out(self._ways.without_beginning() & self.ledger.undone())
-        shared = self._ways.share(peer, speed)
+        shared = {} if peer in self._reign.allowances else self._ways.share(peer, speed)
         known = self._make_known() if shared else []
         return [begin, *fresh, *known, *(self._tell(first, tasks) for first, tasks in sorted(shared.items()))]
 
