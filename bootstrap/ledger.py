@@ -8,6 +8,7 @@ smaller is dropped and what it alone held is open again (docs/protocol.md, step 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +16,8 @@ from hetpeer.averaging.messages import Contents
 
 CLIP_EPSILON = 1e-6
 """As torch.nn.utils.clip_grad_norm_ adds it to the norm."""
+MAX_REOPENED = 3
+"""So often one holder's refused reports open the same id again at once; after that it waits until nothing is counted for too long."""
 
 
 @dataclass(slots=True)
@@ -24,6 +27,8 @@ class Verdict:
     refused: tuple[int, ...] = ()
     evicted: dict[str, list[int]] = field(default_factory=dict)
     reopened: set[int] = field(default_factory=set)
+    displaced: set[int] = field(default_factory=set)
+    """Those of them that had counted."""
     progress: bool = False
 
 
@@ -34,7 +39,10 @@ class StepLedger:
         self.ids = frozenset(ids)
         self.evaluation = frozenset(evaluation)
         self._counted: list[dict[int, str]] = [{} for _ in range(blocks)]
-        self._settled: dict[tuple[str, int], tuple[int, ...]] = {}
+        self._settled: dict[str, tuple[int, tuple[int, ...]]] = {}
+        """Holder → its last slot, and the blocks of it that do not count: it seals one after the other, and numbers them upwards."""
+        self._reopened: Counter[tuple[str, int]] = Counter()
+        """Holder and id → how often its reports opened it again."""
         self._losses: dict[tuple[str, int], float] = {}
         self._evaluated: dict[int, float] = {}
 
@@ -42,13 +50,13 @@ class StepLedger:
 
     def report(
         self, holder: str, slot: int, contents: Sequence[Contents], losses: Mapping[int, float]
-    ) -> Verdict:
-        """`holder` has sealed `slot`. A slot reported twice gets the same answer and changes nothing. What is said of the last block counts
-        with the losses of its ids: a commit without one would be no number.
+    ) -> Verdict | None:
+        """`holder` has sealed `slot`. Its last slot, reported twice, gets the same answer and changes nothing; one before that gets none. What is
+        said of the last block counts with the losses of its ids: a commit without one would be no number.
         """
-        known = self._settled.get((holder, slot))
-        if known is not None:
-            return Verdict(refused=known)
+        settled, known = self._settled.get(holder, (-1, ()))
+        if slot <= settled:
+            return Verdict(refused=known) if slot == settled else None
         verdict = Verdict()
         refused: list[int] = []
         last = len(self._counted) - 1
@@ -61,10 +69,18 @@ class StepLedger:
                 else:
                     refused.append(block)
                     verdict.reopened |= ids - self._counted[block].keys()
+        verdict.reopened = self._may_reopen(holder, verdict.reopened) | verdict.displaced
         for microbatch in self.ids & losses.keys():
             self._losses[holder, microbatch] = losses[microbatch]
-        verdict.refused = self._settled[holder, slot] = tuple(refused)
+        verdict.refused = tuple(refused)
+        self._settled[holder] = slot, verdict.refused
         return verdict
+
+    def _may_reopen(self, holder: str, ids: set[int]) -> set[int]:
+        """Those of `ids` which the reports of `holder` have not opened too often."""
+        fresh = {i for i in ids if self._reopened[holder, i] < MAX_REOPENED}
+        self._reopened.update((holder, i) for i in fresh)
+        return fresh
 
     def _count(self, holder: str, block: int, ids: frozenset[int], verdict: Verdict) -> bool:
         counted = self._counted[block]
@@ -77,7 +93,7 @@ class StepLedger:
                 verdict.evicted.setdefault(rival, []).append(block)
             for microbatch in theirs:
                 del counted[microbatch]
-            verdict.reopened |= theirs - ids
+            verdict.displaced |= theirs - ids
         counted.update(dict.fromkeys(ids, holder))
         return True
 
@@ -95,12 +111,9 @@ class StepLedger:
             for microbatch in theirs:
                 del counted[microbatch]
             lost = lost or bool(theirs)
-        for reports in (
-            self._settled,
-            self._losses,
-        ):  # it may come back, and number its slots from the beginning
-            for key in [key for key in reports if key[0] == holder]:
-                del reports[key]
+        self._settled.pop(holder, None)  # it may come back, and number its slots from the beginning
+        for key in [key for key in self._losses if key[0] == holder]:
+            del self._losses[key]
         return lost
 
     def holder(self, block: int, microbatch: int) -> str | None:
@@ -111,6 +124,12 @@ class StepLedger:
         """Ids that are not counted at every block, and evaluation ids without a loss."""
         train = {i for counted in self._counted for i in self.ids - counted.keys()}
         return train | (self.evaluation - self._evaluated.keys())
+
+    def is_undone(self, microbatch: int) -> bool:
+        """Whether this id of the step is among the undone ones."""
+        if microbatch in self.evaluation:
+            return microbatch not in self._evaluated
+        return any(microbatch not in counted for counted in self._counted)
 
     def complete(self) -> bool:
         """Whether every block has its exact cover and every evaluation microbatch its loss."""

@@ -7,11 +7,12 @@ coordinator's alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hetpeer.averaging.messages import Finished, Line
 from hetpeer.bootstrap.agenda import Agenda
+from hetpeer.bootstrap.allowance import Allowances
 from hetpeer.bootstrap.decisions import CoordinatorConfig, Record, State
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import Membership
@@ -26,6 +27,7 @@ class Reign:
     agenda: Agenda
     line: Line
     members: Membership
+    allowances: Allowances = field(default_factory=Allowances)
     state: State = State.WAITING
     end: Finished | None = None
     """How the run ended, once it is FINISHED."""

@@ -6,7 +6,9 @@ peer would be done with it, and so does a line (lines.py): a greedy list schedul
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
 
 from hetpeer.averaging.messages import Task
 from hetpeer.bootstrap.lines import Lines
@@ -16,23 +18,34 @@ DETOUR = 3.0
 """How much dearer a peer is where an id has got stuck before."""
 UNDER_WAY = 4
 """So many ids a peer may have begun already: they stay where they are."""
+LAST = 1e9
+"""How much dearer a peer is that is not to be given any more: it is where nobody else can do it."""
 
 
 def assign_routes(
-    ids: Iterable[int], roster: Roster, blocks: int, speeds: Mapping[str, float], lines: Lines | None = None
+    ids: Iterable[int],
+    roster: Roster,
+    blocks: int,
+    speeds: Mapping[str, float],
+    lines: Lines | None = None,
+    limits: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[int, Route]:
-    """A route over blocks 0..`blocks` for every id. `roster` must cover every block."""
-    lines = lines or Lines()
+    """A route over blocks 0..`blocks` for every id. `roster` must cover every block. `limits`: peer → how many it is given at most, if others can do
+    the rest.
+    """
+    lines, left = lines or Lines(), dict(limits)
     fastest = max(speeds.values(), default=1.0)
     slowness = {peer: fastest / max(speeds.get(peer, fastest), 1e-9) for peer in roster}
     load = dict.fromkeys(roster, 0.0)
     routes: dict[int, Route] = {}
     for microbatch in ids:
-        cost = {peer: load[peer] + slowness[peer] for peer in roster}
+        cost = {peer: load[peer] + slowness[peer] + LAST * (left.get(peer, 1) <= 0) for peer in roster}
         route = cheapest_path(roster, 0, blocks, cost, lines)
         assert route is not None, "the caller has checked that every block has a holder"
         for hop in route:
             load[hop.peer] += slowness[hop.peer] * (hop.end - hop.begin)
+        for peer in left.keys() & {hop.peer for hop in route}:
+            left[peer] -= 1
         lines.used(route)
         routes[microbatch] = route
     return routes
@@ -40,7 +53,7 @@ def assign_routes(
 
 class Assignments:
     """The ways of a step's ids, and how often each was handed out. `roster` is the step's own, as it changes; `undone` says which
-    ids are not counted yet, `counted` who counts an id at a block. `lines` say what lies between two peers.
+    ids are not counted yet, `counted` who counts an id at a block. `lines` say what lies between two peers, `limits` who is given at most so many.
     """
 
     def __init__(
@@ -52,6 +65,7 @@ class Assignments:
         undone: Callable[[], set[int]],
         counted: Callable[[int, int], str | None],
         lines: Lines | None = None,
+        limits: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._roster = roster
         self._blocks = blocks
@@ -59,7 +73,10 @@ class Assignments:
         self._fastest = max(speeds.values(), default=1.0)
         self._undone = undone
         self._counted = counted
-        self._routes = assign_routes(ids, roster, blocks, speeds, lines)
+        self._limits = limits
+        self._routes = assign_routes(ids, roster, blocks, speeds, lines, limits)
+        self.taken: Counter[str] = Counter()
+        """Peer → how many ids go another way now, because nothing came of them where it was to do them."""
         self._attempts: dict[int, int] = {}
         self._stalled: set[int] = set()
         self._hedged: set[int] = set()
@@ -94,14 +111,17 @@ class Assignments:
         if not concerned:
             return handed
         slow = {peer: self._slow(peer) for peer in self._roster}
-        cost = {peer: seconds + slow[peer] for peer, seconds in self._busy().items()}
+        cost = {
+            peer: seconds + slow[peer] + LAST * (peer in self._limits)
+            for peer, seconds in self._busy().items()
+        }
         for microbatch in concerned:
             before = self.trodden(microbatch, roster)
             way = splice(before, roster, cost)
             if stands(way[0], roster):
                 for hop in set(way) - set(before):
                     cost[hop.peer] += slow[hop.peer] * (hop.end - hop.begin)
-                self._routes[microbatch] = way
+                self._goes(microbatch, way)
                 self._attempts[microbatch] = self._attempts.get(microbatch, 0) + 1
                 handed.setdefault(way[0].peer, set()).add(microbatch)
         return handed
@@ -169,18 +189,27 @@ class Assignments:
         """`undone` made no progress for too long: what was so the last time, too, goes another way from now on."""
         again, self._stalled = undone & self._stalled, undone
         for microbatch in again:
-            self._routes[microbatch] = self._detour(microbatch)
+            self._goes(microbatch, self._detour(microbatch))
 
     def hedge(self, last: set[int]) -> set[int]:
         """Choose another way for `last`, once for each id; returns those for which there is one."""
         fresh = last - self._hedged
         self._hedged |= fresh
         other = {i: way for i in fresh if (way := self._detour(i)) != self._routes[i]}
-        self._routes |= other
+        for microbatch, way in other.items():
+            self._goes(microbatch, way)
         return set(other)
+
+    def _goes(self, microbatch: int, way: Route) -> None:
+        """From now on `microbatch` goes this `way`. Who has left the step is not to blame."""
+        before = self._routes[microbatch]
+        count = {self._counted(block, microbatch) for hop in before for block in range(hop.begin, hop.end)}
+        instead = {hop.peer for hop in before} - {hop.peer for hop in way} - count
+        self.taken.update(instead & self._roster.keys())
+        self._routes[microbatch] = way
 
     def _detour(self, microbatch: int) -> Route:
         """Another way for an id that got stuck on the one it has, if there is one."""
         route = self._routes[microbatch]
-        cost = {hop.peer: DETOUR for hop in route}
+        cost = {hop.peer: DETOUR for hop in route} | dict.fromkeys(self._limits, LAST)
         return cheapest_path(self._roster, 0, self._blocks, cost) or route

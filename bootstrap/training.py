@@ -18,10 +18,13 @@ from hetpeer.bootstrap.reduce import Reduce, Sums
 from hetpeer.bootstrap.reign import Reign
 from hetpeer.bootstrap.routing import Assignments
 from hetpeer.bootstrap.spotchecks import SpotChecks
+from hetpeer.dht.errors import ProtocolError
 from hetpeer.stages.execution.routes import cheapest_path
 
 MAX_FAILURES = 3
-"""A microbatch that failed at so many volunteers (or so often, where there are not as many) halts the run."""
+"""A microbatch that failed at so many volunteers (or so often, where there are not as many) halts the run. Who says it of the same one more often
+is not listened to.
+"""
 
 
 class CoordinatedStep:
@@ -74,6 +77,7 @@ class CoordinatedStep:
             self.ledger.undone,
             self.ledger.holder,
             members.lines(),
+            reign.allowances.limits(self.roster, len(train) or len(evaluation)),
         )
         self.checks = SpotChecks(
             config.checks,
@@ -117,10 +121,23 @@ class CoordinatedStep:
         """Whether this was an evaluation of the final state without training, and it is complete."""
         return not self.ledger.ids and self.ledger.complete()
 
+    @property
+    def taken(self) -> Mapping[str, int]:
+        """Holder → how many ids were taken from it, because nothing came of them."""
+        return self._ways.taken
+
+    def counted(self) -> dict[str, int]:
+        """Holder → how many ids it counts, by the latest plan."""
+        counted: dict[str, int] = {}
+        for sums in self.covers.values():
+            for holder, ids in sums:
+                counted[holder] = max(counted.get(holder, 0), len(ids))
+        return counted
+
     # ── what holders say ─────────────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, peer: str, message: m.Message, now: float) -> list[Effect]:
-        """A word of `peer`, who is on the roster, on this step."""
+        """A word of `peer`, who is on the roster, on this step. Raises `ProtocolError` for what no honest peer says: it changes nothing."""
         match message:
             case m.Sealed():
                 return self._sealed(peer, message, now)
@@ -142,12 +159,16 @@ class CoordinatedStep:
 
     def _sealed(self, peer: str, message: m.Sealed, now: float) -> list[Effect]:
         """A holder's report of a slot: block by block it counts or not. What it says of blocks that it does not hold never does."""
+        self._check(peer, message)
         begin, end = self.roster[peer]
         theirs = [part for part in message.contents if begin <= part.begin and part.end <= end]
         verdict = self.ledger.report(peer, message.slot, theirs, message.losses)
+        if verdict is None:
+            return []
         settled = m.Settled(line=self.line, step=self.number, slot=message.slot, refused=verdict.refused)
         effects: list[Effect] = [Send(peer, settled)]
-        effects += self.checks.accepted(peer, theirs, verdict.refused)
+        if verdict.progress:
+            effects += self.checks.accepted(peer, theirs, verdict.refused)
         for rival, blocks in verdict.evicted.items():
             self.checks.lost(rival)
             evict = m.Evict(line=self.line, step=self.number, blocks=tuple(blocks))
@@ -155,6 +176,19 @@ class CoordinatedStep:
         if verdict.progress:
             self._counted(now)
         return [*effects, *self._hand_out(verdict.reopened), *self.advance(now)]
+
+    def _check(self, peer: str, message: m.Sealed) -> None:
+        """Every block once, in order, and ids of this step, each once: else thousands would be handed out again for one word."""
+        border = 0
+        for part in message.contents:
+            ids = self.ledger.ids.intersection(part.ids)
+            if len(ids) < len(part.ids):
+                raise ProtocolError(f"a report of ids that are not of step {self.number}", peer=peer)
+            if not border <= part.begin < part.end:
+                raise ProtocolError("a report whose blocks are out of order", peer=peer)
+            border = part.end
+        if not message.losses.keys() <= self.ledger.ids:
+            raise ProtocolError(f"losses of ids that are not of step {self.number}", peer=peer)
 
     def _evaluated(self, message: m.Evaluated, now: float) -> list[Effect]:
         """Losses of evaluation microbatches."""
@@ -169,9 +203,11 @@ class CoordinatedStep:
 
     def _failed(self, peer: str, message: m.Failed, now: float) -> list[Effect]:
         """`peer` could not compute a microbatch: others are to, and if they cannot either, the run is in trouble."""
-        if message.id not in self._ways:
+        if message.id not in self._ways or not self.ledger.is_undone(message.id):
             return []
         failed = self._failures.setdefault(message.id, [])
+        if failed.count(peer) >= MAX_FAILURES:
+            return []
         failed.append(peer)
         self._lull.over(now)
         others = {p: r for p, r in self.roster.items() if p not in failed}
@@ -207,7 +243,7 @@ class CoordinatedStep:
         self._lull.over(now)
         begin = Send(peer, self._begin((), self._entries))
         fresh = self._hand_out(self._ways.without_beginning() & self.ledger.undone())
-        shared = self._ways.share(peer, speed)
+        shared = {} if peer in self._reign.allowances else self._ways.share(peer, speed)
         known = self._make_known() if shared else []
         return [begin, *fresh, *known, *(self._tell(first, tasks) for first, tasks in sorted(shared.items()))]
 

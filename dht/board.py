@@ -1,7 +1,8 @@
 """The task board: who keeps work for a holder that it does not know, in the DHT under the blocks that are asked for.
 
 A note only says whom to ask; what counts is decided elsewhere. Each sender has one note in a shard, which takes the place
-of its earlier one, and a done or forgotten leftover is gone when its time is up.
+of its earlier one, and a done or forgotten leftover is gone when its time is up. Shards are by border, so anybody may have a note in any of
+them, of keys.MAX_RECORDS at a time.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.keys import SHARDS
 from hetpeer.dht.node import Node
 from hetpeer.dht.records import Count
 
 WIRE_VERSION = 1
-SHARDS = 16
 TTL_S = 12.0
 MAX_IDS = 256
 """Of one note: a record of the DHT is small. The sender gives all that it has to whoever asks."""
@@ -61,6 +62,8 @@ class Board:
     def __init__(self, node: Node, run_id: str) -> None:
         self._node = node
         self._prefix = f"hetpeer/{WIRE_VERSION}/{run_id}/leftovers"
+        for shard in range(SHARDS):
+            node.dht.declare(f"{self._prefix}/{shard}", _anybody)
 
     async def post(self, shard: int, note: Note) -> bool:
         """Show `note` as ours for TTL_S seconds; False when no node took it. Raises `RemoteError` on a timeout."""
@@ -79,6 +82,10 @@ class Board:
                 except ProtocolError as error:
                     _log.debug("left out a note: %s", error)
         return notes
+
+
+def _anybody(_peer_id: str) -> bool:
+    return True
 
 
 def shard_of(border: int) -> int:

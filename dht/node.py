@@ -24,6 +24,7 @@ from hetpeer.dht.errors import PeerLostError, ProtocolError
 from hetpeer.dht.holding import hold
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.joining import CONNECT_DEADLINE_S
+from hetpeer.dht.keys import KnownKeys
 from hetpeer.dht.listener import DATA, Budget, Handler, Listener, Watcher
 from hetpeer.dht.paths import Path
 from hetpeer.dht.reachability import Standing
@@ -56,7 +57,8 @@ class Node:
         self._closed = False
         self._listener = Listener()
         self._watch = Watch(identity.peer_id, clock)
-        self._sessions = Sessions(config, identity, clock, self._listener, self._watch)
+        keys = KnownKeys()
+        self._sessions = Sessions(config, identity, clock, self._listener, self._watch, keys)
         self._session: Session | None = None
         self._tasks = TaskSet()
         self._up = asyncio.Event()
@@ -64,7 +66,7 @@ class Node:
         self._lock: int | None = None
         self.restarts = 0
         """How often p2pd was started again."""
-        self.dht = Table(self.session, identity.peer_id, clock)
+        self.dht = Table(self.session, identity.peer_id, clock, keys)
 
     @classmethod
     async def start(cls, config: NodeConfig, identity: Identity, *, clock: Clock | None = None) -> Self:

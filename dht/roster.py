@@ -1,20 +1,20 @@
 """Who says to be there: the adverts of all peers of one run, spread over a few DHT keys.
 
-A key's whole dictionary must fit into one 4 MiB message, or readers see nothing at all; peers are therefore sharded
-by their id. The wire version stands in the key, so that versions that would misread each other do not meet.
+Peers are spread over the keys by their ids (keys.py). The wire version stands in the key, so that versions that would misread each other do
+not meet.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
+from functools import partial
 
 from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.keys import SHARDS, shard_of
 from hetpeer.dht.node import Node
 from hetpeer.dht.records import Advert
 
-WIRE_VERSION = 1
-SHARDS = 4
+WIRE_VERSION = 2
 DEFAULT_TTL_S = 30.0
 
 _log = logging.getLogger(__name__)
@@ -26,6 +26,8 @@ class Roster:
     def __init__(self, node: Node, run_id: str) -> None:
         self._node = node
         self._prefix = f"hetpeer/{WIRE_VERSION}/{run_id}/peers"
+        for shard in range(SHARDS):
+            node.dht.declare(f"{self._prefix}/{shard}", partial(_is_of, shard))
 
     async def publish(self, advert: Advert, *, ttl_s: float = DEFAULT_TTL_S) -> bool:
         """Show `advert` as ours for `ttl_s` seconds; False when no node took it. Raises `RemoteError` on a timeout."""
@@ -44,5 +46,8 @@ class Roster:
         return adverts
 
     def _key(self, peer_id: str) -> str:
-        shard = hashlib.sha256(peer_id.encode()).digest()[0] % SHARDS
-        return f"{self._prefix}/{shard}"
+        return f"{self._prefix}/{shard_of(peer_id)}"
+
+
+def _is_of(shard: int, peer_id: str) -> bool:
+    return shard_of(peer_id) == shard

@@ -1,6 +1,6 @@
 """One life of the network: a p2pd, its connections, and hivemind's DHT node on top. `Node` makes a new one when it ends.
 
-With validators.py and addresses.py the only file that touches hivemind's classes.
+With validators.py, storing.py and addresses.py the only file that touches hivemind's classes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from hetpeer.dht.clock import Clock
 from hetpeer.dht.config import NodeConfig
 from hetpeer.dht.control import Control, P2pdError
 from hetpeer.dht.identity import Identity
+from hetpeer.dht.keys import KnownKeys
 from hetpeer.dht.listener import Listener
 from hetpeer.dht.p2pd import P2pd
 
@@ -28,7 +29,9 @@ _HIVEMIND_STOP_S = 1.0
 class Session:
     """A p2pd with everything attached to it. Made by `start`, ended by `close`; `p2pd.exited` says it is dead."""
 
-    def __init__(self, p2pd: P2pd, identity: Identity, clock: Clock, listener: Listener) -> None:
+    def __init__(
+        self, p2pd: P2pd, identity: Identity, clock: Clock, listener: Listener, keys: KnownKeys
+    ) -> None:
         self.p2pd = p2pd
         self.control = Control(p2pd.control_path)
         self.dht: Any = None
@@ -38,20 +41,29 @@ class Session:
         self._identity = identity
         self._clock = clock
         self._listener = listener
+        self._keys = keys
         self._served: set[str] = set()
         self._p2p: Any = None
 
     @classmethod
     async def start(
-        cls, config: NodeConfig, identity: Identity, clock: Clock, listener: Listener, *, port: int
+        cls,
+        config: NodeConfig,
+        identity: Identity,
+        clock: Clock,
+        listener: Listener,
+        keys: KnownKeys,
+        *,
+        port: int,
     ) -> Session:
-        """p2pd up, all handlers of `listener` registered, our addresses known; not yet part of any swarm.
+        """p2pd up, all handlers of `listener` registered, our addresses known; not yet part of any swarm. `keys`: those of the DHT
+        that are in use here.
 
         Raises what `P2pd.start` does, and `P2pdError`.
         """
         import hivemind.dht.node  # noqa: F401 - the first import takes seconds: before any deadline runs
 
-        session = cls(await P2pd.start(config, identity, port=port), identity, clock, listener)
+        session = cls(await P2pd.start(config, identity, port=port), identity, clock, listener, keys)
         try:
             listener.handlers[hello.PROTOCOL] = hello.answer_hello(session.control, clock)
             for protocol in list(listener.handlers):
@@ -142,12 +154,12 @@ class Session:
         await self.p2pd.close()
 
     async def _start_hivemind(self, peer_ids: list[str], previous: Any) -> None:
-        from hivemind.dht.node import DHTNode
-        from hivemind.dht.protocol import DHTProtocol
+        from hivemind.dht import node as hivemind_node
         from hivemind.p2p import P2P
         from hivemind.proto.dht_pb2 import NodeInfo
         from hivemind.utils.logging import use_hivemind_log_handler
 
+        from hetpeer.dht.storing import DHTProtocol
         from hetpeer.dht.validators import OwnerValidator
 
         use_hivemind_log_handler("nowhere")
@@ -160,11 +172,16 @@ class Session:
             task.add_done_callback(_retrieve)
         # It answers pings a moment before it knows what to say of itself, and who comes back is pinged at once.
         DHTProtocol.node_info = NodeInfo()
-        self.dht = await DHTNode.create(
+        hivemind_node.DHTProtocol = DHTProtocol  # it has no other way to be told
+        self.dht = await hivemind_node.DHTNode.create(
             p2p=self._p2p,
             node_id=previous.node_id if previous is not None else None,
             initial_peers=[f"/p2p/{peer_id}" for peer_id in peer_ids],
-            record_validator=OwnerValidator(self._identity, self._clock),
+            record_validator=OwnerValidator(self._identity, self._clock, self._keys),
+            cache_locally=False,
+            cache_nearest=0,
+            cache_on_store=False,
+            cache_refresh_before_expiry=0,
             ensure_bootstrap_success=False,  # `join` has tested more, and says what is wrong
             strict=False,
         )

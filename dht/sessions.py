@@ -16,6 +16,7 @@ from hetpeer.dht.contacts import Contacts
 from hetpeer.dht.control import P2pdError
 from hetpeer.dht.errors import LocalError, RemoteError
 from hetpeer.dht.identity import Identity
+from hetpeer.dht.keys import KnownKeys
 from hetpeer.dht.listener import Listener
 from hetpeer.dht.p2pd import p2pd_does_not_start
 from hetpeer.dht.reachability import Reach
@@ -36,7 +37,13 @@ class Sessions:
     """Makes sessions. `config` is what the node's user asked for; what p2pd is told follows from what is found out."""
 
     def __init__(
-        self, config: NodeConfig, identity: Identity, clock: Clock, listener: Listener, watch: Watch
+        self,
+        config: NodeConfig,
+        identity: Identity,
+        clock: Clock,
+        listener: Listener,
+        watch: Watch,
+        keys: KnownKeys,
     ) -> None:
         self.contacts = Contacts([a for a in config.peers if a.peer_id != identity.peer_id])
         self.reaching = Reaching(config, identity.peer_id, clock)
@@ -45,6 +52,7 @@ class Sessions:
         self._clock = clock
         self._listener = listener
         self._watch = watch
+        self._keys = keys
         self._port = config.port
         self._use(config)
 
@@ -108,7 +116,7 @@ class Sessions:
     async def _started(self) -> Session:
         try:
             session = await Session.start(
-                self._config, self._identity, self._clock, self._listener, port=self._port
+                self._config, self._identity, self._clock, self._listener, self._keys, port=self._port
             )
         except P2pdError as error:
             raise p2pd_does_not_start(error.why) from error

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetpeer.dht.clock import Clock
 from hetpeer.dht.errors import RemoteError
+from hetpeer.dht.keys import Admits, KnownKeys
 
 if TYPE_CHECKING:
     from hetpeer.dht.session import Session
@@ -24,10 +25,17 @@ DEADLINE_S = 15.0
 class Table:
     """Values of all peers under string keys. Operations wait while p2pd restarts, DEADLINE_S at most."""
 
-    def __init__(self, session: Callable[[], Awaitable[Session]], peer_id: str, clock: Clock) -> None:
+    def __init__(
+        self, session: Callable[[], Awaitable[Session]], peer_id: str, clock: Clock, keys: KnownKeys
+    ) -> None:
         self._session = session
         self._peer_id = peer_id
         self._clock = clock
+        self._keys = keys
+
+    def declare(self, key: str, admits: Admits) -> None:
+        """`key` is in use here: there is room for its values, and only those count that are of peers whom it `admits`."""
+        self._keys.declare(key, admits)
 
     async def store(self, key: str, value: Mapping[str, Any], *, ttl_s: float) -> bool:
         """Put our own value under `key` for `ttl_s` seconds, replacing an earlier one; False when it was refused.

@@ -25,6 +25,7 @@ from hetpeer.dht.clock import Clock
 from hetpeer.dht.errors import ProtocolError
 from hetpeer.dht.frames import decode_map
 from hetpeer.dht.identity import Identity, peer_id_of, verify
+from hetpeer.dht.keys import KnownKeys
 
 MAX_PAYLOAD = 2048
 """Bytes of one value."""
@@ -36,11 +37,12 @@ _DOMAIN = b"hetpeer DHT record 1\0"
 
 
 class OwnerValidator(RecordValidatorBase):  # type: ignore[misc]
-    """Signs our records and judges everybody's; never raises on a foreign record."""
+    """Signs our records and judges everybody's; never raises on a foreign record. `keys`: those that are in use here."""
 
-    def __init__(self, identity: Identity, clock: Clock) -> None:
+    def __init__(self, identity: Identity, clock: Clock, keys: KnownKeys) -> None:
+        self.clock = clock
+        self.keys = keys
         self._identity = identity
-        self._clock = clock
 
     def sign_value(self, record: DHTRecord) -> bytes:
         """Our envelope around `record.value`. It is accepted only where the subkey is our own peer id."""
@@ -54,16 +56,19 @@ class OwnerValidator(RecordValidatorBase):  # type: ignore[misc]
         )
 
     def validate(self, record: DHTRecord) -> bool:
-        if (
-            not math.isfinite(record.expiration_time)
-            or record.expiration_time > self._clock.wall() + MAX_TTL_S
-        ):
+        expires = record.expiration_time
+        if not isinstance(expires, float) or not isinstance(record.value, bytes):
+            return False  # msgpack carries anything
+        if not math.isfinite(expires) or expires > self.clock.wall() + MAX_TTL_S:
             return False
         envelope = _open(record.value)
         if envelope is None:
             return False
         public_bytes, signature, payload = envelope
-        if record.subkey != msgpack.packb(peer_id_of(public_bytes)):  # also refuses values without a subkey
+        peer_id = peer_id_of(public_bytes)
+        if record.subkey != msgpack.packb(peer_id):  # also refuses values without a subkey
+            return False
+        if not self.keys.admits(record.key, peer_id):
             return False
         try:
             decode_map(payload, limit=MAX_PAYLOAD)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.agenda import Agenda
+from hetpeer.bootstrap.allowance import Allowances
 from hetpeer.bootstrap.decisions import CoordinatorConfig, Record
 from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.history import History
@@ -34,6 +35,7 @@ class Clusters:
         self._books = books
         self._records: list[Mapping[str, Any]] = []
         self._clusters: dict[int, Cluster] = {}
+        self._allowances = Allowances()
         self.saver: Cluster | None = None
         """Whose checkpoint is collected."""
         self.term = 0
@@ -87,7 +89,7 @@ class Clusters:
         line = m.Line(term=self.term, view=0, cluster=number)
         self._numbers = max(self._numbers, number + 1)
         self._clusters[number] = cluster = Cluster(
-            Reign(config, history, agenda, line, members), now, founded=founded
+            Reign(config, history, agenda, line, members, self._allowances), now, founded=founded
         )
         return cluster
 

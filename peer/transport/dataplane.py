@@ -240,6 +240,8 @@ class DataPlane:
         if schema is None or store is None or not _due(head, schema):
             await payload.skip()
             return
+        if not isinstance(head, ShardHead) and head.id >= schema.ids:
+            raise ProtocolError(f"a {head.kind} of microbatch {head.id}, which no step has", peer=peer)
         if isinstance(head, ActivationHead) and head.nudge:
             if length:
                 raise OffenceError(Kind.LENGTH, f"a nudge of {length} bytes", peer=peer)

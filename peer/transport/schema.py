@@ -40,6 +40,11 @@ class Schema:
         self._elements = {block.index: block.vector_count for block in manifest.blocks}
         self._layouts: dict[tuple[int, bool, int, bool], BundleLayout] = {}
 
+    @property
+    def ids(self) -> int:
+        """Microbatches of a step, the held-out ones included: their ids are smaller."""
+        return self.training.microbatches + self.training.eval_microbatches
+
     def batch(self, microbatch: int) -> int:
         """Samples of a microbatch."""
         return self.training.samples_of(microbatch)

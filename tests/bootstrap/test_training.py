@@ -6,6 +6,7 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.decisions import Halt, State
+from hetpeer.bootstrap.training import MAX_FAILURES
 from tests.bootstrap.court import BLOCKS, Court, failed, kinds, objection, reducing, training
 
 
@@ -239,9 +240,10 @@ def test_a_failure_goes_to_somebody_else_and_three_of_them_halt():
 
 def test_one_volunteer_that_fails_again_and_again_does_not_halt_the_others():
     court = Court().begin("a", "b")
-    for _ in range(5):
+    for _ in range(MAX_FAILURES):
         (reroute,) = failed(court, "a")
         assert reroute.to == "b"
+    assert failed(court, "a") == [], "it has been heard often enough"
 
 
 def test_a_sole_holder_has_three_tries():

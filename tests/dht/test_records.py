@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hetpeer.dht.errors import ProtocolError
 from hetpeer.dht.identity import Identity
+from hetpeer.dht.keys import KnownKeys, digest
 from hetpeer.dht.records import Advert
 from hetpeer.dht.validators import MAX_PAYLOAD, MAX_TTL_S, OwnerValidator
 
@@ -41,12 +42,14 @@ def mallory(tmp_path_factory: pytest.TempPathFactory) -> Identity:
 @pytest.fixture(scope="module")
 def rule(mallory: Identity) -> OwnerValidator:
     """The validator of a peer that is neither the signer nor asked to be."""
-    return OwnerValidator(mallory, StoppedClock())
+    return OwnerValidator(mallory, StoppedClock(), KnownKeys())
 
 
 def signed(identity: Identity, value: object, *, subkey: str | None = None, ttl_s: float = 30.0) -> DHTRecord:
     plain = DHTRecord(b"k" * 20, msgpack.packb(subkey or identity.peer_id), msgpack.packb(value), NOW + ttl_s)
-    return dataclasses.replace(plain, value=OwnerValidator(identity, StoppedClock()).sign_value(plain))
+    return dataclasses.replace(
+        plain, value=OwnerValidator(identity, StoppedClock(), KnownKeys()).sign_value(plain)
+    )
 
 
 def test_a_record_under_its_signers_id_is_accepted_and_unwrapped(
@@ -62,7 +65,7 @@ def test_a_plain_value_is_refused(alice: Identity, rule: OwnerValidator) -> None
     plain = DHTRecord(b"k" * 20, no_subkey, msgpack.packb({"a": 1}), NOW + 30)
     assert not rule.validate(plain)
     assert not rule.validate(
-        dataclasses.replace(plain, value=OwnerValidator(alice, StoppedClock()).sign_value(plain))
+        dataclasses.replace(plain, value=OwnerValidator(alice, StoppedClock(), KnownKeys()).sign_value(plain))
     )
 
 
@@ -105,6 +108,26 @@ def test_a_record_cannot_be_replayed_elsewhere_or_later(
 def test_a_changed_value_is_refused(alice: Identity, rule: OwnerValidator) -> None:
     record = signed(alice, {"a": 1})
     assert not rule.validate(dataclasses.replace(record, value=record.value[:-1] + b"\x02"))
+
+
+def test_a_peer_that_is_not_admitted_under_a_key_is_refused(alice: Identity, mallory: Identity) -> None:
+    keys = KnownKeys()
+    rule = OwnerValidator(mallory, StoppedClock(), keys)
+    record = dataclasses.replace(signed(alice, {}), key=digest("peers/3"))
+    record = dataclasses.replace(record, value=msgpack.packb({}))
+    record = dataclasses.replace(record, value=OwnerValidator(alice, StoppedClock(), keys).sign_value(record))
+    assert rule.validate(record), "a key that nobody here knows"
+    keys.declare("peers/3", lambda peer_id: peer_id != alice.peer_id)
+    assert not rule.validate(record)
+
+
+@pytest.mark.parametrize(
+    "change", [{"value": {"a": 1}}, {"value": 7}, {"expiration_time": "soon"}, {"expiration_time": None}]
+)
+def test_what_is_no_bytes_or_no_time_is_refused(
+    alice: Identity, rule: OwnerValidator, change: dict[str, object]
+) -> None:
+    assert not rule.validate(dataclasses.replace(signed(alice, {}), **change))
 
 
 @given(
