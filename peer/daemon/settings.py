@@ -69,6 +69,7 @@ class LimitsSection(_Section):
     transfer_cap: Annotated[str, _read_by(amounts.volume)] = "none"
     temperature_c: Celsius = 83
     cpu_temperature_c: Celsius = 0
+    gpu_power_w: Annotated[int, Field(ge=0, le=10_000)] = 0
 
 
 class WhenSection(_Section):
