@@ -52,7 +52,7 @@ async def join(options: JoinOptions, leaving: asyncio.Event) -> Stop | None:
         stack.enter_context(keeping_log(home.path))  # by whoever has the home's lock
         await stack.enter_async_context(governing.running())
         ended = daemon.until(Wish.FINISH, Wish.STOP)
-        presence = await unless(ended, present(options, home, stack))
+        presence = await unless(ended, present(options, home, stack, lambda: governing.settings))
         if presence is None:
             return None
         governing.use(presence.node.throttle)

@@ -24,6 +24,7 @@ from hetpeer.peer.arrival.invites import Destination
 from hetpeer.peer.arrival.known import known_run
 from hetpeer.peer.arrival.nearby import chosen
 from hetpeer.peer.console import say
+from hetpeer.peer.daemon.amounts import size
 from hetpeer.peer.daemon.progress import VolunteerProgress
 from hetpeer.peer.daemon.settings import Settings
 from hetpeer.peer.daemon.waking import watch_forever
@@ -31,6 +32,7 @@ from hetpeer.peer.home import Home
 from hetpeer.peer.tracing import Trace
 from hetpeer.peer.training.evidence import Evidence
 from hetpeer.peer.training.preparing import RunFiles
+from hetpeer.peer.training.room import Room
 from hetpeer.peer.training.volunteer import Volunteer
 from hetpeer.peer.where import Where
 
@@ -93,8 +95,10 @@ class Presence:
         await watch_forever(SystemClock(), woken)
 
 
-async def present(options: JoinOptions, home: Home, stack: contextlib.AsyncExitStack) -> Presence:
-    """Join the network, and get to know the run. `stack` ends it. Raises `LocalError`."""
+async def present(
+    options: JoinOptions, home: Home, stack: contextlib.AsyncExitStack, settings: Callable[[], Settings]
+) -> Presence:
+    """Join the network, and get to know the run. `stack` ends it; `settings` are those of the moment. Raises `LocalError`."""
     identity, network = home.identity(), options.settings.network
     goal = Destination(options.bootstrap, options.run)
     if network.lan and not goal.addresses:
@@ -112,6 +116,7 @@ async def present(options: JoinOptions, home: Home, stack: contextlib.AsyncExitS
             announce_forever(node, network.host, run.run_id, signed.manifest.name),
             name="word in the local network",
         )
+    room = Room(run.path.parent, run.run_id, lambda: size(settings().limits.files))
     evidence = stack.enter_context(contextlib.closing(Evidence(home, run, identity)))
     path = home.trace_path(run, os.getpid()) if options.trace else None
     trace = stack.enter_context(
@@ -121,7 +126,7 @@ async def present(options: JoinOptions, home: Home, stack: contextlib.AsyncExitS
         node=node,
         home=home,
         credentials=await credentials(run, identity.peer_id, options.voucher),
-        files=RunFiles(node, run, Council(signed, run.path), [arrival.source]),
+        files=RunFiles(node, run, Council(signed, run.path), [arrival.source], room),
         roster=Roster(node, run.run_id),
         evidence=evidence,
         trace=trace,

@@ -64,6 +64,7 @@ class LimitsSection(_Section):
     ram: Size = "50%"
     gpu_memory: Annotated[str, _read_by(amounts.share)] = "100%"
     disk: Size = "10%"
+    files: Annotated[str, _read_by(amounts.size)] = "50GiB"
     up: Rate = "none"
     down: Rate = "none"
     transfer_cap: Annotated[str, _read_by(amounts.volume)] = "none"
