@@ -101,6 +101,8 @@ proof-8: setup
 
 proof-9: setup
 	$(PY) -m benchmarks.limits
+	$(PY) -m benchmarks.firstjoin
+	$(PY) -m benchmarks.idle
 
 # Twelve volunteers in the laboratory (root), a fault every half minute for twenty minutes.
 chaos: setup

@@ -13,12 +13,13 @@ was counted of all forwards that were computed, in microbatches times blocks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -57,13 +58,23 @@ class Trial:
     seed: int = 0
 
 
-async def train(trial: Trial, folder: Path) -> dict[str, Any]:
-    """Make a run in `folder`, train it through the trial, and look at what came of it. Needs root."""
+Beside = Callable[[Swarm], Coroutine[Any, Any, None]]
+
+
+async def _nothing(_swarm: Swarm) -> None:
+    """Who only wants to know what came of it."""
+
+
+async def train(trial: Trial, folder: Path, beside: Beside = _nothing) -> dict[str, Any]:
+    """Make a run in `folder`, train it through the trial, and look at what came of it. Needs root.
+
+    `beside` runs from the first fault on until all is healed, and is cancelled then; what it raises is raised at the end.
+    """
     with Lab(homes(trial.peers)) as lab:
-        return await _train(trial, lab, folder)
+        return await _train(trial, lab, folder, beside)
 
 
-async def _train(trial: Trial, lab: Lab, folder: Path) -> dict[str, Any]:
+async def _train(trial: Trial, lab: Lab, folder: Path, beside: Beside) -> dict[str, Any]:
     training = TrainingSettings(
         steps=ENDLESS,
         batch_size=2 * MICROBATCHES,
@@ -79,6 +90,7 @@ async def _train(trial: Trial, lab: Lab, folder: Path) -> dict[str, Any]:
         chaos = Chaos(swarm, lab, trial.peers, LEASE_S, trial.kinds, trial.seed)
         began, version = time.monotonic(), swarm.feed.history.version
         due = began
+        watching = asyncio.create_task(beside(swarm))
         while time.monotonic() - began < 60 * trial.minutes:
             if time.monotonic() >= due:
                 chaos.strike()
@@ -86,6 +98,9 @@ async def _train(trial: Trial, lab: Lab, folder: Path) -> dict[str, Any]:
             await look(swarm)
         chaos_s, chaos_steps = time.monotonic() - began, swarm.feed.history.version - version
         await chaos.healed()
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
         alive_after = time.monotonic()
         healed = swarm.feed.history.version + HEALED_STEPS
         while swarm.feed.history.version < healed and time.monotonic() - alive_after < HEALED_S:

@@ -18,14 +18,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import psutil
-
 from benchmarks import report
+from benchmarks.lives import Life, Watch, slope
 from benchmarks.swarm import Model, Site, Swarm, make_run, running
 from hetpeer.bootstrap.audit import audit
 from hetpeer.bootstrap.replay import replay
@@ -46,75 +44,34 @@ GROWTH_FILES = 4
 GROWTH_FRAMES = 100
 
 
-@dataclass(slots=True)
-class Life:
-    """One process, sample by sample."""
-
-    kind: str
-    steps: list[int] = field(default_factory=list)
-    rss_mib: list[float] = field(default_factory=list)
-    files: list[int] = field(default_factory=list)
-    threads: list[int] = field(default_factory=list)
-
-    def growth(self) -> dict[str, Any] | None:
-        """What changed after the warm-up; None for a life too short to tell."""
-        warm = next((i for i, step in enumerate(self.steps) if step >= self.steps[0] + WARM_UP_STEPS), None)
-        if warm is None:
-            return None
-        first = max(warm, int(len(self.steps) * WARM_UP))
-        steps, rss = self.steps[first:], self.rss_mib[first:]
-        if len(steps) < MIN_SAMPLES or steps[-1] == steps[0]:
-            return None
-        slope, late = _slope(steps, rss), _slope(steps[len(steps) // 2 :], rss[len(rss) // 2 :])
-        files, threads = _rise(self.files[first:]), _rise(self.threads[first:])
-        return {
-            "kind": self.kind,
-            "steps": steps[-1] - steps[0],
-            "rss_mib": round(rss[-1], 1),
-            "mib_per_1000_steps": round(1000 * slope, 2),
-            "mib_per_1000_steps_in_the_later_half": round(1000 * late, 2),
-            "fitted_mib": round(slope * (steps[-1] - steps[0]), 2),
-            "files": files,
-            "threads": threads,
-            "grows": slope * (steps[-1] - steps[0]) > GROWTH_MIB or files > GROWTH_FILES,
-        }
-
-
-def _slope(steps: Sequence[int], mib: Sequence[float]) -> float:
-    """MiB per step, by least squares."""
-    return float(np.polyfit(steps, mib, 1)[0])
+def growth(life: Life) -> dict[str, Any] | None:
+    """What changed after the warm-up; None for a life too short to tell."""
+    warm = next((i for i, step in enumerate(life.steps) if step >= life.steps[0] + WARM_UP_STEPS), None)
+    if warm is None:
+        return None
+    first = max(warm, int(len(life.steps) * WARM_UP))
+    steps, rss = life.steps[first:], life.rss_mib[first:]
+    if len(steps) < MIN_SAMPLES or steps[-1] == steps[0]:
+        return None
+    rise, late = slope(steps, rss), slope(steps[len(steps) // 2 :], rss[len(rss) // 2 :])
+    files, threads = _rise(life.files[first:]), _rise(life.threads[first:])
+    return {
+        "kind": life.kind,
+        "steps": steps[-1] - steps[0],
+        "rss_mib": round(rss[-1], 1),
+        "mib_per_1000_steps": round(1000 * rise, 2),
+        "mib_per_1000_steps_in_the_later_half": round(1000 * late, 2),
+        "fitted_mib": round(rise * (steps[-1] - steps[0]), 2),
+        "files": files,
+        "threads": threads,
+        "grows": rise * (steps[-1] - steps[0]) > GROWTH_MIB or files > GROWTH_FILES,
+    }
 
 
 def _rise(values: Sequence[float]) -> float:
     """Last third's median above the first third's."""
     third = max(1, len(values) // 3)
     return statistics.median(values[-third:]) - statistics.median(values[:third])
-
-
-class Watch:
-    """Samples every process of the swarm."""
-
-    def __init__(self, swarm: Swarm) -> None:
-        self._swarm = swarm
-        self.lives: dict[int, Life] = {}
-
-    def sample(self) -> None:
-        step = self._swarm.feed.history.version
-        for kind, processes in self._swarm.processes().items():
-            for process in processes:
-                try:
-                    rss, files, threads = (
-                        process.memory_info().rss,
-                        process.num_fds(),
-                        process.num_threads(),
-                    )
-                except psutil.Error:
-                    continue  # it was killed a moment ago
-                life = self.lives.setdefault(process.pid, Life(kind))
-                life.steps.append(step)
-                life.rss_mib.append(rss / 2**20)
-                life.files.append(files)
-                life.threads.append(threads)
 
 
 async def train(options: Any, folder: Path) -> dict[str, Any]:
@@ -134,7 +91,7 @@ async def train(options: Any, folder: Path) -> dict[str, Any]:
         watch = Watch(swarm)
         kills = await _see_through(options, swarm, watch)
         await swarm.finished(SURVIVORS, END_S)
-        lives = [growth for life in watch.lives.values() if (growth := life.growth())]
+        lives = [grown for life in watch.lives.values() if (grown := growth(life))]
         inside = {f"volunteer {n}": _inside(swarm.home(n) / "inside.jsonl") for n in SURVIVORS}
     seconds = time.monotonic() - began
     verdict = audit(run.path)

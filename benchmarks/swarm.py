@@ -266,7 +266,8 @@ def cpu_seconds(processes: Sequence[psutil.Process]) -> list[float]:
 
 def _kind(process: psutil.Process) -> str | None:
     if process.name() == "p2pd":
-        owner = _kind(process.parent())
+        parent = process.parent()  # none for a moment after that was killed
+        owner = _kind(parent) if parent is not None else None
         return f"{owner} p2pd" if owner else None
     command = process.cmdline()
     if any(part.endswith("worker_main") for part in command):

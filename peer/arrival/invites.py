@@ -125,7 +125,7 @@ def destination(texts: Iterable[str], run: str = "") -> Destination:
 def worth_giving(own: Iterable[Address]) -> list[Address]:
     """Of a peer's own addresses those that may lead to it from elsewhere, the likeliest first. Loopback, where there is nothing else."""
     places = far_first(own)
-    elsewhere = [place for place in places if place.socket is not None and not _is_loopback(place.socket[0])]
+    elsewhere = [place for place in places if place.socket is not None and not is_loopback(place.socket[0])]
     return (elsewhere or places)[:MAX_OWN]
 
 
@@ -140,7 +140,8 @@ def unusable(text: str, why: str) -> LocalError:
     )
 
 
-def _is_loopback(ip: str) -> bool:
+def is_loopback(ip: str) -> bool:
+    """Whether only this machine is reached at `ip`."""
     return ip.startswith("127.") or ip == "::1"
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetpeer.peer.cli.options import DashboardOption, HomeOption, run_loop
+from hetpeer.peer.cli.options import DashboardOption, HomeOption, need_lan, run_loop
 
 if TYPE_CHECKING:
     from hetpeer.peer.arrival.invites import Invite
@@ -46,6 +46,10 @@ def bootstrap(
         bool,
         typer.Option("--keep-places", help="Never give volunteers other blocks than they have chosen."),
     ] = False,
+    lan: Annotated[
+        bool,
+        typer.Option("--lan", help="Let volunteers of the local network find the run (hetpeer join --lan)."),
+    ] = False,
     dashboard: DashboardOption = "",
     home: HomeOption = None,
 ) -> None:
@@ -62,7 +66,7 @@ def bootstrap(
 
     place = home or default_home()
     if directory is None:
-        if stand_in or keep_places:
+        if stand_in or keep_places or lan:
             raise typer.BadParameter("a rendezvous serves no run: give DIR, or leave the option out")
         from hetpeer.peer.arrival.rendezvous import RendezvousOptions, serve_rendezvous
 
@@ -70,6 +74,8 @@ def bootstrap(
         run_daemon(lambda leaving: serve_rendezvous(meeting, leaving, _announce_rendezvous))
         return
 
+    if lan:
+        need_lan()
     from hetpeer.peer.reliable.mirroring import mirror
     from hetpeer.peer.reliable.peer import BootstrapOptions, serve_run
     from hetpeer.peer.where import parse_where
@@ -85,6 +91,7 @@ def bootstrap(
         stand_in=stand_in,
         keep_places=keep_places,
         dashboard=parse_where(dashboard),
+        lan=lan,
     )
     halt = run_daemon(lambda leaving: serve_run(options, leaving, _announce_run))
     typer.echo("stopped; start it again to go on" if halt is None else f"finished: {halt.why}", err=True)

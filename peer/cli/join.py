@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from hetpeer.peer.cli.options import BootstrapOption, DashboardOption, HomeOption, joined_by
+from hetpeer.peer.cli.options import BootstrapOption, DashboardOption, HomeOption, joined_by, need_lan
 
 _ONLY_CHECK: Final = "hetpeer: do not begin"
 
@@ -45,6 +45,14 @@ def join(
     port: Annotated[
         int | None,
         typer.Option(min=0, max=65535, show_default=False, help="TCP port to listen on. [network.port]"),
+    ] = None,
+    lan: Annotated[
+        bool | None,
+        typer.Option(
+            "--lan/--no-lan",
+            show_default=False,
+            help="Without an address: find a run in the local network; and be found there. [network.lan]",
+        ),
     ] = None,
     name: Annotated[str | None, typer.Option(show_default=False, help="Public name. [node.name]")] = None,
     threads: Annotated[
@@ -93,7 +101,7 @@ def join(
     ] = False,
     dashboard: DashboardOption = "",
 ) -> None:
-    """Contribute this machine to a run: by an invite or an address; without any, to the one joined last.
+    """Contribute this machine to a run: by an invite or an address; without any, to the one joined last, or with --lan one of this house.
 
     Ctrl-C leaves within ten seconds and harms nobody; so does `hetpeer pause`. Options beat config.toml: what
     stands in brackets is the setting there (`hetpeer config show`).
@@ -101,8 +109,8 @@ def join(
     from hetpeer.peer.home import default_home
 
     here = home or default_home()
-    goal = joined_by([*(invites or ()), *(bootstrap or ())], here, run)
 
+    from hetpeer.peer.arrival.invites import destination
     from hetpeer.peer.daemon.configfile import effective
     from hetpeer.peer.daemon.joining import join as take_part
     from hetpeer.peer.daemon.presence import JoinOptions
@@ -112,6 +120,7 @@ def join(
     given = {
         "network.host": host,
         "network.port": port,
+        "network.lan": lan,
         "node.name": name,
         "compute.threads": threads,
         "compute.device": device,
@@ -125,6 +134,11 @@ def join(
         "when.hours": hours,
     }
     settings = effective(here, {key: value for key, value in given.items() if value is not None}).settings
+    named = [*(invites or ()), *(bootstrap or ())]
+    # To say --lan means more than what was joined once.
+    goal = destination(named, run) if lan else joined_by(named, here, run, near=settings.network.lan)
+    if settings.network.lan:
+        need_lan()
     options = JoinOptions(
         bootstrap=goal.addresses,
         run=goal.run,

@@ -5,6 +5,7 @@ Nothing heavy is imported here: `hetpeer --help` must answer at once.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import signal
@@ -92,16 +93,36 @@ def asked(texts: list[str] | None, home: Path | None, run: str = "") -> Destinat
     return goal if goal.addresses else back_to(home or default_home(), run)
 
 
-def joined_by(texts: list[str], home: Path, run: str = "") -> Destination:
+def joined_by(texts: list[str], home: Path, run: str = "", *, near: bool = False) -> Destination:
     """What was named to join by; without any, the run joined last, or `run`: its remembered addresses are no named ones.
 
+    `near`: where none was joined, the local network may lead to one, whichever it is.
     Raises `LocalError` HP-ADDR-001, HP-ADDR-002, HP-ADDR-003.
     """
     from hetpeer.peer.arrival.invites import Destination, destination
     from hetpeer.peer.arrival.known import back_to
 
     named = destination(texts, run)
-    return named if named.addresses else Destination((), back_to(home, run).run)
+    if named.addresses:
+        return named
+    try:
+        return Destination((), back_to(home, run).run)
+    except LocalError:
+        if not near:
+            raise
+        return named
+
+
+def need_lan() -> None:
+    """Raises `LocalError` HP-SYS-006 where the extra `lan` is not installed."""
+    if importlib.util.find_spec("zeroconf") is None:
+        raise LocalError(
+            "HP-SYS-006",
+            "finding runs in the local network is not installed",
+            why="it takes the package zeroconf, which nothing else needs",
+            fix="pip install 'hetpeer[lan]', or leave --lan (network.lan) out",
+            exit_code=ExitCode.CONFIG,
+        )
 
 
 def standing_here(home: Path | None) -> Standing | None:

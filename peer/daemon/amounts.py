@@ -42,10 +42,15 @@ def share(text: str) -> float:
 
 
 def volume(text: str) -> float:
-    """Bytes of `300GB` or `300GB/month`; infinite: `none`."""
+    """As `size`, of a month: `300GB` or `300GB/month`."""
+    return size(text.lower().removesuffix("/month"))
+
+
+def size(text: str) -> float:
+    """Bytes of `50GiB`; infinite: `none`."""
     if text.strip().lower() in NONE:
         return math.inf
-    number, unit = _split(text.lower().removesuffix("/month"))
+    number, unit = _split(text)
     if unit in _SIZES and number:
         return number * _SIZES[unit]
     raise ValueError(f"{text!r} is no amount such as 300GB, and not none")

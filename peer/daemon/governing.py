@@ -112,6 +112,11 @@ class Governing:
         self._counted = sent, received
 
     @property
+    def share(self) -> float:
+        """How much of its time the worker may work, as its GPU's power allows."""
+        return self._governor.share
+
+    @property
     def capped(self) -> bool:
         """Whether nothing is to be sent any more in this month."""
         return Reason.TRANSFER_CAP in self._holding

@@ -6,11 +6,11 @@ Pure. It holds at once and releases slowly, so that nothing flaps.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hetpeer.peer.daemon.amounts import duration, hours, volume, within
 from hetpeer.peer.daemon.holds import Reason
+from hetpeer.peer.daemon.pacing import Pacer
 from hetpeer.peer.daemon.settings import Settings
 
 MAINS_S = 30.0
@@ -18,6 +18,7 @@ COOL_S = 30.0
 COOLER_C = 8.0
 GAME_SHARE = 0.1
 GAME_OVER_S = 60.0
+POWER_OVER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,8 @@ class Readings:
     idle_s: float | None = None
     gpu_c: float | None = None
     cpu_c: float | None = None
+    gpu_w: float | None = None
+    """Of the GPU that draws most, on average since the last look."""
     foreign_gpu: float | None = None
     """Share of a GPU that other programs use."""
     month_bytes: float = 0.0
@@ -49,12 +52,19 @@ class Governor:
     """What holds, from one look to the next."""
 
     def __init__(self) -> None:
+        self._pacer = Pacer()
         self._clear_since: dict[Reason, float] = {}
         """Of each reason that holds, since when it has been clear without a break; infinite: it is not."""
+
+    @property
+    def share(self) -> float:
+        """How much of its time the worker may work."""
+        return self._pacer.share
 
     def look(self, now: float, readings: Readings, settings: Settings) -> frozenset[Reason]:
         """The reasons that hold now; `now` in seconds of a clock that never goes back."""
         findings = _findings(readings, settings)
+        self._pace(now, readings.gpu_w, settings.limits.gpu_power_w, findings)
         for reason in self._clear_since.keys() - findings.keys():  # switched off
             del self._clear_since[reason]
         for reason, finding in findings.items():
@@ -67,8 +77,15 @@ class Governor:
                     del self._clear_since[reason]
         return frozenset(self._clear_since)
 
+    def _pace(self, now: float, watts: float | None, limit: int, findings: dict[Reason, _Finding]) -> None:
+        """Who draws too much is slowed down first, and held where that does not help."""
+        helpless = self._pacer.look(now, watts, limit, held=Reason.POWER in self._clear_since)
+        if limit:
+            clear = watts is not None and watts <= limit
+            findings[Reason.POWER] = _Finding(helpless, clear, POWER_OVER_S)
 
-def _findings(readings: Readings, settings: Settings) -> Mapping[Reason, _Finding]:
+
+def _findings(readings: Readings, settings: Settings) -> dict[Reason, _Finding]:
     """Of each rule that is switched on. What is unknown does not hold, but releases no sooner for that."""
     limits, when = settings.limits, settings.when
     found: dict[Reason, _Finding] = {}

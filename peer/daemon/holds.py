@@ -17,6 +17,7 @@ class Reason(enum.StrEnum):
     IDLE = "idle"
     SCHEDULE = "schedule"
     TEMPERATURE = "temperature"
+    POWER = "power"
     GAME = "game"
     TRANSFER_CAP = "transfer_cap"
     SETTINGS = "settings"

@@ -52,7 +52,7 @@ async def join(options: JoinOptions, leaving: asyncio.Event) -> Stop | None:
         stack.enter_context(keeping_log(home.path))  # by whoever has the home's lock
         await stack.enter_async_context(governing.running())
         ended = daemon.until(Wish.FINISH, Wish.STOP)
-        presence = await unless(ended, present(options, home, stack))
+        presence = await unless(ended, present(options, home, stack, lambda: governing.settings))
         if presence is None:
             return None
         governing.use(presence.node.throttle)
@@ -71,7 +71,7 @@ async def _lives(presence: Presence, governing: Governing, daemon: Daemon) -> St
             await _rest(presence, governing, daemon)
             continue
         try:
-            stop = await live(presence, governing.settings, daemon)
+            stop = await live(presence, governing.settings, daemon, lambda: governing.share)
         except WorkerDiedError as error:
             often = len(deaths) == MAX_RESTARTS and time.monotonic() - deaths[0] < RESTART_WINDOW_S
             if often or error.status >= 0:  # one that ended by itself would do so again

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import shutil
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 from hetpeer.averaging.effects import Stop
@@ -36,12 +36,18 @@ FAREWELL_S = 3.0
 FINISH_S = 600.0
 """A step that takes longer is not waited for by who is asked to finish."""
 MIN_ARENA_BYTES = 1 << 26
+PACE_S = 0.7
+"""Far below what others wait for a sign of life; what a card draws is looked at at other times than its rests."""
 
 _log = logging.getLogger(__name__)
 
 
-async def live(presence: Presence, settings: Settings, daemon: Daemon) -> Stop | None:
+async def live(
+    presence: Presence, settings: Settings, daemon: Daemon, share: Callable[[], float]
+) -> Stop | None:
     """Take part with one compute worker until the run is over (its Stop), or something else than work is wished (None).
+
+    `share` says at any time how much of its time the worker may work.
 
     Raises `LocalError`, and `WorkerDiedError` with nothing of the worker left.
     """
@@ -49,7 +55,7 @@ async def live(presence: Presence, settings: Settings, daemon: Daemon) -> Stop |
     async with contextlib.AsyncExitStack() as life:
         other = daemon.until(Wish.PAUSE, Wish.FINISH, Wish.STOP)
         started = await unless(other, _start_compute(presence.home, settings, life))
-        return None if started is None else await _live(presence, *started, daemon)
+        return None if started is None else await _live(presence, *started, daemon, share)
 
 
 async def _start_compute(
@@ -70,7 +76,12 @@ async def _start_compute(
 
 
 async def _live(
-    presence: Presence, compute: Compute, offer: Offer, device_name: str, daemon: Daemon
+    presence: Presence,
+    compute: Compute,
+    offer: Offer,
+    device_name: str,
+    daemon: Daemon,
+    share: Callable[[], float],
 ) -> Stop | None:
     files, node, roster = presence.files, presence.node, presence.roster
     volunteer = Volunteer(
@@ -85,6 +96,7 @@ async def _live(
         publish_forever(roster, lambda: volunteer_advert(volunteer, node, device_name)),
         presence.progress.show_forever(volunteer),
         presence.mind_sleep(volunteer.rejoin),
+        pace_forever(compute, share),
     ]
     presence.life.volunteer = volunteer
     try:
@@ -138,6 +150,19 @@ async def _called_off(volunteer: Volunteer, daemon: Daemon) -> None:
             async with asyncio.timeout(FINISH_S):
                 await unless(daemon.until(Wish.STOP), volunteer.step_over())
         daemon.stop()
+
+
+async def pace_forever(compute: Compute, share: Callable[[], float]) -> None:
+    """Have the worker rest for what `share` leaves of each PACE_S."""
+    while True:
+        working_s = PACE_S * share()
+        await asyncio.sleep(working_s)
+        if working_s < PACE_S:
+            compute.rest()
+            try:
+                await asyncio.sleep(PACE_S - working_s)
+            finally:
+                compute.wake()
 
 
 def doing(phase: Phase, *, in_touch: bool) -> Does:

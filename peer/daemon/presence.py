@@ -17,8 +17,14 @@ from hetpeer.dht.clock import SystemClock
 from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.dht.roster import Roster
 from hetpeer.dht.streams import Stream
+from hetpeer.dht.tasks import TaskSet
 from hetpeer.peer.arrival.arriving import arrived
 from hetpeer.peer.arrival.credentials import Credentials, credentials
+from hetpeer.peer.arrival.invites import Destination
+from hetpeer.peer.arrival.known import known_run
+from hetpeer.peer.arrival.nearby import chosen
+from hetpeer.peer.console import say
+from hetpeer.peer.daemon.amounts import size
 from hetpeer.peer.daemon.progress import VolunteerProgress
 from hetpeer.peer.daemon.settings import Settings
 from hetpeer.peer.daemon.waking import watch_forever
@@ -26,6 +32,7 @@ from hetpeer.peer.home import Home
 from hetpeer.peer.tracing import Trace
 from hetpeer.peer.training.evidence import Evidence
 from hetpeer.peer.training.preparing import RunFiles
+from hetpeer.peer.training.room import Room
 from hetpeer.peer.training.volunteer import Volunteer
 from hetpeer.peer.where import Where
 
@@ -88,13 +95,28 @@ class Presence:
         await watch_forever(SystemClock(), woken)
 
 
-async def present(options: JoinOptions, home: Home, stack: contextlib.AsyncExitStack) -> Presence:
-    """Join the network, and get to know the run. `stack` ends it. Raises `LocalError`."""
+async def present(
+    options: JoinOptions, home: Home, stack: contextlib.AsyncExitStack, settings: Callable[[], Settings]
+) -> Presence:
+    """Join the network, and get to know the run. `stack` ends it; `settings` are those of the moment. Raises `LocalError`."""
     identity, network = home.identity(), options.settings.network
-    config = NodeConfig(host=network.host, port=network.port, peers=options.bootstrap, reachability="ask")
-    arrival = await stack.enter_async_context(arrived(config, home, options.run))
+    goal = Destination(options.bootstrap, options.run)
+    if network.lan and not goal.addresses:
+        goal = await _nearby(network.host, goal.run, home)
+    config = NodeConfig(host=network.host, port=network.port, peers=goal.addresses, reachability="ask")
+    arrival = await stack.enter_async_context(arrived(config, home, goal.run))
     node, signed = arrival.node, arrival.signed
     run = home.run(signed)
+    if network.lan:
+        from hetpeer.peer.arrival.lan import announce_forever
+
+        saying = TaskSet()
+        stack.push_async_callback(saying.close)
+        saying.spawn(
+            announce_forever(node, network.host, run.run_id, signed.manifest.name),
+            name="word in the local network",
+        )
+    room = Room(run.path.parent, run.run_id, lambda: size(settings().limits.files))
     evidence = stack.enter_context(contextlib.closing(Evidence(home, run, identity)))
     path = home.trace_path(run, os.getpid()) if options.trace else None
     trace = stack.enter_context(
@@ -104,13 +126,32 @@ async def present(options: JoinOptions, home: Home, stack: contextlib.AsyncExitS
         node=node,
         home=home,
         credentials=await credentials(run, identity.peer_id, options.voucher),
-        files=RunFiles(node, run, Council(signed, run.path), [arrival.source]),
+        files=RunFiles(node, run, Council(signed, run.path), [arrival.source], room),
         roster=Roster(node, run.run_id),
         evidence=evidence,
         trace=trace,
         progress=VolunteerProgress(signed.manifest),
         life=Life(),
     )
+
+
+async def _nearby(host: str, run: str, home: Home) -> Destination:
+    """To a run in the networks of `host`: to `run`, if it is named, which without anybody there is found as it was before.
+
+    Raises `LocalError` HP-ADDR-004, HP-NET-016.
+    """
+    from hetpeer.peer.arrival.lan import heard
+
+    say("looking for a run in the local network")
+    found = await heard(host, run)
+    back = Destination((), run)
+    if not any(one.run == run for one in found) and known_run(home.path, back) is not None:
+        say("nobody there is in the run joined before: back to it as it was found then")
+        return back
+    goal = chosen(found, run)
+    name = next(one.name for one in found if one.run == goal.run)
+    say(f"found the run {name or 'without a name'} ({goal.run})")
+    return goal
 
 
 async def _refused(stream: Stream) -> None:

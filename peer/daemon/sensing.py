@@ -57,6 +57,7 @@ class Sensors:
             on_battery=on_battery() if when.on_battery == "pause" else None,
             idle_s=idle,
             gpu_c=self._gpus.hottest() if limits.temperature_c else None,
+            gpu_w=self._gpus.drawn(time.monotonic()) if limits.gpu_power_w else None,
             cpu_c=cpu_celsius() if limits.cpu_temperature_c else None,
             foreign_gpu=self._gpus.foreign_share(ours) if when.yield_to_games else None,
             month_bytes=month_bytes,

@@ -64,11 +64,13 @@ class LimitsSection(_Section):
     ram: Size = "50%"
     gpu_memory: Annotated[str, _read_by(amounts.share)] = "100%"
     disk: Size = "10%"
+    files: Annotated[str, _read_by(amounts.size)] = "50GiB"
     up: Rate = "none"
     down: Rate = "none"
     transfer_cap: Annotated[str, _read_by(amounts.volume)] = "none"
     temperature_c: Celsius = 83
     cpu_temperature_c: Celsius = 0
+    gpu_power_w: Annotated[int, Field(ge=0, le=10_000)] = 0
 
 
 class WhenSection(_Section):
@@ -88,6 +90,7 @@ class WhenSection(_Section):
 class NetworkSection(_Section):
     host: str = "0.0.0.0"  # noqa: S104 - other peers must reach us
     port: Annotated[int, Field(ge=0, le=65535)] = 0
+    lan: bool = False
 
 
 class DashboardSection(_Section):
@@ -124,7 +127,7 @@ class Settings(_Section):
 
 
 WITH_WORKER = ("node.name", "compute.device", "limits.nice", "limits.ram", "limits.gpu_memory", "limits.disk")
-AT_START = ("network.host", "network.port", "dashboard.listen")
+AT_START = ("network.host", "network.port", "network.lan", "dashboard.listen")
 KEYS = tuple(Settings().flat())
 
 

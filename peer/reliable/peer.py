@@ -59,6 +59,8 @@ class BootstrapOptions:
     """Whether volunteers keep the blocks that they have chosen, however slow that is."""
     dashboard: Where | None = None
     """Where its dashboard and metrics are served."""
+    lan: bool = False
+    """Whether volunteers of the local network find it there."""
 
 
 class ReliablePeer:
@@ -246,6 +248,11 @@ async def _take_part(
         if ready.done():
             invite = keep_invite(run, map(parse_address, node.addresses()), options.peers)
             announce(join_address(node), invite)
+            if options.lan:
+                from hetpeer.peer.arrival.lan import announce_forever
+
+                told = announce_forever(node, options.host, run.run_id, run.manifest.name)
+                beside.append(asyncio.ensure_future(told))
             await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done() and not peer.is_over:
             await peer.replica.leave()

@@ -22,6 +22,7 @@ from hetpeer.dht.node import Node
 from hetpeer.dht.tasks import going_on
 from hetpeer.peer.arrival.manifests import amended
 from hetpeer.peer.home import place_file
+from hetpeer.peer.training.room import Room
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.compute import Compute
@@ -43,13 +44,16 @@ AT_ONCE = 4
 
 class RunFiles:
     """The files of a run on this volunteer's disk; what is missing is fetched from the peers `named`, then from reliable ones, then from others
-    that were met.
+    that were met, into what `room` there is.
     """
 
-    def __init__(self, node: Node, run: RunDirectory, council: Council, named: Iterable[str]) -> None:
+    def __init__(
+        self, node: Node, run: RunDirectory, council: Council, named: Iterable[str], room: Room
+    ) -> None:
         self._node = node
         self.run = run
         self.council = council
+        self._room = room
         self._named = tuple(named)
         self._met: dict[str, None] = {}
         self._turns = asyncio.Semaphore(AT_ONCE)
@@ -73,7 +77,7 @@ class RunFiles:
             self.council.learn(signed.amendment.data)
 
     async def need(self, folder: Path, reference: FileRef) -> Path:
-        """The path of the file, fetched if it is not there or damaged. Raises `RemoteError` HP-SYNC-001."""
+        """The path of the file, fetched if it is not there or damaged. Raises `RemoteError` HP-SYNC-001, `LocalError` HP-DISK-*."""
         path = folder / reference.name
         try:
             await asyncio.to_thread(check_file, reference, path)
@@ -82,16 +86,16 @@ class RunFiles:
         return path
 
     async def fetch_shard(self, shard: FileRef) -> None:
-        """Fetch a shard of the data from any holder. Raises `RemoteError` HP-SYNC-001."""
+        """Fetch a shard of the data from any holder. Raises as `need`."""
         others = [peer for peer in self.volunteers if peer != self._node.peer_id]
         others.sort(key=lambda peer: hash((peer, shard.name)))  # everybody begins somewhere else
         peers = dict.fromkeys((*others[:ASKED_FIRST], *self.peers, *others))
         await self._fetch(self.run.data, shard, peers)
 
     async def _fetch(self, folder: Path, reference: FileRef, peers: Iterable[str]) -> None:
-        async with self._turns:
+        async with self._turns, self._room.for_file(reference.bytes):
             data = await fetch_file(self._node, peers, reference.blake3, reference.bytes)
-        await asyncio.to_thread(place_file, folder, reference, data)
+            await asyncio.to_thread(place_file, folder, reference, data)
 
     async def graph(self, block: int) -> bytes:
         entry = self.run.manifest.blocks[block]

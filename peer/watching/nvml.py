@@ -61,6 +61,8 @@ class GpuWatch:
         self._gpus: list[Any] = []
         self._seen: dict[int, int] = {}
         """Number of a GPU → time stamp of the last sample of its users, in µs."""
+        self._energy: dict[int, tuple[float, int]] = {}
+        """Number of a GPU → when its energy was read last, and mJ."""
         try:
             pynvml.nvmlInit()  # and never shut down: as long as the process lives
             self._gpus = list(_all())
@@ -79,6 +81,21 @@ class GpuWatch:
             with suppress(pynvml.NVMLError):
                 found.append(float(pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU)))
         return max(found, default=None)
+
+    def drawn(self, now: float) -> float | None:
+        """W of the one that draws most: its mean since the last look, at `now` in seconds, or of the moment where it counts no energy."""
+        found = [self._drawn(number, now) for number in range(len(self._gpus))]
+        return max((watts for watts in found if watts is not None), default=None)
+
+    def _drawn(self, number: int, now: float) -> float | None:
+        gpu, before = self._gpus[number], self._energy.get(number)
+        with suppress(pynvml.NVMLError):  # cards before Volta
+            self._energy[number] = now, pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu)
+            if before is not None and before[0] < now and before[1] <= self._energy[number][1]:
+                return float(self._energy[number][1] - before[1]) / 1000 / (now - before[0])
+        with suppress(pynvml.NVMLError):
+            return float(pynvml.nvmlDeviceGetPowerUsage(gpu)) / 1000
+        return None
 
     def foreign_share(self, ours: Collection[int]) -> float | None:
         """The largest share of one GPU that processes other than `ours` (pids) have used since the last look."""

@@ -182,8 +182,21 @@ class Compute:
     def suspend(self) -> None:
         """Stop the process where it is: it takes no processor time from now on, and answers nothing. Then only `close` it."""
         self._suspended = True
+        self._signal(signal.SIGSTOP)
+
+    def rest(self) -> None:
+        """Stop the process where it is, for a moment: what it was sent waits until `wake`."""
+        self._signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        """Let it go on, unless it is suspended."""
+        if not self._suspended:
+            self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        """To the process and what it has started."""
         if not self._exited.done():
-            os.killpg(self._process.pid, signal.SIGSTOP)
+            os.killpg(self._process.pid, number)
 
     async def close(self) -> None:
         """Ask the worker to end, kill it after `CLOSE_S`, or at once if it is suspended, reap it, give the arena back.

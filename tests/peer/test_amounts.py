@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.peer.daemon.amounts import DAY, duration, hours, rate, share, share_or_bytes, volume, within
+from hetpeer.peer.daemon.amounts import (
+    DAY,
+    duration,
+    hours,
+    rate,
+    share,
+    share_or_bytes,
+    size,
+    volume,
+    within,
+)
 
 
 @pytest.mark.parametrize(
@@ -22,6 +32,8 @@ from hetpeer.peer.daemon.amounts import DAY, duration, hours, rate, share, share
         (volume, "1.5TiB", 1.5 * 2**40),
         (volume, "None", math.inf),
         (volume, "0", math.inf),
+        (size, "50 GiB", 50 * 2**30),
+        (size, "none", math.inf),
         (rate, "20mbit", 2.5e6),
         (rate, "5 Mbit/s", 625e3),
         (rate, "2MB/s", 2e6),
@@ -42,6 +54,7 @@ def test_what_is_understood(read: Callable[[str], object], text: str, value: obj
         (share_or_bytes, ["", "0%", "101%", "-4GiB", "4 apples", "0", "1", "nan", "9" * 400, "20mbit"]),
         (share, ["85", "1GiB", "0%"]),
         (volume, ["", "-1GB", "5%", "300 GB a month", "9" * 400 + "GB"]),
+        (size, ["", "-1GB", "5%", "300GB/month"]),
         (rate, ["", "20", "100kbit", "0mbit", "5%", "-5mbit", "20 mbits"]),
         (duration, ["", "m", "0s", "30"]),
         (hours, ["", "22-7", "22:00", "07:00-07:00", "24:00-07:00", "10:60-11:00", "23:00-25:00"]),

@@ -1,6 +1,7 @@
 """Data at a volunteer: what its ids need is fetched from whoever has it, in time; what is missing is waited for."""
 
 import asyncio
+import math
 import shutil
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -30,6 +31,7 @@ from hetpeer.peer.training import datasource
 from hetpeer.peer.training.datasource import DataSource
 from hetpeer.peer.training.gate import DataGate
 from hetpeer.peer.training.preparing import RunFiles
+from hetpeer.peer.training.room import Room
 from hetpeer.stages.data import arrays
 from hetpeer.stages.execution.routes import Hop
 from hetpeer.stages.graph.spec import TensorSpec
@@ -77,7 +79,13 @@ class Peers:
         """A source that may ask `peers` and `volunteers`, and the folder that it fills."""
         node = await self._start("volunteer")
         run = Home(self.folder / "home").run(self.author.signed)
-        files = RunFiles(node, run, Council(run.signed, run.path), [peer.peer_id for peer in peers])
+        files = RunFiles(
+            node,
+            run,
+            Council(run.signed, run.path),
+            [peer.peer_id for peer in peers],
+            Room(run.path.parent, run.run_id, lambda: math.inf),
+        )
         files.volunteers = tuple(peer.peer_id for peer in (node, *volunteers))
         specs = [self.author.block_spec(block) for block in run.manifest.blocks]
         return DataSource(files, specs, self.tasks), run.data
@@ -313,7 +321,7 @@ def test_a_block_that_wants_other_inputs_is_refused(
     author: RunDirectory, changes: dict[str, TensorSpec], tmp_path: Path
 ) -> None:
     spec = author.block_spec(author.manifest.blocks[0])
-    files = RunFiles(None, author, Council(author.signed, author.path), ())
+    files = RunFiles(None, author, Council(author.signed, author.path), (), None)
     with pytest.raises(LocalError, match=f"{next(iter(changes))!r}") as caught:
         DataSource(files, [replace(spec, data=changes)], TaskSet())
     assert (caught.value.code, caught.value.exit_code) == ("HP-RUN-007", ExitCode.VERSION)

@@ -43,6 +43,16 @@ int nvmlDeviceGetTemperature(void *device, int sensor, unsigned int *celsius) {
     *celsius = device == devices ? 71 : 64;
     return sensor;
 }
+int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *millijoules) {
+    static unsigned long long total = 1000000;
+    if (device == devices + 1) return 3;  /* not supported */
+    *millijoules = total += 360000;
+    return 0;
+}
+int nvmlDeviceGetPowerUsage(void *device, unsigned int *milliwatts) {
+    *milliwatts = device == devices ? 99500 : 120250;
+    return 0;
+}
 typedef struct { unsigned int pid; unsigned long long when; unsigned int sm, memory, encoder, decoder; } sample_t;
 int nvmlDeviceGetProcessUtilization(void *device, sample_t *samples, unsigned int *count, unsigned long long since) {
     if (device == devices + 1) return 6;  /* nobody has used it */
@@ -107,6 +117,15 @@ def test_how_hot_they_are_and_who_uses_them(tmp_path: Path, driver: Callable[[st
     assert watch.foreign_share(()) == 1.15
 
 
+def test_what_they_draw(tmp_path: Path, driver: Callable[[str], None]) -> None:
+    """By the energy since the last look where a card counts it; the other one says what it takes at the moment."""
+    driver(library(tmp_path, broken=False))
+    watch = GpuWatch()
+    assert watch.drawn(10.0) == 120.25, "of the first one nothing is known yet but the moment"
+    assert watch.drawn(12.0) == 180.0
+    assert watch.drawn(22.0) == 120.25, "the first one has drawn 36 W"
+
+
 def test_a_driver_that_does_not_answer_says_why(tmp_path: Path, driver: Callable[[str], None]) -> None:
     driver(library(tmp_path, broken=True))
     assert nvml.gpus() == Gpus(
@@ -121,4 +140,9 @@ def test_without_a_driver_there_are_none(driver: Callable[[str], None]) -> None:
     assert nvml.gpus() == Gpus()
     assert nvml.loads() == []
     watch = GpuWatch()
-    assert (watch.there, watch.hottest(), watch.foreign_share({1})) == (False, None, None)
+    assert (watch.there, watch.hottest(), watch.foreign_share({1}), watch.drawn(1.0)) == (
+        False,
+        None,
+        None,
+        None,
+    )

@@ -1,0 +1,133 @@
+"""Room on the disk for what is fetched of runs: graphs, constants and shards of data, under `runs/` in the home (docs/limits.md).
+
+Looked for before anything is fetched. What other runs of this home have left goes first, of the run that was joined longest ago before others; who wants it again
+fetches it again. What cannot be fetched (signed logs, traces, keys) is never removed, nor anything of the run that is served now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.peer.arrival.invites import RUN_ID
+
+FETCHED = ("graph", "state", "data")
+"""Folders of a run whose files others have, too."""
+MIB = 1 << 20
+
+_log = logging.getLogger(__name__)
+
+
+class Room:
+    """For files of the run `own` (its id) in the folder `runs`, of which one process at a time writes. `limit`: bytes for all of it, at any time."""
+
+    def __init__(self, runs: Path, own: str, limit: Callable[[], float]) -> None:
+        self._runs = runs
+        self._own = own
+        self._limit = limit
+        self._lock = asyncio.Lock()
+        self._taken: int | None = None
+        """Bytes, as they were counted last and with what was written since; None before that."""
+        self._coming = 0
+
+    @asynccontextmanager
+    async def for_file(self, nbytes: int) -> AsyncIterator[None]:
+        """While it is fetched and written. Raises `LocalError` HP-DISK-005 where there is no room and none can be made."""
+        async with self._lock:
+            await self._look_for(nbytes)
+            self._coming += nbytes
+        try:
+            yield
+            if self._taken is not None:
+                self._taken += nbytes
+        finally:
+            self._coming -= nbytes
+
+    async def _look_for(self, nbytes: int) -> None:
+        wanted = self._coming + nbytes
+        if self._taken is None:
+            await asyncio.to_thread(self._clear_up)
+            self._taken = await asyncio.to_thread(taken, self._runs)
+        if self._taken + wanted <= self._limit():
+            return
+        now = await asyncio.to_thread(taken, self._runs)  # logs have grown, and somebody may have cleared up
+        limit = self._limit()
+        self._taken = now
+        if (missing := now + wanted - limit) > 0:
+            self._taken -= await asyncio.to_thread(make_room, self._runs, self._own, missing)
+        if self._taken + wanted > limit:
+            raise LocalError(
+                "HP-DISK-005",
+                "there is no room for the run's files",
+                why=f"{self._taken / MIB:,.0f} MiB of the {limit / MIB:,.0f} that all runs may take are taken, {wanted / MIB:,.1f} more are needed,"
+                " and no other run has left anything",
+                fix=f"allow more (hetpeer config set limits.files 100GiB), or remove what you do not need of {self._runs}",
+                exit_code=ExitCode.TOO_SMALL,
+            )
+
+    def _clear_up(self) -> None:
+        """Remove what a process that was killed has half written."""
+        for folder in FETCHED:
+            for file in _files(self._runs / self._own / folder):
+                if file.name.startswith("."):
+                    with suppress(OSError):
+                        Path(file).unlink()
+
+
+def taken(runs: Path) -> int:
+    """Bytes of all files below, by their sizes."""
+    found = 0
+    for folder, _, names in os.walk(runs):
+        for name in names:
+            with suppress(OSError):  # it has just gone
+                found += (Path(folder) / name).lstat().st_size
+    return found
+
+
+def make_room(runs: Path, own: str, nbytes: float) -> int:
+    """Remove fetched files of runs other than `own` until so many bytes are free, or nothing is left; returns how many are."""
+    freed = 0
+    for run in sorted(_others(runs, own), key=_joined):
+        before = freed
+        for file in (file for folder in FETCHED for file in _files(run / folder)):
+            if freed >= nbytes:
+                break
+            size = file.stat(follow_symlinks=False).st_size
+            with suppress(OSError):
+                Path(file).unlink()
+                freed += size
+        if freed > before:
+            _log.warning(
+                "the limit of the disk is reached: %.0f MiB of run %s made room",
+                (freed - before) / MIB,
+                run.name,
+            )
+    return freed
+
+
+def _others(runs: Path, own: str) -> Iterator[Path]:
+    """Folders of runs that were joined from here; never one in which a run was made."""
+    with suppress(OSError):
+        for entry in os.scandir(runs):
+            path = Path(entry)
+            is_run = RUN_ID.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+            if is_run and entry.name != own and not (path / "owner.key").exists():
+                yield path
+
+
+def _joined(run: Path) -> float:
+    """When it was joined last: its manifest is written then."""
+    try:
+        return (run / "manifest.hetpeer").stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _files(folder: Path) -> Iterator[os.DirEntry[str]]:
+    with suppress(OSError):
+        yield from (entry for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False))
