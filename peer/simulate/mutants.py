@@ -18,6 +18,7 @@ from hetpeer.averaging.holding import HeldStep
 from hetpeer.averaging.member import Member
 from hetpeer.averaging.reduction import Reduction
 from hetpeer.averaging.ties import Ties
+from hetpeer.bootstrap import reduce
 from hetpeer.bootstrap.coordinator import Coordinator
 from hetpeer.bootstrap.ledger import StepLedger, Verdict
 from hetpeer.bootstrap.patience import Pace
@@ -73,16 +74,17 @@ def fold_twice() -> AbstractContextManager[None]:
 
 def tied_apart() -> AbstractContextManager[None]:
     """Holders of one block of a tied parameter update it by that block's uses alone."""
+    divided = reduce.divided
 
-    def observers(_self: Reduce, _block: int, _holders: Any) -> list[str]:
-        return []
+    def without_ties(sums: Any, roster: Any, sizes: Any, _ties: Any, uplinks: Any) -> Any:
+        return divided(sums, roster, sizes, {}, uplinks)
 
     def partners(_self: Ties, _block: int) -> list[int]:
         return []
 
     @contextmanager
     def both() -> Iterator[None]:
-        with _patched(Reduce, "_observers", observers), _patched(Ties, "partners", partners):
+        with _patched(reduce, "divided", without_ties), _patched(Ties, "partners", partners):
             yield
 
     return both()

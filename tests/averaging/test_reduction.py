@@ -64,7 +64,7 @@ def test_parts_are_a_set_summed_in_the_order_of_the_cover():
     assert core.part(0, 0, "b", "from b") == []
     assert core.part(0, 0, "b", "again") == [Release("again")]
     (summing,) = core.part(0, 0, "a", "from a")
-    assert summing == SumParts(Shard(3, 0, 0, 0, 5, "a"), ("from a", "from b"))
+    assert summing == SumParts(Shard(3, 0, 0, 0, 5, "a"), ("from a", "from b"), holders=("a", "b"))
     assert core.part(0, 0, "a", "late") == [Release("late")]
     effects = core.summed(summing.shard, "sum")
     assert [e.handle for e in effects if isinstance(e, Release)] == ["from b", "from a"]

@@ -138,7 +138,7 @@ def sends_garbage() -> None:
 
 
 def sends_opposite() -> None:
-    """A volunteer that sends the opposite of its sums, as soon as there are two others who hold the same."""
+    """A volunteer that sends the opposite of its sums, as soon as there are three others who hold the same."""
     import numpy as np
 
     from hetpeer.averaging.holding import HeldStep
@@ -148,7 +148,7 @@ def sends_opposite() -> None:
     watched: set[tuple[int, int]] = set()
 
     def planned(self, message):
-        if min(len(cover.receivers) for cover in message.covers) > 2:
+        if min(len(cover.receivers) for cover in message.covers) > 3:
             watched.add((message.step, message.plan))
         return plan(self, message)
 
