@@ -25,6 +25,8 @@ from hetpeer.stages.planning.grids.costs import Prices, Traffic, lower_bound
 from hetpeer.stages.planning.grids.search import search
 
 CPU_S = 10.0
+STOP_S = 9.5
+"""The search is told to end: what it has begun takes a while."""
 SAME = 1e-9
 SEEDS = 5
 """Of the search, on DT-FM's networks."""
@@ -55,7 +57,7 @@ def solve(task: Task) -> tuple[Task, dict[str, float]]:
     began = time.process_time()
     if task.way == "hetpeer":
         seed = task.number if known else 0
-        found = search(prices, STAGES, REPLICAS, seed, lambda: time.process_time() - began < CPU_S)
+        found = search(prices, STAGES, REPLICAS, seed, lambda: time.process_time() - began < STOP_S)
         cost = found.best.total_s
     else:
         theirs = DtFm(prices, STAGES, REPLICAS, task.number, kernighan_lin=task.way == "Kernighan-Lin")
@@ -100,7 +102,10 @@ def measure(options: Any) -> dict[str, Any]:
             one["total_s"] <= BEST[case] * (1 + SAME) for case, runs in cases.items() for one in runs
         ),
         "a fifth below DT-FM's default on uneven networks": statistics.fmean(every) <= 1 - BELOW,
-        "never above its Kernighan-Lin variant": worst <= 1,
+        "never above its Kernighan-Lin variant": worst <= 1 + SAME,
+        "in ten CPU s each": all(
+            ways["hetpeer"]["cpu_s"] <= CPU_S for one in found.values() for ways in one.values()
+        ),
     }
     orders = worldwide_orders(options.seed)
     goals["random orders take 2.7 times as long worldwide"] = all(
@@ -124,7 +129,7 @@ def worldwide_orders(seed: int) -> dict[str, dict[str, float]]:
         traffic = Traffic(gradient_gb=TRAFFIC.gradient_gb, activation_gb=TRAFFIC.activation_gb / ratio)
         prices = Prices(dt_fm("worldwide"), traffic, REPLICAS)
         began = time.process_time()
-        ours = search(prices, STAGES, REPLICAS, seed, lambda: time.process_time() - began < CPU_S)  # noqa: B023 - ends in this turn
+        ours = search(prices, STAGES, REPLICAS, seed, lambda: time.process_time() - began < STOP_S)  # noqa: B023 - ends in this turn
         others = natural(prices, STAGES, REPLICAS)
         others["random"] = statistics.fmean(at_random(prices, STAGES, REPLICAS, ORDERS, seed))
         found[f"{ratio:g}"] = {way: cost / ours.best.total_s for way, cost in others.items()}

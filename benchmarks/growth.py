@@ -66,7 +66,7 @@ def measure(options: Any) -> dict[str, Any]:
             "--seed",
             str(options.seed),
         ]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         rows.append(json.loads(done.stdout))
         print(rows[-1], file=sys.stderr, flush=True)
     many = next(row for row in rows if row["devices"] == MANY)

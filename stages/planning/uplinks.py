@@ -50,7 +50,7 @@ class Uplink:
         """Seconds so far in which anything was sent."""
         return self._busy_s + (self._timeline.now - self._since if self._shares else 0.0)
 
-    def send(self, to: str, nbytes: float, arrives: Callable[[], None] = lambda: None) -> None:
+    def send(self, to: str, nbytes: float, arrives: Callable[[], None]) -> None:
         """Queue a bundle for `to`; `arrives` happens when its last byte is there."""
         self._move()
         self._queues[to].append(_Bundle(nbytes, arrives))

@@ -51,7 +51,7 @@ class Step:
 class VirtualSwarm:
     """Volunteers that take `routes` (microbatch → its way) in every step. `lines` are keyed (from, to): each two peers that
     follow one another on a route need both ways, who adds up gradients with others the ways to them. `most` microbatches have room in a volunteer's memory. Up to `staleness` steps begin before
-    the one that they follow is over; a step is over `between_s` after its last work, or after the end of the one before if that is later.
+    the one that they follow is over; a step is over `between_s` after its last work, or after the end of the one before if that is later, and when its sums have arrived.
     """
 
     def __init__(
@@ -127,15 +127,21 @@ class VirtualSwarm:
     def _decide(self) -> None:
         """One after the other: when nothing is left to do of the first step, its sums and its update begin."""
         first = self._steps[0]
-        if first.left or first.deciding:
+        if first.left or first.awaited:
             return
-        first.deciding = True
+        sums = {pair: line.sums_bytes for pair, line in self._lines.items() if line.sums_bytes}
+        first.awaited = len(sums) + 1
         for peer, worker in self._workers.items():
             worker.do(self._machines[peer].update_s)
-        for (sender, to), line in self._lines.items():
-            if line.sums_bytes:
-                self._uplinks[sender].send(to, line.sums_bytes)
-        self._timeline.after(self._between_s, self._end)
+        for (sender, to), nbytes in sums.items():
+            self._uplinks[sender].send(to, nbytes, self._nearer)
+        self._timeline.after(self._between_s, self._nearer)
+
+    def _nearer(self) -> None:
+        """It takes what was measured, and no step is over before its sums are where they are to be."""
+        self._steps[0].awaited -= 1
+        if not self._steps[0].awaited:
+            self._end()
 
     def _end(self) -> None:
         """The first step is over, and another one may begin."""
@@ -219,7 +225,8 @@ class _UnderWay:
     cores: Mapping[str, Pipeline]
     left: int
     """Microbatches whose gradient has not come back to their beginning."""
-    deciding: bool = False
+    awaited: int = 0
+    """Once nothing is left: its sums that are on their way, and the time that it takes in any case."""
 
 
 class _Worker:
