@@ -14,6 +14,7 @@ import msgpack
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.plain import unpack
 from hetpeer.stages.execution.routes import Hop
 
 WIRE_VERSION: Final = 1
@@ -537,15 +538,7 @@ def encode(message: BaseModel) -> bytes:
 
 def decode(data: bytes | bytearray) -> Message:
     """A message from its bytes; ProtocolError says which field is wrong."""
-    try:
-        plain = msgpack.unpackb(data, strict_map_key=False, max_ext_len=0)
-    except (
-        ValueError,
-        TypeError,
-        msgpack.UnpackException,
-        RecursionError,
-    ) as error:  # TypeError: a map as a key
-        raise ProtocolError("bytes that are not a message", why=type(error).__name__) from None
+    plain = unpack(data, "a message", strict_map_key=False, max_ext_len=0)
     try:
         return _ADAPTER.validate_python(plain)
     except ValidationError as error:

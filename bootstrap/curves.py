@@ -13,6 +13,7 @@ import msgpack
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.plain import unpack
 
 MAX_POINTS: Final = 400
 """Of a curve; a longer one is thinned out."""
@@ -78,9 +79,10 @@ class Curves(BaseModel):
     @classmethod
     def decode(cls, data: bytes | bytearray, peer: str) -> Curves:
         """What `peer` has answered. Raises `ProtocolError` for anything that is none."""
+        plain = unpack(data, "loss curves", peer)
         try:
-            return cls.model_validate(msgpack.unpackb(data))
-        except (ValueError, ValidationError, msgpack.UnpackException) as error:
+            return cls.model_validate(plain)
+        except ValidationError as error:
             raise ProtocolError("loss curves that are none", peer=peer) from error
 
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hetpeer.bootstrap.amendment import PeerId
 from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.plain import unpack
 
 FIRST = 100
 MAX_BYTES: Final = 1 << 15
@@ -72,7 +73,8 @@ def encode(found: Ranking) -> bytes:
 
 def decode(data: bytes | bytearray, peer: str) -> Ranking:
     """What `peer` has answered. Raises `ProtocolError` for anything that is no ranking."""
+    plain = unpack(data, "a ranking by credit", peer)
     try:
-        return Ranking.model_validate(msgpack.unpackb(data))
-    except (ValueError, ValidationError, msgpack.UnpackException) as error:
+        return Ranking.model_validate(plain)
+    except ValidationError as error:
         raise ProtocolError("a ranking by credit that is none", peer=peer) from error

@@ -15,6 +15,7 @@ from hetpeer.averaging.messages import Line
 from hetpeer.bootstrap.canonical import pack
 from hetpeer.dht.errors import ProtocolError
 from hetpeer.dht.identity import Identity, peer_id_of, verify
+from hetpeer.dht.plain import unpack
 
 DOMAIN = b"hetpeer admission ticket\0"
 
@@ -28,10 +29,11 @@ def ticket(run: str, peer: str, head: Introduction, identity: Identity) -> bytes
 
 def check(run: str, coordinators: Collection[str], peer: str, head: Introduction) -> None:
     """Raises `ProtocolError` unless the ticket of `head` is a word of one of `coordinators` for `peer` and this very head."""
+    pair = unpack(head.ticket, "an admission ticket", peer)
     try:
-        public_bytes, signature = msgpack.unpackb(head.ticket)
+        public_bytes, signature = pair
         signed = verify(public_bytes, _signed(run, peer, head), signature)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError) as error:
         raise ProtocolError("an admission ticket that is none", peer=peer, why=type(error).__name__) from None
     if not signed or peer_id_of(public_bytes) not in coordinators:
         raise ProtocolError("an admission ticket that no coordinator has given", peer=peer)

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import msgpack
 
 from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.plain import unpack
 
 MAGIC = b"hp"
 VERSION = 1
@@ -68,10 +69,7 @@ def decode_map(data: bytes, *, limit: int) -> Header:
     """Strict msgpack map of at most `limit` bytes, as in a frame header; also used for records."""
     if len(data) > limit:
         raise ProtocolError(f"{len(data)} bytes of msgpack; the limit is {limit}")
-    try:
-        value = msgpack.unpackb(data, raw=False, strict_map_key=True, ext_hook=_refuse_extension)
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise ProtocolError("bytes that are not msgpack", why=type(error).__name__) from error
+    value = unpack(data, "msgpack", raw=False, strict_map_key=True, ext_hook=_refuse_extension)
     if not isinstance(value, dict):
         raise ProtocolError("msgpack that is not a map")
     _check_tree(value)

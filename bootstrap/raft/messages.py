@@ -12,6 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from hetpeer.averaging.messages import Count, Schema
 from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.plain import unpack
 
 MAX_MESSAGE_BYTES: Final = 65 << 20
 """A message carries at least one entry, and a record may have 64 MiB."""
@@ -86,7 +87,8 @@ def encode(message: Message) -> bytes:
 
 def decode(data: bytes | bytearray) -> Message:
     """A message from bytes. Raises ProtocolError for anything that is none."""
+    plain = unpack(data, "a message about the log", strict_map_key=False)
     try:
-        return _MESSAGE.validate_python(msgpack.unpackb(data, strict_map_key=False))
-    except (ValidationError, ValueError, msgpack.UnpackException) as error:
+        return _MESSAGE.validate_python(plain)
+    except ValidationError as error:
         raise ProtocolError("not a message about the log", why=str(error).splitlines()[0]) from error

@@ -12,6 +12,7 @@ import msgpack
 from pydantic import Field, TypeAdapter, ValidationError
 
 from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.plain import unpack
 from hetpeer.stages.execution.command import Command
 from hetpeer.stages.execution.commands import AnyCommand
 from hetpeer.stages.execution.results import Result
@@ -76,7 +77,8 @@ def _frame(adapter: TypeAdapter[Any], number: int, value: Any) -> bytes:
 
 
 def _parse(adapter: TypeAdapter[Any], body: bytes) -> Any:
+    plain = unpack(body, "a frame between daemon and worker", use_list=False)
     try:
-        return adapter.validate_python(msgpack.unpackb(body, use_list=False))
-    except (ValidationError, ValueError, msgpack.UnpackException) as error:
+        return adapter.validate_python(plain)
+    except ValidationError as error:
         raise ProtocolError("daemon and worker do not understand each other", why=str(error)[:500]) from error

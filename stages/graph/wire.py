@@ -14,6 +14,7 @@ from typing import Any
 import msgpack
 
 from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.plain import unpack
 from hetpeer.stages.graph.calls import check_call
 from hetpeer.stages.graph.check import Limits, check_run, check_structure
 from hetpeer.stages.graph.spec import (
@@ -86,17 +87,15 @@ def read_block(data: bytes, limits: Limits = DEFAULT_LIMITS) -> BlockSpec:
     """
     if len(data) > limits.packed_bytes:
         raise ProtocolError(f"a block of {len(data)} bytes is over the limit of {limits.packed_bytes}")
-    try:
-        document = msgpack.unpackb(
-            data,
-            max_array_len=limits.items,
-            max_map_len=limits.items,
-            max_str_len=limits.name_length,
-            max_bin_len=0,
-            max_ext_len=0,
-        )
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise ProtocolError("a block is not well-formed msgpack", why=str(error)) from error
+    document = unpack(
+        data,
+        "a block",
+        max_array_len=limits.items,
+        max_map_len=limits.items,
+        max_str_len=limits.name_length,
+        max_bin_len=0,
+        max_ext_len=0,
+    )
     spec = _Reader(limits).block(document)
     try:
         canonical = pack_block(spec) == data
