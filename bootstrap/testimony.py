@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from hetpeer.bootstrap.amendment import PeerId
-from hetpeer.bootstrap.eventlog import read_event, read_events
+from hetpeer.bootstrap.eventlog import Record, read_event, read_events
 from hetpeer.bootstrap.manifest import Digest
 from hetpeer.bootstrap.settings import Count
 from hetpeer.dht.errors import ProtocolError
@@ -115,7 +115,11 @@ class Testimony:
 
 def _read(line: str, peer: str, run_id: str) -> Event | None:
     """The event of a line, if it is of a kind that is looked at."""
-    signer, record = read_event(line)
+    return read_record(*read_event(line), peer, run_id)
+
+
+def read_record(signer: str, record: Record, peer: str, run_id: str) -> Event | None:
+    """The event that `signer` has put into the log of `peer`. Raises `ProtocolError` or `ValidationError` for what is no evidence."""
     if record.get("kind") not in _KINDS:
         return None
     event = _EVENT.validate_python(record)

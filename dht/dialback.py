@@ -14,9 +14,10 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from hetpeer.dht.addresses import Address, parse_address, relay_in, socket_in
 from hetpeer.dht.clock import Clock
@@ -99,7 +100,7 @@ class DialBack:
     async def handle(self, stream: Stream) -> None:
         """Serve one question; given to `Node.serve`."""
         header = (await stream.receive(payload_limit=0, timeout_s=ANSWER_S)).header
-        ports = _ports(header.get("ports"), stream.peer_id)
+        ports = read_ports(header, stream.peer_id)
         control = self._control()
         ip = None if control is None else await self._seen_at(control, stream.peer_id)
         if ip is None:
@@ -139,24 +140,37 @@ async def ask(control: Control, helper: str, ports: Sequence[int], hinted: Calla
     """Ask `helper` to dial us at `ports`. What else it says goes to `hinted` at once. Raises `RemoteError`."""
     async with await control.open_stream(helper, PROTOCOL, ANSWER_S) as stream:
         await stream.send({"ports": list(ports)[:MAX_PORTS]}, timeout_s=ANSWER_S)
-        first = (await stream.receive(payload_limit=0, timeout_s=ANSWER_S)).header
-        if "refused" in first:
-            raise RemoteError(
-                "HP-NET-014",
-                "a peer does not dial us",
-                peer=helper,
-                why=str(printable(str(first["refused"]))) or "it gives no reason",
-                fix="nothing: others are asked, and this one again later",
-            )
-        ip = _ip(first.get("ip"), helper)
-        hinted(Hint(relays=_addresses(first.get("relays")), others=_addresses(first.get("others"))))
-        port = (await stream.receive(payload_limit=0, timeout_s=DIAL_S + ANSWER_S)).header.get("port")
+        ip, hint = read_hint((await stream.receive(payload_limit=0, timeout_s=ANSWER_S)).header, helper)
+        hinted(hint)
+        found = (await stream.receive(payload_limit=0, timeout_s=DIAL_S + ANSWER_S)).header
+    return Finding(helper=helper, ip=ip, port=read_port(found, helper, ports))
+
+
+def read_hint(header: Mapping[str, Any], helper: str) -> tuple[str, Hint]:
+    """Where `helper` sees us, and what it says besides. Raises `RemoteError`: HP-NET-014 where it refuses."""
+    if "refused" in header:
+        raise RemoteError(
+            "HP-NET-014",
+            "a peer does not dial us",
+            peer=helper,
+            why=str(printable(str(header["refused"]))) or "it gives no reason",
+            fix="nothing: others are asked, and this one again later",
+        )
+    ip = _ip(header.get("ip"), helper)
+    return ip, Hint(relays=_addresses(header.get("relays")), others=_addresses(header.get("others")))
+
+
+def read_port(header: Mapping[str, Any], helper: str, ports: Sequence[int]) -> int:
+    """At which of `ports`, that we named, `helper` reached us; 0: at none. Raises `ProtocolError`."""
+    port = header.get("port")
     if not isinstance(port, int) or (port and port not in ports):
         raise ProtocolError("a dial-back to a port that we did not name", peer=helper)
-    return Finding(helper=helper, ip=ip, port=port)
+    return port
 
 
-def _ports(value: object, peer: str) -> list[int]:
+def read_ports(header: Mapping[str, Any], peer: str) -> list[int]:
+    """Where `peer` wants to be dialled. Raises `ProtocolError`."""
+    value = header.get("ports")
     if not isinstance(value, list) or not 0 < len(value) <= MAX_PORTS:
         raise ProtocolError("a dial-back without ports, or with too many", peer=peer)
     if not all(isinstance(port, int) and not isinstance(port, bool) and 0 < port < 2**16 for port in value):

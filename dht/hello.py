@@ -8,7 +8,9 @@ how many connections it has to our id, which must not be more than we have to it
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hetpeer.dht.clock import Clock
 from hetpeer.dht.control import Control
@@ -59,6 +61,11 @@ async def say_hello(control: Control, clock: Clock, peer_id: str) -> Hello:
         await stream.send({})
         header = (await stream.receive(payload_limit=0, timeout_s=_ANSWER_DEADLINE_S)).header
         midway = (asked_at + clock.wall()) / 2
+    return read_hello(header, peer_id, midway)
+
+
+def read_hello(header: Mapping[str, Any], peer_id: str, midway: float) -> Hello:
+    """The answer of `peer_id`, which was given at `midway` by our wall clock. Raises `ProtocolError`."""
     wall, connections = header.get("wall"), header.get("connections")
     if not isinstance(wall, int | float) or not isinstance(connections, int):
         raise ProtocolError("an answer to hello without a time", peer=peer_id)
