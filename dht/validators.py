@@ -28,6 +28,8 @@ from hetpeer.dht.identity import Identity, peer_id_of, verify
 
 MAX_PAYLOAD = 2048
 """Bytes of one value."""
+MAX_KEY = 2**16 - 1
+"""Bytes of a key and of a subkey: hivemind's are 20, and it does not look."""
 MAX_TTL_S = 120.0
 """How far ahead a record may expire."""
 _MAGIC = b"hpr1"
@@ -55,7 +57,8 @@ class OwnerValidator(RecordValidatorBase):  # type: ignore[misc]
 
     def validate(self, record: DHTRecord) -> bool:
         if (
-            not math.isfinite(record.expiration_time)
+            len(record.key) > MAX_KEY
+            or not math.isfinite(record.expiration_time)
             or record.expiration_time > self._clock.wall() + MAX_TTL_S
         ):
             return False

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hetpeer.dht.errors import ProtocolError
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.records import Advert
-from hetpeer.dht.validators import MAX_PAYLOAD, MAX_TTL_S, OwnerValidator
+from hetpeer.dht.validators import MAX_KEY, MAX_PAYLOAD, MAX_TTL_S, OwnerValidator
 
 NOW = 1_000_000.0
 
@@ -105,6 +105,12 @@ def test_a_record_cannot_be_replayed_elsewhere_or_later(
 def test_a_changed_value_is_refused(alice: Identity, rule: OwnerValidator) -> None:
     record = signed(alice, {"a": 1})
     assert not rule.validate(dataclasses.replace(record, value=record.value[:-1] + b"\x02"))
+
+
+def test_a_key_of_any_length_is_judged(alice: Identity, rule: OwnerValidator) -> None:
+    record = signed(alice, {"a": 1})
+    for length in (0, MAX_KEY, MAX_KEY + 1, 1 << 20):
+        assert not rule.validate(dataclasses.replace(record, key=bytes(length)))
 
 
 @given(
