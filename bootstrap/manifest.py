@@ -306,7 +306,7 @@ def validated(model: type[Model], fields: Any) -> Model:
         return model.model_validate(fields)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        field = ".".join(map(str, first["loc"]))
+        field = ".".join(map(str, first["loc"]))[:200]  # some are named by the author
         raise LocalError(
             "HP-RUN-001",
             f"bad value in the run's settings: {field or model.__name__}",

@@ -231,6 +231,12 @@ def test_bad_values_are_named(field: str, value: Any, named: str) -> None:
         read(sign_raw(raw_fields(make_file()) | {field: value}))
 
 
+def test_a_name_of_any_length_is_named_by_its_beginning() -> None:
+    with pytest.raises(LocalError, match=r"state_dict\.xxx") as caught:
+        validated(Manifest, make_fields() | {"state_dict": {"x" * 10**6: 5}})
+    assert len(caught.value.line()) < 500
+
+
 @pytest.mark.parametrize(
     "name", ["../manifest", "a/b", "/etc/passwd", ".hidden", "", "A", "a" * 65, "a\n", "a\0b"]
 )
