@@ -19,7 +19,7 @@ TREES = 0.6
 """Of what is tried, so much is made by mutations.py, which knows msgpack and JSON, and the rest by libFuzzer."""
 RECENT = 200
 """Inputs of which parts may be put into others."""
-OUTCOMES = 2000
+OUTCOMES = 500
 """Different ones that are told from each other."""
 
 

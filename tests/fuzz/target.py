@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from hetpeer.dht.errors import HetpeerError
 from hetpeer.dht.identity import Identity
 
@@ -53,9 +55,16 @@ def attempt(target: Target, data: bytes) -> str:
         if isinstance(error, HetpeerError):  # what is shown and logged
             text = error.line()
             assert len(text) <= MAX_TEXT, f"an error of {len(text)} characters: {text[:200]}"
-        return f"refused: {error} {error.__cause__ or ''}"
+        return f"refused: {error} {_cause(error.__cause__)}"
     target.holds(found)
     return f"sound: {getattr(found, 'kind', type(found).__name__)}"
+
+
+def _cause(error: BaseException | None) -> str:
+    """What of a schema was not kept, or the kind of error."""
+    if isinstance(error, ValidationError):
+        return " ".join(f"{first['loc']} {first['type']}" for first in error.errors()[:3])
+    return type(error).__name__
 
 
 def kept(name: str) -> list[bytes]:
