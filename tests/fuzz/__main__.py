@@ -57,14 +57,15 @@ def fuzz(name: str, flags: Sequence[str]) -> None:
         if random.random() > TREES:
             changed: bytes = atheris.Mutate(data, most)
             return changed
-        if data not in pool and len(pool) < RECENT:
+        if len(pool) < RECENT and data not in pool:
             pool.append(data)
         return mutated(data or random.choice(pool), random, pool)[:most]
 
     def once(data: bytes) -> None:
         told(attempt(target, data))
 
-    atheris.Setup([sys.argv[0], f"-max_len={target.max_len}", *flags], once, custom_mutator=mutate)
+    fixed = [f"-max_len={target.max_len}", "-mutate_depth=1"]  # a change of ours may be several
+    atheris.Setup([sys.argv[0], *fixed, *flags], once, custom_mutator=mutate)
     atheris.Fuzz()
 
 
