@@ -2,7 +2,7 @@
 
 Each target of tests/fuzz has a process of its own, which begins with its seeds and with what tests/fuzz/corpus keeps, and ends after so
 many executions or minutes, or with the first finding. A finding is kept beside the corpus, where `make test` tries it from then on. `--keep` adds
-to the corpus what was reached and the corpus did not reach, the smallest first, as far as it stays small.
+to the corpus what ends as nothing in it does, the smallest first, as far as it stays small.
 
     make fuzz
     python -m benchmarks.fuzz --executions 20000 --targets bootstrap/manifest stages/state
@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from tests.fuzz.target import CORPUS
+from tests.fuzz.target import CORPUS, attempt, ending, kept
 from tests.fuzz.targets import every
 
 EXECUTIONS = 1_000_000
 """Goal: of each."""
 TIMEOUT_S, MEMORY_MIB = 10, 2048
 """An input that takes longer or more is a finding."""
-KEPT_BYTES = 8 << 10
+KEPT_FILES = 30
 """Of a target's corpus."""
 LARGEST = 1 << 10
 """Bytes of an input that is added to it."""
@@ -90,16 +90,16 @@ def _last_words(said: str) -> list[str]:
 
 
 def _add(name: str, work: Path) -> int:
-    """Keep of the inputs in `work`, each of which reached something new when it was found, as many small ones as there is room for."""
-    folder = CORPUS / name
-    there = {path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else set()
-    room = KEPT_BYTES - sum(map(len, there))
+    """Keep the smallest input in `work` of each way to end that seeds and corpus do not have, as far as there is room."""
+    target = every()[name]
+    room = KEPT_FILES - len(kept(name))
+    there = {ending(attempt(target, data)) for data in (*target.seeds(), *kept(name))}
     added = 0
-    found = sorted({path.read_bytes() for path in work.iterdir() if not path.name.startswith("seed-")})
-    for data in sorted(found, key=len):
-        if data not in there and len(data) <= min(room, LARGEST):
+    for data in sorted({path.read_bytes() for path in work.iterdir()}, key=len):
+        if added < room and len(data) <= LARGEST and (found := ending(attempt(target, data))) not in there:
             _kept(name, data)
-            room, added = room - len(data), added + 1
+            there.add(found)
+            added += 1
     return added
 
 

@@ -6,7 +6,6 @@ python -m tests.fuzz bootstrap/manifest -- -runs=10000    libFuzzer's flags and 
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,7 +43,7 @@ def fuzz(name: str, flags: Sequence[str]) -> None:
         from tests.fuzz.targets import room
 
         targets = room(name.partition("/")[0])
-    from tests.fuzz.target import attempt, kept
+    from tests.fuzz.target import attempt, ending, kept
 
     target, told = targets[name], _Outcomes(atheris)
     pool = [*target.seeds(), *kept(name)]
@@ -62,7 +61,7 @@ def fuzz(name: str, flags: Sequence[str]) -> None:
         return mutated(data or random.choice(pool), random, pool)[:most]
 
     def once(data: bytes) -> None:
-        told(attempt(target, data))
+        told(ending(attempt(target, data)))
 
     fixed = [f"-max_len={target.max_len}", "-mutate_depth=1"]  # a change of ours may be several
     atheris.Setup([sys.argv[0], *fixed, *flags], once, custom_mutator=mutate)
@@ -77,8 +76,7 @@ class _Outcomes:
         self._free = [atheris._reserve_counter() for _ in range(OUTCOMES)]
         self._counters: dict[str, int] = {}
 
-    def __call__(self, outcome: str) -> None:
-        kind = re.sub(r"\d+|'[^']*'|\"[^\"]*\"", "", outcome)[:300]
+    def __call__(self, kind: str) -> None:
         if kind not in self._counters and self._free:
             self._counters[kind] = self._free.pop()
         if kind in self._counters:

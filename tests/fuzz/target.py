@@ -5,6 +5,7 @@ A decoder that wants a signature is given what the fuzzer made of the signed par
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -58,6 +59,11 @@ def attempt(target: Target, data: bytes) -> str:
         return f"refused: {error} {_cause(error.__cause__)}"
     target.holds(found)
     return f"sound: {getattr(found, 'kind', type(found).__name__)}"
+
+
+def ending(outcome: str) -> str:
+    """What `attempt` says, without what is different each time."""
+    return re.sub(r"\d+|'[^']*'|\"[^\"]*\"", "", outcome)[:300]
 
 
 def _cause(error: BaseException | None) -> str:
