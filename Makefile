@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 PY := $(BIN)/python
 
-.PHONY: setup lint format test browser screenshots grid demo proof proof-3 proof-4 proof-5 proof-6 proof-7 proof-8 proof-9 proof-churn proof-async proof-averaging chaos gpu clean
+.PHONY: setup lint format test fuzz browser screenshots grid demo proof proof-3 proof-4 proof-5 proof-6 proof-7 proof-8 proof-9 proof-churn proof-async proof-averaging chaos gpu clean
 
 setup: .venv/.stamp
 
@@ -29,6 +29,11 @@ test: export PYTHONDONTWRITEBYTECODE =
 test: setup
 	$(PY) -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m 'not grid and not alone'
 	$(PY) -m pytest -q -m alone
+
+# Every decoder of bytes from outside, a million times each: three quarters of an hour.
+fuzz: setup
+	$(PY) -m pip install -q -c constraints.txt -e '.[fuzz]'
+	$(PY) -m benchmarks.fuzz
 
 # The dashboard in a headless Chromium: `apt-get install chromium`.
 browser: setup

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, ValidationError
 
 from hetpeer.bootstrap.settings import Entry, Positive
 from hetpeer.bootstrap.signing import AMENDMENT
@@ -108,7 +108,11 @@ def read_amendment(data: bytes, owner: bytes, run_id: str) -> SignedAmendment:
 def _checked(data: bytes, owner: bytes, run_id: str) -> Amendment:
     sealed = AMENDMENT.open(data)
     sealed.check(owner)
-    amendment = Amendment.model_validate(sealed.fields())
+    try:
+        amendment = Amendment.model_validate(sealed.fields())
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     if amendment.run_id != run_id:
         raise ValueError("it is of another run")
     return amendment

@@ -289,7 +289,9 @@ def read(data: bytes) -> SignedManifest:
     try:
         sealed = MANIFEST.open(data)
         fields = sealed.fields()
-        owner = bytes(fields["owner"])
+        owner = fields["owner"]
+        if not isinstance(owner, bytes):
+            raise ValueError("it names no owner")  # noqa: TRY004, TRY301 - of the file, as all that is wrong with it
         sealed.check(owner)
     except (ValueError, TypeError, KeyError, InvalidSignature) as error:
         raise LocalError(
@@ -299,10 +301,12 @@ def read(data: bytes) -> SignedManifest:
             fix="fetch the manifest again from somebody you trust",
             exit_code=ExitCode.VERSION,
         ) from error
-    if fields.get("wire_version") != WIRE_VERSION:
+    version = fields.get("wire_version")
+    if version != WIRE_VERSION:
+        named = version if isinstance(version, int) else f"of a {type(version).__name__}"
         raise LocalError(
             "HP-RUN-002",
-            f"the run speaks wire version {fields.get('wire_version')!r:.20}, this hetpeer speaks {WIRE_VERSION}",
+            f"the run speaks wire version {named}, this hetpeer speaks {WIRE_VERSION}",
             why="it was made with another version of hetpeer",
             fix="use the version of hetpeer the run was made for",
             exit_code=ExitCode.VERSION,
@@ -332,7 +336,7 @@ def validated(model: type[Model], fields: Any) -> Model:
         return model.model_validate(fields)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        field = ".".join(map(str, first["loc"]))
+        field = ".".join(map(str, first["loc"]))[:200]  # some are named by the author
         raise LocalError(
             "HP-RUN-001",
             f"bad value in the run's settings: {field or model.__name__}",

@@ -32,7 +32,8 @@ class Kind:
             raise ValueError(f"it has {len(data)} bytes")
         envelope = unpack(data)
         canonical, signature = envelope[self.name], envelope["signature"]
-        if not isinstance(canonical, bytes) or pack(envelope) != data or len(envelope) != 2:
+        flat = len(envelope) == 2 and isinstance(canonical, bytes) and isinstance(signature, bytes)
+        if not flat or pack(envelope) != data:  # nothing in it is deep when it is packed
             raise ValueError(f"no {self.name}")
         return Sealed(canonical, self._signed(canonical), signature)
 

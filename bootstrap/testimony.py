@@ -72,7 +72,7 @@ class Found(BaseModel):
 
 Event = Applied | Found
 _EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
-_KINDS = frozenset({"applied", "leftover"})
+_KINDS = ("applied", "leftover")
 
 
 @dataclass(slots=True)

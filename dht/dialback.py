@@ -179,8 +179,11 @@ def read_ports(header: Mapping[str, Any], peer: str) -> list[int]:
 
 
 def _ip(value: object, peer: str) -> str:
+    """Without a zone (`fe80::1%eth0`): that is a name which means something to who says it, and may be any text."""
+    if not isinstance(value, str) or "%" in value:
+        raise ProtocolError("a dial-back without our address", peer=peer)
     try:
-        return str(ipaddress.ip_address(value if isinstance(value, str) else ""))
+        return str(ipaddress.ip_address(value))
     except ValueError:
         raise ProtocolError("a dial-back without our address", peer=peer) from None
 

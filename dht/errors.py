@@ -73,10 +73,15 @@ class RemoteError(HetpeerError):
         self.peer = peer
 
 
+MAX_SAID = 500
+"""Characters that an error repeats of what a peer said: a megabyte of it is not to fill the log."""
+
+
 class ProtocolError(RemoteError):
     """A peer sent what the schema does not allow; `detail` is what, as one clause. Decoders raise this and nothing else."""
 
     def __init__(self, what: str, *, peer: str = "", why: str = "") -> None:
+        what, why = _cut(what), _cut(why)
         super().__init__(
             "HP-WIRE-001",
             what,
@@ -85,6 +90,10 @@ class ProtocolError(RemoteError):
             fix="update both peers to the same version",
         )
         self.detail = f"{what}: {why}" if why else what
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_SAID else f"{text[:MAX_SAID]}…"
 
 
 class PeerLostError(RemoteError):

@@ -44,6 +44,7 @@ async def is_peer(ip: str, port: int, peer_id: str, timeout_s: float) -> bool:
 def owner_of(certificate: bytes) -> str:
     """The peer that a libp2p certificate (DER) belongs to; empty when it proves nothing. Any bytes may be passed in."""
     from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
 
     if len(certificate) > _MAX_CERTIFICATE:
@@ -57,7 +58,14 @@ def owner_of(certificate: bytes) -> str:
         spki = parsed.public_key().public_bytes(
             serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
         )
-    except (ValueError, TypeError, x509.ExtensionNotFound, x509.DuplicateExtension):
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return ""
+    except (
+        x509.ExtensionNotFound,
+        x509.DuplicateExtension,
+        x509.InvalidVersion,
+        x509.UnsupportedGeneralNameType,
+    ):
         return ""
     if not isinstance(key, bytes) or not verify(key, _SIGNED + spki, signature):
         return ""

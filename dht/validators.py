@@ -29,6 +29,8 @@ from hetpeer.dht.keys import KnownKeys
 
 MAX_PAYLOAD = 2048
 """Bytes of one value."""
+MAX_KEY = 2**16 - 1
+"""Bytes of a key and of a subkey: hivemind's are 20, and it does not look."""
 MAX_TTL_S = 120.0
 """How far ahead a record may expire."""
 _MAGIC = b"hpr1"
@@ -59,6 +61,8 @@ class OwnerValidator(RecordValidatorBase):  # type: ignore[misc]
         expires = record.expiration_time
         if not isinstance(expires, float) or not isinstance(record.value, bytes):
             return False  # msgpack carries anything
+        if len(record.key) > MAX_KEY:
+            return False
         if not math.isfinite(expires) or expires > self.clock.wall() + MAX_TTL_S:
             return False
         envelope = _open(record.value)

@@ -129,7 +129,7 @@ def decode_answer(line: bytes) -> Standing:
             code, what, why, fix = (str(answer["error"][key])[:500] for key in ("code", "what", "why", "fix"))
             raise LocalError(code, what, why=why, fix=fix)
         return Standing.model_validate_json(line)
-    except (ValueError, TypeError, KeyError) as error:  # ValidationError is a ValueError
+    except (ValueError, TypeError, KeyError, RecursionError) as error:  # ValidationError is a ValueError
         raise not_understood("the daemon's answer is none; it may be of another version") from error
 
 

@@ -7,9 +7,13 @@ Philox4x64-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3; SC 20
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
+Word = Annotated[int, Field(ge=0, lt=1 << 64, strict=True)]
+"""A number that Philox counts by."""
 DROPOUT_STREAM = 3
 """The second half of the key; order.py uses 1 and 2."""
 LEVELS = 1 << 16
@@ -20,10 +24,10 @@ LEVELS = 1 << 16
 class Draw:
     """All that a task's random numbers depend on: the run's seed, the step, and which of its `microbatches`."""
 
-    seed: int
-    step: int
-    microbatch: int
-    microbatches: int
+    seed: Word
+    step: Word
+    microbatch: Word
+    microbatches: Word
 
     def counter(self, operator: int) -> tuple[int, int, int, int]:
         """Philox's counter, low word first; the low word counts blocks of 256 bits."""

@@ -14,9 +14,13 @@ import fcntl
 import mmap
 import os
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from hetpeer.dht.errors import ExitCode, LocalError
 
+Bytes = Annotated[int, Field(ge=0, lt=1 << 62, strict=True)]
 ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector load of a CPU kernel."""
 
@@ -25,8 +29,8 @@ ALIGNMENT = 64
 class Extent:
     """A place in the arena: `nbytes` bytes from byte `offset`."""
 
-    offset: int
-    nbytes: int
+    offset: Bytes
+    nbytes: Bytes
 
 
 class ArenaFullError(LocalError):

@@ -81,4 +81,4 @@ def _parse(adapter: TypeAdapter[Any], body: bytes) -> Any:
     try:
         return adapter.validate_python(plain)
     except ValidationError as error:
-        raise ProtocolError("daemon and worker do not understand each other", why=str(error)[:500]) from error
+        raise ProtocolError("daemon and worker do not understand each other", why=str(error)) from error

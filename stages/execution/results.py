@@ -18,6 +18,9 @@ Count = Annotated[int, Field(ge=0, lt=1 << 48, strict=True)]
 Number = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 Name = Annotated[str, Field(max_length=256, strict=True)]
 Marks = Annotated[bytes, Field(min_length=NBYTES, max_length=NBYTES, strict=True)]
+MAX_TEXT = 1000
+Text = Annotated[str, Field(max_length=MAX_TEXT, strict=True)]
+"""For people. The worker runs graphs from the net, and what it says goes into the daemon's log."""
 Setting = bool | int | Number | Name | tuple[Number, ...] | tuple[tuple[Number, Number], ...]
 """One setting of the update rule."""
 
@@ -34,10 +37,10 @@ class Failed:
     """The command was not carried out and changed nothing; code, what, why and fix as in `HetpeerError`."""
 
     kind: Literal["failed"] = "failed"
-    code: str
-    what: str
-    why: str
-    fix: str
+    code: Name
+    what: Text
+    why: Text
+    fix: Text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +92,7 @@ class Summed:
     """
 
     kind: Literal["summed"] = "summed"
-    unsound: tuple[int, ...]
+    unsound: tuple[Count, ...]
     rounded: bool = False
     marks: tuple[Marks, ...] = ()
     """Fingerprints of the parts, if they were asked for."""
@@ -200,4 +203,6 @@ class CommandFailedError(LocalError):
 
 
 def failed(error: HetpeerError) -> Failed:
-    return Failed(code=error.code, what=error.what, why=error.why, fix=error.fix)
+    """As the answer that says so, of which as much is told as there is room for."""
+    what, why, fix = (text[:MAX_TEXT] for text in (error.what, error.why, error.fix))
+    return Failed(code=error.code, what=what, why=why, fix=fix)

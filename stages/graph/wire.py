@@ -198,11 +198,12 @@ class _Reader:
         specs: dict[str, TensorSpec] = {}
         for pair in self._list(value, what):
             name, spec = self._list(pair, what, length=2)
+            name = self._name(name, what)
             shape, dtype, grad = self._list(spec, what, length=3)
             sides = tuple(self._size(side, f"a dimension in {what}") for side in self._list(shape, what))
             if 0 in sides or type(dtype) is not str or dtype not in ITEM_BYTES or type(grad) is not bool:
                 raise ProtocolError(f"{what}: {name!r} is no tensor a block may use")
-            if self._name(name, what) in specs:
+            if name in specs:
                 raise ProtocolError(f"{what}: {name!r} is there twice")
             specs[name] = TensorSpec(shape=sides, dtype=dtype, grad=grad)
         return specs

@@ -50,9 +50,9 @@ def decode_positions(form: int, data: Any, kept: int, count: int) -> Positions:
     """`kept` rising positions below `count`. Raises ProtocolError for anything else; memory is bounded by both numbers."""
     match form:
         case Form.GAPS:
-            positions = _from_gaps(data, kept)
+            positions = _from_gaps(data)
         case Form.SQUEEZED_GAPS:
-            positions = _from_gaps(_inflate(data, kept + count // GO_ON), kept)
+            positions = _from_gaps(_inflate(data, kept + count // GO_ON))
         case Form.BITMAP:
             positions = _from_bitmap(data, count)
         case _:
@@ -73,14 +73,15 @@ def _gaps(positions: Positions) -> bytes:
     return written.tobytes()
 
 
-def _from_gaps(data: Any, kept: int) -> Positions:
+def _from_gaps(data: Any) -> Positions:
     """A position is all that was counted before it and the positions themselves."""
     gaps = np.frombuffer(data, np.uint8)
     if len(gaps) and gaps[-1] == GO_ON:
         raise ProtocolError("positions that end in the middle of a gap")
     counted = np.cumsum(gaps, dtype=np.int64)
-    if len(gaps) != kept:  # some go on
-        counted = counted[gaps != GO_ON]
+    ends = gaps != GO_ON
+    if not ends.all():
+        counted = counted[ends]
     return counted + np.arange(len(counted))
 
 

@@ -198,3 +198,18 @@ def test_a_squared_norm_that_is_not_finite_can_be_told():
     block = BlockVote(block=0, digest="", squared_norm=float("inf"), finite=False)
     vote = Vote(line=Line(term=1, view=0), step=0, plan=1, blocks=(block,))
     assert decode(encode(vote)) == vote
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kind": "x" * 10**6},
+        {"kind": "paced", "computing": 0.1, "links": {"x" * 10**6: "fast"}},
+        {"kind": "hello", "run": "x" * 10**6, "incarnation": 1},
+    ],
+)
+def test_a_megabyte_that_is_wrong_is_not_repeated(fields):
+    with pytest.raises(ProtocolError) as caught:
+        decode(msgpack.packb(fields))
+    assert len(caught.value.line()) < 1300
+    assert len(caught.value.detail) < 1300

@@ -131,6 +131,15 @@ def test_event_that_cannot_count_is_named(
     assert problem in verdict.problems[0]
 
 
+@pytest.mark.parametrize("kind", [None, 7, ["applied"], {"kind": "applied"}])
+def test_a_line_of_a_kind_that_is_none_is_not_looked_at(
+    trained: RunDirectory, volunteers: list[Identity], kind: object
+) -> None:
+    with log_of(trained, volunteers[0]).open("a") as file:
+        file.write(sign_event({"kind": kind}, volunteers[0]) + "\n")
+    assert audit(trained.path).ok
+
+
 def test_same_wrong_gradient_everywhere_is_not_what_was_committed(
     trained: RunDirectory, volunteers: list[Identity]
 ) -> None:

@@ -104,6 +104,13 @@ def test_strangers_cannot_amend(fresh: RunDirectory, others: list[str]) -> None:
         Council(fresh.signed, fresh.path)
 
 
+def test_of_many_wrong_fields_the_first_is_named(fresh: RunDirectory) -> None:
+    data = AMENDMENT.seal({"run_id": 7, "sequence": 1, "coordinators": [7] * 500}, fresh.owner_key())
+    with pytest.raises(LocalError, match="run_id: Input should be a valid string") as caught:
+        Council(fresh.signed, fresh.path).learn(data)
+    assert len(caught.value.line()) < 500
+
+
 def test_amending_needs_the_owners_key(fresh: RunDirectory) -> None:
     (fresh.path / "owner.key").unlink()
     with pytest.raises(LocalError) as caught:

@@ -7,7 +7,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgpack import packb
 
+from hetpeer.bootstrap.amendment import read_amendment
 from hetpeer.bootstrap.canonical import unpack
 from hetpeer.bootstrap.manifest import (
     Manifest,
@@ -150,6 +152,33 @@ def test_unknown_field_is_ignored_and_unknown_version_refused_by_name() -> None:
     assert caught.value.code == "HP-RUN-002"
 
 
+DEEP = b"\x91" * 1000 + b"\xc0"
+"""A list in a list, and so on: deeper than Python goes."""
+
+
+@pytest.mark.parametrize("signature", [DEEP, packb([1]), packb("text"), packb({"a": DEEP})])
+def test_a_signature_that_is_none_is_refused_whatever_it_is(signature: bytes) -> None:
+    envelope = b"\x82" + packb("manifest") + packb(b"\x80") + packb("signature") + signature
+    with pytest.raises(LocalError, match="HP-RUN-003"):
+        read(envelope)
+    with pytest.raises(LocalError, match="HP-RUN-013"):
+        read_amendment(envelope.replace(packb("manifest"), packb("amendment")), public_bytes(KEY), "3f" * 16)
+
+
+@pytest.mark.parametrize("owner", [2**62, 32, [0] * 32, "x" * 32, None])
+def test_an_owner_that_is_no_key_is_refused_and_nothing_is_allocated(owner: object) -> None:
+    with pytest.raises(LocalError, match="HP-RUN-003"):
+        read(sign_raw({"owner": owner}))
+
+
+def test_a_version_that_is_none_is_refused() -> None:
+    body = b"\x82" + packb("owner") + packb(public_bytes(KEY)) + packb("wire_version") + DEEP
+    signature = KEY.sign(b"hetpeer manifest\0" + body)
+    with pytest.raises(LocalError, match="wire version of a list") as caught:
+        read(packb({"manifest": body, "signature": signature}))
+    assert caught.value.code == "HP-RUN-002"
+
+
 @pytest.mark.parametrize(
     ("field", "value", "named"),
     [
@@ -200,6 +229,12 @@ def test_bad_values_are_named(field: str, value: Any, named: str) -> None:
     assert (caught.value.code, caught.value.exit_code) == ("HP-RUN-001", ExitCode.CONFIG)
     with pytest.raises(LocalError):
         read(sign_raw(raw_fields(make_file()) | {field: value}))
+
+
+def test_a_name_of_any_length_is_named_by_its_beginning() -> None:
+    with pytest.raises(LocalError, match=r"state_dict\.xxx") as caught:
+        validated(Manifest, make_fields() | {"state_dict": {"x" * 10**6: 5}})
+    assert len(caught.value.line()) < 500
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,7 @@ ADDRESS = "/ip4/51.51.51.1/tcp/4001/p2p/QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kin
         ([{"refused": "x" * 9999}], RemoteError),
         ([{"ip": "nowhere"}], ProtocolError),
         ([{"ip": 7}], ProtocolError),
+        ([{"ip": "2001:4860::1%a zone"}], ProtocolError),
         ([{"ip": "51.51.51.1"}, {"port": 1}], ProtocolError),
         ([{"ip": "51.51.51.1"}, {"port": "4001"}], ProtocolError),
         ([{"ip": "51.51.51.1"}, {}], ProtocolError),

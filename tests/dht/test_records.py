@@ -16,7 +16,7 @@ from hetpeer.dht.errors import ProtocolError
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.keys import KnownKeys, digest
 from hetpeer.dht.records import Advert
-from hetpeer.dht.validators import MAX_PAYLOAD, MAX_TTL_S, OwnerValidator
+from hetpeer.dht.validators import MAX_KEY, MAX_PAYLOAD, MAX_TTL_S, OwnerValidator
 
 NOW = 1_000_000.0
 
@@ -128,6 +128,12 @@ def test_what_is_no_bytes_or_no_time_is_refused(
     alice: Identity, rule: OwnerValidator, change: dict[str, object]
 ) -> None:
     assert not rule.validate(dataclasses.replace(signed(alice, {}), **change))
+
+
+def test_a_key_of_any_length_is_judged(alice: Identity, rule: OwnerValidator) -> None:
+    record = signed(alice, {"a": 1})
+    for length in (0, MAX_KEY, MAX_KEY + 1, 1 << 20):
+        assert not rule.validate(dataclasses.replace(record, key=bytes(length)))
 
 
 @given(

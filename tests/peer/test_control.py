@@ -202,7 +202,8 @@ def test_a_frozen_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    "line", [b"", b"no\n", b"[]\n", b'{"state": 1}\n', b'{"error": {}}\n', b'{"error": 1}\n']
+    "line",
+    [b"", b"no\n", b"[]\n", b'{"state": 1}\n', b'{"error": {}}\n', b'{"error": 1}\n', b"[" * 60_000],
 )
 def test_an_answer_that_is_none(line: bytes) -> None:
     with pytest.raises(LocalError, match="HP-CTL-003"):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.errors import LocalError, ProtocolError
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import results as r
 from hetpeer.stages.execution.arena import Extent
@@ -80,3 +80,28 @@ def test_decoders_raise_protocol_errors_only(body):
 def test_an_oversized_frame_is_refused_by_its_length():
     with pytest.raises(ProtocolError, match="a frame of"):
         FrameReader().feed(PREFIX.pack(MAX_FRAME_BYTES + 1, 0))
+
+
+@pytest.mark.parametrize("number", ["1" * 40, 1.0, True, -1, 2**63])
+def test_a_place_is_whole_numbers(number):
+    body = encode_command(0, c.Load(block=0, state=Extent(0, 64)))[PREFIX.size :]
+    fields = msgpack.unpackb(body)
+    fields["state"]["offset"] = number
+    with pytest.raises(ProtocolError):
+        decode_command(msgpack.packb(fields))
+
+
+def test_a_worker_cannot_fill_the_log():
+    said = {"kind": "failed", "code": "HP-NUM-001", "what": "what", "why": "why", "fix": "fix"}
+    assert decode_result(msgpack.packb(said)) == r.Failed(
+        code="HP-NUM-001", what="what", why="why", fix="fix"
+    )
+    for name in ("code", "what", "why", "fix"):
+        with pytest.raises(ProtocolError):
+            decode_result(msgpack.packb(said | {name: "x" * 10**6}))
+
+
+def test_a_long_failure_is_told_as_far_as_there_is_room():
+    error = LocalError("HP-NUM-001", "x" * 5000, why="y" * 5000, fix="z")
+    told = decode_result(encode_result(0, r.failed(error))[PREFIX.size :])
+    assert told == r.Failed(code="HP-NUM-001", what="x" * r.MAX_TEXT, why="y" * r.MAX_TEXT, fix="z")

@@ -219,6 +219,15 @@ def test_defects_are_refused_by_name(packed, part):
     assert part in caught.value.what
 
 
+def test_a_name_that_is_a_list_in_a_list_and_so_on():
+    packed = small(TANH)
+    name = msgpack.packb("inputs") + b"\x91\x92" + msgpack.packb("x")
+    assert packed.count(name) == 1
+    deep = packed.replace(name, name[:-2] + b"\x91" * 1010 + b"\xc0")
+    with pytest.raises(ProtocolError, match="inputs: a text is expected"):
+        unpack_block(deep.replace(msgpack.packb([4, 8]), msgpack.packb([0, 8]), 1))
+
+
 def test_unsorted_or_repeated_keys_are_not_canonical():
     root = document()
     with pytest.raises(ProtocolError, match="canonical"):

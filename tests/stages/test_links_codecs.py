@@ -219,6 +219,13 @@ def test_a_bomb_is_not_inflated():
         tracemalloc.stop()
 
 
+def test_a_gap_that_goes_on_is_part_of_the_next_position():
+    assert decode_positions(Form.GAPS, bytes([255, 255, 1]), 1, 4000).tolist() == [511]
+    for kept in (2, 3):
+        with pytest.raises(ProtocolError):
+            decode_positions(Form.GAPS, bytes([255, 255, 1]), kept, 4000)
+
+
 @pytest.mark.parametrize("special", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", NAMES[1:])
 def test_what_is_not_finite_is_refused_on_arrival(name, special):

@@ -1,0 +1,379 @@
+"""Decoders of stages/: graphs, states, shards, tensors written by a codec, and the frames between daemon and worker."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from blake3 import blake3
+from safetensors.numpy import save
+
+from hetpeer.dht.errors import LocalError, ProtocolError
+from hetpeer.stages.data.batches import Batches, DataPlan
+from hetpeer.stages.data.draws import Draw
+from hetpeer.stages.data.shards import ArraySpec, Shard
+from hetpeer.stages.data.tokens import sample_of
+from hetpeer.stages.execution import commands as c
+from hetpeer.stages.execution import results as r
+from hetpeer.stages.execution import state
+from hetpeer.stages.execution.arena import Extent
+from hetpeer.stages.execution.frames import (
+    PREFIX,
+    FrameReader,
+    decode_command,
+    decode_result,
+    encode_command,
+    encode_result,
+)
+from hetpeer.stages.execution.transfers import Decode, Encode, ForgetResiduals
+from hetpeer.stages.graph.spec import Batch, BlockSpec, Node, Ref, Symbol, TensorSpec
+from hetpeer.stages.graph.wire import pack_block, read_block, unpack_block
+from hetpeer.stages.links.codec import Codec, Written, length, room, value_bytes
+from hetpeer.stages.links.codecs import decode, encode
+from hetpeer.stages.links.positions import decode_positions, encode_positions
+from tests.fuzz.target import CORPUS, Target, same
+
+# ── graphs ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+ROWS = TensorSpec(shape=(Batch(1), 8), dtype="float32", grad=True)
+BLOCK = BlockSpec(
+    index=1,
+    inputs={"x": ROWS},
+    outputs={"out": ROWS},
+    data={"mask": TensorSpec(shape=(Batch(1), 8), dtype="bool")},
+    nodes=(
+        Node(name="h", op="aten.mm.default", args=(Ref("x"), Ref("w")), kwargs={}),
+        Node(name="d", op="hetpeer.dropout", args=(Ref("h"), 0.5, 0), kwargs={}),
+        Node(name="z", op="aten.zeros.default", args=((8,),), kwargs={"dtype": Symbol("dtype", "float32")}),
+        Node(name="out", op="aten.where.self", args=(Ref("mask"), Ref("d"), Ref("z")), kwargs={}),
+    ),
+    parameters={"w": "layer.weight"},
+    parameter_specs={"layer.weight": TensorSpec(shape=(8, 8), dtype="float32", grad=True)},
+    buffers={},
+    buffer_specs={},
+    batch=4,
+    flops_forward=584,
+    activation_bytes=1000,
+    loss=None,
+)
+
+
+def graphs() -> Iterable[bytes]:
+    """One that is written by hand, and one of a traced model with all that hetpeer has operators of its own for."""
+    return [pack_block(BLOCK), (CORPUS / "stages" / "graph" / "traced").read_bytes()]
+
+
+def is_block(found: BlockSpec) -> None:
+    state.element_count(state.layout_of(found))
+    assert found.parameter_bytes >= 0
+    found.at(found.batch)
+
+
+def runs(data: bytes) -> BlockSpec:
+    return unpack_block(data)
+
+
+# ── states and shards ────────────────────────────────────────────────────────────────────────────────────────────────
+
+LAYOUT = [("w", (4, 3)), ("b", (3,)), ("empty", (0,))]
+KEPT = ("exp_avg", "exp_avg_sq")
+
+
+def vector(seed: int) -> state.Vector:
+    return np.random.default_rng(seed).random(15, np.float32)
+
+
+def states() -> Iterable[bytes]:
+    yield state.dump(state.BlockState(version=0, parameters=vector(0)), 2, LAYOUT)
+    optimizer = {"exp_avg": vector(1)}
+    full = state.BlockState(version=40, parameters=vector(0), optimizer=optimizer, averages=3)
+    yield state.dump(full, 2, LAYOUT)
+
+
+def load(data: bytes) -> state.BlockState:
+    return state.load(data, 2, LAYOUT, KEPT)
+
+
+def is_state(found: state.BlockState) -> None:
+    again = load(state.dump(found, 2, LAYOUT))
+    assert again.digest() == found.digest()
+
+
+CONSTANTS = {
+    "mask": TensorSpec(shape=(2, 2), dtype="bool"),
+    "table": TensorSpec(shape=(3,), dtype="int64"),
+}
+
+
+def constants(data: bytes) -> dict[str, bytes]:
+    return state.load_constants(data, CONSTANTS)
+
+
+def are_constants(found: dict[str, bytes]) -> None:
+    assert {name: len(data) for name, data in found.items()} == {n: s.nbytes for n, s in CONSTANTS.items()}
+
+
+FOLDER, _FILE = Path("/proc/self/fd"), os.memfd_create("shard")
+TEXT, ARRAYS = (
+    sample_of(4),
+    {"x": ArraySpec(dtype="float32", shape=(2,)), "y": ArraySpec(dtype="int64", shape=())},
+)
+
+
+def shard(data: bytes) -> list[Batches]:
+    """A shard of whatever content that an author has put into a manifest: of text, or of arrays."""
+    os.ftruncate(_FILE, 0)
+    os.pwrite(_FILE, data, 0)
+    one = Shard(name=str(_FILE), blake3=blake3(data).hexdigest(), bytes=len(data), samples=3)
+    read = []
+    refused: list[LocalError] = []
+    for kind, sample in (("text", TEXT), ("arrays", ARRAYS)):
+        plan = DataPlan(
+            kind=kind,  # type: ignore[arg-type]
+            sample=sample,
+            train=(one,),
+            heldout=(one,),
+            seed=1,
+            batch_size=2,
+            microbatch_size=2,
+            eval_microbatches=1,
+        )
+        try:
+            batches = Batches(FOLDER, plan)
+            batches.open(one)
+            read.append(batches)
+        except LocalError as error:
+            refused.append(error)
+    if not read:
+        raise refused[0]
+    return read
+
+
+def has_samples(found: list[Batches]) -> None:
+    for batches in found:
+        for number in (0, 1):
+            arrays = batches.microbatch(0, number)
+            said = {name: (spec.dtype, (2, *spec.shape)) for name, spec in batches.plan.sample.items()}
+            assert {name: (array.dtype.name, array.shape) for name, array in arrays.items()} == said
+
+
+def shards() -> Iterable[bytes]:
+    yield save({"tokens": np.arange(13, dtype=np.uint8)})
+    yield save({"x": np.ones((3, 2), np.float32), "y": np.arange(3)})
+
+
+# ── tensors ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+CODECS = ["none", "bf16", "fp16", "int8", "int4", "topk-bf16", "topk-int8", "topk-int4"]
+HEAD = struct.Struct("<BHHB")
+"""Which codec, elements, elements kept, form of the positions."""
+DTYPES = {"float32": torch.float32, "int64": torch.int64}
+
+
+def encoded() -> Iterable[bytes]:
+    for number, name in enumerate(CODECS):
+        for count in (0, 3, 70, 600):
+            flat = torch.linspace(-3, 3, count).pow(3)
+            codec, kept_there = Codec.of(name), max(1, count // 10)
+            target = memoryview(bytearray(room(codec, "float32", count, kept_there)))
+            written, size = encode(codec, flat, kept_there, target) if count else (Written(0), 0)
+            yield HEAD.pack(number, count, written.kept, written.form) + bytes(target[:size])
+
+
+def tensor(data: bytes) -> tuple[Codec, torch.Tensor]:
+    """As the worker does it, after the length was found right."""
+    if len(data) < HEAD.size:
+        raise ProtocolError("no head")
+    number, count, kept_there, form = HEAD.unpack_from(data)
+    codec, body = Codec.of(CODECS[number % len(CODECS)]), memoryview(data)[HEAD.size :]
+    positions = 0
+    if codec.values is not None and codec.selects(kept_there, count):
+        positions = len(body) - value_bytes(codec.values, kept_there)
+        if positions < 0:
+            raise ProtocolError("too short")
+    dtype = "int64" if number & 0x80 else "float32"
+    if length(codec, dtype, count, Written(kept_there, form, positions)) != len(body):
+        raise ProtocolError("another length")
+    found = torch.full((count,), 7, dtype=DTYPES[dtype])
+    decode(codec, Written(kept_there, form, positions), memoryview(bytearray(body)), found)
+    return codec, found
+
+
+def is_tensor(found: tuple[Codec, torch.Tensor]) -> None:
+    codec, flat = found
+    if codec.values is not None and flat.is_floating_point():
+        assert torch.isfinite(flat).all()
+
+
+PLACES = struct.Struct("<BHH")
+"""Form, elements kept, elements."""
+
+
+def positions(data: bytes) -> tuple[Any, int]:
+    if len(data) < PLACES.size:
+        raise ProtocolError("no head")
+    form, kept_there, count = PLACES.unpack_from(data)
+    return decode_positions(form % 4, memoryview(data)[PLACES.size :], kept_there, count), count
+
+
+def rise(found: tuple[Any, int]) -> None:
+    places, count = found
+    assert (np.diff(places, prepend=-1) > 0).all()
+    assert not len(places) or places[-1] < count
+    form, data = encode_positions(places, count, squeeze=True)
+    assert (decode_positions(form, data, len(places), count) == places).all()
+
+
+def placed() -> Iterable[bytes]:
+    for places, count in (([0, 3, 4, 700, 2000], 2001), (range(0, 600, 3), 601), (range(0, 4000, 40), 4000)):
+        for squeeze in (True, False):
+            form, data = encode_positions(np.array(places), count, squeeze=squeeze)
+            yield PLACES.pack(form, len(places), count) + data
+
+
+# ── between daemon and worker ────────────────────────────────────────────────────────────────────────────────────────
+
+EXTENT = Extent(offset=64, nbytes=128)
+ROUNDING = c.Rounding(codec="int8", plan=1, block=0, begin=0, keeps=c.GRADIENTS[0])
+COMMANDS = [
+    c.Prepare(
+        block=0,
+        graph=b"\x80",
+        buffers={"mask": EXTENT},
+        update={"name": "AdamW", "betas": (0.9, 0.95), "schedule": ((1.0, 1.0),), "eps": 1e-8},
+        groups=(("*.bias", {"weight_decay": 0.0}),),
+        keeps=("exp_avg",),
+        outer={"momentum": 0.9},
+    ),
+    c.Load(block=0, state=EXTENT),
+    c.Unload(block=0),
+    c.Forward(
+        step=1,
+        version=1,
+        task="t",
+        begin=0,
+        end=2,
+        batch=4,
+        draw=Draw(seed=1, step=1, microbatch=0, microbatches=4),
+        inputs={"x": EXTENT},
+    ),
+    c.Backward(step=1, task="t", output_gradients={"x": EXTENT}, slot=1, fold=(0, 1)),
+    c.DropTask(step=1, task="t"),
+    c.MergeSlot(step=1, block=0, source=2, target=1),
+    c.DropSlot(step=1, block=0, slot=1),
+    c.ExportSlot(step=1, block=0, slot=1, begin=0, end=9, extent=EXTENT, rounding=ROUNDING),
+    c.ExportState(block=0, begin=0, end=9, extent=EXTENT, copy=True),
+    c.KeepCopy(block=0),
+    c.DropCopies(),
+    c.ClearStep(step=1),
+    c.Sum(parts=(EXTENT, EXTENT), into=EXTENT, elements=32, rounding=ROUNDING, rounded=EXTENT),
+    c.Inspect(extent=EXTENT, elements=32, normed=((0, 16),)),
+    c.Apply(block=0, gradient=EXTENT, coefficient=0.5, plan=1, batch=3, microbatches=8, needed=3, base=3),
+    c.Install(block=0, total=EXTENT, coefficient=0.5, plan=1),
+    c.DumpState(block=0, extent=EXTENT),
+    c.WarmUp(),
+    c.Rehearse(block=0),
+    c.Info(),
+    c.Shutdown(),
+    Encode(codec="topk-int8", share=0.1, tensors=(("float32", EXTENT),), into=EXTENT),
+    Decode(codec="int8", written=(Written(32),), data=EXTENT, tensors=(("float32", EXTENT),)),
+    ForgetResiduals(),
+]
+RESULTS = [
+    r.Done(),
+    r.Failed(code="HP-NUM-001", what="not finite", why="it overflows", fix="use bf16"),
+    r.Prepared(dump_bytes=4096),
+    r.Loaded(version=3, digest="ab" * 32),
+    r.Forwarded(loss=2.5, seconds=0.1),
+    r.Forwarded(loss=None, seconds=0.1),
+    r.Backpropagated(seconds=0.2),
+    r.Exported(rounded=True),
+    r.Summed(unsound=(1,), rounded=False),
+    r.Inspected(digest="ab" * 32, squared_norm=1.5, finite=True),
+    r.Applied(version=4, digest="ab" * 32),
+    r.Dumped(nbytes=4096),
+    r.Encoded(nbytes=99, written=(Written(10, 1, 9),)),
+    r.WarmedUp(flops_per_second=1e9),
+    r.Rehearsed(seconds=0.3),
+    r.WorkerInfo(
+        device="cpu",
+        device_name="a processor",
+        threads=2,
+        rss_bytes=1,
+        device_bytes=0,
+        device_free_bytes=0,
+        blocks=(0, 1),
+        tasks=0,
+    ),
+]
+
+
+def command_bytes(command: Any) -> bytes:
+    return encode_command(0, command)[PREFIX.size :]
+
+
+def result_bytes(result: Any) -> bytes:
+    return encode_result(0, result)[PREFIX.size :]
+
+
+def can_be_said(found: Any) -> None:
+    """It is the worker that answers, which runs graphs from the net."""
+    same(result_bytes, decode_result)(found)
+    if isinstance(found, r.Failed):
+        assert len(r.CommandFailedError(found).line()) < 4096
+
+
+def frames(data: bytes) -> list[tuple[int, bytes]]:
+    """However the bytes arrive, the frames are the same."""
+    reader, found = FrameReader(), list[tuple[int, bytes]]()
+    for begin in range(0, len(data), 7):
+        found += reader.feed(data[begin : begin + 7])
+    assert FrameReader().feed(data) == found
+    return found
+
+
+TARGETS = {
+    "graph": Target(
+        decode=read_block,
+        refuses=(ProtocolError,),
+        seeds=graphs,
+        holds=is_block,
+    ),
+    "graph-run": Target(decode=runs, refuses=(ProtocolError,), seeds=graphs, holds=is_block),
+    "state": Target(decode=load, refuses=(ProtocolError,), seeds=states, holds=is_state, max_len=1024),
+    "constants": Target(
+        decode=constants,
+        refuses=(ProtocolError,),
+        seeds=lambda: [save({"mask": np.eye(2, dtype=np.bool_), "table": np.arange(3)})],
+        holds=are_constants,
+        max_len=1024,
+    ),
+    "shard": Target(decode=shard, refuses=(LocalError,), seeds=shards, holds=has_samples, max_len=1024),
+    "tensor": Target(decode=tensor, refuses=(ProtocolError,), seeds=encoded, holds=is_tensor),
+    "positions": Target(decode=positions, refuses=(ProtocolError,), seeds=placed, holds=rise, max_len=1024),
+    "worker-command": Target(
+        decode=decode_command,
+        refuses=(ProtocolError,),
+        seeds=lambda: map(command_bytes, COMMANDS),
+        holds=same(command_bytes, decode_command),
+        max_len=1024,
+    ),
+    "worker-result": Target(
+        decode=decode_result,
+        refuses=(ProtocolError,),
+        seeds=lambda: map(result_bytes, RESULTS),
+        holds=can_be_said,
+        max_len=1024,
+    ),
+    "worker-frames": Target(
+        decode=frames,
+        refuses=(ProtocolError,),
+        seeds=lambda: [b"".join(encode_result(number, one) for number, one in enumerate(RESULTS[:4]))],
+        max_len=512,
+    ),
+}
