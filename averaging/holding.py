@@ -154,8 +154,8 @@ class HeldStep:
                 return Tell(m.Sealed(line=line, step=number, slot=slot, contents=contents, losses=losses))
             case p.ReportEvaluated(microbatch, loss):
                 return Tell(m.Evaluated(line=line, step=number, losses={microbatch: loss}))
-            case p.ReportFailed(microbatch, why):
-                return Tell(m.Failed(line=line, step=number, id=microbatch, why=why[:500]))
+            case p.ReportFailed(microbatch, why, given):
+                return Tell(m.Failed(line=line, step=number, id=microbatch, why=why[:500], given=given))
             case _:
                 return InStep(self.id, effect)
 
