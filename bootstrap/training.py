@@ -199,7 +199,8 @@ class CoordinatedStep:
         if not others_can and times >= MAX_FAILURES:
             self.trouble = f"microbatch {message.id} of step {self.number} failed {times} times: {message.why}"
             return []
-        return self._hand_out({message.id}, others if others_can else self.roster)
+        again = self._hand_out({message.id}, others if others_can else self.roster)
+        return [*again, *self._hand_out(self._ways.part(*failed[-1]))]
 
     # ── who comes and goes ───────────────────────────────────────────────────────────────────────────────────────
 
