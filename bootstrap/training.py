@@ -197,7 +197,9 @@ class CoordinatedStep:
         others_can = cheapest_path(others, 0, self._blocks, {}) is not None
         times = sum(reporter == culprit for reporter, culprit in failed)
         if not others_can and times >= MAX_FAILURES:
-            self.trouble = f"microbatch {message.id} of step {self.number} failed {times} times: {message.why}"
+            self.trouble = (
+                f"microbatch {message.id} of step {self.number} failed {times} times: {message.why}"
+            )
             return []
         again = self._hand_out({message.id}, others if others_can else self.roster)
         return [*again, *self._hand_out(self._ways.part(*failed[-1]))]

@@ -244,7 +244,9 @@ class Stranger:
                     sent.append((own, *_signed(one, own, _full(), now + MAX_TTL_S - 1), False))
                 keys, subkeys, values, expirations, in_cache = zip(*sent, strict=True)
                 places = [DHTID.generate(source=key) for key in keys]
-                await protocol.call_store(reliable, places, values, list(expirations), subkeys, list(in_cache))
+                await protocol.call_store(
+                    reliable, places, values, list(expirations), subkeys, list(in_cache)
+                )
                 await asyncio.sleep(PAUSE_S)
         finally:
             protocol.record_validator = rule
