@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 PY := $(BIN)/python
 
-.PHONY: setup lint format test fuzz browser screenshots grid demo proof proof-3 proof-4 proof-5 proof-6 proof-7 proof-8 proof-9 proof-churn proof-async proof-averaging chaos gpu clean
+.PHONY: setup lint format test fuzz browser screenshots grid demo proof proof-3 proof-4 proof-5 proof-6 proof-7 proof-8 proof-9 proof-churn proof-async proof-averaging chaos hostile gpu clean
 
 setup: .venv/.stamp
 
@@ -112,6 +112,10 @@ proof-9: setup
 # Twelve volunteers in the laboratory (root), a fault every half minute for twenty minutes.
 chaos: setup
 	$(PY) -m benchmarks.chaos
+
+# Nine honest and three hostile volunteers and a stranger in the laboratory (root), one attack after the other: half an hour.
+hostile: setup
+	$(PY) -m benchmarks.hostile
 
 gpu: setup
 	$(PY) -m benchmarks.gpu

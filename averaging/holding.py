@@ -183,8 +183,8 @@ class HeldStep:
             case p.ReportChecked(key):
                 done = m.Checked(line=line, step=number, check=key.check, id=key.id, begin=key.begin)
                 return Tell(done)
-            case p.ReportFailed(microbatch, why):
-                return Tell(m.Failed(line=line, step=number, id=microbatch, why=why[:500]))
+            case p.ReportFailed(microbatch, why, given):
+                return Tell(m.Failed(line=line, step=number, id=microbatch, why=why[:500], given=given))
             case _:
                 return InStep(self.id, effect)
 

@@ -201,13 +201,14 @@ class Evaluated(Schema):
 
 
 class Failed(Schema):
-    """A microbatch could not be computed here."""
+    """A microbatch could not be computed here. `given`: who had sent what is wrong with it, if it is that and not the microbatch."""
 
     kind: Literal["failed"] = "failed"
     line: Line
     step: Count
     id: Id
     why: Text
+    given: Annotated[str, Field(max_length=128)] = ""
 
 
 class OfPlan(Schema):

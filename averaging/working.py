@@ -129,12 +129,12 @@ class Working:
             return [] if input_gradient is None else [Release(input_gradient)]
         return [*held.absorb(held.pipeline.backward_done(key, input_gradient)), *self._share_worker()]
 
-    def work_failed(self, step: StepId, key: TaskKey, why: str) -> list[Effect]:
-        """`RunForward` or `RunBackward` could not be done."""
+    def work_failed(self, step: StepId, key: TaskKey, why: str, given: str = "") -> list[Effect]:
+        """`RunForward` or `RunBackward` could not be done, because of what the peer `given` had sent, if it is that."""
         held = self._in(step)
-        return (
-            [] if held is None else [*held.absorb(held.pipeline.work_failed(key, why)), *self._share_worker()]
-        )
+        if held is None:
+            return []
+        return [*held.absorb(held.pipeline.work_failed(key, why, given)), *self._share_worker()]
 
     def summed(self, step: StepId, shard: Shard, handle: Handle) -> list[Effect]:
         """`SumParts` is done."""

@@ -119,15 +119,15 @@ class Swarm:
         self.feed = LedgerFeed(run.log_path, SystemClock())
         self.volunteers: dict[int, Child] = {}
         self.bootstrap = bootstrap
+        self.address = address
         self._folder = folder
-        self._address = address
         self._site = site
         self._options = options
         self._frozen: list[psutil.Process] = []
 
     async def add(self, number: int, *options: str) -> None:
         """Start volunteer `number`; `options` are those of `join`."""
-        arguments = ("join", "--bootstrap", self._address, "--name", f"v{number}", *options)
+        arguments = ("join", "--bootstrap", self.address, "--name", f"v{number}", *options)
         self.volunteers[number] = await Child.start(
             f"volunteer {number}",
             (*arguments, *self._site.listening(number)),
@@ -141,7 +141,7 @@ class Swarm:
         """A command that looks at the swarm, run beside the bootstrap node; it is ended with this."""
         child = await Child.start(
             arguments[0],
-            (*arguments, "--bootstrap", self._address),
+            (*arguments, "--bootstrap", self.address),
             home=self._folder / "asking",
             log=self._folder / "asking.log",
             command=self._site.at(0),
@@ -160,7 +160,7 @@ class Swarm:
         if node:
             await self.add(node, *self._options)
             return
-        port = self._address.split("/")[4]
+        port = self.address.split("/")[4]
         where = [*self._site.listening(0)[:-1], port]
         self.bootstrap = await _bootstrap(self.run, self._folder, self._site, where)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import pairwise
 from types import MappingProxyType
 
 from hetpeer.averaging.messages import Task
@@ -80,6 +81,8 @@ class Assignments:
         self._attempts: dict[int, int] = {}
         self._stalled: set[int] = set()
         self._hedged: set[int] = set()
+        self._apart: set[frozenset[str]] = set()
+        """Peers between which nothing is to pass."""
 
     def __contains__(self, microbatch: int) -> bool:
         return microbatch in self._routes
@@ -110,11 +113,7 @@ class Assignments:
         concerned = sorted(self._routes.keys() & set(ids))
         if not concerned:
             return handed
-        slow = {peer: self._slow(peer) for peer in self._roster}
-        cost = {
-            peer: seconds + slow[peer] + LAST * (peer in self._limits)
-            for peer, seconds in self._busy().items()
-        }
+        slow, cost = {peer: self._slow(peer) for peer in self._roster}, self._costs()
         for microbatch in concerned:
             before = self.trodden(microbatch, roster)
             way = splice(before, roster, cost)
@@ -176,6 +175,13 @@ class Assignments:
         """How long a block takes at `peer`, relative to the fastest."""
         return self._fastest / max(self._speeds.get(peer, 1.0), 1e-9)
 
+    def _costs(self) -> dict[str, float]:
+        """When each peer of the roster would be done with one more block."""
+        return {
+            peer: seconds + self._slow(peer) + LAST * (peer in self._limits)
+            for peer, seconds in self._busy().items()
+        }
+
     def _busy(self) -> dict[str, float]:
         """How long each peer of the roster would be busy with all that is not done and goes there."""
         blocks = dict.fromkeys(self._roster, 0)
@@ -200,6 +206,33 @@ class Assignments:
             self._goes(microbatch, way)
         return set(other)
 
+    def part(self, one: str, other: str) -> set[int]:
+        """Nothing is to pass between these two any more, whichever of them is to blame: what was to, and is not done, goes another way where there is
+        one. Returns those ids. Who blames everybody ends alone.
+        """
+        pair = frozenset((one, other))
+        if pair in self._apart:
+            return set()
+        self._apart.add(pair)
+        cost, moved = self._costs(), set()
+        for microbatch in sorted(self._undone() & self._routes.keys()):
+            if not self._is_apart(self._routes[microbatch]):
+                continue
+            without = ({p: r for p, r in self._roster.items() if p != peer} for peer in sorted(pair))
+            found = (cheapest_path(roster, 0, self._blocks, cost) for roster in without)
+            ways = [way for way in found if way is not None and not self._is_apart(way)]
+            if ways:
+                way = min(ways, key=lambda way: sum(cost[hop.peer] * (hop.end - hop.begin) for hop in way))
+                for hop in way:
+                    cost[hop.peer] += self._slow(hop.peer) * (hop.end - hop.begin)
+                self._goes(microbatch, way)
+                moved.add(microbatch)
+        return moved
+
+    def _is_apart(self, route: Route) -> bool:
+        """Whether it leads from one to another that cannot work together."""
+        return any(frozenset((hop.peer, to.peer)) in self._apart for hop, to in pairwise(route))
+
     def _goes(self, microbatch: int, way: Route) -> None:
         """From now on `microbatch` goes this `way`. Who has left the step is not to blame."""
         before = self._routes[microbatch]
@@ -212,4 +245,5 @@ class Assignments:
         """Another way for an id that got stuck on the one it has, if there is one."""
         route = self._routes[microbatch]
         cost = {hop.peer: DETOUR for hop in route} | dict.fromkeys(self._limits, LAST)
-        return cheapest_path(self._roster, 0, self._blocks, cost) or route
+        other = cheapest_path(self._roster, 0, self._blocks, cost)
+        return route if other is None or self._is_apart(other) else other

@@ -22,9 +22,7 @@ from hetpeer.dht.errors import ProtocolError
 from hetpeer.stages.execution.routes import cheapest_path
 
 MAX_FAILURES = 3
-"""A microbatch that failed at so many volunteers (or so often, where there are not as many) halts the run. Who says it of the same one more often
-is not listened to.
-"""
+"""A microbatch that failed so often, and at everybody who could do it, halts the run. Who says it of the same one more often is not listened to."""
 
 
 class CoordinatedStep:
@@ -88,7 +86,8 @@ class CoordinatedStep:
             self._ways.trodden,
         )
         self._target = members.target(config.link_ratio)
-        self._failures: dict[int, list[str]] = {}
+        self._failures: dict[int, list[tuple[str, str]]] = {}
+        """Microbatch → who said that it failed, and who is to blame: itself, or who had sent what it could not use."""
         self._lull = Lull(now)
         self.stalls = 0
         """Times that its work was handed out again since anything was counted."""
@@ -202,21 +201,27 @@ class CoordinatedStep:
         self._lull.over(now)
 
     def _failed(self, peer: str, message: m.Failed, now: float) -> list[Effect]:
-        """`peer` could not compute a microbatch: others are to, and if they cannot either, the run is in trouble."""
+        """`peer` could not compute a microbatch: others are to, around whoever is to blame. If nobody is left who has not failed, the run is
+        in trouble; what somebody sent is no fault of the microbatch, and who says so may be wrong.
+        """
         if message.id not in self._ways or not self.ledger.is_undone(message.id):
             return []
         failed = self._failures.setdefault(message.id, [])
-        if failed.count(peer) >= MAX_FAILURES:
+        if [reporter for reporter, _ in failed].count(peer) >= MAX_FAILURES:
             return []
-        failed.append(peer)
+        failed.append((peer, message.given if message.given in self.roster else peer))
         self._lull.over(now)
-        others = {p: r for p, r in self.roster.items() if p not in failed}
+        to_blame = {culprit for _, culprit in failed}
+        others = {p: r for p, r in self.roster.items() if p not in to_blame}
         others_can = cheapest_path(others, 0, self._blocks, {}) is not None
-        if len(failed if not others_can else set(failed)) >= MAX_FAILURES:
-            times = f"failed {len(failed)} times"
-            self.trouble = f"microbatch {message.id} of step {self.number} {times}: {message.why}"
+        times = sum(reporter == culprit for reporter, culprit in failed)
+        if not others_can and times >= MAX_FAILURES:
+            self.trouble = (
+                f"microbatch {message.id} of step {self.number} failed {times} times: {message.why}"
+            )
             return []
-        return self._hand_out({message.id}, others if others_can else self.roster)
+        again = self._hand_out({message.id}, others if others_can else self.roster)
+        return [*again, *self._hand_out(self._ways.part(*failed[-1]))]
 
     # ── who comes and goes ───────────────────────────────────────────────────────────────────────────────────────
 

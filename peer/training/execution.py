@@ -95,8 +95,8 @@ class Execution:
                 done = await posted
             except CommandFailedError as error:
                 self._drop_data(step, key)
-                self._blame(error, f"task {key}, input", source)
-                self._answer(member.work_failed(step, key, error.what))
+                given = self._blame(error, f"task {key}, input", source)
+                self._answer(member.work_failed(step, key, error.what, given))
                 return
             if work.train:
                 self._book.computed("forward", done.seconds)
@@ -134,8 +134,8 @@ class Execution:
             try:
                 done = await posted
             except CommandFailedError as error:
-                self._blame(error, f"task {key}, gradient of output", gradient)
-                self._answer(member.work_failed(step, key, error.what))
+                given = self._blame(error, f"task {key}, gradient of output", gradient)
+                self._answer(member.work_failed(step, key, error.what, given))
                 return
             finally:
                 self._drop_data(step, key)
@@ -146,16 +146,14 @@ class Execution:
 
         return answer()
 
-    def _blame(self, error: CommandFailedError, what: str, given: Tensor | None) -> None:
-        """An honest peer sends no NaN: its own worker refuses it."""
-        if (
-            error.code == NOT_FINITE
-            and given is not None
-            and given.sender
-            and error.what.startswith(f"{what}: ")
-        ):
+    def _blame(self, error: CommandFailedError, what: str, given: Tensor | None) -> str:
+        """Whose fault it is, if it is what was sent: an honest peer sends no NaN, as its own worker refuses it."""
+        if given is None or error.code != NOT_FINITE or not error.what.startswith(f"{what}: "):
+            return ""
+        if given.sender:
             wrong = OffenceError(Kind.NOT_FINITE, "numbers that are not finite", peer=given.sender)
             self._offended(given.sender, wrong)
+        return given.sender
 
     def _load_data(self, step: e.StepId, key: p.TaskKey, end: int) -> dict[str, Tensor]:
         """The author's inputs that the blocks [key.begin, end) use."""

@@ -109,9 +109,8 @@ class Reducing:
         return value_bytes(self._codec.values, elements)
 
     def sum(self, member: Member, step: e.StepId, work: e.SumParts) -> Answer | None:
-        """`SumParts` → `Member.summed`, or `Member.unusable`: parts of another length, or parameters that are not finite.
-
-        A gradient that is not finite is everybody's business: it is voted on, and the run halts.
+        """`SumParts` → `Member.summed`, or `Member.unusable`: parts of another length, or numbers that are not finite. No honest holder sends
+        such: its worker refuses each gradient that is not. A sum of finite parts that is not is everybody's business: it is voted on, and the run halts.
         """
         shard = work.shard
         elements = shard.end - shard.begin
@@ -123,7 +122,9 @@ class Reducing:
                 return None
         rounding = self._rounding(step, shard, len(parts)) if work.shared else None
         marking = self._marking(step, shard)
-        if len(parts) == 1 and rounding is None and marking is None:  # its own sum: nothing is added to zeros
+        if (
+            len(parts) == 1 and rounding is None and marking is None and not parts[0].sender
+        ):  # our own: nothing is added to zeros
             total = self._store.share(parts[0])
 
             async def at_once() -> None:
@@ -170,9 +171,10 @@ class Reducing:
                 total.written = written
             elif written is not None:
                 self._store.release(written)
-            if done.unsound and step.group:
+            if done.unsound:
+                what = "parameters" if step.group else "gradients"
                 self._store.release(total)
-                self._answer(member.unusable(step, shard, done.unsound[0], "its parameters are not finite"))
+                self._answer(member.unusable(step, shard, done.unsound[0], f"its {what} are not finite"))
             else:
                 self._answer(member.summed(step, shard, total))
 

@@ -116,10 +116,11 @@ class ReportEvaluated:
 
 @dataclass(frozen=True, slots=True)
 class ReportFailed:
-    """Tell the coordinator that a microbatch cannot be computed here."""
+    """Tell the coordinator that a microbatch cannot be computed here; `given`: by whose fault, if it is what somebody sent."""
 
     id: int
     why: str
+    given: str = ""
 
 
 @dataclass(frozen=True, slots=True)

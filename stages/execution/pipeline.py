@@ -206,15 +206,15 @@ class Pipeline:
             )  # what it was folded into was dropped meanwhile: it may be asked for again
         return effects + self._dispatch()
 
-    def work_failed(self, key: TaskKey, why: str) -> list[Effect]:
-        """The worker could not do `key`. A broken backward spoils the open slot: it is dropped as a whole."""
+    def work_failed(self, key: TaskKey, why: str, given: str = "") -> list[Effect]:
+        """The worker could not do `key`, because of what the peer `given` had sent, if it is that. A broken backward spoils the open slot: it is dropped as a whole."""
         self.running -= 1
         task = self._tasks[key]
         if key.check:
             return [*self._reruns.failed(task), *self._dispatch()]
         self._tasks.remove(key)
         self._schedule.finished(key)
-        effects: list[Effect] = [ForgetGraph(key), ReportFailed(key.id, why)]
+        effects: list[Effect] = [ForgetGraph(key), ReportFailed(key.id, why, given)]
         effects += [*task.release_source(), *task.release_gradient()]
         if task.status is Status.BACKWARD:
             self._folding -= 1

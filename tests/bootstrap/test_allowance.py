@@ -139,6 +139,35 @@ def test_who_says_that_it_cannot_is_taken_at_its_word():
     assert assigned.taken == {"h": 1}
 
 
+def test_two_that_cannot_work_together_are_parted_and_who_accuses_everybody_is_alone():
+    roster = {"a": (0, 2), "x": (0, 2), "b": (2, 4), "h": (2, 4)}
+    assigned = ways(roster)
+
+    def meet(one, other):
+        return sum({one, other} == {hop.peer for hop in route} for route in assigned._routes.values())
+
+    before = meet("x", "h")
+    assert before
+    moved = assigned.part("x", "h")
+    assert len(moved) == before
+    assert meet("x", "h") == 0
+    assert assigned.part("h", "x") == set(), "it is known"
+    load = [meet("a", "b"), meet("a", "h"), meet("x", "b")]
+    assert min(load) > 0, "both go on with others"
+    assigned.part("x", "b")
+    assert passing(assigned._routes, "x") == 0
+    assert meet("a", "b") > IDS // 4
+    assert meet("a", "h") > IDS // 4
+    assigned.hedge(set(range(IDS)))
+    assert meet("x", "h") == 0
+
+
+def test_those_without_whom_there_is_no_way_are_not_parted():
+    assigned = ways({"a": (0, 2), "b": (2, 4)})
+    assert assigned.part("a", "b") == set()
+    assert passing(assigned._routes, "b") == IDS
+
+
 def test_what_sticks_elsewhere_does_not_end_at_one_with_a_limit():
     roster = ROSTER | {"c": (2, 4)}
     assigned = ways(roster, limits={"h": 0})

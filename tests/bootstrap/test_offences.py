@@ -3,7 +3,7 @@
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.decisions import Send, State
+from hetpeer.bootstrap.decisions import Halt, Send, State
 from hetpeer.bootstrap.ledger import MAX_REOPENED
 from hetpeer.bootstrap.training import MAX_FAILURES
 from hetpeer.dht.errors import ProtocolError
@@ -89,3 +89,30 @@ def test_failures_are_heard_a_few_times_of_each_and_not_of_what_is_counted(court
     report(court, "b", part((1,)))
     assert failed(court, "a", microbatch=1) == []
     assert failed(court, "a", microbatch=1000) == []
+
+
+def unusable(court, peer, given, microbatch=0):
+    told = m.Failed(line=court.line, step=0, id=microbatch, why="input: not finite", given=given)
+    return court.tell(peer, told)
+
+
+def test_who_sends_rubbish_is_gone_around_and_halts_nothing():
+    """One that sends NaN to everybody would be three failures at once."""
+    court = Court(layouts=(((0, 1), (1, 2)),)).begin("a", "b", "c", "d", "e", "f")
+    places = {peer: one.place for peer, one in court.core.members.volunteers.items()}
+    first, second = (sorted(peer for peer in places if places[peer] == place) for place in ((0, 1), (1, 2)))
+    assert len(first) == len(second) == 3
+    liar = court.core._steps.first._ways._routes[0][0].peer
+    for peer in second:
+        effects = unusable(court, peer, liar)
+        assert not [effect for effect in effects if isinstance(effect, Halt)]
+        (task,) = [task for x in effects for task in x.message.tasks]
+        assert task.route[0].peer in set(first) - {liar}
+    assert court.core._steps.first.taken == {liar: 1}
+
+
+def test_who_accuses_everybody_halts_nothing():
+    court = Court().begin("a", "b", "c")
+    effects = [unusable(court, "a", given) for given in ("b", "c", "a", "nobody", "b", "c")]
+    assert court.core.state is not State.FINISHED
+    assert [bool(told) for told in effects] == [True] * MAX_FAILURES + [False] * 3

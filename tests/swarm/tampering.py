@@ -75,25 +75,6 @@ def gives_up_soon() -> None:
     rounds.ROUNDS = 2
 
 
-def sends_nan() -> None:
-    """A volunteer whose first two bundles carry a NaN on their way, which is fewer than halt a run; sent again, they are
-    sound.
-    """
-    from hetpeer.peer.transport import dataplane
-
-    depart, left = dataplane._departing, [2]
-
-    def damaged(store, tensor, parcel):
-        parcel = depart(store, tensor, parcel)
-        if parcel is not None and parcel.header["kind"] in ("activation", "gradient") and left[0]:
-            left[0] -= 1
-            payload = (b"\x00\x00\xc0\x7f" + bytes(parcel.payload[0])[4:],)
-            parcel = dataclasses.replace(parcel, payload=payload)
-        return parcel
-
-    dataplane._departing = damaged
-
-
 def _sends_once(wrong: Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]) -> None:
     """The first part of a sum that leaves for somebody else is what `wrong` makes of it."""
     from hetpeer.peer.transport import dataplane
@@ -234,3 +215,10 @@ def hasty_stand_in() -> None:
 
     standin.PATIENCE_S = 1.0
     standin.StandIn._is_wanted = wanted_in_a_step
+
+
+def sends_nan_for_ever() -> None:
+    """A volunteer whose every bundle carries a NaN."""
+    from tests.hostile.behaviour import install
+
+    install(lambda: "nan")

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -89,13 +90,28 @@ async def test_a_stranger_talks_nonsense(swarm: Swarm, reference: ReferenceRun, 
     swarm.exact(reference)
 
 
-async def test_volunteers_that_send_rubbish(swarm: Swarm, reference: ReferenceRun) -> None:
-    """Numbers that are none, in a run without a codec: named, counted, done again; what counts is exact."""
+async def with_liar(swarm: Swarm, wrong: str) -> tuple[list[Child], Child]:
+    """The bootstrap node and three honest volunteers for two places, and one that is `wrong`, which comes first."""
     bootstrap = await swarm.bootstrap()
-    volunteers = [swarm.volunteer("a", before="sends_nan"), swarm.volunteer("b")]
-    await swarm.finished(bootstrap, *volunteers)
-    assert volunteers[1].said.count("(not finite)") == 2
-    assert "is refused" not in volunteers[1].said
+    liar = swarm.volunteer("liar", before=wrong)
+    return [bootstrap, *map(swarm.volunteer, "abc")], liar
+
+
+async def test_who_sends_rubbish_for_ever_is_gone_around(swarm: Swarm, reference: ReferenceRun) -> None:
+    """In the place of somebody honest: nothing halts, and the rest of the run is trained without it."""
+    (bootstrap, *honest), liar = await with_liar(swarm, "sends_nan_for_ever")
+    await swarm.finished(bootstrap, *honest)
+    said = "".join(one.said for one in honest)
+    assert "(not finite)" in said
+    assert set(re.findall(r"(\w+) is refused for", said)) <= {liar.peer_id[-6:]}
+    swarm.exact(reference)
+
+
+async def test_whose_part_of_a_sum_is_none_has_to_come_back(swarm: Swarm, reference: ReferenceRun) -> None:
+    (bootstrap, *honest), liar = await with_liar(swarm, "sends_nan_parameters")
+    await swarm.finished(bootstrap, *honest, liar)
+    accused = {r["peer"] for r in swarm.records("gone") if r["why"].endswith("its gradients are not finite")}
+    assert accused == {liar.peer_id}
     swarm.exact(reference)
 
 

@@ -1,0 +1,357 @@
+"""A swarm in the laboratory under attack: what it still gets done, what it costs its members, and whether anybody honest is turned away for it.
+
+Twelve volunteers in homes (root), four stages: nine are honest all the time; three are honest but for the attack that is under way, and come anew,
+as somebody else, for each attack by volunteers. A stranger in a home of its own does the rest (tests/hostile). One attack after the other goes on for so
+many seconds; before each the honest nine have the swarm for themselves for a while, which is what it is measured by: the same swarm without attackers.
+
+Goodput: microbatches that are committed, in a second. The first time that somebody hoards costs two stall time-outs, so hoarding is measured after 150 s of it.
+At the end the volunteers' signed logs are audited.
+
+    make hostile
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import statistics
+import sys
+import tempfile
+import time
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks import report
+from benchmarks.chaos import collect, look
+from benchmarks.swarm import ENDLESS, START_S, Model, Site, Swarm, make_run, running
+from hetpeer.bootstrap.audit import audit
+from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.settings import LinkSettings, TrainingSettings
+from hetpeer.dht.errors import LocalError
+from hetpeer.dht.identity import Identity
+from hetpeer.peer.children import Child, end_all
+from tests.hostile.attacks import ATTACKS, VARIABLE, Attack
+from tests.wanlab.chaos import homes
+from tests.wanlab.lab import Lab
+
+STAGES = 4
+HONEST, HOSTILE = 9, 3
+STRANGER = HONEST + HOSTILE + 1
+"""The nodes of the laboratory: honest volunteers from 1 on, then the hostile ones, then the stranger."""
+MICROBATCHES = 24
+WARM_UP_STEPS, WARM_UP_S = 5, 300.0
+JOIN_S, SETTLE_S = 90.0, 15.0
+GOODPUT, RSS_MIB = 0.9, 256
+HOSTILE_COMMAND = (sys.executable, "-P", "-m", "tests.hostile.behaviour")
+STRANGER_COMMAND = (sys.executable, "-P", "-m", "tests.hostile.stranger")
+REFUSED = re.compile(r"(\w+) is refused for")
+
+
+@dataclass(slots=True)
+class Watch:
+    """What the honest ones have got done, and what they take."""
+
+    swarm: Swarm
+    before: dict[int, int] = field(default_factory=dict)
+    """Node → bytes of memory of its processes when the attacks began."""
+    most: dict[int, int] = field(default_factory=dict)
+    """The same at its worst."""
+
+    async def during(self, seconds: float) -> tuple[float, float]:
+        """From when to when that was."""
+        began = time.monotonic()
+        while (now := time.monotonic()) - began < seconds:
+            for node, nbytes in self.memory().items():
+                self.most[node] = max(self.most.get(node, 0), nbytes)
+            for _ in range(20):
+                await look(self.swarm)
+            self.swarm.check()
+        return began, now
+
+    def memory(self) -> dict[int, int]:
+        """Of each honest node, the coordinator's included."""
+        found = {}
+        for node in range(HONEST + 1):
+            child = self.swarm.volunteers[node] if node else self.swarm.bootstrap
+            with suppress(psutil.NoSuchProcess):
+                daemon = psutil.Process(child.pid)
+                family = [daemon, *daemon.children(recursive=True)]
+                found[node] = sum(one.memory_info().rss for one in family)
+        return found
+
+    def goodput(self, when: tuple[float, float]) -> float:
+        """Microbatches a second that were committed then; of a step that was under way at its border, a part."""
+        times = [one.at for one in self.swarm.feed.seen if one.record["kind"] == "commit"]
+        begin, end = when
+        return MICROBATCHES * (_steps_at(times, end) - _steps_at(times, begin)) / (end - begin)
+
+
+def _steps_at(times: Sequence[float], at: float) -> float:
+    """How many steps were done at a moment, of which one counts in part."""
+    done = bisect_right(times, at)
+    if not 0 < done < len(times):
+        return float(done)
+    return done + (at - times[done - 1]) / (times[done] - times[done - 1])
+
+
+class Hostile:
+    """The processes of the attackers in `folder`."""
+
+    def __init__(self, swarm: Swarm, folder: Path, site: Site, address: str) -> None:
+        self._swarm = swarm
+        self._folder = folder
+        self._site = site
+        self._address = address
+        self._under_way = folder / "attack"
+        self._volunteers: list[Child] = []
+        self.homes: list[Path] = []
+        """Of all that there were."""
+        self._stranger: Child | None = None
+        os.environ[VARIABLE] = str(self._under_way)
+
+    def attack(self, name: str) -> None:
+        """From now on; empty: none."""
+        self._under_way.write_text(name)
+
+    def _at(self, node: int, command: Sequence[str]) -> Sequence[str]:
+        return Site(command=command, lab=self._site.lab).at(node)
+
+    async def arrive(self) -> None:
+        """The stranger is there from now on."""
+        where = (self._site.listening(STRANGER)[1], self._address, self._swarm.run.run_id, str(self._folder))
+        self._stranger = await Child.start(
+            "stranger",
+            where,
+            home=self._folder / "stranger",
+            log=self._folder / "stranger.log",
+            command=self._at(STRANGER, STRANGER_COMMAND),
+        )
+        await self._stranger.next_line(START_S)
+
+    async def join(self, of: Attack) -> None:
+        """Three volunteers come, who are nobody known, and begin to work."""
+        self.attack("")
+        logs = []
+        for number in range(HOSTILE):
+            node, name = HONEST + 1 + number, f"{of.name.replace(' ', '-')}-{number}"
+            self.homes.append(self._folder / f"home-{name}")
+            logs.append(self._folder / f"hostile-{name}.log")
+            arguments = ("join", "--bootstrap", self._address, "--name", name, *self._site.listening(node))
+            self._volunteers.append(
+                await Child.start(
+                    name,
+                    arguments,
+                    home=self.homes[-1],
+                    log=logs[-1],
+                    command=self._at(node, HOSTILE_COMMAND),
+                )
+            )
+        began = time.monotonic()
+        while time.monotonic() - began < JOIN_S:
+            await look(self._swarm)
+            if all("you are contributing" in log.read_text(errors="replace") for log in logs):
+                return
+
+    async def leave(self) -> None:
+        """The volunteers among them are gone, without a word."""
+        self.attack("")
+        await asyncio.gather(*(child.kill() for child in self._volunteers if child.status is None))
+        self._volunteers.clear()
+
+    async def end(self) -> None:
+        await self.leave()
+        if self._stranger is not None:
+            await end_all([self._stranger])
+
+
+async def trial(options: Any, folder: Path) -> dict[str, Any]:
+    """Make a run in `folder`, put it through the attacks, and look at what came of it. Needs root."""
+    with Lab(homes(STRANGER)) as lab:
+        return await _trial(options, lab, folder)
+
+
+async def _trial(options: Any, lab: Lab, folder: Path) -> dict[str, Any]:
+    training = TrainingSettings(
+        steps=ENDLESS,
+        batch_size=2 * MICROBATCHES,
+        microbatch_size=2,
+        slot_size=2,
+        eval_every=50,
+        eval_microbatches=2,
+        checkpoint_every=10,
+    )
+    links = LinkSettings(codec="topk-int8", ratio=8.0, adaptive=False)  # or there is nothing to be a bomb
+    model = Model(width=32, heads=2, sequence_length=32)
+    run = make_run(folder, model, STAGES, training, options.seed, links=links)
+    site = Site(lab=lab)
+    async with running(run, folder, HONEST, site=site) as swarm:
+        await swarm.until(WARM_UP_STEPS, WARM_UP_S)
+        hostile = Hostile(swarm, folder, site, swarm.address)
+        watch = Watch(swarm)
+        try:
+            found = await _attacked(options, hostile, watch)
+        finally:
+            await hostile.end()
+        shown = await _shown(swarm)
+        await end_all([swarm.bootstrap])  # before the volunteers: or their farewells would take the run back
+        swarm.feed.poll()
+    collect(run, swarm, HONEST)
+    _collect(run, hostile.homes)
+    verdict = audit(run.path)
+    grown = {node: (watch.most[node] - watch.before[node]) / 2**20 for node in watch.before}
+    ratios = {one["attack"]: one["ratio"] for one in found}
+    total = statistics.mean(ratios.values()) if ratios else 0.0
+    bans = _bans(swarm, folder)
+    goals = {
+        "goodput": total >= GOODPUT,
+        "memory": max(grown.values()) <= RSS_MIB,
+        "wrong commits": verdict.ok,
+        "honest bans": not bans,
+        "no markup": not any(mark in shown for mark in ("\x1b", "<script")),
+        "nothing leaked": "GOT " not in (folder / "stranger.log").read_text(errors="replace"),
+    }
+    return {
+        "honest": HONEST,
+        "hostile": HOSTILE,
+        "seconds": options.seconds,
+        "attacks": found,
+        "goodput": round(total, 3),
+        "worst": round(min(ratios.values(), default=0.0), 3),
+        "memory_grown_mib": {node: round(mib, 1) for node, mib in grown.items()},
+        "honest_bans": bans,
+        "honest_gone": _gone(swarm),
+        "steps": swarm.feed.history.version,
+        "audit": {"ok": verdict.ok, **asdict(verdict)},
+        "goals": goals,
+        "met": all(goals.values()),
+    }
+
+
+async def _attacked(options: Any, hostile: Hostile, watch: Watch) -> list[dict[str, Any]]:
+    """Each attack, and the quiet before it."""
+    await hostile.arrive()
+    await watch.during(SETTLE_S)
+    watch.before = watch.memory()
+    quiet, attacked = [], []
+    for attack in options.attacks:
+        quiet.append(await watch.during(options.quiet))
+        if attack.volunteers:
+            await hostile.join(attack)
+            await watch.during(SETTLE_S)
+        hostile.attack(attack.name)
+        lead = await watch.during(attack.lead_s)
+        attacked.append((attack, lead, await watch.during(options.seconds)))
+        await hostile.leave()
+        await watch.during(SETTLE_S)
+        print(
+            f"{attack.name:14} {watch.goodput(attacked[-1][2]):6.2f}/s, {watch.goodput(quiet[-1]):6.2f}/s before it",
+            file=sys.stderr,
+            flush=True,
+        )
+    quiet.append(await watch.during(options.quiet))
+    usual = statistics.median(map(watch.goodput, quiet))
+    return [
+        {
+            "row": attack.row,
+            "attack": attack.name,
+            "goodput": round(watch.goodput(when), 2),
+            "ratio": round(watch.goodput(when) / usual, 3),
+            "ratio_at_first": round(watch.goodput(lead) / usual, 3),
+            "quiet_before": round(watch.goodput(before), 2),
+        }
+        for (attack, lead, when), before in zip(attacked, quiet, strict=False)
+    ]
+
+
+async def _shown(swarm: Swarm) -> str:
+    """What `hetpeer status` says of the swarm, while the stranger's advert is still there."""
+    async with swarm.asking("status") as child:
+        with suppress(LocalError):
+            lines = [await child.next_line(60.0)]
+            while True:
+                lines.append(await child.next_line(60.0))
+    return "\n".join(lines)
+
+
+def _collect(run: RunDirectory, homes_of: Iterable[Path]) -> None:
+    """The hostile volunteers' own logs: what they counted they have signed, too."""
+    for home in homes_of:
+        events = home / "runs" / run.run_id / "events.jsonl"
+        if events.exists():
+            peer_id = Identity.load(home / "identity.key").peer_id
+            (run.volunteers / f"{peer_id}.jsonl").write_bytes(events.read_bytes())
+
+
+def _ends(swarm: Swarm) -> dict[str, int]:
+    """End of the id → honest node."""
+    nodes = {
+        Identity.load(swarm.home(node) / "identity.key").peer_id[-6:]: node for node in range(1, HONEST + 1)
+    }
+    return nodes | {Identity.load(swarm.run.path / "identity.key").peer_id[-6:]: 0}
+
+
+def _bans(swarm: Swarm, folder: Path) -> list[str]:
+    """Who of the honest was refused by whom of them."""
+    ends, found = _ends(swarm), []
+    for node in range(HONEST + 1):
+        log = folder / (f"volunteer-{node}.log" if node else "bootstrap.log")
+        refused = REFUSED.findall(log.read_text(errors="replace"))
+        found += [f"{ends[end]} by {node}" for end in refused if end in ends]
+    return found
+
+
+def _gone(swarm: Swarm) -> list[str]:
+    """Why honest volunteers had to come back, if some had to."""
+    ends = _ends(swarm)
+    gone = [one.record for one in swarm.feed.seen if one.record["kind"] == "gone"]
+    return [f"{ends[record['peer'][-6:]]}: {record['why']}" for record in gone if record["peer"][-6:] in ends]
+
+
+def show(figures: dict[str, Any]) -> None:
+    for one in figures["attacks"]:
+        print(
+            f"  {one['row']:2} {one['attack']:14} {one['ratio']:6.0%} of the goodput without attackers,"
+            f" {one['ratio_at_first']:6.0%} before that"
+        )
+    verdict = figures["audit"]
+    print(f"  all together {figures['goodput']:.0%}, worst {figures['worst']:.0%}")
+    print(f"  memory: {max(figures['memory_grown_mib'].values()):.0f} MiB more at most")
+    print(
+        f"  microbatches: {verdict['counted']} of {verdict['microbatches_expected']} counted exactly once,"
+        f" {verdict['lost']} lost, {verdict['duplicated']} doubled"
+    )
+    print(
+        f"  honest peers refused: {figures['honest_bans'] or 'none'}; gone: {figures['honest_gone'] or 'none'}"
+    )
+    for problem in verdict["problems"][:10]:
+        print(f"  problem: {problem}")
+    for goal, met in figures["goals"].items():
+        print(f"  {goal}: {'met' if met else 'MISSED'}")
+
+
+def main() -> int:
+    parser = report.parser(__doc__ or "")
+    parser.add_argument("--seconds", type=float, default=40.0, help="of each attack (default: 40)")
+    parser.add_argument("--quiet", type=float, default=30.0, help="seconds before each (default: 30)")
+    names = [attack.name for attack in ATTACKS]
+    parser.add_argument("--attacks", nargs="+", choices=names, default=names, help="only these")
+    parser.add_argument("--keep", type=Path, help="leave logs in this folder")
+    options = parser.parse_args()
+    options.attacks = [attack for attack in ATTACKS if attack.name in options.attacks]
+    with tempfile.TemporaryDirectory(prefix="hetpeer-hostile-") as scratch:
+        folder = options.keep or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        figures = asyncio.run(trial(options, folder))
+    everything = len(options.attacks) == len(ATTACKS)
+    return report.finish("hostile" if everything else "hostile-some", figures, options, show)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""What a hostile volunteer does otherwise than an honest one: the daemon's own functions, changed from outside, as a changed program would have them.
+
+    python -m tests.hostile.behaviour join …
+
+It is an honest volunteer but for the attack that is under way (attacks.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from collections.abc import Callable
+from typing import Any
+
+import zstandard
+
+from tests.hostile.attacks import LOOK_S, UnderWay
+
+NAN = b"\x00\x00\xc0\x7f"
+"""As float32, and as the second of two bf16 scales."""
+KEPT = 300
+"""Messages that are remembered, to be said again."""
+FAR = 1_000_000
+"""An id that no step has."""
+BOMB = zstandard.ZstdCompressor().compress(bytes(256 << 20))
+
+
+def install(attack: Callable[[], str]) -> None:
+    """Change this process; `attack` says what it does now."""
+    _send_otherwise(attack)
+    _sit_on_work(attack)
+    _say_otherwise(attack)
+
+
+def _send_otherwise(attack: Callable[[], str]) -> None:
+    from hetpeer.peer.transport import dataplane
+
+    depart = dataplane._departing
+
+    def departing(store: Any, tensor: Any, parcel: Any) -> Any:
+        parcel = depart(store, tensor, parcel)
+        if parcel is None:
+            return None
+        payload, is_bundle = bytes(parcel.payload[0]), parcel.header["kind"] in ("activation", "gradient")
+        match attack():
+            case "nan" if is_bundle:
+                wrong = NAN + payload[4:]
+            case "nan in a sum" if parcel.header["kind"] == "part":
+                wrong = NAN + payload[4:]
+            case "huge" if is_bundle:
+                wrong = payload + bytes(1 << 20)
+            case "bomb" if is_bundle:
+                cut = len(payload) // 2
+                wrong = (payload[:cut] + BOMB + payload)[: len(payload)]
+            case _:
+                return parcel
+        return dataclasses.replace(parcel, payload=(wrong,))
+
+    dataplane._departing = departing
+
+
+def _sit_on_work(attack: Callable[[], str]) -> None:
+    from hetpeer.peer.training.execution import Execution
+
+    forward = Execution.forward
+
+    async def never(doing: str) -> None:
+        while attack() == doing:
+            await asyncio.sleep(LOOK_S)
+
+    def sits(self: Any, member: Any, step: Any, work: Any) -> Any:
+        return never("hoard") if attack() == "hoard" else forward(self, member, step, work)
+
+    Execution.forward = sits  # type: ignore[method-assign]
+
+
+def _say_otherwise(attack: Callable[[], str]) -> None:
+    from hetpeer.averaging import messages as m
+    from hetpeer.peer.training.session import ControlSession
+
+    tell, said = ControlSession.tell, list[Any]()
+    choose = random.Random(0)
+
+    def tells(self: Any, message: Any) -> None:
+        if attack() == "reports" and isinstance(message, m.Sealed) and message.contents:
+            first, *others = message.contents
+            first = first.model_copy(update={"ids": (*first.ids, FAR)})
+            message = message.model_copy(update={"contents": (first, *others)})
+        tell(self, message)
+        said.append(message)
+        del said[:-KEPT]
+        if attack() == "replay" and not isinstance(message, m.Hello):
+            for old in choose.sample(said, min(3, len(said))):
+                if not isinstance(old, m.Hello | m.Farewell | m.EventLine):
+                    tell(self, old)
+
+    ControlSession.tell = tells  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    from hetpeer.peer.cli.main import run
+
+    install(UnderWay.told())
+    run()
