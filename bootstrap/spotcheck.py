@@ -83,6 +83,8 @@ class SpotCheck:
         """Who is convicted; of a dispute whoever stands against `peer`."""
         self.pieces: list[Piece] = []
         """All that `peer` counts, as far as it has been accepted."""
+        self._plan = 0
+        """Under which all is shown."""
         self._asked: set[str] = set()
         self._received: dict[str, tuple[m.Mark, ...]] = {}
         """Reducer → what it had from `peer`."""
@@ -159,11 +161,15 @@ class SpotCheck:
         for opinion in self.opinions:
             opinion.marks = None
 
-    def ask(self, reducers: Iterable[str]) -> list[str]:
-        """All have computed: these are to show what they have received. Nobody is asked twice under a plan."""
-        new = [peer for peer in reducers if peer != self.peer and peer not in self._asked]
-        self._asked.update(new)
-        return new
+    def ask(self, plan: int, reducers: Iterable[str]) -> list[str]:
+        """All have computed: these of `reducers` are to show what they have received under `plan`."""
+        self._plan = plan
+        self._asked = {peer for peer in reducers if peer != self.peer}
+        return sorted(self._asked)
+
+    def is_under(self, plan: int) -> bool:
+        """Whether what is shown under `plan` is what was asked for: it may come late, of a plan that is void."""
+        return self.asks and plan == self._plan
 
     @property
     def asks(self) -> bool:

@@ -6,7 +6,7 @@ fingerprints. Where two differ a third decides. The step waits for its checks be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.decisions import Effect, Send
@@ -55,9 +55,6 @@ class SpotChecks:
             if first <= begin and end <= last and other != peer and other not in without
         ]
         return others[int(self._rules.draw() * len(others))] if others else None
-
-    def __iter__(self) -> Iterator[SpotCheck]:
-        return iter(self._checks.values())
 
     @property
     def over(self) -> bool:
@@ -155,7 +152,7 @@ class SpotChecks:
             if not check.is_of(covers) or not check.pieces:
                 self._end(check, Verdict.LAPSED)
             elif check.computed:
-                asked = check.ask(sorted({peer for block in check.blocks for peer in reducers[block]}))
+                asked = check.ask(plan, {peer for block in check.blocks for peer in reducers[block]})
                 if not asked:
                     self._end(check, Verdict.LAPSED)  # it reduces all that it sends
                 effects += [Send(to, self._show(check, plan, peer=check.peer)) for to in asked]
@@ -167,7 +164,7 @@ class SpotChecks:
     def shown(self, peer: str, message: m.Shown) -> list[Effect]:
         """`peer` shows fingerprints."""
         check = self._checks.get(message.check)
-        if check is None or not check.open:
+        if check is None or not check.open or not check.is_under(message.plan):
             return []
         blocks = check.blocks
         sound = all(
@@ -198,14 +195,11 @@ class SpotChecks:
         """Who is known to have given false numbers in this step."""
         return {one.culprit for one in self._checks.values() if one is not check and one.culprit}
 
-    def expire(self) -> list[str]:
-        """They have been waited for long enough. Returns who has not done its part."""
-        late: list[str] = []
+    def expire(self) -> None:
+        """They have been waited for long enough."""
         for check in self._checks.values():
             if check.open:
-                late += [opinion.peer for opinion in check.opinions if opinion.done != set(check.pieces)]
                 self._end(check, Verdict.LAPSED)
-        return late
 
 
 def _holder(route: Route, block: int) -> str:

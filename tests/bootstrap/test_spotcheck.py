@@ -28,7 +28,7 @@ def check(received, *opinions):
         assert opinion.next() == [PIECE]
         assert not one.computed
         assert one.done(opinion.peer, 0, 0)
-    assert one.ask([*received, "c"]) == list(received)
+    assert one.ask(3, [*received, "c"]) == list(received)
     asked = None
     for reducer, values in received.items():
         asked = one.received(reducer, (mark(reducer, values),) if values else ())
@@ -83,7 +83,10 @@ def test_it_is_of_exactly_what_the_plan_adds():
 
 def test_another_plan_asks_for_everything_once_more():
     one = check({"r1": TRUE, "r2": TRUE}, TRUE)
+    assert one.is_under(3)
     one.void()
     assert not one.complete
-    assert one.received("r1", ()) is None, "of the plan before"
-    assert one.ask(["r2"]) == ["r2"]
+    assert not one.is_under(3)
+    assert one.ask(4, ["r2"]) == ["r2"]
+    assert not one.is_under(3), "a late answer convicts nobody"
+    assert one.is_under(4)

@@ -6,6 +6,7 @@ import msgpack
 import pytest
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.utils import timed_storage
 
 from hetpeer.dht import storing
 from hetpeer.dht.keys import MAX_RECORDS, SHARDS, KnownKeys, digest, shard_of
@@ -19,18 +20,22 @@ SOON = 60.0
 
 
 class Clock:
+    """hivemind's as well."""
+
     now = 0.0
 
     def monotonic(self) -> float:
         return self.now
 
     def wall(self) -> float:
-        return time.time()
+        return 1_800_000_000.0 + self.now
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(timed_storage, "get_dht_time", clock.wall)
+    return clock
 
 
 @pytest.fixture
@@ -44,7 +49,7 @@ OURS = DHTID.generate(source="ours")
 
 
 def put(storage: Storage, key: DHTID, peer: str, seconds: float = SOON) -> bool:
-    return storage.store(key, b"value", time.time() + seconds, subkey=peer)
+    return storage.store(key, b"value", timed_storage.get_dht_time() + seconds, subkey=peer)
 
 
 def test_a_key_is_where_hivemind_has_it() -> None:
@@ -58,25 +63,25 @@ def test_a_full_key_takes_nobody_new_and_renews_who_is_there(storage: Storage) -
     assert len(storage.get(OURS).value) == MAX_RECORDS
 
 
-def test_who_does_not_renew_makes_room(storage: Storage) -> None:
+def test_who_does_not_renew_makes_room(storage: Storage, clock: Clock) -> None:
     assert all(put(storage, OURS, f"peer {n}") for n in range(MAX_RECORDS - 1))
-    assert put(storage, OURS, "short", 0.05)
+    assert put(storage, OURS, "short", 5.0)
     assert not put(storage, OURS, "one more")
-    time.sleep(0.06)
+    clock.now += 6.0
     assert put(storage, OURS, "one more")
 
 
-def test_an_older_record_changes_nothing_of_a_newer_one(storage: Storage) -> None:
+def test_an_older_record_changes_nothing_of_a_newer_one(storage: Storage, clock: Clock) -> None:
     """hivemind refuses it, and lets the newer one expire with it."""
     assert put(storage, OURS, "alice", SOON)
-    assert not put(storage, OURS, "alice", 0.05)
-    time.sleep(0.06)
+    assert not put(storage, OURS, "alice", 5.0)
+    clock.now += 6.0
     assert "alice" in storage.get(OURS).value
 
 
 def test_a_plain_value_is_not_kept(storage: Storage) -> None:
     assert put(storage, OURS, "alice")
-    assert not storage.store(OURS, b"wiped", time.time() + 100)
+    assert not storage.store(OURS, b"wiped", timed_storage.get_dht_time() + 100)
     assert "alice" in storage.get(OURS).value
 
 
@@ -95,10 +100,10 @@ def test_foreign_keys_share_their_room_and_take_none_of_ours(
     def tries(times: int, seconds: float = SOON) -> int:
         return sum(put(storage, DHTID.generate(), "mallory", seconds) for _ in range(times))
 
-    assert tries(30, 0.05) == 30
+    assert tries(30, storing.RECOUNT_S / 2) == 30
     assert tries(100) == 20
     assert put(storage, OURS, "alice")
-    time.sleep(0.06)
+    clock.now += 0.6 * storing.RECOUNT_S
     assert tries(100) == 0, "it has just counted them"
     clock.now += storing.RECOUNT_S
     assert tries(100) == 30
