@@ -26,8 +26,7 @@ import psutil
 from benchmarks import chaos, report
 from benchmarks.lives import Life, Watch, slope
 from benchmarks.memory import KINDS
-from benchmarks.swarm import ENDLESS, NEVER, Model, Swarm, cpu_seconds, make_run, running
-from hetpeer.bootstrap.settings import TrainingSettings
+from benchmarks.swarm import WITHOUT_END, Model, Swarm, cpu_seconds, make_run, running
 from hetpeer.peer.control.client import ask
 from hetpeer.peer.control.wire import Request
 from tests.wanlab.chaos import KINDS as FAULTS
@@ -52,15 +51,7 @@ GOALS = {"cpu": 0.01, "mib_per_hour": 2.0}
 
 async def idle(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """State → what each process of the volunteer takes in it."""
-    training = TrainingSettings(
-        steps=ENDLESS,
-        batch_size=32,
-        microbatch_size=4,
-        eval_every=NEVER,
-        eval_microbatches=1,
-        checkpoint_every=NEVER,
-    )
-    run = make_run(folder, Model(), 2, training, options.seed)
+    run = make_run(folder, Model(), 2, WITHOUT_END, options.seed)
     found = {}
     async with running(run, folder, 1, "--dashboard", DASHBOARD) as swarm:
         await _is(swarm, "waiting", "no_peers")

@@ -19,8 +19,7 @@ from typing import Any
 import psutil
 
 from benchmarks import report
-from benchmarks.swarm import ENDLESS, NEVER, Model, Swarm, make_run, running
-from hetpeer.bootstrap.settings import TrainingSettings
+from benchmarks.swarm import WITHOUT_END, Model, Swarm, make_run, running
 
 SAMPLES = 10
 SAMPLE_S = 0.5
@@ -30,16 +29,8 @@ KINDS = {"volunteer": "daemon", "worker": "worker", "volunteer p2pd": "p2pd"}
 
 
 async def measure(options: Any, folder: Path) -> dict[str, Any]:
-    training = TrainingSettings(
-        steps=ENDLESS,
-        batch_size=32,
-        microbatch_size=4,
-        eval_every=NEVER,
-        eval_microbatches=1,
-        checkpoint_every=NEVER,
-    )
     model = Model(width=options.width, layers=options.layers)
-    run = make_run(folder, model, 2, training, options.seed)
+    run = make_run(folder, model, 2, WITHOUT_END, options.seed)
     async with running(run, folder, 1) as swarm:
         first = await _settled(swarm)
         idle = await _highest(first)

@@ -30,6 +30,15 @@ START_S = 120.0
 POLL_S = 0.005
 ENDLESS, NEVER = 100_000, 1_000_000
 """Steps of a run that is stopped, and between evaluations or checkpoints that are not to be measured."""
+WITHOUT_END = TrainingSettings(
+    steps=ENDLESS,
+    batch_size=32,
+    microbatch_size=4,
+    eval_every=NEVER,
+    eval_microbatches=1,
+    checkpoint_every=NEVER,
+)
+"""Nothing but steps, as long as somebody looks on."""
 ENTRIES = {COMMAND[-1], "benchmarks.observed"}
 KINDS = ("bootstrap", "bootstrap p2pd", "volunteer", "worker", "volunteer p2pd")
 
