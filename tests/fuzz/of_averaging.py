@@ -33,6 +33,7 @@ AT: dict[str, Any] = {"line": LINE, "step": 7}
 PLAN: dict[str, Any] = {**AT, "plan": 2}
 COVER = m.Cover(block=1, slots=((A, (1, 2)), (B, (3,))), reducers=((A, 2), (B, 1)), receivers=(A, B))
 COMMIT = m.Commit(**PLAN, coefficient=0.5, loss=2.25, digests={0: "cd" * 32})
+MARK = m.Mark(block=1, begin=0, end=9, key=bytes(16))
 
 MESSAGES = [
     m.Hello(run=RUN, incarnation=2, name="ada", memory_bytes=1 << 33, place=(0, 2), held=HELD, work=b"\1"),
@@ -45,6 +46,11 @@ MESSAGES = [
     m.Reducing(**PLAN),
     m.Objection(**PLAN, block=1, peer=B, why="not finite"),
     m.Vote(**PLAN, blocks=(m.BlockVote(block=0, digest="ab" * 32, squared_norm=1.5, finite=True),)),
+    m.Checked(**AT, check=1, id=3, begin=2),
+    m.Shown(**PLAN, check=1, marks=(MARK.model_copy(update={"values": bytes(64)}),)),
+    m.Check(**AT, check=1, tasks=(TASK,)),
+    m.Show(**PLAN, check=1, peer=B),
+    m.Show(**PLAN, check=1, marks=(MARK,)),
     m.Applied(**AT, held=HELD),
     m.Paced(computing=0.1, links={B: 0.5}, uplink=1e6),
     m.Farewell(),

@@ -25,6 +25,7 @@ from hetpeer.dht.clock import SystemClock
 from hetpeer.dht.dialback import read_hint, read_port, read_ports
 from hetpeer.dht.errors import LocalError, ProtocolError, RemoteError
 from hetpeer.dht.hello import check_clock, read_hello
+from hetpeer.dht.keys import KnownKeys
 from hetpeer.dht.knock import owner_of
 from hetpeer.dht.records import Advert, LinkNote
 from hetpeer.dht.validators import MAX_PAYLOAD, OwnerValidator, _signed_bytes
@@ -124,7 +125,7 @@ NOTES = [
 
 RECORD_KEY = b"\x17" * 20
 SUBKEY = msgpack.packb(known().peer_id)
-JUDGE = OwnerValidator(known(), SystemClock())
+JUDGE = OwnerValidator(known(), SystemClock(), KnownKeys())
 
 
 def record(data: bytes) -> DHTRecord:

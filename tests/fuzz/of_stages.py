@@ -22,6 +22,7 @@ from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import results as r
 from hetpeer.stages.execution import state
 from hetpeer.stages.execution.arena import Extent
+from hetpeer.stages.execution.fingerprint import KEY_BYTES, NBYTES
 from hetpeer.stages.execution.frames import (
     PREFIX,
     FrameReader,
@@ -277,6 +278,7 @@ COMMANDS = [
     c.Install(block=0, total=EXTENT, coefficient=0.5, plan=1),
     c.DumpState(block=0, extent=EXTENT),
     c.WarmUp(),
+    c.MarkSlot(step=3, slot=1 << 40, end=9, marking=c.Marking(block=1, begin=0, key=bytes(KEY_BYTES))),
     c.Rehearse(block=0),
     c.Info(),
     c.Shutdown(),
@@ -294,8 +296,10 @@ RESULTS = [
     r.Backpropagated(seconds=0.2),
     r.Exported(rounded=True),
     r.Summed(unsound=(1,), rounded=False),
-    r.Inspected(digest="ab" * 32, squared_norm=1.5, finite=True),
-    r.Applied(version=4, digest="ab" * 32),
+    r.Summed(unsound=(), marks=(bytes(NBYTES),)),
+    r.Marked(marks=bytes(NBYTES)),
+    r.Inspected(digest="ab" * 32, squared_norm=1.5, finite=True, seconds=0.1),
+    r.Applied(version=4, digest="ab" * 32, seconds=0.1),
     r.Dumped(nbytes=4096),
     r.Encoded(nbytes=99, written=(Written(10, 1, 9),)),
     r.WarmedUp(flops_per_second=1e9),
