@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import pytest_asyncio
 import uvloop
@@ -82,6 +83,19 @@ def source_of(node: Node, peer: ReliablePeer, run: RunDirectory, *, grouped: boo
     return ReliableSource(daemon, peer, run.manifest.training.steps, grouped=grouped)
 
 
+@pytest.fixture
+def alone(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process has no children but those of the test: servers of other tests live as long as it does."""
+    children = psutil.Process.children
+    others = {child.pid for child in psutil.Process().children(recursive=True)} - {node.p2pd_pid}
+
+    def own(process: psutil.Process, recursive: bool = False) -> list[psutil.Process]:
+        return [child for child in children(process, recursive=recursive) if child.pid not in others]
+
+    monkeypatch.setattr(psutil.Process, "children", own)
+
+
+@pytest.mark.usefixtures("alone")
 async def test_a_daemon_its_processes_and_its_place_in_the_network(node: Node, tmp_path: Path) -> None:
     source = DaemonSource(node, "volunteer", "tiny", tmp_path, ("starting", "training"))
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
