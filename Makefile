@@ -93,6 +93,8 @@ proof-7: setup
 	$(PY) -m benchmarks.grids
 	$(PY) -m benchmarks.growth
 	$(PY) -m benchmarks.testbeds
+	$(PY) -m benchmarks.prediction --volunteers 5 6
+	$(PY) -m benchmarks.takeover
 	$(PY) -m benchmarks.eight
 
 proof-async: setup

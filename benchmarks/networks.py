@@ -1,6 +1,6 @@
-"""The three networks in which swarms of four are measured: homes, a city, and four regions of the world.
+"""The three networks in which swarms of a few are measured: homes, a city, and regions of the world.
 
-Node 0 is where the bootstrap is, 1 to 4 the volunteers.
+Node 0 is where the bootstrap is, the others the volunteers: four, or more.
 """
 
 from __future__ import annotations
@@ -10,19 +10,33 @@ from typing import Any
 
 from tests.wanlab.lab import MATRICES
 
-FAR = ("oregon", "tokyo", "london", "seoul", "frankfurt")
-"""Of DT-FM's eight regions. Whoever takes which stage, the pipeline crosses the world, at 17 to 21 Mbit/s."""
+FAR = ("oregon", "tokyo", "london", "seoul", "frankfurt", "virginia", "ohio", "ireland")
+"""DT-FM's eight regions. Whoever takes which stage, the pipeline crosses the world, at 17 to 21 Mbit/s."""
+VOLUNTEERS = 4
+"""That homes and city have by themselves."""
+BESIDE_MS = 10.0
+"""From a volunteer to the one whose like it is."""
 
 
-def network(name: str) -> dict[str, Any]:
-    """What Lab takes: `homes`, `city` or `regions`."""
+def network(name: str, volunteers: int = VOLUNTEERS) -> dict[str, Any]:
+    """What Lab takes: `homes`, `city` or `regions` (at most seven volunteers). A fifth has a line like the first's, and so on."""
     matrix: dict[str, Any] = json.loads((MATRICES / f"{name}.json").read_text())
-    if name != "regions":
-        return matrix
-    at = [matrix["names"].index(region) for region in FAR]
+    if name == "regions":
+        return _picked(matrix, [matrix["names"].index(region) for region in FAR[: volunteers + 1]])
+    return _picked(matrix, [0, *(number % VOLUNTEERS + 1 for number in range(volunteers))])
+
+
+def _picked(matrix: dict[str, Any], at: list[int]) -> dict[str, Any]:
+    """The nodes `at` these places of the matrix, some of them more than once where only latencies are of pairs."""
+
+    def table(rows: list[list[float]]) -> list[list[float]]:
+        ends = list(enumerate(at))
+        return [[BESIDE_MS if a != b and i == j else rows[i][j] for b, j in ends] for a, i in ends]
+
+    lists = {key: value for key, value in matrix.items() if isinstance(value, list)}
+    names = [f"{number} {matrix['names'][i]}" for number, i in enumerate(at)]
     picked = {
-        key: [[table[a][b] for b in at] for a in at]
-        for key, table in matrix.items()
-        if key in ("latency_ms", "bandwidth_mbps")
+        key: table(value) if isinstance(value[0], list) else [value[i] for i in at]
+        for key, value in lists.items()
     }
-    return matrix | picked | {"names": list(FAR)}
+    return matrix | picked | {"names": names}

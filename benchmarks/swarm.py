@@ -101,6 +101,8 @@ class Site:
     command: Sequence[str] = COMMAND
     """Starts hetpeer."""
     lab: Lab | None = None
+    keep_places: bool = True
+    """Who has which blocks is part of what is compared: nobody is given others meanwhile."""
 
     def at(self, node: int) -> Sequence[str]:
         """What starts hetpeer at `node`."""
@@ -257,12 +259,7 @@ async def running(
 
 
 async def _bootstrap(run: RunDirectory, folder: Path, site: Site, where: Sequence[str]) -> Child:
-    arguments = (
-        "bootstrap",
-        str(run.path),
-        "--keep-places",
-        *where,
-    )  # who is where is part of what is compared
+    arguments = ("bootstrap", str(run.path), *(["--keep-places"] if site.keep_places else []), *where)
     return await Child.start(
         "bootstrap", arguments, home=run.path, log=folder / "bootstrap.log", command=site.at(0)
     )
