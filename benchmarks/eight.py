@@ -37,6 +37,7 @@ PEERS = STAGES * REPLICAS
 WITHIN_S, LOOK_S = 1800.0, 0.2
 LOOKS = 200
 ORDERS = ("plan", "by region", "strided")
+CODEC = ", AdaTopK"
 SEQUENCE = 128
 FLOAT_BYTES = 4
 Grid = list[list[int]]
@@ -125,7 +126,7 @@ async def torch_mesh(run: RunDirectory, folder: Path, grid: Grid, steps: int) ->
 async def measure(options: Any, folder: Path) -> dict[str, Any]:
     codecs = {
         "": LinkSettings(),
-        ", AdaTopK": LinkSettings(codec="topk-int4", ratio=100.0),
+        CODEC: LinkSettings(codec="topk-int4", ratio=100.0),
     }
     example = made(folder / "example", options, LinkSettings())
     grids = {order: grid for order, grid in orders(example).items() if order in options.orders}
@@ -143,12 +144,19 @@ async def measure(options: Any, folder: Path) -> dict[str, Any]:
     middle = {way: statistics.median(seconds[options.settle :]) for way, seconds in found.items()}
     plan = next(iter(middle.values()))
     best = min(seconds for way, seconds in middle.items() if way.startswith("hetpeer"))
+    goals = {
+        f"the plan is faster than {way}": middle["hetpeer, plan"] < seconds
+        for way, seconds in middle.items()
+        if "plan" in grids and way != "hetpeer, plan" and CODEC not in way
+    }
     return {
         "grids": grids,
         "step_s": {way: [round(one, 3) for one in seconds] for way, seconds in found.items()},
         "tokens_per_second": {way: round(tokens / seconds) for way, seconds in middle.items()},
         "over_the_plan": {way: round(seconds / plan, 3) for way, seconds in middle.items()},
         "over_the_best": {way: round(seconds / best, 3) for way, seconds in middle.items()},
+        "goals": goals,
+        "met": all(goals.values()),
     }
 
 
@@ -156,6 +164,8 @@ def show(figures: dict[str, Any]) -> None:
     for way, speed in sorted(figures["tokens_per_second"].items(), key=lambda one: -one[1]):
         times = figures["over_the_plan"][way]
         print(f"{way:30} {speed:7,} tokens/s, {times:.2f} times as long as hetpeer with its plan")
+    for goal, met in figures["goals"].items():
+        print(f"{goal}: {'met' if met else 'MISSED'}")
 
 
 def main() -> int:
