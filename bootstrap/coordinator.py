@@ -15,7 +15,7 @@ from hetpeer.bootstrap.admission import Admission
 from hetpeer.bootstrap.arranging import Arrangement, Arranging
 from hetpeer.bootstrap.border import Border
 from hetpeer.bootstrap.commits import commit, evaluation_record, found_out
-from hetpeer.bootstrap.decisions import Disconnect, Effect, Halt, Send, State
+from hetpeer.bootstrap.decisions import CollectCheckpoint, Disconnect, Effect, Halt, Send, State
 from hetpeer.bootstrap.entering import Entering
 from hetpeer.bootstrap.membership import Standing, Volunteer
 from hetpeer.bootstrap.reign import Reign
@@ -61,9 +61,9 @@ class Coordinator(Reigning):
         effects: list[Effect] = handler(self, volunteer, message, now)
         return effects
 
-    def saved(self, version: int, block: int, digest: str, now: float) -> list[Effect]:
-        """The state of `block` at `version` has arrived and lies durably in the checkpoint store."""
-        effects = self._saving.saved(version, block, digest)
+    def saved(self, order: CollectCheckpoint, block: int, digest: str, now: float) -> list[Effect]:
+        """The state of `block` that `order` asks for has arrived and lies durably in the checkpoint store."""
+        effects = self._saving.saved(order, block, digest)
         return effects + (self._cross(now) if effects and self._reign.resting else [])
 
     def arrange(self, arrangement: Arrangement, now: float) -> list[Effect]:

@@ -11,7 +11,7 @@ from hetpeer.averaging.groups.scheduler import Pipelines
 from hetpeer.averaging.groups.window import Adaptive, Window
 from hetpeer.bootstrap.agenda import is_complete
 from hetpeer.bootstrap.coordinator import Coordinator
-from hetpeer.bootstrap.decisions import CoordinatorConfig, Effect, State
+from hetpeer.bootstrap.decisions import CollectCheckpoint, CoordinatorConfig, Effect, State
 from hetpeer.bootstrap.grouped.run import Grouped
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.reigning import over_all
@@ -34,9 +34,9 @@ class Core(Protocol):
 
     def resumed(self, peer: str, now: float) -> list[Effect]: ...
 
-    def saved(self, version: int, block: int, digest: str, now: float) -> list[Effect]: ...
+    def saved(self, order: CollectCheckpoint, block: int, digest: str, now: float) -> list[Effect]: ...
 
-    def not_saved(self, version: int, now: float) -> list[Effect]: ...
+    def not_saved(self, order: CollectCheckpoint, now: float) -> list[Effect]: ...
 
     def tick(self, now: float) -> list[Effect]: ...
 

@@ -113,9 +113,10 @@ class Disconnect:
 class CollectCheckpoint:
     """Expect the state of `version`, each block from the named volunteer → `Coordinator.saved` or `.not_saved`."""
 
+    line: m.Line
+    """The one that is collected: another cluster may have a version of the same number, and so may this one after a roll-back."""
     version: int
     savers: Mapping[int, str]
-    cluster: int = 0
 
 
 @dataclass(frozen=True, slots=True)

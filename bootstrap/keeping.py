@@ -83,7 +83,7 @@ class Checkpoints:
 
         Returns the blocks' digests. Raises `RemoteError` or `LocalError` HP-DISK-* if it cannot be had or kept.
         """
-        version, cluster = order.version, order.cluster
+        version, cluster = order.version, order.line.cluster
         async with self._making:
             self._store.begin(version)
             digests = []

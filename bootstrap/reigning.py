@@ -10,7 +10,7 @@ from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.agenda import InOrder
-from hetpeer.bootstrap.decisions import CoordinatorConfig, Effect, State
+from hetpeer.bootstrap.decisions import CollectCheckpoint, CoordinatorConfig, Effect, State
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.leases import Leases
 from hetpeer.bootstrap.membership import Membership
@@ -93,7 +93,7 @@ class Reigning:
         self._leases.heard(peer, now)
         return []
 
-    def not_saved(self, version: int, _now: float) -> list[Effect]:
-        """The checkpoint of `version` could not be collected: it is tried again at the next border."""
-        self._saving.failed(version)
+    def not_saved(self, order: CollectCheckpoint, _now: float) -> list[Effect]:
+        """The checkpoint that `order` asks for could not be collected: it is tried again at the next border."""
+        self._saving.failed(order)
         return []

@@ -15,8 +15,7 @@ class Saving:
 
     def __init__(self, reign: Reign) -> None:
         self._reign = reign
-        self._version: int | None = None
-        self._savers: dict[int, str] = {}
+        self._order: CollectCheckpoint | None = None
         self._digests: dict[int, str] = {}
         self._again = False
         self.failures = 0
@@ -26,19 +25,20 @@ class Saving:
         """At a step border: collect the current version if that is due, or `wanted` now."""
         reign, version = self._reign, self._reign.version
         due = reign.agenda.saves(version) or self._again or wanted
-        if not due or reign.stored or self._version == version or reign.members.uncovered():
+        if not due or reign.stored or self.under_way or reign.members.uncovered():
             return []
-        self._version, self._savers, self._digests, self._again = version, self._choose(), {}, False
-        effects: list[Effect] = [CollectCheckpoint(version, dict(self._savers), reign.line.cluster)]
-        for peer in sorted(set(self._savers.values())):
-            blocks = tuple(b for b, p in self._savers.items() if p == peer)
+        self._order = order = CollectCheckpoint(reign.line, version, self._choose())
+        self._digests, self._again = {}, False
+        effects: list[Effect] = [order]
+        for peer in sorted(set(order.savers.values())):
+            blocks = tuple(b for b, p in order.savers.items() if p == peer)
             effects.append(Send(peer, m.Save(line=reign.line, version=version, blocks=blocks)))
         return effects
 
     @property
     def under_way(self) -> bool:
         """Whether the current version is being collected."""
-        return self._version == self._reign.version
+        return self._order is not None and self._order.version == self._reign.version
 
     def _choose(self) -> dict[int, str]:
         """A holder for each block, the work shared evenly; after each failure another one comes first."""
@@ -53,29 +53,29 @@ class Saving:
             savers[block] = saver
         return savers
 
-    def saved(self, version: int, block: int, digest: str) -> list[Effect]:
-        """The state of `block` lies durably in the store; the last one makes it a checkpoint."""
-        if version != self._version or block not in self._savers:
+    def saved(self, order: CollectCheckpoint, block: int, digest: str) -> list[Effect]:
+        """The state of `block` lies durably in the store; the last one makes it a checkpoint. Of an order that is not the current one it is nothing."""
+        if order != self._order or block not in order.savers:
             return []
         self._digests[block] = digest
-        if len(self._digests) < len(self._savers):
+        if len(self._digests) < len(order.savers):
             return []
         self.abandon()
         digests = [self._digests[b] for b in sorted(self._digests)]
-        return [self._reign.log(kind="checkpoint", version=version, blocks=digests)]
+        return [self._reign.log(kind="checkpoint", version=order.version, blocks=digests)]
 
-    def failed(self, version: int) -> None:
-        """The checkpoint of `version` cannot be completed; another is begun at the next border."""
-        if version == self._version:
+    def failed(self, order: CollectCheckpoint) -> None:
+        """`order` cannot be completed; another checkpoint is begun at the next border."""
+        if order == self._order:
             self.abandon()
             self._again = True
             self.failures += 1
 
     def lost(self, peer: str) -> None:
         """`peer` has nothing to save any more."""
-        if self._version is not None and peer in self._savers.values():
-            self.failed(self._version)
+        if self._order is not None and peer in self._order.savers.values():
+            self.failed(self._order)
 
     def abandon(self) -> None:
         """Expect nothing more (the run went back, or it is done)."""
-        self._version, self._savers = None, {}
+        self._order = None

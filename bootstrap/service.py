@@ -320,16 +320,15 @@ class CoordinatorService:
 
     async def _collect(self, order: d.CollectCheckpoint) -> None:
         """The core seals the checkpoint when the last block is here, and at most reliable peers."""
-        version = order.version
         try:
             digests = await self._checkpoints.collect(order, self._replica.members)
         except (RemoteError, LocalError) as error:
-            _log.warning("checkpoint %d is not saved: %s", version, error)
+            _log.warning("checkpoint %d is not saved: %s", order.version, error)
             await asyncio.sleep(SAVE_RETRY_S)
-            self._queue(self.core.not_saved(version, self._clock.monotonic()))
+            self._queue(self.core.not_saved(order, self._clock.monotonic()))
             return
         for block, digest in zip(sorted(order.savers), digests, strict=True):
-            self._queue(self.core.saved(version, block, digest, self._clock.monotonic()))
+            self._queue(self.core.saved(order, block, digest, self._clock.monotonic()))
 
     @property
     def blocks(self) -> int:

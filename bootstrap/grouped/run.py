@@ -12,7 +12,7 @@ from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.groups.scheduler import GroupScheduler
-from hetpeer.bootstrap.decisions import CoordinatorConfig, Disconnect, Effect, Send, State
+from hetpeer.bootstrap.decisions import CollectCheckpoint, CoordinatorConfig, Disconnect, Effect, Send, State
 from hetpeer.bootstrap.grouped.averagings import Averagings
 from hetpeer.bootstrap.grouped.batches import Batches
 from hetpeer.bootstrap.grouped.cluster import Cluster
@@ -122,18 +122,18 @@ class Grouped:
         self._door.heard(peer, now)
         return []
 
-    def saved(self, version: int, block: int, digest: str, now: float) -> list[Effect]:
-        """The state of `block` at `version` of the cluster that saves lies durably in the checkpoint store."""
+    def saved(self, order: CollectCheckpoint, block: int, digest: str, now: float) -> list[Effect]:
+        """The state of `block` that `order` asks for lies durably in the checkpoint store."""
         saver = self.clusters.saver
         if saver is None:
             return []
-        effects = saver.saved(version, block, digest, now)
+        effects = saver.saved(order, block, digest, now)
         return self._course.settle(self._course.by(saver, effects), now)
 
-    def not_saved(self, version: int, now: float) -> list[Effect]:
+    def not_saved(self, order: CollectCheckpoint, now: float) -> list[Effect]:
         """The checkpoint could not be collected: it is tried again at the next border."""
         saver = self.clusters.saver
-        return [] if saver is None else saver.not_saved(version, now)
+        return [] if saver is None else saver.not_saved(order, now)
 
     def tick(self, now: float) -> list[Effect]:
         """Time passes. To be called a few times a second."""

@@ -20,6 +20,7 @@ from hetpeer.averaging.reduction import Reduction
 from hetpeer.averaging.ties import Ties
 from hetpeer.bootstrap import reduce
 from hetpeer.bootstrap.coordinator import Coordinator
+from hetpeer.bootstrap.decisions import CollectCheckpoint
 from hetpeer.bootstrap.ledger import StepLedger, Verdict
 from hetpeer.bootstrap.patience import Pace
 from hetpeer.bootstrap.reduce import Reduce
@@ -285,8 +286,8 @@ def mixed_checkpoint() -> AbstractContextManager[None]:
     """Blocks of another version are taken into a checkpoint."""
     original = Saving.saved
 
-    def saved(self: Saving, _version: int, block: int, digest: str) -> list[Any]:
-        return [] if self._version is None else original(self, self._version, block, digest)
+    def saved(self: Saving, _order: CollectCheckpoint, block: int, digest: str) -> list[Any]:
+        return [] if self._order is None else original(self, self._order, block, digest)
 
     return _patched(Saving, "saved", saved)
 

@@ -36,8 +36,8 @@ class Store:
         self._log = log
         self._states = {(0, 0, b): numerics.initial(b) for b in range(numerics.blocks)}
         """(cluster, version, block) → state."""
-        self._asked = 0
-        """The version of the last checkpoint that was asked for."""
+        self._asked: CollectCheckpoint | None = None
+        """The last order."""
 
     def collect(self, order: CollectCheckpoint) -> None:
         """Fetch the blocks' states from those who save them; one that cannot be had ends it."""
@@ -46,7 +46,7 @@ class Store:
     def _collect(self, order: CollectCheckpoint, here: set[int], tries: int) -> None:
         host, random = self._host, self._world.random
         reign, version, savers = host.reign, order.version, order.savers
-        self._asked = version
+        self._asked = order
 
         def fetch() -> None:
             if reign != host.reign or host.core is None:
@@ -56,15 +56,15 @@ class Store:
             state = saver.state(version, block) if saver.alive and not saver.frozen else None
             if state is not None:
                 here.add(block)
-                self._states[order.cluster, version, block] = state
+                self._states[order.line.cluster, version, block] = state
                 digest = self._numerics.digest(state)
-                host.event("saved", lambda core, now: core.saved(version, block, digest, now))
+                host.event("saved", lambda core, now: core.saved(order, block, digest, now))
                 if len(here) < len(savers):
                     self._collect(order, here, TRIES)
             elif tries:
                 self._collect(order, here, tries - 1)
             else:
-                self._failed(version)
+                self._failed(order)
 
         slow = random.random() < SLOW
         wait = (SLOW_S if slow else RETRY_S) * random.random()
@@ -72,10 +72,11 @@ class Store:
 
     def fail(self) -> None:
         """The checkpoint that was asked for last cannot be collected or written."""
-        self._failed(self._asked)
+        if self._asked is not None:
+            self._failed(self._asked)
 
-    def _failed(self, version: int) -> None:
-        self._host.event("not_saved", lambda core, now: core.not_saved(version, now))
+    def _failed(self, order: CollectCheckpoint) -> None:
+        self._host.event("not_saved", lambda core, now: core.not_saved(order, now))
 
     # ── what is complete ─────────────────────────────────────────────────────────────────────────────────────────
 

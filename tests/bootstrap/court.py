@@ -2,7 +2,7 @@
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator import Coordinator
-from hetpeer.bootstrap.decisions import CoordinatorConfig, Record, Send, State
+from hetpeer.bootstrap.decisions import CollectCheckpoint, CoordinatorConfig, Record, Send, State
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import BlockCost
 from hetpeer.bootstrap.reigning import over_all
@@ -22,7 +22,7 @@ CONFIG = {
 
 
 class Court:
-    """One reign and its clock. `sent` keeps what each volunteer was told last, by kind."""
+    """One reign and its clock. `sent` keeps what each volunteer was told last, by kind; `order` is the last checkpoint that was asked for."""
 
     def __init__(self, records=(), **changes):
         self.now = 100.0
@@ -30,6 +30,7 @@ class Court:
         config = CoordinatorConfig(**(CONFIG | changes))
         self.core = Coordinator(over_all(config, History.of(records)), self.now)
         self.sent = {}
+        self.order = None
         self.do(self.core.start())
 
     def do(self, effects):
@@ -41,6 +42,10 @@ class Court:
                     self.records.append(dict(record))
                 case Send(to, message):
                     self.sent[to, message.kind] = message
+                case CollectCheckpoint():
+                    self.order = effect
+                case _:
+                    pass
         return effects
 
     def tell(self, peer, message):
@@ -109,9 +114,8 @@ class Court:
         return self.tell(peer, m.Applied(line=self.line, step=version - 1, held=held))
 
     def save(self):
-        version = self.core.history.version
         for block in range(BLOCKS):
-            self.do(self.core.saved(version, block, f"state {block}", self.now))
+            self.do(self.core.saved(self.order, block, f"state {block}", self.now))
 
     # ── whole phases ─────────────────────────────────────────────────────────────────────────────────────────────
 

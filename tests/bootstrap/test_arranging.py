@@ -119,7 +119,7 @@ def test_a_proposal_is_void_when_things_are_not_as_they_were(change):
             court.commit("a")
         case "the checkpoint fails":
             court.commit("a", "b")
-            court.do(court.core.not_saved(1, court.now))
+            court.do(court.core.not_saved(court.order, court.now))
             court.tick()
         case "the checkpoint takes too long":
             court.commit("a", "b")

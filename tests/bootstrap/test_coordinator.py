@@ -1,5 +1,7 @@
 """The coordinator's state machine, driven by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from hetpeer.averaging import messages as m
@@ -115,10 +117,16 @@ def test_a_checkpoint_is_one_record_of_all_blocks():
     effects = court.commit("a", "b")
     (collect,) = [x for x in effects if isinstance(x, CollectCheckpoint)]
     assert (collect.version, collect.savers) == (1, {0: "a", 1: "b"})
-    court.do(court.core.saved(0, 0, "older", court.now))
-    court.do(court.core.saved(1, 0, "x", court.now))
+    older = replace(collect, version=0)
+    elsewhere = replace(collect, line=court.line.model_copy(update={"cluster": 1}))
+    for other in (older, elsewhere):
+        court.do(court.core.saved(other, 0, "of another order", court.now))
+    court.do(court.core.saved(collect, 0, "x", court.now))
     assert court.records[-1]["kind"] == "commit"
-    court.do(court.core.saved(1, 1, "y", court.now))
+    for other in (older, elsewhere):
+        court.do(court.core.saved(other, 1, "of another order", court.now))
+    assert court.records[-1]["kind"] == "commit"
+    court.do(court.core.saved(collect, 1, "y", court.now))
     assert court.records[-1] == {"kind": "checkpoint", "version": 1, "blocks": ["x", "y"]}
 
 
@@ -126,7 +134,7 @@ def test_a_checkpoint_that_fails_is_asked_of_others_at_the_next_border():
     court = Court(checkpoint_every=2).begin("a", "b")
     court.commit("a", "b")
     court.commit("a", "b")
-    assert court.core.not_saved(2, court.now) == []
+    assert court.core.not_saved(court.order, court.now) == []
     effects = court.commit("a", "b")
     (collect,) = [x for x in effects if isinstance(x, CollectCheckpoint)]
     assert (collect.version, collect.savers) == (3, {0: "b", 1: "a"})
@@ -162,7 +170,8 @@ def test_after_the_end_nothing_is_decided():
     court.tell("a", m.Prepared())
     court.tell("a", objection(court, "b"))
     court.tick(30.0)
-    assert court.core.saved(0, 0, "x", court.now) == []
-    assert court.core.not_saved(0, court.now) == []
+    order = CollectCheckpoint(court.line, 0, {0: "a", 1: "a"})
+    assert court.core.saved(order, 0, "x", court.now) == []
+    assert court.core.not_saved(order, court.now) == []
     assert len(court.records) == before
     assert court.core.state is State.FINISHED

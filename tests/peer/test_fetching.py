@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 import uvloop
 
+from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.amendment import Change
 from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.decisions import CollectCheckpoint
@@ -145,7 +146,7 @@ async def test_a_checkpoint_that_too_few_reliable_peers_keep(network: Network, t
     savers = {entry.index: network.server.peer_id for entry in run.manifest.blocks}
     with pytest.raises(RemoteError) as caught:
         await checkpoints.collect(
-            CollectCheckpoint(version=0, savers=savers), [network.asker.peer_id, *others]
+            CollectCheckpoint(m.Line(term=1, view=0), 0, savers), [network.asker.peer_id, *others]
         )
     assert caught.value.code == "HP-SYNC-004"
     assert "is on 1 of 3 reliable peers" in caught.value.what
