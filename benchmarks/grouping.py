@@ -129,9 +129,13 @@ def ways() -> dict[str, Way]:
             make=lambda m, w: Pipelines(m, w, None, Window(0.0)), average_s=lambda _alone: average_s(2)
         ),
         "all-reduce": Way(make=lambda m, w: Pipelines(m, w, None, Window(math.inf))),
-        "hetpeer, P = 10 N": Way(make=lambda m, w: Pipelines(m, w, ten(len(w)), Adaptive()), span=ten),
-        "hetpeer, P = 10": Way(make=lambda m, w: Pipelines(m, w, 10, Adaptive()), span=lambda _: 10),
-        "paper, P = 10": Way(make=lambda m, w: Paper(m, w, 10, Adaptive), span=lambda _: 10),
+        "hetpeer, P = 10 N": Way(
+            make=lambda m, w: Pipelines(m, w, ten(len(w)), Adaptive(ten(len(w)))), span=ten
+        ),
+        "hetpeer, P = 10": Way(make=lambda m, w: Pipelines(m, w, 10, Adaptive(10)), span=lambda _: 10),
+        "paper, P = 10": Way(
+            make=lambda m, w: Paper(m, w, 10, partial(Adaptive, 10, most=1.0)), span=lambda _: 10
+        ),
         "artifact": Way(make=Artifact, span=ten),
     }
 

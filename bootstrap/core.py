@@ -75,7 +75,7 @@ def window_of(averaging: AveragingSettings) -> Window:
     """How long the first that is ready waits."""
     match averaging.window_s:
         case "adaptive":
-            return Adaptive()
+            return Adaptive(averaging.span)
         case "all":
             return Window(math.inf)
         case seconds:

@@ -28,7 +28,7 @@ class Line:
             return
         self._window.arrived(worker, now)
         if self.is_empty:
-            self._due_at = now + self._window.seconds(len(self.graph.members))
+            self._due_at = now + self._window.seconds(worker, len(self.graph.members))
         self._ready[worker] = None
         self._touched.add(self.graph.part(worker))
 
@@ -36,6 +36,10 @@ class Line:
         """`worker` takes part from now on, from the state of `like`."""
         self.graph.join(worker, like)
         self._count()
+
+    def averaged(self, seconds: float) -> None:
+        """A group has averaged, and it took so long."""
+        self._window.averaged(seconds)
 
     def leave(self, worker: str) -> None:
         """`worker` is gone."""

@@ -35,6 +35,9 @@ class GroupScheduler(Protocol):
     def left(self, worker: str, now: float) -> list[Group]:
         """`worker` is gone."""
 
+    def averaged(self, seconds: float) -> None:
+        """A group of several has averaged, and it took so long."""
+
     def tick(self, now: float) -> list[Group]:
         """Time has passed."""
 
@@ -71,6 +74,9 @@ class Pipelines:
         self._done.pop(worker, None)
         self._line.leave(worker)
         return self.tick(now)
+
+    def averaged(self, seconds: float) -> None:
+        self._line.averaged(seconds)
 
     def tick(self, now: float) -> list[Group]:
         line = self._line

@@ -48,6 +48,9 @@ class _Staged:
             line.leave(worker)
         return self.tick(now)
 
+    def averaged(self, seconds: float) -> None:
+        """SDPipe does not ask what it costs."""
+
     def tick(self, now: float) -> list[Group]:
         groups = []
         for stage, line in enumerate(self._lines):

@@ -1,4 +1,4 @@
-"""How long the first that is ready waits for others: SDPipe's window T (3.2, 3.4). Pure."""
+"""How long the first that is ready waits for others: SDPipe's window T (3.2, 3.4), and who had better not wait at all. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ LONGER, SHORTER = 2.0, 0.9
 LEAST = 0.01
 """N-ths of an iteration."""
 SMOOTH = 0.2
-"""Weight of the last iteration in the mean of them."""
+"""Weight of the last iteration, or averaging, in the mean of them."""
+WAITED = 0.05
+"""Of an iteration: nobody waits longer for company."""
+AVERAGED = 0.05
+"""Of the time of a worker: averaging is to cost no more."""
+MOST = 16
+"""Iterations in a row that a worker makes alone for that."""
 
 
 class Window:
@@ -19,8 +25,8 @@ class Window:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
 
-    def seconds(self, present: int) -> float:
-        """T, where `present` workers take part."""
+    def seconds(self, worker: str, present: int) -> float:  # noqa: ARG002 - as every window
+        """T, where `worker` is the first to be ready, and `present` take part."""
         return self._seconds if present > 1 else 0.0
 
     def arrived(self, worker: str, now: float) -> None:
@@ -28,6 +34,9 @@ class Window:
 
     def formed(self, group: Collection[str], present: int, now: float) -> None:
         """`group` has been formed, of `present` workers."""
+
+    def averaged(self, seconds: float) -> None:
+        """A group has averaged, and it took so long."""
 
     def left(self, worker: str) -> None:
         """`worker` is gone."""
@@ -45,33 +54,59 @@ class Bounded(Window):
 
 
 class Adaptive(Window):
-    """The same in N-ths of an iteration, whatever that takes: from one on, which is the paper's T, to a whole iteration.
+    """The same in N-ths of an iteration, whatever that takes: from one on, which is the paper's T, to `most` of an iteration; and none at all
+    for whoever has averaged so lately that once more would cost more than AVERAGED of its time, as far as a span of so many groups allows.
 
     An iteration is the mean time from a worker's group to its next arrival. Nobody waits before that is known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, span: int, most: float = WAITED) -> None:
         super().__init__(0.0)
+        self._span = span
+        self._most = most
         self._factor = 1.0
-        self._iteration = math.nan
+        self._iteration = self._averaging = math.nan
         self._since: dict[str, float] = {}
+        self._alone: dict[str, int] = {}
+        """Worker → its arrivals since it averaged with others."""
 
-    def seconds(self, present: int) -> float:
-        known = present > 1 and not math.isnan(self._iteration)
-        return self._iteration * self._factor / present if known else 0.0
+    def interval(self, present: int) -> int:
+        """After so many iterations it is time for one of `present` workers to average again: in a span everybody has to."""
+        share = self._averaging / (AVERAGED * self._iteration) if self._iteration else math.nan
+        return 1 if math.isnan(share) else max(1, math.ceil(min(share, MOST, self._span // present)))
+
+    def seconds(self, worker: str, present: int) -> float:
+        if present < 2 or math.isnan(self._iteration) or self._spares(worker, present):
+            return 0.0
+        return self._iteration * min(self._factor / present, self._most)
 
     def arrived(self, worker: str, now: float) -> None:
+        self._alone[worker] = self._alone.get(worker, 0) + 1
         since = self._since.pop(worker, None)
         if since is not None:
-            took, known = now - since, not math.isnan(self._iteration)
-            self._iteration = self._iteration + SMOOTH * (took - self._iteration) if known else took
+            self._iteration = _smoothed(self._iteration, now - since)
 
     def formed(self, group: Collection[str], present: int, now: float) -> None:
-        self._factor = min(max(self._factor * _change(group), LEAST), float(present))
+        spared = len(group) == 1 and all(self._spares(worker, present) for worker in group)
+        if len(group) > 1:
+            self._alone |= dict.fromkeys(group, 0)
+        if not spared:  # or it has waited for nobody in vain
+            self._factor = min(max(self._factor * _change(group), LEAST), self._most * present)
         self._since |= dict.fromkeys(group, now)
+
+    def averaged(self, seconds: float) -> None:
+        self._averaging = _smoothed(self._averaging, seconds)
 
     def left(self, worker: str) -> None:
         self._since.pop(worker, None)
+        self._alone.pop(worker, None)
+
+    def _spares(self, worker: str, present: int) -> bool:
+        return self._alone.get(worker, 0) < self.interval(present)
+
+
+def _smoothed(mean: float, last: float) -> float:
+    return last if math.isnan(mean) else mean + SMOOTH * (last - mean)
 
 
 def _change(group: Collection[str]) -> float:

@@ -111,8 +111,10 @@ class Course:
                 halt = self._clusters.log(kind="halt", why=why)
                 return [halt, *self._close(m.Finished(why=why, completed=False))]
         record = self._averagings.decided(now)
-        clusters = () if record is None else [number for number, _ in record["clusters"]]
-        return [] if record is None else self._log_average(record, "average", clusters, now)
+        if record is None:
+            return []
+        self._waiting.averaged(record["seconds"])
+        return self._log_average(record, "average", [number for number, _ in record["clusters"]], now)
 
     def _install(self, now: float) -> list[Effect]:
         """A cluster has come to stand between two steps, and a mean is decided for it."""

@@ -49,6 +49,10 @@ class Waiting:
             groups += self._formed(self._scheduler.left(str(cluster), now))
         return groups
 
+    def averaged(self, seconds: float) -> None:
+        """A group has averaged, and it took so long."""
+        self._scheduler.averaged(seconds)
+
     def close(self, now: float) -> None:
         """Nobody waits any more; who did is not averaged."""
         self.leave(list(self._present), now)

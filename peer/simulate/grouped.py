@@ -15,7 +15,7 @@ from typing import Any
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import RecordApplied
 from hetpeer.averaging.groups.scheduler import Pipelines
-from hetpeer.averaging.groups.window import Adaptive
+from hetpeer.averaging.groups.window import WAITED, Adaptive
 from hetpeer.bootstrap.core import Core
 from hetpeer.bootstrap.credit import Contributors, Credit
 from hetpeer.bootstrap.grouped.lineage import lineage
@@ -33,6 +33,8 @@ INTERVALS = (1, 3)
 SLOW_S = (0.2, 1.0, 5.0)
 """How much later a part of a delayed averaging leaves at most, in turn."""
 SPAN = 3
+WAIT = (1.0, WAITED)
+"""Of an iteration, for company, in turn for eight seeds each: those who wait longer average more."""
 BATCHES = 12
 
 
@@ -94,11 +96,11 @@ class GroupedSwarm(Swarm):
         self.checks: GroupedChecks = GroupedChecks(
             numerics, config.steps, config.microbatches, config.staleness
         )
-        self._span = span
+        self._span, self._wait = span, WAIT[seed // 8 % 2]
         self._interval, self._delayed = interval, delayed
 
     def _new_core(self) -> Core:
-        scheduler = Pipelines(1, (), self._span, Adaptive())
+        scheduler = Pipelines(1, (), self._span, Adaptive(self._span, self._wait))
         config = self.config.coordinator(self.numerics, self._draw)
         config = replace(config, averaging_interval=self._interval, averaging_delayed=self._delayed)
         return Grouped(config, self.log, scheduler, self.world.now)

@@ -21,6 +21,8 @@ from hetpeer.peer.simulate.pipelines import Setting, names
 
 ROUNDS = 30
 """Iterations that everybody present has to reach."""
+AVERAGE_S = (0.0, 0.02, 0.5)
+"""What averaging takes."""
 RULES = ("pipelines", "paper", "artifact")
 
 
@@ -94,10 +96,13 @@ def schedule(seed: int, rules: str = RULES[0]) -> Outcome:
         stage_s=draw.choice((0.02, 0.1)),
         sleep_s=draw.choice((0.0, 0.05, 0.6)),
         chance=draw.choice((0.1, 0.5)),
+        average_s=lambda size: AVERAGE_S[seed % 3] if size > 1 else 0.0,
     )
     present = names(setting.pipelines)
     span = draw.choice((1, 2, 3, 5, 10, 40))
-    window = draw.choice((Adaptive, lambda: Window(0.0), lambda: Window(math.inf), lambda: Window(0.05)))
+    window = draw.choice(
+        (lambda: Adaptive(span), lambda: Window(0.0), lambda: Window(math.inf), lambda: Window(0.05))
+    )
     watch = Watch(span, setting.stages, present)
     swarm = Swarm(setting, scheduler(rules, setting.stages, present, span, window), seed, watch.formed)
     came = went = 0

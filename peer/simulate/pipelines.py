@@ -94,6 +94,8 @@ class Pipelines:
         for group in groups:
             self._formed(group)
             took = self.setting.average_s(len(group.members))
+            if len(group.members) > 1:
+                self._scheduler.averaged(took)
             for member in group.members:
                 self.timeline.after(took, self._rows[member][group.stage].begin)
         wait = self._scheduler.due_at - self.timeline.now

@@ -80,27 +80,63 @@ def test_a_graph_without_a_span_asks_for_nothing():
 
 def test_the_window_grows_after_groups_of_one_and_shrinks_after_others():
     window = Bounded(start=1.0, least=0.5, most=3.0)
-    seconds = [window.seconds(4)]
+    seconds = [window.seconds("a", 4)]
     for group in ("a", "a", "ab", "ab") + ("abc",) * 20:
         window.formed(group, 4, 0.0)
-        seconds.append(window.seconds(4))
+        seconds.append(window.seconds("a", 4))
     assert seconds[:5] == pytest.approx([1.0, 2.0, 3.0, 2.7, 2.43])
     assert seconds[-1] == 0.5
-    assert window.seconds(1) == 0.0
+    assert window.seconds("a", 1) == 0.0
 
 
 def test_the_adaptive_window_begins_with_the_papers_nth_of_an_iteration():
-    window = Adaptive()
-    assert window.seconds(4) == 0.0
+    window = Adaptive(40, most=1.0)
+    assert window.seconds("a", 4) == 0.0
     window.formed("ab", 4, now=10.0)
     window.arrived("a", 12.0)
-    assert window.seconds(4) == pytest.approx(2.0 * 0.9 / 4)
+    assert window.seconds("a", 4) == pytest.approx(2.0 * 0.9 / 4)
     for _ in range(10):
         window.formed("a", 4, now=20.0)
-    assert window.seconds(4) == pytest.approx(2.0)
+    assert window.seconds("a", 4) == pytest.approx(2.0)
     window.left("b")
     window.arrived("b", 1000.0)
-    assert window.seconds(4) == pytest.approx(2.0)
+    assert window.seconds("a", 4) == pytest.approx(2.0)
+
+
+def iterations(window, workers, seconds, now=0.0):
+    """They average, and are ready again after `seconds`."""
+    window.formed(workers, len(workers), now)
+    for worker in workers:
+        window.arrived(worker, now + seconds)
+
+
+def test_nobody_waits_for_more_than_a_twentieth_of_an_iteration():
+    window = Adaptive(40)
+    iterations(window, "abcd", 2.0)
+    for _ in range(10):
+        window.formed("a", 4, now=20.0)
+    assert window.seconds("a", 4) == pytest.approx(0.1)
+
+
+def test_who_has_averaged_lately_goes_on_alone_as_long_as_averaging_is_dear():
+    window = Adaptive(40)
+    for _ in range(10):
+        iterations(window, "ab", 2.0)
+    before = window.seconds("b", 2)
+    assert 0 < before < 0.05
+    assert window.interval(2) == 1
+    window.averaged(0.35)
+    assert window.interval(2) == 4  # 0.35 of 8 seconds
+    for _ in range(3):
+        assert window.seconds("b", 2) == 0.0
+        window.formed("b", 2, 10.0)
+        window.arrived("b", 12.0)
+    assert window.seconds("b", 2) == pytest.approx(before)  # who was spared has waited for nobody in vain
+    window.averaged(1e9)
+    assert [window.interval(present) for present in (2, 4, 40, 100)] == [16, 10, 1, 1]
+    window.left("b")
+    window.arrived("b", 50.0)
+    assert window.seconds("b", 2) == 0.0
 
 
 # ── a line ───────────────────────────────────────────────────────────────────────────────────────────────────────────
