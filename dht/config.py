@@ -39,6 +39,9 @@ class NodeConfig:
     announce: tuple[Address, ...] = ()
     """Where others are told that we are, instead of where p2pd listens; of a private node, beside its relays."""
 
+    direct_port: int | None = None
+    """TCP port to which others may send past p2pd (door.py); 0 lets the system choose one, None: they may not."""
+
     def __post_init__(self) -> None:
         """Raises `LocalError` HP-NET-005."""
         try:

@@ -1,4 +1,4 @@
-"""Incoming streams: a unix socket of ours to which p2pd connects each of them, and the handlers behind it.
+"""Incoming streams: a unix socket of ours to which p2pd connects each of them, and the handlers behind it. Direct ones come from door.py.
 
 How many a peer may have open is bounded, and all strangers together, apart for data and for words with a coordinator:
 nobody who hoards the one can keep anybody from the other. Volunteers of the step do not count as strangers. Who did wrong
@@ -149,6 +149,10 @@ class Listener:
         except asyncio.CancelledError:
             wire.abort()
             raise
+        await self.carry(wire, peer_id, address, protocol)
+
+    async def carry(self, wire: Wire, peer_id: str, address: str, protocol: str) -> None:
+        """Serve a stream of `peer_id`, who has proved to be that, until its handler returns or it is refused."""
         handler, budget = self.handlers.get(protocol), self._budgets.get(protocol, CONTROL)
         if handler is None or not self._has_room(peer_id, budget):
             _log.debug("refused a stream of %s from %s", protocol, peer_id)

@@ -20,6 +20,7 @@ from hetpeer.dht.clock import Clock, SystemClock
 from hetpeer.dht.config import NodeConfig
 from hetpeer.dht.control import Control, P2pdError
 from hetpeer.dht.dialback import DialBack
+from hetpeer.dht.direct import Direct
 from hetpeer.dht.errors import PeerLostError, ProtocolError
 from hetpeer.dht.holding import hold
 from hetpeer.dht.identity import Identity
@@ -57,6 +58,7 @@ class Node:
         self._closed = False
         self._listener = Listener()
         self._watch = Watch(identity.peer_id, clock)
+        self._direct = Direct(config, self._listener, self.session)
         keys = KnownKeys()
         self._sessions = Sessions(config, identity, clock, self._listener, self._watch, keys)
         self._session: Session | None = None
@@ -79,6 +81,7 @@ class Node:
         try:
             node._lock = hold(identity.path)
             await node._listener.start()
+            await node._direct.start()
             node._listener.handlers[dialback.PROTOCOL] = node._dialback().handle
             node._session = await node._sessions.first()
         except BaseException:
@@ -130,6 +133,14 @@ class Node:
         """Streams that we open for these are taken up again: they end when a direct path takes a relay's place."""
         self._watch.resumable.update(protocols)
 
+    def may_go_directly(self, *protocols: str) -> None:
+        """Streams that we open for these go past libp2p where the peer can be reached so (direct.py); they end when such a way is found."""
+        self._direct.protocols.update(protocols)
+
+    def reaches_directly(self, peer_id: str) -> bool:
+        """Whether new streams to a peer, for these, go past libp2p."""
+        return self._direct.leads_to(peer_id)
+
     async def serve(self, protocol: str, handler: Handler, budget: Budget = DATA) -> None:
         """Run `handler` for each stream that a peer opens for `protocol`, also after restarts of p2pd; `budget` bounds them.
 
@@ -148,6 +159,10 @@ class Node:
         if peer_id == self.peer_id:
             return await self._listener.open_own(peer_id, protocol)
         deadline = asyncio.get_running_loop().time() + timeout_s
+        goes_directly = protocol in self._direct.protocols
+        if goes_directly and (direct := await self._direct.open(peer_id, protocol, timeout_s)) is not None:
+            self._listener.mind(direct)
+            return direct
         try:
             async with asyncio.timeout_at(deadline):
                 session = await self.session()
@@ -160,6 +175,8 @@ class Node:
         left_s = max(0.1, deadline - asyncio.get_running_loop().time())
         stream = await self._watch.open(session.control, peer_id, protocol, left_s)
         self._listener.mind(stream)
+        if goes_directly:
+            self._direct.detour(stream)
         return stream
 
     @property
@@ -219,6 +236,7 @@ class Node:
 
         Streams break. Raises `PeerLostError` once the node is closed.
         """
+        self._direct.cut()
         session = await self.session()
         await session.p2pd.close()
 
@@ -228,6 +246,7 @@ class Node:
         self._up.set()  # whoever waits learns that it is over
         await self._tasks.close()
         await self._watch.close()
+        await self._direct.close()
         await self._listener.close()
         if self._session is not None:
             await self._session.close()

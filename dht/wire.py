@@ -1,4 +1,4 @@
-"""The bytes of one unix socket to p2pd, with back-pressure both ways and no copy for payloads.
+"""The bytes of one unix socket to p2pd, or of a TLS connection past it, with back-pressure both ways and no copy for payloads.
 
 Small reads (frame heads, control messages) go through a small buffer of ours. A payload goes from the kernel straight
 into the caller's memory while the caller waits in `read_into`: the loop asks us where to put the next bytes. A write
@@ -9,8 +9,9 @@ the other end is felt here.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 from hetpeer.dht.delivery import Delivery, Traffic
 from hetpeer.dht.errors import PeerLostError
@@ -20,10 +21,12 @@ Buffer = bytes | bytearray | memoryview
 _SMALL_BUFFER = 16 * 1024
 _JOIN_BELOW = 32 * 1024
 """Writes smaller than this in total are joined: one short copy is cheaper than a second system call."""
+_PIECE = 256 * 1024
+"""So much at a time is encrypted, into memory of its own."""
 
 
 class Wire(asyncio.BufferedProtocol):
-    """One connected unix socket. One task may read and one may write at a time.
+    """One connected socket. One task may read and one may write at a time.
 
     Every failure is a `PeerLostError` that names `peer`. Cancelling a read of the small buffer loses nothing;
     cancelling `read_into` or `write` half-way breaks the wire, as nobody could find the next frame's start.
@@ -43,6 +46,24 @@ class Wire(asyncio.BufferedProtocol):
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
         self._write_blocked = False
+        self._encrypts = False
+
+    @property
+    def remote(self) -> str:
+        """Where a TCP connection comes from, as an address without a peer."""
+        ip, port = self._transport.get_extra_info("peername")[:2] if self._transport is not None else ("", 0)
+        return f"/ip{6 if ':' in ip else 4}/{ip}/tcp/{port}" if ip else ""
+
+    @property
+    def certificate(self) -> bytes:
+        """SHA-256 of the certificate that was shown at the other end of a TLS connection."""
+        shown = None if self._transport is None else self._transport.get_extra_info("ssl_object")
+        return hashlib.sha256((shown.getpeercert(binary_form=True) if shown else None) or b"").digest()
+
+    @property
+    def socket(self) -> Any:
+        """The operating system's; None when it is gone."""
+        return None if self._transport is None else self._transport.get_extra_info("socket")
 
     @property
     def lost(self) -> str | None:
@@ -90,12 +111,24 @@ class Wire(asyncio.BufferedProtocol):
 
     async def write(self, buffers: Sequence[Buffer]) -> None:
         """Hand all bytes to the kernel. Cancelled half-way, the wire is broken."""
+        if sum(map(len, buffers)) < _JOIN_BELOW:
+            await self._hand_over([b"".join(buffers)])
+        elif not self._encrypts:
+            await self._hand_over(buffers)
+        else:
+            try:
+                for buffer in buffers:
+                    view = memoryview(buffer)
+                    for begin in range(0, len(view), _PIECE):
+                        await self._hand_over([view[begin : begin + _PIECE]])
+            except asyncio.CancelledError:
+                self.abort("a message was given up half-way")
+                raise
+
+    async def _hand_over(self, buffers: Sequence[Buffer]) -> None:
         if self._lost is not None or self._transport is None:
             raise self._error()
-        if sum(map(len, buffers)) < _JOIN_BELOW:
-            self._transport.write(b"".join(buffers))
-        else:
-            self._transport.writelines(buffers)
+        self._transport.writelines(buffers)
         try:
             while self._write_blocked:
                 if self._lost is not None:
@@ -125,7 +158,10 @@ class Wire(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's does not derive from it
-        self._transport.set_write_buffer_limits(high=0)
+        self._encrypts = transport.get_extra_info("sslcontext") is not None
+        self._transport.set_write_buffer_limits(
+            high=int(self._encrypts)
+        )  # TLS stops at the limit, others above it
         if self._on_connect is not None:
             self._on_connect(self)
 

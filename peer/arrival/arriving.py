@@ -101,6 +101,7 @@ async def _arrive(
 async def _running(config: NodeConfig, home: Home) -> AsyncIterator[Node]:
     node = await Node.start(config, home.identity())
     node.may_cut(CONTROL, TENSORS)
+    node.may_go_directly(TENSORS)
     telling = TaskSet()
     telling.spawn(tell_forever(node, reliable=False), name="words on reachability")
     try:

@@ -46,7 +46,7 @@ async def serve_rendezvous(
 
 def open_config(host: str, port: int, peers: tuple[Address, ...]) -> NodeConfig:
     """Others must reach it, so it says that they do, and relays for those who are not reached; it may be the first of all."""
-    config = NodeConfig(host=host, port=port, peers=peers, alone_ok=True)
+    config = NodeConfig(host=host, port=port, direct_port=0, peers=peers, alone_ok=True)
     alone = ipaddress.ip_address(config.host).is_loopback  # all peers are on this machine
     return config if alone else replace(config, reachability="public")
 

@@ -103,7 +103,13 @@ async def present(
     goal = Destination(options.bootstrap, options.run)
     if network.lan and not goal.addresses:
         goal = await _nearby(network.host, goal.run, home)
-    config = NodeConfig(host=network.host, port=network.port, peers=goal.addresses, reachability="ask")
+    config = NodeConfig(
+        host=network.host,
+        port=network.port,
+        direct_port=network.direct_port,
+        peers=goal.addresses,
+        reachability="ask",
+    )
     arrival = await stack.enter_async_context(arrived(config, home, goal.run))
     node, signed = arrival.node, arrival.signed
     run = home.run(signed)

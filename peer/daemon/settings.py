@@ -90,6 +90,7 @@ class WhenSection(_Section):
 class NetworkSection(_Section):
     host: str = "0.0.0.0"  # noqa: S104 - other peers must reach us
     port: Annotated[int, Field(ge=0, le=65535)] = 0
+    direct_port: Annotated[int, Field(ge=0, le=65535)] = 0
     lan: bool = False
 
 
@@ -127,7 +128,7 @@ class Settings(_Section):
 
 
 WITH_WORKER = ("node.name", "compute.device", "limits.nice", "limits.ram", "limits.gpu_memory", "limits.disk")
-AT_START = ("network.host", "network.port", "network.lan", "dashboard.listen")
+AT_START = ("network.host", "network.port", "network.direct_port", "network.lan", "dashboard.listen")
 KEYS = tuple(Settings().flat())
 
 

@@ -24,6 +24,7 @@ from hetpeer.peer.transport.pressure import Pressure
 
 TENSORS: Final = "hetpeer/1/tensors"
 LANES = 3
+"""Over libp2p; past it a TCP connection of its own fills the line, and several would be in each other's way."""
 GRACE_S = 1.5
 """A link may be away for so long before its tasks are sent elsewhere (a restart of p2pd)."""
 
@@ -154,15 +155,18 @@ class Link:
                     self._queue.put_back(parcel)
                     break
                 parcel = loaded
-            idle = min(self._lanes, key=_under_way)
-            if len(idle.outbox) and len(self._lanes) < LANES:
-                idle = self._open()
-            idle.send(parcel)
+            self._next_lane().send(parcel)
         frames = sum(len(lane.outbox) for lane in self._lanes)
         nbytes = sum(map(_under_way, self._lanes))
         self._owner.link_moved(self)
         if self._pressure.judge(self._queue.pools, frames, nbytes, self.rate):
             self._owner.link_pressed(self.peer_id, self._pressure.held)
+
+    def _next_lane(self) -> Channel:
+        """The one that has least under way; another one if all have something."""
+        most = 1 if self._node.reaches_directly(self.peer_id) else LANES
+        idle = min(self._lanes[:most], key=_under_way)
+        return self._open() if len(idle.outbox) and len(self._lanes) < most else idle
 
     def _open(self) -> Channel:
         lane = Channel(self.peer_id, self._key, self, payload_limit=0, lane=len(self._lanes))

@@ -21,6 +21,9 @@ class Loopback:
         self.ends: list[Stream] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def reaches_directly(self, _peer_id: str) -> bool:
+        return False
+
     async def open(self, _peer: str, protocol: str, *, timeout_s: float) -> Stream:
         self.opened += 1
         ends = []

@@ -1,0 +1,175 @@
+"""The door of direct streams: a TCP port with TLS, for peers that libp2p has introduced. Docs: links.md, "Direct lanes".
+
+Whoever asks over libp2p, which proves who it is, is told the port, the certificate that answers there and a ticket of its own. The ticket says
+at the door who comes; the certificate says to whoever comes that this is the peer that it asked. Both are of this process alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import hashlib
+import logging
+import secrets
+import socket
+import ssl
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from hetpeer.dht.errors import ProtocolError, RemoteError
+from hetpeer.dht.listener import Listener
+from hetpeer.dht.streams import Stream
+from hetpeer.dht.tasks import TaskSet
+from hetpeer.dht.wire import Wire
+
+PROTOCOL: Final = "hetpeer/1/direct"
+TICKET_BYTES = 32
+MAX_PROTOCOL = 255
+MAX_TICKETS = 4096
+"""Peers that may come in; who asked longest ago has to ask again."""
+MAX_UNKNOWN = 64
+"""Connections that have not shown a ticket yet."""
+INTRODUCTION_S = 5.0
+UNSENT = 256 * 1024
+"""Bytes that may wait in the kernel: what is urgent is not to stand behind more."""
+_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
+_YEARS = 100
+
+_log = logging.getLogger(__name__)
+
+
+class Door:
+    """Takes direct streams and hands them to `listener`, as p2pd does."""
+
+    def __init__(self, host: str, port: int, listener: Listener) -> None:
+        self._host = host
+        self._port = port
+        self._listener = listener
+        self._server: asyncio.Server | None = None
+        self._tickets: dict[str, bytes] = {}
+        self._peers: dict[bytes, str] = {}
+        self._print = b""
+        self._unknown = 0
+        self._tasks = TaskSet()
+
+    async def start(self) -> None:
+        """Listen. Raises `OSError`."""
+        certificate, key = _certificate()
+        self._print = hashlib.sha256(certificate.public_bytes(serialization.Encoding.DER)).digest()
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: Wire(self._enter),
+            self._host,
+            self._port,
+            ssl=_context(certificate, key),
+            ssl_handshake_timeout=INTRODUCTION_S,
+        )
+
+    @property
+    def port(self) -> int:
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def handle(self, stream: Stream) -> None:
+        """Answer one who asks how to come in; given to `Listener.serve`."""
+        await stream.receive(payload_limit=0, timeout_s=INTRODUCTION_S)
+        ticket = self._tickets.get(stream.peer_id)
+        if ticket is None:
+            while len(self._tickets) >= MAX_TICKETS:
+                del self._peers[self._tickets.pop(next(iter(self._tickets)))]
+            ticket = self._tickets[stream.peer_id] = secrets.token_bytes(TICKET_BYTES)
+            self._peers[ticket] = stream.peer_id
+        answer = {"port": self.port, "certificate": self._print, "ticket": ticket}
+        await stream.send(answer, timeout_s=INTRODUCTION_S)
+
+    async def close(self) -> None:
+        """Take no more. Idempotent."""
+        if self._server is not None:
+            self._server.close()
+        await self._tasks.close()
+
+    def _enter(self, wire: Wire) -> None:
+        if self._unknown >= MAX_UNKNOWN:
+            wire.abort("too many have not shown a ticket")
+            return
+        self._tasks.spawn(self._serve(wire), name="direct stream")
+
+    async def _serve(self, wire: Wire) -> None:
+        self._unknown += 1
+        try:
+            async with asyncio.timeout(INTRODUCTION_S):
+                head = await wire.read(TICKET_BYTES + 1)
+                protocol = (await wire.read(head[-1])).decode()
+        except (RemoteError, TimeoutError, UnicodeDecodeError) as error:
+            _log.debug("a direct stream without introduction: %s", error)
+            wire.abort()
+            return
+        except asyncio.CancelledError:
+            wire.abort()
+            raise
+        finally:
+            self._unknown -= 1
+        peer = self._peers.get(head[:TICKET_BYTES])
+        if peer is None:
+            _log.debug("a direct stream with a ticket that is none")
+            wire.abort()
+            return
+        prepare(wire)
+        await self._listener.carry(wire, peer, wire.remote, protocol)
+
+
+def prepare(wire: Wire) -> None:
+    """Of what is sent only a little waits in the kernel."""
+    sock = wire.socket
+    if sock is not None:
+        with suppress(OSError):  # not every system has it
+            sock.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, UNSENT)
+
+
+def invitation(header: Any, peer: str) -> tuple[int, bytes, bytes]:
+    """(port, certificate's SHA-256, ticket) out of what a door has answered. Raises `ProtocolError`."""
+    port, certificate, ticket = (header.get(name) for name in ("port", "certificate", "ticket"))
+    if not isinstance(port, int) or not 0 < port < 2**16:
+        raise ProtocolError("a door without a port", peer=peer)
+    if not isinstance(certificate, bytes) or len(certificate) != hashlib.sha256().digest_size:
+        raise ProtocolError("a door without a certificate", peer=peer)
+    if not isinstance(ticket, bytes) or len(ticket) != TICKET_BYTES:
+        raise ProtocolError("a door without a ticket", peer=peer)
+    return port, certificate, ticket
+
+
+def _certificate() -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """One that says nothing: it is known by its bytes."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "hetpeer")])
+    now = dt.datetime.now(dt.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=365 * _YEARS))
+        .sign(key, hashes.SHA256())
+    )
+    return made, key
+
+
+def _context(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> ssl.SSLContext:
+    """Python reads keys from files only: one that nobody else may read, gone at once."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    pem, encoding = serialization.PrivateFormat.PKCS8, serialization.Encoding.PEM
+    with tempfile.TemporaryDirectory(prefix="hetpeer-") as folder:
+        path = Path(folder) / "door.pem"
+        secret = key.private_bytes(encoding, pem, serialization.NoEncryption())
+        path.write_bytes(secret + certificate.public_bytes(encoding))
+        context.load_cert_chain(path)
+    return context

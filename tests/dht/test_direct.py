@@ -1,0 +1,211 @@
+"""Direct streams between real nodes on loopback, and what comes to a door that is no friend."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from hetpeer.dht.addresses import parse_address
+from hetpeer.dht.door import PROTOCOL, TICKET_BYTES
+from hetpeer.dht.errors import PeerLostError
+from hetpeer.dht.identity import Identity
+from hetpeer.dht.node import Node, NodeConfig
+from hetpeer.dht.streams import Stream
+
+pytestmark = [
+    pytest.mark.swarm,
+    pytest.mark.xdist_group("dht-network"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+ECHO, ELSE = "test/1/echo", "test/1/else"
+LIMIT = 64 << 20
+Two = tuple[Node, Node]
+
+
+async def echo(stream: Stream) -> None:
+    while True:
+        await stream.receive(timeout_s=30)
+        await stream.send({"from": stream.address}, await stream.receive_bytes(LIMIT))
+
+
+async def started(stack: AsyncExitStack, folder: Path, **config: object) -> Node:
+    node = await Node.start(NodeConfig(**{"direct_port": 0} | config), Identity.create(folder))
+    stack.push_async_callback(node.close)
+    node.may_go_directly(ECHO)
+    await node.serve(ECHO, echo)
+    await node.serve(ELSE, echo)
+    return node
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def two(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Two]:
+    folder = tmp_path_factory.mktemp("two")
+    async with AsyncExitStack() as stack:
+        one = await started(stack, folder / "one", alone_ok=True)
+        other = await started(stack, folder / "other", peers=(parse_address(one.addresses()[0]),))
+        yield one, other
+
+
+async def asked(stream: Stream, data: bytes) -> bytes:
+    await stream.send({}, data)
+    await stream.receive(timeout_s=20)
+    return bytes(await stream.receive_bytes(LIMIT, timeout_s=20))
+
+
+async def asked_without_end(stream: Stream) -> None:
+    while True:
+        await asked(stream, b"x")
+
+
+async def found(node: Node, peer: str) -> None:
+    """Return when `node` sends to `peer` past libp2p."""
+    async with asyncio.timeout(10):
+        while not node._direct.leads_to(peer):
+            async with await node.open(peer, ECHO) as stream:
+                await asked(stream, b"over libp2p")
+            await asyncio.sleep(0.02)
+
+
+async def test_streams_leave_libp2p_once_the_door_has_opened(two: Two) -> None:
+    one, other = two
+    begun = await other.open(one.peer_id, ECHO)
+    with pytest.raises(PeerLostError):
+        await asked_without_end(begun)  # it is cut, for its owner to open it again
+    async with await other.open(one.peer_id, ECHO) as stream:
+        data = bytes(range(256)) * (1 << 13)
+        assert await asked(stream, data) == data
+        assert await asked(stream, b"") == b""
+        await stream.send({}, b"y")
+        assert (await stream.receive()).header["from"].startswith("/ip4/127.0.0.1/tcp/")
+        await stream.skip()
+    async with await other.open(one.peer_id, ELSE) as stream:  # not one of those that may
+        assert stream._wire.socket.family.name == "AF_UNIX"
+
+
+async def test_what_has_gone_directly_goes_over_libp2p_when_the_door_is_closed(
+    two: Two, tmp_path: Path
+) -> None:
+    _, other = two
+    async with AsyncExitStack() as stack:
+        third = await started(stack, tmp_path / "third", peers=(parse_address(two[0].addresses()[0]),))
+        await other.connect(parse_address(third.addresses()[0]))
+        await found(other, third.peer_id)
+        await third._direct._door.close()
+        async with await other.open(third.peer_id, ECHO) as stream:
+            assert await asked(stream, b"still here") == b"still here"
+        assert not other._direct.leads_to(third.peer_id)
+
+
+async def test_a_node_without_a_door_is_reached_over_libp2p(two: Two, tmp_path: Path) -> None:
+    one, _ = two
+    async with AsyncExitStack() as stack:
+        closed = await started(
+            stack, tmp_path / "closed", peers=(parse_address(one.addresses()[0]),), direct_port=None
+        )
+        async with await one.open(closed.peer_id, ECHO) as stream:
+            for _ in range(20):
+                assert await asked(stream, b"x") == b"x"
+        assert not one._direct.leads_to(closed.peer_id)
+        await found(closed, one.peer_id)  # it has no door itself, but others' are open to it
+
+
+async def test_a_sleep_of_the_machine_breaks_direct_streams_too(two: Two) -> None:
+    one, other = two
+    await found(other, one.peer_id)
+    stream = await other.open(one.peer_id, ECHO)
+    other._direct.cut()
+    with pytest.raises(PeerLostError):
+        await asked(stream, b"x")
+
+
+# ── who is not to be let in, or not to be trusted ────────────────────────────────────────────────────────────────────
+
+
+async def test_somebody_else_who_answers_at_the_door_gets_nothing(two: Two) -> None:
+    one, other = two
+    await found(other, one.peer_id)
+    direct = other._direct
+    lead = direct._leads[one.peer_id]
+    with pytest.raises(PeerLostError, match="somebody else answers"):
+        await direct._dial(replace(lead, certificate=bytes(32)), one.peer_id, ECHO, 5.0)
+
+
+async def test_nobody_comes_in_without_a_ticket(two: Two) -> None:
+    one, other = two
+    await found(other, one.peer_id)
+    direct = other._direct
+    lead = direct._leads[one.peer_id]
+    stream = await direct._dial(replace(lead, ticket=bytes(TICKET_BYTES)), one.peer_id, ECHO, 5.0)
+    with pytest.raises(PeerLostError):
+        await asked(stream, b"x")
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(3), bytes(TICKET_BYTES) + b"\xff" + b"\xff" * 255]
+)
+async def test_whatever_comes_to_the_door_others_are_served(two: Two, said: bytes) -> None:
+    one, other = two
+    await found(other, one.peer_id)
+    lead = other._direct._leads[one.peer_id]
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    for encrypted in (context, None):
+        _, writer = await asyncio.open_connection(lead.host, lead.port, ssl=encrypted)
+        writer.write(said)
+        writer.close()
+    async with await other.open(one.peer_id, ECHO) as stream:
+        assert await asked(stream, b"x") == b"x"
+
+
+async def test_those_without_a_ticket_are_few_at_a_time(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = two
+    await found(other, one.peer_id)
+    lead = other._direct._leads[one.peer_id]
+    monkeypatch.setattr("hetpeer.dht.door.MAX_UNKNOWN", 1)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    silent = await asyncio.open_connection(lead.host, lead.port, ssl=context)
+    async with asyncio.timeout(5):
+        while not one._direct._door._unknown:
+            await asyncio.sleep(0.01)
+    reader, writer = await asyncio.open_connection(lead.host, lead.port, ssl=context)
+    with pytest.raises((ConnectionError, ssl.SSLError, asyncio.IncompleteReadError)):
+        await reader.readexactly(1)
+    for one_writer in (silent[1], writer):
+        one_writer.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"port": 0},
+        {"port": "x"},
+        {"port": 1, "certificate": b"x"},
+        {"port": 1, "certificate": bytes(32), "ticket": b""},
+    ],
+)
+async def test_an_answer_that_is_none_is_an_offence(
+    two: Two, tmp_path: Path, wrong: dict[str, object]
+) -> None:
+    one, _ = two
+
+    async def lies(stream: Stream) -> None:
+        await stream.receive(timeout_s=5)
+        await stream.send(wrong)
+
+    async with AsyncExitStack() as stack:
+        liar = await started(stack, tmp_path / "liar", peers=(parse_address(one.addresses()[0]),))
+        await liar.serve(PROTOCOL, lies)
+        async with await one.open(liar.peer_id, ECHO) as stream:
+            async with asyncio.timeout(10):
+                while liar.peer_id not in one.strikes():
+                    assert await asked(stream, b"x") == b"x"
+    assert one.strikes()[liar.peer_id] == {"malformed": 1}
