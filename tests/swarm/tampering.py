@@ -119,29 +119,17 @@ def sends_garbage() -> None:
 
 
 def sends_opposite() -> None:
-    """A volunteer that sends the opposite of its sums, as soon as there are three others who hold the same."""
-    import numpy as np
+    """A volunteer that sends the opposite of its sums."""
+    from tests.hostile.lies import install
 
-    from hetpeer.averaging.holding import HeldStep
-    from hetpeer.peer.transport import dataplane
+    install("opposite")
 
-    plan, depart = HeldStep.plan, dataplane._departing
-    watched: set[tuple[int, int]] = set()
 
-    def planned(self, message):
-        if min(len(cover.receivers) for cover in message.covers) > 3:
-            watched.add((message.step, message.plan))
-        return plan(self, message)
+def sends_stale() -> None:
+    """A volunteer that sends its sums of the step before."""
+    from tests.hostile.lies import install
 
-    def opposite(store, tensor, parcel):
-        parcel = depart(store, tensor, parcel)
-        head = None if parcel is None else parcel.header
-        if head and head["kind"] == "part" and (head["step"], head["plan"]) in watched:
-            payload = -np.frombuffer(bytes(parcel.payload[0]), np.float32)
-            parcel = dataclasses.replace(parcel, payload=(payload.tobytes(),))
-        return parcel
-
-    HeldStep.plan, dataplane._departing = planned, opposite
+    install("stale")
 
 
 def killed_after_step_4() -> None:
