@@ -122,14 +122,14 @@ def sends_opposite() -> None:
     """A volunteer that sends the opposite of its sums."""
     from tests.hostile.lies import install
 
-    install("opposite")
+    install(lambda _me: "opposite")
 
 
 def sends_stale() -> None:
     """A volunteer that sends its sums of the step before."""
     from tests.hostile.lies import install
 
-    install("stale")
+    install(lambda _me: "stale")
 
 
 def killed_after_step_4() -> None:
