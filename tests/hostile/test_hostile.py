@@ -116,11 +116,11 @@ async def test_whose_part_of_a_sum_is_none_has_to_come_back(swarm: Swarm, refere
 
 
 async def test_bundles_that_cannot_be_read(swarm: Swarm) -> None:
-    """Noise instead of an encoded bundle: dropped and counted, asked for again, and the run goes on."""
+    """Noise instead of an encoded bundle: dropped and counted, and the coordinator hears of it at once: it need not get impatient."""
     links = LinkSettings(codec="topk-int8", ratio=12.0, adaptive=False)
     training = swarm.run.manifest.training.model_copy(update={"steps": 6})
     swarm.run = resign(swarm.run, links=links, training=training)
-    bootstrap = await swarm.bootstrap()
+    bootstrap = await swarm.bootstrap(before="never_impatient")
     volunteers = [swarm.volunteer("a", before="sends_garbage"), swarm.volunteer("b")]
     await swarm.finished(bootstrap, *volunteers, within_s=120.0)
     assert "(unreadable)" in volunteers[1].said

@@ -191,6 +191,13 @@ def soon_calm() -> None:
     proposing.LOOK_S, proposing.SETTLED_S = 1.0, 5.0
 
 
+def never_impatient() -> None:
+    """A coordinator that hands nothing out again only because time has passed."""
+    from hetpeer.bootstrap.training import CoordinatedStep
+
+    CoordinatedStep.is_overdue = lambda self, now: False
+
+
 def hasty_stand_in() -> None:
     """A reliable peer that waits for others for a second only, once a step has begun."""
     from hetpeer.peer.reliable import standin
