@@ -33,12 +33,14 @@ from tests.swarm.swarm import Child, Swarm, resign
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
 OPENING = {"key": "stranger", "has": 0, "begun": False}
+SOON_S = 10.0
+"""What takes a moment, on a machine that has other things to do."""
 
 
 async def hung_up(node: Node, peer: str, protocol: str, *frames: tuple[dict[str, Any], bytes]) -> bool:
-    """Send frames on a stream of its own. Whether the other side ended it within two seconds."""
+    """Send frames on a stream of its own. Whether the other side ended it soon."""
     try:
-        async with asyncio.timeout(2.0), await node.open(peer, protocol) as stream:
+        async with asyncio.timeout(SOON_S), await node.open(peer, protocol) as stream:
             for header, payload in frames:
                 await stream.send(header, payload)
             while True:
@@ -94,13 +96,14 @@ async def with_liar(swarm: Swarm, wrong: str) -> tuple[list[Child], Child]:
     """The bootstrap node and three honest volunteers for two places, and one that is `wrong`, which comes first."""
     bootstrap = await swarm.bootstrap()
     liar = swarm.volunteer("liar", before=wrong)
+    await liar.blocks()  # or the run might be over before it has come
     return [bootstrap, *map(swarm.volunteer, "abc")], liar
 
 
 async def test_who_sends_rubbish_for_ever_is_gone_around(swarm: Swarm, reference: ReferenceRun) -> None:
     """In the place of somebody honest: nothing halts, and the rest of the run is trained without it."""
     (bootstrap, *honest), liar = await with_liar(swarm, "sends_nan_for_ever")
-    await swarm.finished(bootstrap, *honest)
+    await swarm.finished(bootstrap, *honest, within_s=120.0)
     said = "".join(one.said for one in honest)
     assert "(not finite)" in said
     assert set(re.findall(r"(\w+) is refused for", said)) <= {liar.peer_id[-6:]}
@@ -109,7 +112,7 @@ async def test_who_sends_rubbish_for_ever_is_gone_around(swarm: Swarm, reference
 
 async def test_whose_part_of_a_sum_is_none_has_to_come_back(swarm: Swarm, reference: ReferenceRun) -> None:
     (bootstrap, *honest), liar = await with_liar(swarm, "sends_nan_parameters")
-    await swarm.finished(bootstrap, *honest, liar)
+    await swarm.finished(bootstrap, *honest, liar, within_s=120.0)
     accused = {r["peer"] for r in swarm.records("gone") if r["why"].endswith("its gradients are not finite")}
     assert accused == {liar.peer_id}
     swarm.exact(reference)
@@ -154,10 +157,10 @@ async def disturb_volunteer(node: Node, volunteer: Child) -> None:
     for frame in (short, encoded, spendthrift):
         assert await hung_up(node, peer, TENSORS, (OPENING, b""), frame)
     assert await hung_up(node, peer, TENSORS, ({"key": 5}, b""))
-    assert await dripping <= 10.0
+    assert await dripping <= 2 * SOON_S
     for kind in ("length", "codec", "flood", "malformed", "drip"):
-        await volunteer.says(f"({kind})", 2.0)
-    await volunteer.says("is refused for 60 s", 2.0)
+        await volunteer.says(f"({kind})", SOON_S)
+    await volunteer.says("is refused for 60 s", SOON_S)
     for _ in range(50):
         assert await hung_up(
             node, peer, TENSORS, (OPENING, b""), tensor(peer, block=block, payload=b"x" * (1 << 20))
