@@ -30,7 +30,7 @@ test: setup
 	$(PY) -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m 'not grid and not alone'
 	$(PY) -m pytest -q -m alone
 
-# Every decoder of bytes from outside, a million times each: three quarters of an hour.
+# Every decoder of bytes from outside, a million times each: hours. Interrupted, it goes on where it was (fuzz-run).
 fuzz: setup
 	$(PY) -m pip install -q -c constraints.txt -e '.[fuzz]'
 	$(PY) -m benchmarks.fuzz
