@@ -28,6 +28,7 @@ from hetpeer.dht.streams import Stream
 from hetpeer.peer.transport.dataplane import TENSORS
 from hetpeer.peer.transport.pressure import ACTIVATIONS
 from hetpeer.stages.execution.routes import Hop
+from tests.hostile.stranger import PAUSE_S
 from tests.swarm.conftest import STEPS
 from tests.swarm.swarm import Child, Swarm, resign
 
@@ -86,6 +87,7 @@ async def test_a_stranger_talks_nonsense(swarm: Swarm, reference: ReferenceRun, 
         worker.resume()
         while swarm.version < STEPS:
             await hung_up(node, coordinator, CONTROL, (OPENING, b""), ({"n": 1, "a": 0, "m": {}}, b"\x01"))
+            await asyncio.sleep(PAUSE_S)
         await swarm.finished(bootstrap, *volunteers)
     finally:
         await node.close()
