@@ -43,10 +43,14 @@ class Load:
         return max(self.elements, 1) * max(others - (peer in self.senders), FREE)
 
 
-def divide(loads: Mapping[int, Load], uplinks: Mapping[str, float]) -> dict[int, tuple[tuple[str, int], ...]]:
+def divide(
+    loads: Mapping[int, Load], uplinks: Mapping[str, float], *, guarded: bool = False
+) -> dict[int, tuple[tuple[str, int], ...]]:
     """Block → (reducer, share) in the order of its receivers; shares are relative to their sum.
 
-    `uplinks` is bytes/s, or any unit; 0 where it is not known, which is taken for the middle of those that are.
+    `uplinks` is bytes/s, or any unit; 0 where it is not known, which is taken for the middle of those that are. `guarded`: nobody gets less than
+    half of an equal share, nor more than two, whatever is said of uplinks: who reduced all by itself would show nobody its own part, and one alone that
+    received the parts of others would be the only one who knows what they sent (spot checks, docs/trust.md).
     """
     known = [rate for rate in uplinks.values() if rate > 0]
     usual = median(known) if known else 1.0
@@ -68,7 +72,8 @@ def divide(loads: Mapping[int, Load], uplinks: Mapping[str, float]) -> dict[int,
             moved = max(moved, *(abs(after.get(p, 0.0) - before.get(p, 0.0)) for p in before.keys() | after))
         if moved < STILL:
             break
-    return {block: _whole(load.receivers, shares[block]) for block, load in loads.items()}
+    bounds = (PARTS // 2, 2 * PARTS) if guarded else (0, None)
+    return {block: _whole(load.receivers, shares[block], *bounds) for block, load in loads.items()}
 
 
 def _fill(load: Load, busy: Mapping[str, float], rates: Mapping[str, float]) -> dict[str, float]:
@@ -88,6 +93,8 @@ def _fill(load: Load, busy: Mapping[str, float], rates: Mapping[str, float]) -> 
     return {peer: (rates[peer] * done - busy[peer]) / load.reducing(peer) for peer in filled}
 
 
-def _whole(peers: Sequence[str], shares: Mapping[str, float]) -> tuple[tuple[str, int], ...]:
-    parts = [(peer, round(PARTS * len(peers) * shares.get(peer, 0.0))) for peer in peers]
-    return tuple((peer, share) for peer, share in parts if share)
+def _whole(
+    peers: Sequence[str], shares: Mapping[str, float], least: int, most: int | None
+) -> tuple[tuple[str, int], ...]:
+    parts = [(peer, max(round(PARTS * len(peers) * shares.get(peer, 0.0)), least)) for peer in peers]
+    return tuple((peer, share if most is None else min(share, most)) for peer, share in parts if share)

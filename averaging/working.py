@@ -233,6 +233,13 @@ class Working:
 
         return self._take(origin, handle, accept)
 
+    def unread(self, origin: Origin, microbatch: int, border: int, why: str, *, back: bool) -> list[Effect]:
+        """An activation over `border`, or the gradient that comes `back`, is none: `origin.sender` is named, and it is to come another way."""
+        step = self._at_origin(origin)
+        if step is None or step.due(origin) is not Due.NOW:
+            return []
+        return step.absorb(step.pipeline.unread(microbatch, border, origin.sender, why, back=back))
+
     def part(self, origin: Origin, block: int, index: int, handle: Handle) -> list[Effect]:
         """A holder's slot, one shard of it, for us to sum."""
         return self._take(origin, handle, lambda step: step.part(origin.sender, block, index, handle))

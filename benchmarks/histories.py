@@ -13,7 +13,6 @@ Where a hundred thousand take too long at a time, `--seed 50000 --count 50000` d
 from __future__ import annotations
 
 import gc
-import json
 import sys
 import time
 from collections import Counter
@@ -23,9 +22,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from blake3 import blake3
-
 from benchmarks import report
+from benchmarks.journal import Journal, sources
 from hetpeer.averaging.member import Phase
 from hetpeer.bootstrap.decisions import State
 from hetpeer.dht.processes import dying_with_us
@@ -96,58 +94,28 @@ def possible() -> list[str]:
     )
 
 
-def sources() -> str:
-    """Hash of all modules of hetpeer that a history loads."""
-    simulate(0, Coverage(), faults=1)
-    modules = [module for name, module in sorted(sys.modules.items()) if name.partition(".")[0] == "hetpeer"]
-    files = [Path(module.__file__) for module in modules if module.__file__]
-    return blake3(b"".join(file.read_bytes() for file in files)).hexdigest()
-
-
-class Journal:
-    """The chunks that are done, one line each, of these sources and this kind of history alone."""
-
-    def __init__(self, path: Path, faults: int, overlapping: bool) -> None:
-        self._path = path
-        self._about = {"sources": sources(), "faults": faults, "overlapping": overlapping}
-        self.done: dict[int, Tally] = {}
-        """First seed → what came of its chunk."""
-        self.commits: set[str] = {report.commit()}
-        for line in path.read_text().splitlines() if path.exists() else ():
-            entry = json.loads(line)
-            if entry.pop("about") != self._about:
-                raise SystemExit(f"{path} is of other sources or other histories: remove it, or name another")
-            self.commits.add(entry.pop("commit"))
-            first, cells = entry.pop("first"), Counter(entry.pop("cells"))
-            self.done[first] = Tally(**entry, cells=cells)
-
-    def add(self, first: int, tally: Tally) -> None:
-        self.done[first] = tally
-        figures = {one.name: getattr(tally, one.name) for one in fields(tally)}
-        with self._path.open("a") as file:
-            file.write(
-                json.dumps({"about": self._about, "commit": report.commit(), "first": first, **figures})
-                + "\n"
-            )
-
-
 def measure(options: Any) -> dict[str, Any]:
-    journal = Journal(options.journal, options.faults, options.overlapping)
+    simulate(0, Coverage(), faults=1)  # loads all modules that a history needs
+    journal = Journal(
+        options.journal, sources=sources(), faults=options.faults, overlapping=options.overlapping
+    )
     firsts = range(options.seed, options.seed + options.count, CHUNK)
     with ProcessPoolExecutor(options.jobs, initializer=dying_with_us()) as pool:
         chunks = {
             pool.submit(some, first, CHUNK, options.faults, options.overlapping): first
             for first in firsts
-            if first not in journal.done
+            if str(first) not in journal.done
         }
         for chunk in as_completed(chunks):
             found = chunk.result()
-            journal.add(chunks[chunk], found)
+            figures = {one.name: getattr(found, one.name) for one in fields(found)}
+            journal.add(str(chunks[chunk]), figures)
             for seed, why in found.broken.items():
                 print(f"seed {seed}: {why}", file=sys.stderr, flush=True)
     tally = Tally()
     for first in firsts:
-        tally.add(journal.done[first])
+        figures = journal.done[str(first)]
+        tally.add(Tally(**(figures | {"cells": Counter(figures["cells"])})))
     return {
         "commits": sorted(journal.commits),
         "histories": tally.histories,

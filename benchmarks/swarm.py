@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hetpeer.bootstrap.create import create_run
 from hetpeer.bootstrap.manifest import sign
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.settings import AveragingSettings, LinkSettings, TrainingSettings
+from hetpeer.bootstrap.settings import AveragingSettings, LinkSettings, TrainingSettings, TrustSettings
 from hetpeer.dht.clock import SystemClock
 from hetpeer.peer.children import COMMAND, Child, end_all
 from hetpeer.peer.demo.feed import LedgerFeed
@@ -71,6 +71,7 @@ def make_run(
     seed: int,
     links: LinkSettings | None = None,
     averaging: AveragingSettings | None = None,
+    trust: TrustSettings | None = None,
 ) -> RunDirectory:
     """A run directory under `folder`, on the text of Python's library."""
     return create_run(
@@ -83,6 +84,7 @@ def make_run(
         training=training,
         links=links or LinkSettings(),
         averaging=averaging,
+        trust=trust,
     )
 
 
@@ -129,6 +131,8 @@ class Swarm:
         self.run = run
         self.feed = LedgerFeed(run.log_path, SystemClock())
         self.volunteers: dict[int, Child] = {}
+        self.at_liberty: set[int] = set()
+        """Volunteers that may end as they like."""
         self.bootstrap = bootstrap
         self.address = address
         self._folder = folder
@@ -187,6 +191,10 @@ class Swarm:
     def home(self, number: int) -> Path:
         return self._folder / f"home-{number}"
 
+    def said(self, number: int) -> str:
+        """All that volunteer `number` has said on its stderr so far."""
+        return (self._folder / f"volunteer-{number}.log").read_text(errors="replace")
+
     async def finished(self, numbers: Sequence[int], within_s: float) -> None:
         """Return when the bootstrap node and these volunteers have ended by themselves, else HP-DEMO-003.
 
@@ -206,7 +214,8 @@ class Swarm:
 
     def check(self) -> None:
         """Raises `LocalError` HP-DEMO-003 for a process that ended with an error."""
-        for child in (self.bootstrap, *self.volunteers.values()):
+        minded = [child for number, child in self.volunteers.items() if number not in self.at_liberty]
+        for child in (self.bootstrap, *minded):
             if child.status:
                 raise child.failure()
 
@@ -221,10 +230,21 @@ class Swarm:
 
     def stage_of(self, worker: psutil.Process) -> tuple[int, int]:
         """The blocks [begin, end) of a worker's volunteer, from its log. It has made an update."""
-        home = Path(worker.parent().environ()["HETPEER_HOME"])
-        lines = (home / "runs" / self.run.run_id / "events.jsonl").read_text().splitlines()
+        return self.blocks_of(Path(worker.parent().environ()["HETPEER_HOME"]))
+
+    def blocks_of(self, home: Path) -> tuple[int, int]:
+        """The same of whoever has its home there."""
+        lines = self._events_of(home).read_text().splitlines()
         blocks = {json.loads(line)["record"]["block"] for line in lines[-64:]}
         return min(blocks), max(blocks) + 1
+
+    def has_updated(self, number: int) -> bool:
+        """Whether volunteer `number` has made an update, and signed it."""
+        events = self._events_of(self.home(number))
+        return events.exists() and events.stat().st_size > 0
+
+    def _events_of(self, home: Path) -> Path:
+        return home / "runs" / self.run.run_id / "events.jsonl"
 
     def freeze(self) -> None:
         """Stop every process where it stands. For less than a lease (10 s)."""

@@ -27,10 +27,16 @@ Sums = tuple[str, tuple[int, ...]]
 
 
 class Reduce:
-    """Plans and votes. `uplinks` is what leaves each holder, in bytes/s; 0: not known."""
+    """Plans and votes. `uplinks` is what leaves each holder, in bytes/s; 0: not known. `guarded`: spot checks look at what reducers receive."""
 
     def __init__(
-        self, config: CoordinatorConfig, uplinks: Mapping[str, float], pace: Pace, now: float
+        self,
+        config: CoordinatorConfig,
+        uplinks: Mapping[str, float],
+        pace: Pace,
+        now: float,
+        *,
+        guarded: bool = False,
     ) -> None:
         self.plan = 0
         """The latest plan."""
@@ -43,6 +49,7 @@ class Reduce:
         self._config = config
         self._uplinks = uplinks
         self._pace = pace
+        self._guarded = guarded
         self._votes: dict[str, dict[int, m.BlockVote]] = {}
         self._late = 0
         self._split = 0
@@ -57,7 +64,7 @@ class Reduce:
         self.began_at = self._moved_at = now
         self._votes.clear()
         sizes = {block: self._config.costs[block].elements for block in sums}
-        covers = divided(sums, roster, sizes, self._config.ties, self._uplinks)
+        covers = divided(sums, roster, sizes, self._config.ties, self._uplinks, guarded=self._guarded)
         return {
             peer: tuple(
                 cover
@@ -153,13 +160,16 @@ def divided(
     sizes: Mapping[int, int],
     ties: Mapping[int, Sequence[int]],
     uplinks: Mapping[str, float],
+    *,
+    guarded: bool = False,
 ) -> list[m.Cover]:
     """Who adds how much of each of `sums` (block → in this order), and who gets it. `sizes` are the blocks' elements, `ties` the blocks that share
-    a parameter with one; `uplinks` as in `Reduce`.
+    a parameter with one; `uplinks` and `guarded` as in `Reduce`.
     """
     holders = {b: sorted(p for p, (i, j) in roster.items() if i <= b < j) for b in sums}
     senders = {b: frozenset(peer for peer, _ in sums[b]) for b in sums}
-    shares = divide({b: Load(sizes[b], senders[b], tuple(holders[b])) for b in sums}, uplinks)
+    loads = {b: Load(sizes[b], senders[b], tuple(holders[b])) for b in sums}
+    shares = divide(loads, uplinks, guarded=guarded)
     observers = {
         block: sorted({p for other in ties.get(block, ()) for p in holders[other]} - set(holders[block]))
         for block in sums

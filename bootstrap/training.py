@@ -51,7 +51,8 @@ class CoordinatedStep:
         self.ledger = StepLedger(train, evaluation, members.blocks)
         self.sizes = dict(enumerate(config.sizes))
         """Training id → how many samples it has."""
-        self.reduce = Reduce(config, members.uplinks(), pace, now)
+        checked = config.checks is not None and config.checks.share > 0
+        self.reduce = Reduce(config, members.uplinks(), pace, now, guarded=checked)
         self.covers: Mapping[int, Sequence[Sums]] = {}
         """Block → whose slots, with which ids, the latest plan adds."""
         self.trouble: str | None = None

@@ -23,7 +23,8 @@ def sums_bytes(
     sums = {block: _sums(block, routes) for block in sizes}
     partners = {block: ties.partners(block) for block in sizes}
     sent: defaultdict[tuple[str, str], int] = defaultdict(int)
-    for cover in divided(sums, roster, sizes, partners, uplinks):
+    guarded = manifest.trust.spot_checks > 0
+    for cover in divided(sums, roster, sizes, partners, uplinks, guarded=guarded):
         for shard in shards_of(0, cover, sizes[cover.block]):
             count = shard.end - shard.begin
             nbytes = FLOAT_BYTES * count if codec.values is None else value_bytes(codec.values, count)

@@ -159,6 +159,17 @@ class StepWork:
             )
             self._start(read)
 
+    def unread(self, peer: str, head: ActivationHead | GradientHead, why: str) -> None:
+        """A bundle of `peer` is none. One of a spot check is nobody's but the check's, which lapses."""
+        origin = Origin(peer, head.incarnation, head.step_id, None)
+        match head:
+            case GradientHead():
+                self._perform(self._member.unread(origin, head.id, head.border, why, back=True))
+            case ActivationHead() if not (head.check or head.asks):
+                self._perform(self._member.unread(origin, head.id, head.route[0].begin, why, back=False))
+            case _:
+                pass
+
     def _bundle_or_shard(self, peer: str, head: Head, tensor: Tensor) -> None:
         plan = head.plan if isinstance(head, ShardHead) else None
         origin = Origin(peer, head.incarnation, head.step_id, plan)

@@ -225,6 +225,10 @@ class Volunteer:
         if not self._ended:
             self._steps.arrived(*tensor)
 
+    def unread(self, *bundle: Any) -> None:
+        if not self._ended:
+            self._steps.unread(*bundle)
+
     def nudged(self, peer: str, head: ActivationHead) -> None:
         origin = Origin(peer, head.incarnation, head.step_id)
         self.perform(self.member.nudge(origin, head.id, head.route, head.attempt))
@@ -326,7 +330,13 @@ class Volunteer:
             posts, schema, self._source, self.links, self._window, self.perform, self._plane.offended
         )
         transcoding = Transcoding(
-            posts, schema, self.links, self._node.peer_id, self._plane.send, self._plane.offended
+            posts,
+            schema,
+            self.links,
+            self._node.peer_id,
+            self._plane.send,
+            self._plane.offended,
+            self.unread,
         )
         reducing = Reducing(posts, schema, self.links, self._node.peer_id, self.perform)
         gate = DataGate(self._source, self._tasks)

@@ -53,6 +53,9 @@ class PlaneOwner(Protocol):
     def tensor_arrived(self, peer: str, head: Head, tensor: Tensor) -> None:
         """A tensor of `peer` is here."""
 
+    def unread(self, peer: str, head: ActivationHead | GradientHead, why: str) -> None:
+        """A bundle of `peer` is none by its length or its codec."""
+
     def nudged(self, peer: str, head: ActivationHead) -> None:
         """An activation that `peer` sends again waits for credit there."""
 
@@ -247,9 +250,12 @@ class DataPlane:
                 raise OffenceError(Kind.LENGTH, f"a nudge of {length} bytes", peer=peer)
             self._owner.nudged(peer, head)
             return
-        due = self._due_bytes(head, schema, peer)
-        if length != due:
-            raise OffenceError(Kind.LENGTH, f"a {head.kind} of {length} bytes, not {due}", peer=peer)
+        try:
+            self._must_fit(head, schema, peer, length)
+        except OffenceError as error:
+            if not isinstance(head, ShardHead):
+                self._owner.unread(peer, head, error.what)
+            raise
         pool, cost = pool_of(head), cost_of(head, length, schema, sending=False)
         lane.claim(pool, cost)
         try:
@@ -274,6 +280,12 @@ class DataPlane:
 
     def _meter_of(self, peer: str) -> Meter:
         return self._meters.setdefault(peer, Meter())
+
+    def _must_fit(self, head: Head, schema: Schema, peer: str, length: int) -> None:
+        """Raises `OffenceError` for a payload of another length than `head` must have."""
+        due = self._due_bytes(head, schema, peer)
+        if length != due:
+            raise OffenceError(Kind.LENGTH, f"a {head.kind} of {length} bytes, not {due}", peer=peer)
 
     def _due_bytes(self, head: Head, schema: Schema, peer: str) -> int:
         """The length of its payload, from our own graph and what the run's codec allows."""

@@ -25,15 +25,23 @@ WRONG_BYTES = ("HP-WIRE-001", "HP-NUM-001")
 BundleHead = ActivationHead | GradientHead
 Send = Callable[[str, BundleHead, Tensor], None]
 Offended = Callable[[str, ProtocolError], None]
+Unread = Callable[[str, BundleHead, str], None]
 
 _log = logging.getLogger(__name__)
 
 
 class Transcoding:
-    """Codecs of one place. `send` puts a tensor on the link to a peer, `offended` counts one that cannot be read."""
+    """Codecs of one place. `send` puts a tensor on the link to a peer, `offended` counts one that cannot be read, `unread` names the bundle and why."""
 
     def __init__(
-        self, posts: Posts, schema: Schema, book: LinkBook, me: str, send: Send, offended: Offended
+        self,
+        posts: Posts,
+        schema: Schema,
+        book: LinkBook,
+        me: str,
+        send: Send,
+        offended: Offended,
+        unread: Unread,
     ) -> None:
         self._posts = posts
         self._store = posts.store
@@ -42,6 +50,7 @@ class Transcoding:
         self._me = me
         self._send = send
         self._offended = offended
+        self._unread = unread
         self._sent: set[tuple[e.StepId, int, int]] = set()
         """Gradients that a residual has been taken from: a repeated one is sent without."""
 
@@ -110,7 +119,7 @@ class Transcoding:
     def into(
         self, step: e.StepId, peer: str, head: Head, tensor: Tensor, then: Callable[[Tensor], None]
     ) -> Answer:
-        """`then` gets what `peer` wrote into `tensor`. What cannot be read is dropped: it will be asked for again, or its plan made anew."""
+        """`then` gets what `peer` wrote into `tensor`. What cannot be read is dropped: a bundle comes another way, or the plan of a shard is made anew."""
         assert head.coded is not None
         layout = layout_of(self._schema, head)
         codec = Codec.of(head.coded.codec)
@@ -133,6 +142,8 @@ class Transcoding:
                 self._store.release(bundle)
                 if error.code in WRONG_BYTES:
                     self._offended(peer, OffenceError(Kind.UNREADABLE, error.what, peer=peer))
+                    if not isinstance(head, ShardHead):
+                        self._unread(peer, head, error.what)
                 return
             finally:
                 self._store.release(tensor)

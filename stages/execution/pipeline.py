@@ -164,6 +164,17 @@ class Pipeline:
         asked = [send for other in others for send in self._outputs.send(other)]
         return [*asked, *self._dispatch()]
 
+    def unread(self, microbatch: int, border: int, given: str, why: str, *, back: bool) -> list[Effect]:
+        """The peer `given` sent bytes over `border` that are no bundle: an activation, or the gradient that comes `back`. If it is missed here,
+        it is to come another way.
+        """
+        missed = (
+            self._tasks.awaiting(microbatch, border)
+            if back
+            else self._tasks.get(TaskKey(microbatch, border)) is None
+        )
+        return [ReportFailed(microbatch, why, given)] if missed else []
+
     # ── work done ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def forward_done(self, key: TaskKey, output: Handle | None, loss: float | None) -> list[Effect]:

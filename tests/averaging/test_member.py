@@ -412,6 +412,14 @@ def test_a_spoiled_slot_is_dropped_and_reported():
     assert (told.kind, told.id, len(told.why)) == ("failed", 0, 500)
 
 
+def test_who_sends_a_bundle_that_is_none_is_named_in_its_own_step_alone():
+    member = member_in(Phase.TRAINING)
+    (told,) = member.unread(Origin(ME, 7, STEP), 1, 0, "noise", back=False)
+    assert (told.message.kind, told.message.id, told.message.given) == ("failed", 1, ME)
+    assert member.unread(Origin(ME, 6, STEP), 1, 0, "noise", back=False) == [], "in a former life"
+    assert member.unread(Origin(ME, 7, OLD_STEP), 1, 0, "noise", back=False) == []
+
+
 def test_checkpoints_are_saved_from_the_version_that_was_asked_for():
     member = member_in(Phase.READY)
     assert member.receive(m.Save(line=LINE, version=3, blocks=(1,))) == [

@@ -62,6 +62,20 @@ def test_who_holds_more_reduces_less_of_it():
     assert shares[0].get("a", 0) < shares[0]["b"] == shares[0]["c"]
 
 
+def test_where_sums_are_checked_nobody_reduces_almost_all_or_almost_nothing():
+    """Whatever is said of uplinks, three others at least receive a part of everybody's."""
+    uplinks = {"a": 1e12, "b": 1.0, "c": 1.0, "d": 1.0}
+    loads = {0: load(100, *uplinks)}
+    assert [peer for peer, _ in divide(loads, uplinks)[0]] == ["a"]
+    assert divide(loads, uplinks, guarded=True)[0] == (
+        ("a", 2 * PARTS),
+        ("b", PARTS // 2),
+        ("c", PARTS // 2),
+        ("d", PARTS // 2),
+    )
+    assert divide(loads, {}, guarded=True) == divide(loads, {})
+
+
 rates = st.floats(1.0, 100.0)
 
 

@@ -6,7 +6,9 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.decisions import Halt, State
+from hetpeer.bootstrap.spotcheck import CheckRules
 from hetpeer.bootstrap.training import MAX_FAILURES
+from hetpeer.stages.execution.fingerprint import distance
 from tests.bootstrap.court import BLOCKS, Court, failed, kinds, objection, reducing, training
 
 
@@ -250,3 +252,17 @@ def test_one_volunteer_that_fails_again_and_again_does_not_halt_the_others():
 def test_a_sole_holder_has_three_tries():
     court = Court().begin("a")
     assert [isinstance(failed(court, "a")[-1], Halt) for _ in range(3)] == [False, False, True]
+
+
+@pytest.mark.parametrize(("share", "reducers"), [(0.0, ["a"]), (0.1, ["a", "b", "c", "d"])])
+def test_who_says_that_its_line_is_the_fastest_of_all_reduces_alone_but_where_sums_are_checked(
+    share, reducers
+):
+    court = Court(checks=CheckRules(share=share, draw=lambda: 0.9, distance=distance)).begin(*"abcd")
+    for peer in "abcd":
+        court.tell(peer, m.Paced(computing=0.0, links={}, uplink=1e12 if peer == "a" else 1.0))
+    court.commit(*"abcd")
+    court.count("b")
+    assert court.sent["b", "plan"].step == 1
+    for cover in court.sent["b", "plan"].covers:
+        assert [peer for peer, _ in cover.reducers] == reducers

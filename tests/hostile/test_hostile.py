@@ -28,17 +28,20 @@ from hetpeer.dht.streams import Stream
 from hetpeer.peer.transport.dataplane import TENSORS
 from hetpeer.peer.transport.pressure import ACTIVATIONS
 from hetpeer.stages.execution.routes import Hop
+from tests.hostile.stranger import PAUSE_S
 from tests.swarm.conftest import STEPS
 from tests.swarm.swarm import Child, Swarm, resign
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
 OPENING = {"key": "stranger", "has": 0, "begun": False}
+SOON_S = 10.0
+"""What takes a moment, on a machine that has other things to do."""
 
 
 async def hung_up(node: Node, peer: str, protocol: str, *frames: tuple[dict[str, Any], bytes]) -> bool:
-    """Send frames on a stream of its own. Whether the other side ended it within two seconds."""
+    """Send frames on a stream of its own. Whether the other side ended it soon."""
     try:
-        async with asyncio.timeout(2.0), await node.open(peer, protocol) as stream:
+        async with asyncio.timeout(SOON_S), await node.open(peer, protocol) as stream:
             for header, payload in frames:
                 await stream.send(header, payload)
             while True:
@@ -84,6 +87,7 @@ async def test_a_stranger_talks_nonsense(swarm: Swarm, reference: ReferenceRun, 
         worker.resume()
         while swarm.version < STEPS:
             await hung_up(node, coordinator, CONTROL, (OPENING, b""), ({"n": 1, "a": 0, "m": {}}, b"\x01"))
+            await asyncio.sleep(PAUSE_S)
         await swarm.finished(bootstrap, *volunteers)
     finally:
         await node.close()
@@ -94,13 +98,14 @@ async def with_liar(swarm: Swarm, wrong: str) -> tuple[list[Child], Child]:
     """The bootstrap node and three honest volunteers for two places, and one that is `wrong`, which comes first."""
     bootstrap = await swarm.bootstrap()
     liar = swarm.volunteer("liar", before=wrong)
+    await liar.blocks()  # or the run might be over before it has come
     return [bootstrap, *map(swarm.volunteer, "abc")], liar
 
 
 async def test_who_sends_rubbish_for_ever_is_gone_around(swarm: Swarm, reference: ReferenceRun) -> None:
     """In the place of somebody honest: nothing halts, and the rest of the run is trained without it."""
     (bootstrap, *honest), liar = await with_liar(swarm, "sends_nan_for_ever")
-    await swarm.finished(bootstrap, *honest)
+    await swarm.finished(bootstrap, *honest, within_s=120.0)
     said = "".join(one.said for one in honest)
     assert "(not finite)" in said
     assert set(re.findall(r"(\w+) is refused for", said)) <= {liar.peer_id[-6:]}
@@ -109,18 +114,18 @@ async def test_who_sends_rubbish_for_ever_is_gone_around(swarm: Swarm, reference
 
 async def test_whose_part_of_a_sum_is_none_has_to_come_back(swarm: Swarm, reference: ReferenceRun) -> None:
     (bootstrap, *honest), liar = await with_liar(swarm, "sends_nan_parameters")
-    await swarm.finished(bootstrap, *honest, liar)
+    await swarm.finished(bootstrap, *honest, liar, within_s=120.0)
     accused = {r["peer"] for r in swarm.records("gone") if r["why"].endswith("its gradients are not finite")}
     assert accused == {liar.peer_id}
     swarm.exact(reference)
 
 
 async def test_bundles_that_cannot_be_read(swarm: Swarm) -> None:
-    """Noise instead of an encoded bundle: dropped and counted, asked for again, and the run goes on."""
+    """Noise instead of an encoded bundle: dropped and counted, and the coordinator hears of it at once: it need not get impatient."""
     links = LinkSettings(codec="topk-int8", ratio=12.0, adaptive=False)
     training = swarm.run.manifest.training.model_copy(update={"steps": 6})
     swarm.run = resign(swarm.run, links=links, training=training)
-    bootstrap = await swarm.bootstrap()
+    bootstrap = await swarm.bootstrap(before="never_impatient")
     volunteers = [swarm.volunteer("a", before="sends_garbage"), swarm.volunteer("b")]
     await swarm.finished(bootstrap, *volunteers, within_s=120.0)
     assert "(unreadable)" in volunteers[1].said
@@ -154,10 +159,10 @@ async def disturb_volunteer(node: Node, volunteer: Child) -> None:
     for frame in (short, encoded, spendthrift):
         assert await hung_up(node, peer, TENSORS, (OPENING, b""), frame)
     assert await hung_up(node, peer, TENSORS, ({"key": 5}, b""))
-    assert await dripping <= 10.0
+    assert await dripping <= 2 * SOON_S
     for kind in ("length", "codec", "flood", "malformed", "drip"):
-        await volunteer.says(f"({kind})", 2.0)
-    await volunteer.says("is refused for 60 s", 2.0)
+        await volunteer.says(f"({kind})", SOON_S)
+    await volunteer.says("is refused for 60 s", SOON_S)
     for _ in range(50):
         assert await hung_up(
             node, peer, TENSORS, (OPENING, b""), tensor(peer, block=block, payload=b"x" * (1 << 20))

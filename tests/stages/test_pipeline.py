@@ -274,6 +274,18 @@ def test_a_failed_forward_is_reported_and_forgotten():
     assert core.idle
 
 
+def test_what_cannot_be_read_is_reported_with_its_sender_where_it_is_missed():
+    core = pipeline()
+    named = [p.ReportFailed(0, "noise", "first")]
+    assert core.unread(0, 2, "first", "noise", back=False) == named
+    forward(core)
+    assert core.unread(0, 2, "first", "noise", back=False) == [], "we have it already"
+    assert core.unread(0, 4, "last", "noise", back=True) == [p.ReportFailed(0, "noise", "last")]
+    core.gradient(0, 4, "grad")
+    assert core.unread(0, 4, "last", "noise", back=True) == []
+    assert core.unread(1, 4, "last", "noise", back=True) == [], "it was never sent on"
+
+
 def test_gradients_that_nobody_waits_for_are_released():
     core = pipeline()
     assert core.gradient(0, 4, "x") == [p.Release("x")]

@@ -76,10 +76,14 @@ def gives_up_soon() -> None:
 
 
 def _sends_once(wrong: Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]) -> None:
-    """The first part of a sum that leaves for somebody else is what `wrong` makes of it."""
+    """The first part of a sum that leaves for somebody else is what `wrong` makes of it. Of two holders the one with the faster line adds up all: this
+    one says that its own is slow, or its parts might never leave.
+    """
     from hetpeer.peer.transport import dataplane
+    from hetpeer.peer.transport.linkbook import LinkBook
 
-    depart, left = dataplane._departing, [1]
+    depart, paced, left = dataplane._departing, LinkBook.paced, [1]
+    LinkBook.paced = lambda self: paced(self).model_copy(update={"uplink": 1e5})
 
     def damaged(store, tensor, parcel):
         parcel = depart(store, tensor, parcel)
@@ -119,29 +123,17 @@ def sends_garbage() -> None:
 
 
 def sends_opposite() -> None:
-    """A volunteer that sends the opposite of its sums, as soon as there are three others who hold the same."""
-    import numpy as np
+    """A volunteer that sends the opposite of its sums."""
+    from tests.hostile.lies import install
 
-    from hetpeer.averaging.holding import HeldStep
-    from hetpeer.peer.transport import dataplane
+    install(lambda _me: "opposite")
 
-    plan, depart = HeldStep.plan, dataplane._departing
-    watched: set[tuple[int, int]] = set()
 
-    def planned(self, message):
-        if min(len(cover.receivers) for cover in message.covers) > 3:
-            watched.add((message.step, message.plan))
-        return plan(self, message)
+def sends_stale() -> None:
+    """A volunteer that sends its sums of the step before."""
+    from tests.hostile.lies import install
 
-    def opposite(store, tensor, parcel):
-        parcel = depart(store, tensor, parcel)
-        head = None if parcel is None else parcel.header
-        if head and head["kind"] == "part" and (head["step"], head["plan"]) in watched:
-            payload = -np.frombuffer(bytes(parcel.payload[0]), np.float32)
-            parcel = dataclasses.replace(parcel, payload=(payload.tobytes(),))
-        return parcel
-
-    HeldStep.plan, dataplane._departing = planned, opposite
+    install(lambda _me: "stale")
 
 
 def killed_after_step_4() -> None:
@@ -201,6 +193,13 @@ def soon_calm() -> None:
     from hetpeer.peer.reliable import proposing
 
     proposing.LOOK_S, proposing.SETTLED_S = 1.0, 5.0
+
+
+def never_impatient() -> None:
+    """A coordinator that hands nothing out again only because time has passed."""
+    from hetpeer.bootstrap.training import CoordinatedStep
+
+    CoordinatedStep.is_overdue = lambda self, now: False
 
 
 def hasty_stand_in() -> None:

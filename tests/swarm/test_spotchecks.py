@@ -1,5 +1,7 @@
 """Real volunteers whose numbers are checked by others (docs/trust.md)."""
 
+import pytest
+
 from hetpeer.bootstrap.replay import ReferenceRun
 from hetpeer.bootstrap.settings import TrustSettings
 from tests.swarm.swarm import Swarm, resign
@@ -7,13 +9,14 @@ from tests.swarm.swarm import Swarm, resign
 ALWAYS = TrustSettings(spot_checks=1.0)
 
 
-async def test_who_sends_the_opposite_of_its_sums_is_banned_and_nothing_of_it_counts(
-    swarm: Swarm, reference: ReferenceRun
+@pytest.mark.parametrize("wrong", ["sends_opposite", "sends_stale"])
+async def test_who_sends_other_sums_than_its_own_is_banned_and_nothing_of_it_counts(
+    swarm: Swarm, reference: ReferenceRun, wrong: str
 ) -> None:
     swarm.run = resign(swarm.run, trust=ALWAYS, layouts=(((0, 6),),))
     bootstrap = await swarm.bootstrap()
     honest = [swarm.volunteer(name) for name in "abc"]
-    liar = swarm.volunteer("d", before="sends_opposite")
+    liar = swarm.volunteer("d", before=wrong)
     await swarm.finished(bootstrap, *honest, within_s=120.0)
     (banned,) = swarm.records("banned")
     assert banned["peer"] == liar.peer_id

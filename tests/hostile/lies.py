@@ -1,0 +1,114 @@
+"""False sums of four kinds, of a volunteer that is honest otherwise: what spot checks are to find (docs/trust.md).
+
+    python -m tests.hostile.lies FILE join …
+
+They are finite and of the right size, and everybody gets the same, the liar included. Who lies, and how, FILE says: lines of a peer's id and a kind.
+Nobody does before three others hold all the same blocks: where nobody could be found out there is nothing to be measured. Each step in which it lies
+is a line on its stderr.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float32]
+
+OTHERS = 3
+"""Who check it, and decide."""
+NOISE = np.random.default_rng(0)
+SAID = re.compile(r"^a lie in step (\d+)$", re.MULTILINE)
+
+
+def _noise(sums: Vector, _before: Vector) -> Vector:
+    """Of the same norm: nobody needs to compute anything to make it, and no bound on norms finds it."""
+    return NOISE.normal(0.0, np.sqrt(np.mean(sums**2)), sums.shape).astype(np.float32)
+
+
+LIES: dict[str, Callable[[Vector, Vector], Vector]] = {
+    "opposite": lambda sums, _before: -sums,
+    "tenfold": lambda sums, _before: 10.0 * sums,
+    "noise": _noise,
+    "stale": lambda _sums, before: before,
+}
+"""Kind → what is sent in place of the sums, and of those of the step before."""
+
+
+class Liar:
+    """What one volunteer sends in place of its sums. `kind_of` says of its id how it lies now; empty: not at all."""
+
+    def __init__(self, kind_of: Callable[[str], str]) -> None:
+        self._kind_of = kind_of
+        self._plans: dict[tuple[int, int], str] = {}
+        """(step, plan) in which it lies → how."""
+        self._sums: dict[int, dict[int, Vector]] = {}
+        """Block → step → the true sums of the last two steps in which there were any, as far as they were sent; else zeros."""
+        self._told = -1
+
+    def planned(self, me: str, message: Any) -> None:
+        """A plan has come."""
+        kind = self._kind_of(me)
+        if kind and not message.group and min(len(cover.receivers) for cover in message.covers) > OTHERS:
+            self._plans[message.step, message.plan] = kind
+
+    def sends(self, head: Any, sums: Vector, elements: int) -> None:
+        """Put what is sent in the place of `sums`, a part of a block of so many `elements`. Before its second step it is honest: nothing is stale."""
+        steps = self._sums.setdefault(head.block, {})
+        place = slice(head.begin, head.end)
+        if head.step not in steps:
+            for past in list(steps)[:-1]:
+                del steps[past]
+            steps[head.step] = np.zeros(elements, np.float32)
+        steps[head.step][place] = sums
+        kind = self._plans.get((head.step, head.plan))
+        if kind is None or len(steps) < 2:
+            return
+        sums[:] = LIES[kind](sums.copy(), next(iter(steps.values()))[place])
+        if head.step != self._told:
+            self._told = head.step
+            print(f"a lie in step {head.step}", file=sys.stderr, flush=True)
+
+
+def install(kind_of: Callable[[str], str]) -> None:
+    """Change this process: it lies as `kind_of` says of its id."""
+    from hetpeer.averaging.holding import HeldStep
+    from hetpeer.peer.transport.dataplane import DataPlane
+
+    liar, plan, send = Liar(kind_of), HeldStep.plan, DataPlane.send
+
+    def planned(self: Any, message: Any) -> Any:
+        liar.planned(self._me, message)
+        return plan(self, message)
+
+    def sends(self: Any, peer: str, head: Any, tensor: Any) -> None:
+        if head.kind == "part":
+            sums = np.frombuffer(self._store.view(tensor), np.float32)
+            liar.sends(head, sums, self._schema.elements(head.block))
+        send(self, peer, head, tensor)
+
+    HeldStep.plan, DataPlane.send = planned, sends  # type: ignore[method-assign]
+
+
+def told_in(path: Path) -> Callable[[str], str]:
+    """Who lies how, as the file at `path` says by then."""
+    return lambda peer: dict(map(str.split, path.read_text().splitlines())).get(peer, "")
+
+
+def tell(path: Path, kinds: Mapping[str, str]) -> None:
+    """From now on these lie."""
+    fresh = path.with_suffix(".fresh")
+    fresh.write_text("".join(f"{peer} {kind}\n" for peer, kind in kinds.items()))
+    fresh.rename(path)
+
+
+if __name__ == "__main__":
+    from hetpeer.peer.cli.main import run
+
+    install(told_in(Path(sys.argv.pop(1))))
+    run()
