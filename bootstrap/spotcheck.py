@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.standing import Duty, Part
 
 UNDER_WAY = 2
 """So many microbatches a checker computes once more at a time: they are not in its window."""
@@ -83,6 +84,8 @@ class SpotCheck:
         """Who is convicted; of a dispute whoever stands against `peer`."""
         self.pieces: list[Piece] = []
         """All that `peer` counts, as far as it has been accepted."""
+        self.took_part: set[Duty] = set()
+        """Who was asked for something."""
         self._plan = 0
         """Under which all is shown."""
         self._asked: set[str] = set()
@@ -165,6 +168,7 @@ class SpotCheck:
         """All have computed: these of `reducers` are to show what they have received under `plan`."""
         self._plan = plan
         self._asked = {peer for peer in reducers if peer != self.peer}
+        self.took_part |= {(peer, Part.SHOWS) for peer in self._asked}
         return sorted(self._asked)
 
     def is_under(self, plan: int) -> bool:
@@ -192,6 +196,13 @@ class SpotCheck:
         for opinion in self.opinions:
             if opinion.peer == checker and self._received.keys() == self._asked:
                 opinion.marks = {_place(mark): mark.values for mark in marks}
+
+    @property
+    def silent(self) -> set[Duty]:
+        """Who has not shown what it was asked for."""
+        reducers = self._asked - self._received.keys()
+        checkers = {opinion.peer for opinion in self.opinions if opinion.marks is None}
+        return {(peer, Part.SHOWS) for peer in reducers or checkers}
 
     @property
     def complete(self) -> bool:

@@ -12,6 +12,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.decisions import Effect, Send
 from hetpeer.bootstrap.membership import Range
 from hetpeer.bootstrap.spotcheck import CheckRules, Piece, SpotCheck, Verdict
+from hetpeer.bootstrap.standing import Duty, Part, Standings
 from hetpeer.stages.execution.fingerprint import KEY_BYTES
 from hetpeer.stages.execution.routes import Hop, Route, rest_of
 
@@ -24,6 +25,7 @@ class SpotChecks:
     def __init__(
         self,
         rules: CheckRules | None,
+        standings: Standings,
         line: m.Line,
         step: int,
         roster: Mapping[str, Range],
@@ -32,6 +34,7 @@ class SpotChecks:
     ) -> None:
         self._ended: list[SpotCheck] = []
         self._rules = rules
+        self._standings = standings
         self._line, self._step = line, step
         self._roster = roster
         self._elements = elements
@@ -51,10 +54,11 @@ class SpotChecks:
         begin, end = self._roster[peer]
         others = [
             other
-            for other, (first, last) in sorted(self._roster.items())
+            for other, (first, last) in self._roster.items()
             if first <= begin and end <= last and other != peer and other not in without
         ]
-        return others[int(self._rules.draw() * len(others))] if others else None
+        best = self._standings.best(others)
+        return best[int(self._rules.draw() * len(best))] if best else None
 
     @property
     def over(self) -> bool:
@@ -74,7 +78,7 @@ class SpotChecks:
         if rules is None or not rules.share:
             return []
         if peer not in self._drawn:
-            self._drawn[peer] = rules.draw() < rules.share
+            self._drawn[peer] = self._standings.contributes(peer) or rules.draw() < rules.share
             if self._drawn[peer]:
                 self._unchecked[peer] = []
         pieces = _pieces(contents, refused)
@@ -112,14 +116,19 @@ class SpotChecks:
         told: list[Effect] = []
         for opinion in check.opinions:
             for piece in opinion.next():
-                before = self._trodden(piece.id)
-                route = (Hop(opinion.peer, piece.begin, piece.end), *rest_of(before, piece.end))
-                lender = _holder(before, piece.begin - 1) if piece.begin else opinion.peer
+                lender, route = self._way(piece, opinion.peer)
                 task = m.Task(id=piece.id, route=route)
+                check.took_part |= _duties(lender, route)
                 told.append(
                     Send(lender, m.Check(line=self._line, step=self._step, check=check.number, tasks=(task,)))
                 )
         return told
+
+    def _way(self, piece: Piece, checker: str) -> tuple[str, Route]:
+        """Who has what `piece` is computed from, and how it goes from there over `checker`."""
+        before = self._trodden(piece.id)
+        route = (Hop(checker, piece.begin, piece.end), *rest_of(before, piece.end))
+        return _holder(before, piece.begin - 1) if piece.begin else checker, route
 
     def lost(self, peer: str) -> None:
         """What `peer` had counted does not count any more, or it has left."""
@@ -128,8 +137,8 @@ class SpotChecks:
             if check.open and (peer == check.peer or peer in check.checkers):
                 self._end(check, Verdict.LAPSED)
 
-    def _end(self, check: SpotCheck, verdict: Verdict) -> None:
-        check.end(verdict)
+    def _end(self, check: SpotCheck, verdict: Verdict, culprit: str = "") -> None:
+        check.end(verdict, culprit)
         self._ended.append(check)
 
     # ── compared ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -149,10 +158,18 @@ class SpotChecks:
         for check in self._checks.values():
             if not check.open or check.asks:
                 continue
-            if not check.is_of(covers) or not check.pieces:
+            if not check.is_of(covers) or not check.pieces or self._is_hopeless(check):
                 self._end(check, Verdict.LAPSED)
             elif check.computed:
-                asked = check.ask(plan, {peer for block in check.blocks for peer in reducers[block]})
+                asked = check.ask(
+                    plan,
+                    {
+                        peer
+                        for block in check.blocks
+                        for peer in reducers[block]
+                        if not self._standings.is_mute(peer)
+                    },
+                )
                 if not asked:
                     self._end(check, Verdict.LAPSED)  # it reduces all that it sends
                 effects += [Send(to, self._show(check, plan, peer=check.peer)) for to in asked]
@@ -181,15 +198,22 @@ class SpotChecks:
 
     def _judge(self, check: SpotCheck) -> list[Effect]:
         assert self._rules is not None
-        if check.judge(self._rules.tolerance, self._rules.distance) is not Verdict.OPEN:
-            self._ended.append(check)
+        verdict = check.judge(self._rules.tolerance, self._rules.distance)
+        third = None
+        if verdict is Verdict.OPEN:
+            third = self._somebody(check.peer, (*check.checkers, *self._suspects(check)))
+        if third is not None:
+            check.third(third)
+            return self._lend(check)
+        self._standings.answered(check.took_part)
+        if verdict is Verdict.PASSED:
+            self._standings.passed((check.peer, *check.checkers))
+        elif verdict in (Verdict.OPEN, Verdict.DISPUTED):
+            self._end(check, Verdict.DISPUTED, check.culprit or check.checkers[0])
+            self._standings.disputed(check.peer, check.culprit)
             return []
-        third = self._somebody(check.peer, (*check.checkers, *self._suspects(check)))
-        if third is None:
-            self._end(check, Verdict.DISPUTED)
-            return []
-        check.third(third)
-        return self._lend(check)
+        self._ended.append(check)
+        return []
 
     def _suspects(self, check: SpotCheck) -> set[str]:
         """Who is known to have given false numbers in this step."""
@@ -199,12 +223,35 @@ class SpotChecks:
         """They have been waited for long enough."""
         for check in self._checks.values():
             if check.open:
+                self._standings.lapsed(self._waited_for(check))
                 self._end(check, Verdict.LAPSED)
+
+    def _waited_for(self, check: SpotCheck) -> set[Duty]:
+        """Who may hold `check` up: whether a checker has got what it needs, of a lender and of whoever has the gradient, nobody else knows."""
+        if check.computed:
+            return check.silent
+        ways = [self._way(piece, by.peer) for by in check.opinions for piece in by.under_way]
+        return {duty for way in ways for duty in _duties(*way)}
+
+    def _is_hopeless(self, check: SpotCheck) -> bool:
+        """Whether it waits for somebody who has left, or is known not to answer."""
+        if check.computed:
+            return False
+        return any(
+            peer not in self._roster or self._standings.is_mute(peer) for peer, _ in self._waited_for(check)
+        )
 
 
 def _holder(route: Route, block: int) -> str:
     """Who runs `block` on it."""
     return next(hop.peer for hop in route if hop.begin <= block < hop.end)
+
+
+def _duties(lender: str, route: Route) -> set[Duty]:
+    """Whom it takes to compute a piece once more: who lends what enters `route`, who computes, and who answers with the gradient."""
+    checker, *after = (hop.peer for hop in route[:2])
+    lends = {(lender, Part.LENDS)} if lender != checker else set()
+    return {(checker, Part.CHECKS), *lends, *((peer, Part.ANSWERS) for peer in after)}
 
 
 def _pieces(contents: Iterable[m.Contents], refused: Collection[int]) -> list[Piece]:

@@ -79,6 +79,7 @@ class CoordinatedStep:
         )
         self.checks = SpotChecks(
             config.checks,
+            reign.standings,
             self.line,
             self.number,
             self.roster,

@@ -57,7 +57,9 @@ class SwarmConfig:
     check_share: float = 0.0
     """Of contributions that are computed once more by another."""
     lies: Mapping[str, str] = field(default_factory=dict)
-    """Volunteer → what is false of it: what it "sends", what it computes for a "check", or what it has "received"."""
+    """Volunteer → what is false of it: what it "sends", what it computes for a "check", or what it has "received"; or it "refuses" to check, or
+    "hides" what it has received.
+    """
     arranged_s: float = 0.0
     """Another division of the blocks is proposed so often; 0: never."""
 

@@ -4,6 +4,7 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.spotcheck import Piece, SpotCheck, Verdict
+from hetpeer.bootstrap.standing import Part
 
 TRUE, FALSE, OTHER = b"true", b"false", b"other"
 KEYS = {"r1": b"1", "r2": b"2"}
@@ -72,6 +73,18 @@ def test_a_checker_has_two_at_a_time_and_counts_what_it_was_asked():
     assert one.done("a", 1, 0)
     assert not one.done("a", 1, 0), "once"
     assert [piece.id for piece in opinion.next()] == [2]
+
+
+def test_it_knows_who_has_not_shown_anything():
+    one = check({"r1": TRUE, "r2": TRUE}, TRUE)
+    assert one.silent == set()
+    one.void()
+    one.ask(4, KEYS)
+    one.received("r1", (mark("r1", TRUE),))
+    assert one.silent == {("r2", Part.SHOWS)}
+    one.received("r2", ())
+    assert one.silent == {("a", Part.SHOWS)}
+    assert one.took_part == {(peer, Part.SHOWS) for peer in KEYS}
 
 
 def test_it_is_of_exactly_what_the_plan_adds():

@@ -1,0 +1,86 @@
+"""Who is asked to check, and who is checked in any case."""
+
+from hetpeer.bootstrap.standing import DISPUTES, LAPSES, MAX_PEERS, RECENT, WATCHED, Part, Standings
+
+
+def watched(standings, peer, contributions=2 * WATCHED):
+    return [standings.contributes(peer) for _ in range(contributions)].count(True)
+
+
+def lapse(standings, *peers, times=LAPSES):
+    for _ in range(times):
+        standings.lapsed([(peer, Part.CHECKS) for peer in peers])
+
+
+def test_who_lets_three_checks_in_a_row_lapse_is_not_asked_again_and_is_checked_for_a_while():
+    standings = Standings()
+    lapse(standings, "a", times=LAPSES - 1)
+    assert standings.best("ab") == ["a", "b"]
+    standings.answered([("a", Part.CHECKS)])
+    lapse(standings, "a", times=LAPSES - 1)
+    assert not watched(standings, "a"), "not in a row"
+    lapse(standings, "a", times=1)
+    assert standings.is_mute("a")
+    assert standings.best("ab") == ["b"]
+    assert standings.best("a") == []
+    standings.answered([("a", Part.CHECKS)])
+    assert standings.is_mute("a")
+    assert watched(standings, "a") == WATCHED
+    lapse(standings, "a")
+    assert not watched(standings, "a"), "nobody has waited for it again"
+
+
+def test_who_shows_or_lends_has_not_checked_yet():
+    standings = Standings()
+    for _ in range(LAPSES):
+        assert not standings.is_mute("a")
+        lapse(standings, "a", times=1)
+        standings.answered([("a", Part.SHOWS), ("a", Part.LENDS)])
+    assert standings.is_mute("a")
+
+
+def test_what_somebody_known_for_it_may_have_held_up_is_held_against_nobody_else():
+    standings = Standings()
+    lapse(standings, "a")
+    lapse(standings, "a", "b", times=9)
+    assert standings.best("ab") == ["b"]
+    lapse(standings, "b", "c")
+    assert standings.best("abc") == [], "nobody knows which of the two"
+
+
+def test_who_is_in_dispute_with_three_others_is_checked_for_a_while():
+    standings = Standings()
+    for other in ("b", "c", "b", "b"):
+        standings.disputed("a", other)
+    assert not watched(standings, "a")
+    standings.disputed("a", "d")
+    assert watched(standings, "a") == WATCHED
+    assert not watched(standings, "b"), "with one other only"
+    standings.disputed("a", "e")
+    assert not watched(standings, "a"), "they count once"
+
+
+def test_disputes_are_forgotten_after_a_hundred_contributions():
+    standings = Standings()
+    for number in range(DISPUTES):
+        standings.disputed("a", str(number))
+        assert not watched(standings, "a", RECENT)
+
+
+def test_those_who_have_passed_more_often_are_asked():
+    standings = Standings()
+    assert standings.best("dcba") == ["a", "b", "c", "d"], "all alike"
+    standings.passed("abc")
+    standings.passed("a")
+    assert standings.best("abcd") == ["a", "b", "c"]
+    standings.passed("c")
+    assert standings.best("abcd") == ["a", "c"]
+    assert standings.best("bd") == ["b", "d"], "nobody is always the one"
+
+
+def test_it_remembers_so_many_and_no_more():
+    standings = Standings()
+    lapse(standings, "a")
+    standings.passed(map(str, range(MAX_PEERS)))
+    assert not standings.is_mute("a")
+    assert len(standings._known) == MAX_PEERS
