@@ -20,6 +20,7 @@ DISPUTES = 3
 """With so many others."""
 RECENT = 100
 """Contributions after which a dispute is forgotten."""
+MAX_PAIRS = 1 << 14
 MAX_PEERS = 4096
 """That are remembered; of those before them nothing is known."""
 
@@ -30,6 +31,7 @@ class Part(enum.Enum):
     CHECKS = "checks"
     LENDS = "lends"
     ANSWERS = "answers"
+    COMPARES = "compares"
     SHOWS = "shows"
 
 
@@ -54,6 +56,10 @@ class Standings:
 
     def __init__(self) -> None:
         self._known: dict[str, _Record] = {}
+        self.apart: set[frozenset[str]] = set()
+        """Pairs between which no bundle is to pass: one of the two has given the other something false, or says so falsely."""
+        self._sure: set[frozenset[str]] = set()
+        """Those of them of which two checkers say so."""
 
     def _of(self, peer: str) -> _Record:
         known = self._known.setdefault(peer, _Record())
@@ -101,6 +107,19 @@ class Standings:
             one.lapses[part] += 1
             if one.lapses[part] == LAPSES:
                 one.watched = WATCHED
+
+    def part(self, pairs: Iterable[frozenset[str]], *, sure: bool) -> bool:
+        """These two and two are not to work together any more, as far as that can be avoided. Whether that is new: else it would not help to begin anew."""
+        fresh = {pair for pair in pairs if len(pair) > 1} - self.apart
+        if len(self.apart) < MAX_PAIRS:
+            self.apart |= fresh
+            self._sure |= fresh if sure else set()
+        return bool(fresh & self.apart)
+
+    def is_shunned(self, peer: str, neighbours: Collection[str]) -> bool:
+        """Whether `peer` is apart from more than one of `neighbours`, and from most, as two checkers have found each time."""
+        against = sum(frozenset((peer, other)) in self._sure for other in neighbours)
+        return against > 1 and 2 * against > len(neighbours)
 
     def disputed(self, one: str, other: str) -> None:
         """The words of these two are against each other."""

@@ -1,6 +1,15 @@
 """Who is asked to check, and who is checked in any case."""
 
-from hetpeer.bootstrap.standing import DISPUTES, LAPSES, MAX_PEERS, RECENT, WATCHED, Part, Standings
+from hetpeer.bootstrap.standing import (
+    DISPUTES,
+    LAPSES,
+    MAX_PAIRS,
+    MAX_PEERS,
+    RECENT,
+    WATCHED,
+    Part,
+    Standings,
+)
 
 
 def watched(standings, peer, contributions=2 * WATCHED):
@@ -84,3 +93,24 @@ def test_it_remembers_so_many_and_no_more():
     standings.passed(map(str, range(MAX_PEERS)))
     assert not standings.is_mute("a")
     assert len(standings._known) == MAX_PEERS
+
+
+def test_who_is_apart_from_most_of_its_neighbours_is_shunned():
+    standings = Standings()
+    one, other, third = (frozenset(pair) for pair in ("ab", "ac", "ad"))
+    assert standings.part([one, frozenset("a")], sure=True)
+    assert standings.apart == {one}
+    assert not standings.part([one], sure=True), "it would be no use to begin anew"
+    assert not standings.is_shunned("a", "b"), "one alone may lie"
+    assert standings.part([other, one], sure=False)
+    assert not standings.is_shunned("a", "bc"), "one checker's word"
+    assert standings.part([third], sure=True)
+    assert standings.is_shunned("a", "bde")
+    assert not standings.is_shunned("a", "bdef")
+    assert not standings.is_shunned("b", "ade")
+
+
+def test_no_more_pairs_are_kept_apart_than_so_many():
+    standings = Standings()
+    assert standings.part((frozenset(("a", str(number))) for number in range(MAX_PAIRS)), sure=True)
+    assert not standings.part([frozenset("bc")], sure=True)
