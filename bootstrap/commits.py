@@ -60,6 +60,12 @@ class Found:
     out: dict[str, str] = field(default_factory=dict)
     anew: str = ""
 
+    def ban(self, reign: Reign, peer: str, why: str, about: Mapping[str, Any]) -> None:
+        """`peer` has lied; who was kept apart from it need not be any more."""
+        self.out[peer] = why
+        self.logged.append(reign.log(kind="banned", peer=peer, why=why, **about))
+        reign.standings.banned(peer)
+
 
 def found_out(reign: Reign, step: CoordinatedStep) -> Found:
     """Of the spot checks of `step` that have ended. Where bundles are in question, others have computed from them, too: all of that is done again, without who is convicted, or
@@ -72,20 +78,18 @@ def found_out(reign: Reign, step: CoordinatedStep) -> Found:
         if verdict is Verdict.CONVICTED:
             false = "what it gave" if culprit == check.peer else "its word as a checker"
             why = f"{false} in step {step.number} is not what two others found"
-            found.out[culprit] = why
-            found.logged.append(reign.log(kind="banned", peer=culprit, why=why, **about))
+            found.ban(reign, culprit, why, about)
         elif verdict is Verdict.EVADED:
             found.out[culprit] = "it does not say what it has computed from"
         elif verdict is Verdict.DISPUTED:
             reign.standings.disputed(against, culprit)
             found.logged.append(reign.log(kind="dispute", peers=[against, culprit], **about))
-        if apart and (reign.standings.part(apart, sure=sure) or verdict is Verdict.CONVICTED):
+        known = {pair for pair in apart if not pair & found.out.keys()}
+        if known != apart or reign.standings.part(known, sure=sure):
             found.anew = f"bundles in step {step.number} may be false: {against or culprit} is in question"
-        for peer in sorted(_shunned(reign, apart) - found.out.keys()):
-            found.out[peer] = why = (
-                "most of those next to it cannot work with it, and two others found them right"
-            )
-            found.logged.append(reign.log(kind="banned", peer=peer, why=why, **about))
+            for peer in sorted(_shunned(reign, known)):
+                why = "most of those next to it cannot work with it, and two others found them right"
+                found.ban(reign, peer, why, about)
     return found
 
 

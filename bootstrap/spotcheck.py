@@ -128,15 +128,18 @@ class SpotCheck:
         for opinion in self.opinions:
             opinion.marks = None
 
-    def ask(self, plan: int, reducers: Iterable[str]) -> list[str]:
+    def ask(self, plan: int, reducers: Iterable[str], *, mute: bool = False) -> list[str]:
         """All have computed: these of `reducers` are to show what they have received under `plan`; and `peer` what it has computed from, if somebody
-        says that it has given something false.
+        says that it has given something false; but not if it is `mute`: then it has no excuse.
         """
         self._plan = plan
         self._asked = {peer for peer in reducers if peer != self.peer}
         self.took_part |= {(peer, Part.SHOWS) for peer in self._asked}
-        self._heard = len(self.opinions) > 1 or bool(self.opinions[0].accusations)
-        return sorted(self._asked | ({self.peer} if self._heard else set()))
+        self._heard = not mute and (len(self.opinions) > 1 or bool(self.opinions[0].accusations))
+        if not self._heard:
+            return sorted(self._asked)
+        self.took_part.add((self.peer, Part.EXPLAINS))
+        return sorted(self._asked | {self.peer})
 
     def is_under(self, plan: int) -> bool:
         """Whether what is shown under `plan` is what was asked for: it may come late, of a plan that is void."""
@@ -173,8 +176,8 @@ class SpotCheck:
         """Who has not shown what it was asked for."""
         reducers = self._asked - self._received.keys()
         checkers = {opinion.peer for opinion in self.opinions if opinion.marks is None}
-        evades = {self.peer} if self._heard and self._given is None else set()
-        return {(peer, Part.SHOWS) for peer in reducers or checkers or evades}
+        shows = {(peer, Part.SHOWS) for peer in reducers or checkers}
+        return shows or ({(self.peer, Part.EXPLAINS)} if self._heard and self._given is None else set())
 
     @property
     def complete(self) -> bool:

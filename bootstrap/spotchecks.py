@@ -177,8 +177,9 @@ class SpotChecks:
             if not check.is_of(covers) or not check.pieces or self._is_hopeless(check):
                 self._unfinished(check)
             elif check.computed:
-                hear = {peer for block in check.blocks for peer in reducers[block]}
-                asked = check.ask(plan, (peer for peer in hear if not self._standings.is_mute(peer)))
+                mute = self._standings.is_mute
+                hear = {peer for block in check.blocks for peer in reducers[block] if not mute(peer)}
+                asked = check.ask(plan, hear, mute=mute(check.peer))
                 effects += [Send(to, self._show(check, plan, peer=check.peer)) for to in asked]
                 if not check.asks:
                     self._unfinished(check)  # it reduces all that it sends
@@ -229,10 +230,9 @@ class SpotChecks:
             if check.open:
                 waited_for = self._waited_for(check)
                 self._standings.lapsed(waited_for)
-                if waited_for == {(check.peer, Part.SHOWS)}:
-                    self._end(check, Outcome(Verdict.EVADED, check.peer))
-                else:
-                    self._unfinished(check)
+                self._unfinished(check)
+                if waited_for == {(check.peer, Part.EXPLAINS)}:
+                    check.outcome = check.outcome._replace(verdict=Verdict.EVADED, culprit=check.peer)
 
     def _waited_for(self, check: SpotCheck) -> set[Duty]:
         """Who may hold `check` up."""

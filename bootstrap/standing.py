@@ -33,6 +33,7 @@ class Part(enum.Enum):
     ANSWERS = "answers"
     COMPARES = "compares"
     SHOWS = "shows"
+    EXPLAINS = "explains"
 
 
 Duty = tuple[str, Part]
@@ -120,6 +121,11 @@ class Standings:
         """Whether `peer` is apart from more than one of `neighbours`, and from most, as two checkers have found each time."""
         against = sum(frozenset((peer, other)) in self._sure for other in neighbours)
         return against > 1 and 2 * against > len(neighbours)
+
+    def banned(self, peer: str) -> None:
+        """It is known by now who of those apart has lied."""
+        self.apart = {pair for pair in self.apart if peer not in pair}
+        self._sure &= self.apart
 
     def disputed(self, one: str, other: str) -> None:
         """The words of these two are against each other."""

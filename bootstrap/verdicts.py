@@ -104,7 +104,7 @@ class Case:
         both = first.accusations & second.accusations
         if not other and not both:
             return self._cleared(first, second, one)
-        apart = torn(self.given, first.given)
+        apart = torn(self.given, first.given) if one and other else None
         if apart is not None and torn(self.given, second.given) is not None:
             return self._disputed(first, both, apart)
         same = torn(first.given, second.given) is None

@@ -18,6 +18,10 @@ from hetpeer.stages.execution.fingerprint import KEY_BYTES, pack
 TOLERANCE = 1e-9
 
 
+UNSAID = {"refuses": m.Checked, "hides": m.Shown, "mute": m.Compared}
+"""Lie → the message that never comes."""
+
+
 def false_in(sent: p.SendActivation | p.SendGradient, *, answers: bool) -> str:
     """The lie of who sends something false there; `answers`: to a checker that has asked."""
     if isinstance(sent, p.SendGradient):
@@ -58,6 +62,11 @@ class Checking:
         answers = isinstance(sent, p.SendGradient) and (sent.to, sent.id, sent.border) in self._askers
         lies = false_in(sent, answers=answers) in self._lies
         return self._numerics.forge(value, "a liar") if lies else value
+
+    def says(self, message: m.Message) -> bool:
+        """Whether it tells the coordinator so."""
+        evades = "evades" in self._lies and isinstance(message, m.Shown) and bool(message.given)
+        return not evades and not any(isinstance(message, UNSAID[lie]) for lie in UNSAID.keys() & self._lies)
 
     # ── what is seen ─────────────────────────────────────────────────────────────────────────────────────────────
 

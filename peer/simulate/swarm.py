@@ -38,8 +38,6 @@ COORDINATOR = "coordinator"
 BEAT_S = 1.0
 DIAL_RETRY_S = 0.5
 ECHO_S = 0.2
-UNSAID = {"refuses": "checked", "hides": "shown", "mute": "compared"}
-"""What a liar does (config.py) → the message that never comes."""
 LINGER_S = 3.0
 """The coordinator does not leave at once when the run is over."""
 
@@ -205,7 +203,7 @@ class Swarm:
     def tell(self, volunteer: Volunteer, message: m.Message) -> None:
         """A message to the coordinator. Those of a session that it does not know do not arrive."""
         process, session, name = volunteer.process, volunteer.session, volunteer.name
-        if any(message.kind == UNSAID.get(lie) for lie in self.config.told_by(name)):
+        if not volunteer.worker.checking.says(message):
             return
         self.happened(f"tell {message.kind}")
 

@@ -42,7 +42,7 @@ def check(received, *opinions):
         assert not one.complete
         one.shown(peer, [mark(reducer, values) for reducer in received], ())
     for peer in heard:
-        assert one.silent == {(peer, Part.SHOWS)}
+        assert one.silent == {(peer, Part.EXPLAINS)}
         one.shown(peer, (), ())
     assert one.complete
     return one
@@ -128,6 +128,7 @@ def test_a_piece_is_checked_when_those_have_spoken_who_have_got_something_of_it(
     assert one.computed
     assert {one.suspect for one in opinion.accusations} == {"c", "x"}
     assert one.ask(3, ["r1"]) == ["c", "r1"], "who is accused says what it has computed from"
+    assert one.ask(3, ["r1"], mute=True) == ["r1"], "or has no excuse"
 
 
 def test_nobody_is_asked_about_itself():

@@ -110,6 +110,15 @@ def test_who_is_apart_from_most_of_its_neighbours_is_shunned():
     assert not standings.is_shunned("b", "ade")
 
 
+def test_who_was_apart_from_one_that_is_banned_is_not_blamed_for_it():
+    standings = Standings()
+    standings.part([frozenset("ab"), frozenset("ac"), frozenset("ad")], sure=True)
+    standings.banned("b")
+    assert standings.apart == {frozenset("ac"), frozenset("ad")}
+    assert not standings.is_shunned("a", "bcef")
+    assert standings.is_shunned("a", "cde")
+
+
 def test_no_more_pairs_are_kept_apart_than_so_many():
     standings = Standings()
     assert standings.part((frozenset(("a", str(number))) for number in range(MAX_PAIRS)), sure=True)

@@ -51,7 +51,7 @@ def test_who_gives_several_others_false_bundles_is_banned(where, lie):
     swarm = history(config, 0)
     assert banned(swarm) == {liar}
     assert said(swarm, "rollback"), "what others have computed from them is done again"
-    assert all(liar in pair for pair in parted(swarm))
+    assert not parted(swarm)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -69,8 +69,8 @@ def test_who_gives_one_other_a_false_bundle_at_a_time_ends_alone(where, lie, see
     config, liar = lying(where, lie)
     swarm = history(config, seed)
     assert banned(swarm) == ({liar} if where != "last of two" else set())
-    assert parted(swarm)
-    assert all(liar in pair for pair in parted(swarm))
+    assert all(liar in record["peers"] for record in said(swarm, "dispute"))
+    assert bool(parted(swarm)) is (where == "last of two"), "who is banned is forgotten"
 
 
 @pytest.mark.parametrize(
@@ -106,6 +106,16 @@ def test_who_says_nothing_of_bundles_is_not_waited_for_any_more():
     assert swarm.coordinator._reign.standings.is_mute(liar)
     seconds = [record["seconds"] for record in said(swarm, "commit")]
     assert sum(took > config.reduce_s + min(seconds) for took in seconds) <= LAPSES
+
+
+def test_who_does_not_say_what_it_has_computed_from_has_no_excuse():
+    """Three times it is turned out, and its sums with it; then nobody waits for an answer."""
+    config, liar = lying("last of two", "gradients+evades", microbatches=18, slot_capacity=4, steps=6)
+    swarm = history(config, 0)
+    evaded = [record for record in said(swarm, "gone") if "computed from" in record["why"]]
+    assert {record["peer"] for record in evaded} == {liar}
+    assert len(evaded) <= LAPSES
+    assert banned(swarm) == {liar}
 
 
 @pytest.mark.parametrize("seed", range(6))
