@@ -50,7 +50,7 @@ class ActivationHead(_Head):
     check: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
     """Above 0: to be computed once more, for that spot check."""
     asks: bool = False
-    """The receiver has computed this already, for another: it is to give the gradient that it keeps."""
+    """The receiver has computed this already, for another: it is to compare the two for `check`, and to give the gradient that it keeps."""
 
 
 class GradientHead(_Head):
@@ -60,6 +60,8 @@ class GradientHead(_Head):
     id: Id
     border: Block
     coded: Coded | None = None
+    check: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
+    """Above 0: the receiver has had it already, from another, and is to compare the two for that spot check."""
 
 
 class ShardHead(_Head):

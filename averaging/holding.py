@@ -57,7 +57,7 @@ class Bundle:
     check: int = 0
     """Above 0: it is to be computed once more, for that spot check."""
     asks: bool = False
-    """We have computed what somebody else had sent, and are to give the gradient once more."""
+    """We have computed what somebody else had sent, and are to compare the two and give the gradient once more."""
 
 
 class HeldStep:
@@ -156,7 +156,7 @@ class HeldStep:
         if not self._can_run(route[0]):
             return [p.Release(handle)]
         if bundle.asks:
-            return self.absorb(pipeline.asked(bundle.id, route[0].begin, sender, handle))
+            return self.absorb(pipeline.asked(bundle.id, route[0].begin, sender, handle, bundle.check))
         return self.absorb(
             pipeline.activation(bundle.id, route, bundle.attempt, sender, handle, bundle.check)
         )
@@ -164,6 +164,15 @@ class HeldStep:
     def nudge(self, sender: str, microbatch: int, route: Route, attempt: int) -> list[Effect]:
         """A bundle for us waits at the hop before us."""
         return self.absorb(self.pipeline.nudge(microbatch, route, attempt, sender))
+
+    def gradient(
+        self, sender: str, microbatch: int, border: int, handle: p.Handle, check: int
+    ) -> list[Effect]:
+        """The gradient of a bundle that we had sent over `border`; with `check` of one that we have lent."""
+        pipeline = self.pipeline
+        if check:
+            return self.absorb(pipeline.returned(microbatch, border, sender, handle, check))
+        return self.absorb(pipeline.gradient(microbatch, border, handle))
 
     def _can_run(self, hop: Hop) -> bool:
         return hop.peer == self._me and self._place[0] <= hop.begin < hop.end <= self._place[1]

@@ -328,7 +328,8 @@ class Member(Working):
         effects = self._drop_all()
         if self.phase in (Phase.JOINING, Phase.PREPARING):
             return effects
-        return [*effects, self._sync()]
+        # where steps are begun anew from the version that we have, nobody else may have it either
+        return [*effects, self._sync() if self.version is None else self._ready()]
 
     def _fenced(self, message: m.Fenced) -> list[Effect]:
         return [Leave(message.why)]

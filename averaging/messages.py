@@ -27,6 +27,7 @@ Peer = Annotated[str, Field(min_length=1, max_length=128)]
 Digest = Annotated[str, Field(max_length=64)]
 Text = Annotated[str, Field(max_length=500)]
 Ids = Annotated[tuple[Id, ...], Field(max_length=1 << 16)]
+Peers = Annotated[tuple[Peer, ...], Field(max_length=1 << 8)]
 Range = tuple[Block, Block]
 Event = Annotated[str, Field(max_length=1 << 19, pattern=r"^[^\n]*$")]
 """A signed line (bootstrap/eventlog.py), one and not several: it is kept among others."""
@@ -253,6 +254,33 @@ class Checked(Schema):
     begin: Block
 
 
+class Compared(Schema):
+    """For spot check `check`: the bundle that enters block `border` of microbatch `id`, or with `back` its gradient, has come from the checker `peer`.
+    What others had sent in its place is `alike`, or it is not.
+    """
+
+    kind: Literal["compared"] = "compared"
+    line: Line
+    step: Count
+    check: Count
+    id: Id
+    border: Block
+    back: bool
+    peer: Peer
+    alike: Peers = ()
+    differ: Peers = ()
+
+
+class Given(Schema):
+    """Of what was used in computing `id` from block `begin` on: the digest of the bundle that `peer` had sent, or with `back` of the gradient."""
+
+    id: Id
+    begin: Block
+    back: bool
+    peer: Annotated[str, Field(max_length=128)]
+    digest: Annotated[bytes, Field(max_length=32)]
+
+
 class Mark(Schema):
     """The fingerprint of elements [begin, end) of the sum at `block` (stages/execution/fingerprint.py) under `key`."""
 
@@ -264,7 +292,9 @@ class Mark(Schema):
 
 
 class Shown(Schema):
-    """Fingerprints for spot check `check`: of what we have received under `plan` as reducer, or of what we have computed once more."""
+    """Fingerprints for spot check `check`: of what we have received under `plan` as reducer, or of what we have computed once more; and of what
+    that, or what we count, was computed from.
+    """
 
     kind: Literal["shown"] = "shown"
     line: Line
@@ -272,6 +302,7 @@ class Shown(Schema):
     check: Count
     plan: Count
     marks: Annotated[tuple[Mark, ...], Field(max_length=1 << 12)]
+    given: Annotated[tuple[Given, ...], Field(max_length=1 << 13)] = ()
 
 
 class Applied(Schema):
@@ -468,7 +499,7 @@ class Check(Schema):
 
 class Show(Schema):
     """Show the fingerprints of what `peer` has sent you under `plan`; with `peer` empty, of what you have computed once more for `check`:
-    those of `marks`, which lack their values.
+    those of `marks`, which lack their values, and digests of what others have given you for it. Where `peer` is you: such digests of what you count.
     """
 
     kind: Literal["show"] = "show"
@@ -555,6 +586,7 @@ FromVolunteer = (
     | Objection
     | Vote
     | Checked
+    | Compared
     | Shown
     | Applied
     | Paced

@@ -225,11 +225,13 @@ class Working:
             return []
         return [*step.nudge(origin.sender, microbatch, route, attempt), *self._share_worker()]
 
-    def gradient(self, origin: Origin, microbatch: int, border: int, handle: Handle) -> list[Effect]:
-        """The gradient of a bundle that we had sent over `border`."""
+    def gradient(
+        self, origin: Origin, microbatch: int, border: int, handle: Handle, check: int = 0
+    ) -> list[Effect]:
+        """The gradient of a bundle that we had sent over `border`; with `check` of one that was lent for that spot check."""
 
         def accept(step: HeldStep) -> list[Effect]:
-            return step.absorb(step.pipeline.gradient(microbatch, border, handle))
+            return step.gradient(origin.sender, microbatch, border, handle, check)
 
         return self._take(origin, handle, accept)
 

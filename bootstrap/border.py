@@ -10,6 +10,7 @@ takes its place. That the run goes back to a checkpoint is the coordinator's dec
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.decisions import Effect, Send, State
@@ -139,6 +140,12 @@ class Border:
     def leave(self) -> None:
         """A step begins, or the run goes back: no wait goes on."""
         self._waiting_since = None
+
+    def gather(self, holders: Iterable[Volunteer], now: float) -> None:
+        """The current version is begun with anew: `holders` of it are waited for, for a while. Each says what it still holds."""
+        self._return_by = self._sync_by = now + self._reign.config.return_s
+        for holder in holders:
+            self._reign.state, holder.standing = State.SYNCING, Standing.SYNCING
 
     def excuse(self, pause_s: float) -> None:
         """We did not run for so long: nobody could be heard."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from hetpeer.averaging import messages as m
@@ -12,8 +13,8 @@ from hetpeer.bootstrap.decisions import Effect, Send
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.ledger import clip_coefficient
 from hetpeer.bootstrap.reign import Reign
-from hetpeer.bootstrap.spotcheck import Verdict
 from hetpeer.bootstrap.training import CoordinatedStep
+from hetpeer.bootstrap.verdicts import Verdict
 
 
 def commit(
@@ -51,20 +52,59 @@ def _commit_record(
     }
 
 
-def found_out(reign: Reign, step: CoordinatedStep) -> tuple[list[Effect], dict[str, str]]:
-    """What the log says of the spot checks that have ended, and who was convicted by them, with the reason."""
-    effects: list[Effect] = []
-    convicted: dict[str, str] = {}
+@dataclass(slots=True)
+class Found:
+    """What has come of spot checks: what the log says, who is to be turned away, with the reason, and why the steps under way are to be begun anew."""
+
+    logged: list[Effect] = field(default_factory=list)
+    out: dict[str, str] = field(default_factory=dict)
+    anew: str = ""
+
+    def ban(self, reign: Reign, peer: str, why: str, about: Mapping[str, Any]) -> None:
+        """`peer` has lied; who was kept apart from it need not be any more."""
+        self.out[peer] = why
+        self.logged.append(reign.log(kind="banned", peer=peer, why=why, **about))
+        reign.standings.banned(peer)
+
+
+def found_out(reign: Reign, step: CoordinatedStep) -> Found:
+    """Of the spot checks of `step` that have ended. Where bundles are in question, others have computed from them, too: all of that is done again, without who is convicted, or
+    with two apart of whom one is false.
+    """
+    found = Found()
     for check in step.checks.take():
+        verdict, culprit, against, apart, sure = check.outcome
         about = {"step": step.number, "checked": check.peer, "checkers": check.checkers}
-        if check.verdict is Verdict.CONVICTED:
-            false = "its sums" if check.culprit == check.peer else "its word as a checker"
-            why = f"{false} of step {step.number} are not what two others found"
-            convicted[check.culprit] = why
-            effects.append(reign.log(kind="banned", peer=check.culprit, why=why, **about))
-        elif check.verdict is Verdict.DISPUTED:
-            effects.append(reign.log(kind="dispute", peers=[check.peer, check.culprit], **about))
-    return effects, convicted
+        if verdict is Verdict.CONVICTED:
+            false = "what it gave" if culprit == check.peer else "its word as a checker"
+            why = f"{false} in step {step.number} is not what two others found"
+            found.ban(reign, culprit, why, about)
+        elif verdict is Verdict.EVADED:
+            found.out[culprit] = "it does not say what it has computed from"
+        elif verdict is Verdict.DISPUTED:
+            reign.standings.disputed(against, culprit)
+            found.logged.append(reign.log(kind="dispute", peers=[against, culprit], **about))
+        known = {pair for pair in apart if not pair & found.out.keys()}
+        if known != apart or reign.standings.part(known, sure=sure):
+            found.anew = f"bundles in step {step.number} may be false: {against or culprit} is in question"
+            for peer in sorted(_shunned(reign, known)):
+                why = "most of those next to it cannot work with it, and two others found them right"
+                found.ban(reign, peer, why, about)
+    return found
+
+
+def _shunned(reign: Reign, pairs: Iterable[frozenset[str]]) -> set[str]:
+    """Who of these has false bundles with most of those who hold the blocks before its own, or behind them."""
+    places = {v.peer: v.place for v in reign.members.volunteers.values() if v.place is not None}
+    found = set()
+    for peer in {peer for pair in pairs for peer in pair} & places.keys():
+        for block in (places[peer][0] - 1, places[peer][1]):
+            next_to_it = [
+                other for other, (begin, end) in places.items() if begin <= block < end and other != peer
+            ]
+            if reign.standings.is_shunned(peer, next_to_it):
+                found.add(peer)
+    return found
 
 
 def evaluation_record(step: CoordinatedStep) -> dict[str, Any]:

@@ -232,9 +232,14 @@ class Coordinator(Reigning):
         """What became of the step, as the run's state."""
         if step.trouble is not None:
             return self._end(step.trouble, completed=False)
-        logged, liars = found_out(self._reign, step)
-        if liars := {peer: why for peer, why in liars.items() if peer in self.members.volunteers}:
-            return [*logged, *self._fence(liars, now)]
+        found, line = found_out(self._reign, step), self.line
+        logged = found.logged
+        if out := {peer: why for peer, why in found.out.items() if peer in self.members.volunteers}:
+            logged += self._fence(out, now)
+        if found.anew and self.line == line:
+            return [*logged, *self._go_back(self.history.version, found.anew, now)]
+        if out:
+            return logged
         if step.decision is not None:
             return [*logged, *self._commit(step, step.decision, now)]
         if step.evaluated_only:
@@ -317,14 +322,20 @@ class Coordinator(Reigning):
 
     def _roll_back(self, why: str, now: float) -> list[Effect]:
         """All holders of a block are gone: the whole run goes back to the last complete checkpoint."""
-        reign, version = self._reign, self.history.checkpoint_version
+        return self._go_back(self.history.checkpoint_version, why, now)
+
+    def _go_back(self, version: int, why: str, now: float) -> list[Effect]:
+        """The run goes on with `version`, whatever was begun since. Who has its state keeps it."""
+        reign = self._reign
         self._steps.clear()
         self._saving.abandon()
         self._border.leave()
+        holders = self.members.roster() if version == self.history.version else {}
         reign.state = State.WAITING
         reign.line = line = m.Line(term=self.line.term, view=self.line.view + 1)
         record = reign.log(kind="rollback", term=line.term, view=line.view, to_version=version, why=why)
         self.members.start_over()
+        self._border.gather([self.members.volunteers[peer] for peer in holders], now)
         told = m.RolledBack(line=line, version=version, why=why)
         return [record, *(Send(peer, told) for peer in self.members.volunteers), *self._cross(now)]
 
@@ -339,6 +350,7 @@ class Coordinator(Reigning):
         m.Objection: _in_step,
         m.Vote: _in_step,
         m.Checked: _in_step,
+        m.Compared: _in_step,
         m.Shown: _in_step,
         m.Applied: _applied,
         m.Paced: _paced,

@@ -90,7 +90,8 @@ class History:
                 self.base = self.checkpoint
             case "rollback":
                 self.view = int(record["view"])
-                self.version = self.sealed = int(record["to_version"])
+                if self.version != int(record["to_version"]):  # else the steps under way are begun anew
+                    self.version = self.sealed = int(record["to_version"])
                 self.rollbacks += 1
                 self.commits = {s: c for s, c in self.commits.items() if s < self.version}
                 self.evaluations = {s: x for s, x in self.evaluations.items() if s <= self.version}

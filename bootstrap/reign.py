@@ -16,6 +16,7 @@ from hetpeer.bootstrap.allowance import Allowances
 from hetpeer.bootstrap.decisions import CoordinatorConfig, Record, State
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import Membership
+from hetpeer.bootstrap.standing import Standings
 
 
 @dataclass(slots=True)
@@ -28,6 +29,7 @@ class Reign:
     line: Line
     members: Membership
     allowances: Allowances = field(default_factory=Allowances)
+    standings: Standings = field(default_factory=Standings)
     state: State = State.WAITING
     end: Finished | None = None
     """How the run ended, once it is FINISHED."""

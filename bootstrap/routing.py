@@ -30,9 +30,10 @@ def assign_routes(
     speeds: Mapping[str, float],
     lines: Lines | None = None,
     limits: Mapping[str, int] = MappingProxyType({}),
+    apart: Collection[frozenset[str]] = frozenset(),
 ) -> dict[int, Route]:
     """A route over blocks 0..`blocks` for every id. `roster` must cover every block. `limits`: peer → how many it is given at most, if others can do
-    the rest.
+    the rest. Nothing passes between two that are to be kept `apart`, if there is another way.
     """
     lines, left = lines or Lines(), dict(limits)
     fastest = max(speeds.values(), default=1.0)
@@ -41,7 +42,9 @@ def assign_routes(
     routes: dict[int, Route] = {}
     for microbatch in ids:
         cost = {peer: load[peer] + slowness[peer] + LAST * (left.get(peer, 1) <= 0) for peer in roster}
-        route = cheapest_path(roster, 0, blocks, cost, lines)
+        route = _around(roster, 0, blocks, cost, apart, lines) or cheapest_path(
+            roster, 0, blocks, cost, lines
+        )
         assert route is not None, "the caller has checked that every block has a holder"
         for hop in route:
             load[hop.peer] += slowness[hop.peer] * (hop.end - hop.begin)
@@ -52,9 +55,35 @@ def assign_routes(
     return routes
 
 
+def _around(
+    roster: Roster,
+    begin: int,
+    end: int,
+    cost: Mapping[str, float],
+    apart: Collection[frozenset[str]],
+    lines: Callable[[str, str], float] = lambda _sender, _to: 0.0,
+) -> Route | None:
+    """A cheap path on which nothing passes between two that are `apart`: without whichever of them is apart from more others. None if there is none."""
+    route = cheapest_path(roster, begin, end, cost, lines)
+    met = None if route is None else _meet(route, apart)
+    if met is None:
+        return route
+    for peer in sorted(met, key=lambda peer: (-sum(peer in pair for pair in apart), peer)):
+        others = {other: held for other, held in roster.items() if other != peer}
+        if (way := _around(others, begin, end, cost, apart, lines)) is not None:
+            return way
+    return None
+
+
+def _meet(route: Route, apart: Collection[frozenset[str]]) -> frozenset[str] | None:
+    """Two that are `apart`, where the route leads from one to the other."""
+    pairs = (frozenset((hop.peer, to.peer)) for hop, to in pairwise(route))
+    return next((pair for pair in pairs if pair in apart), None) if apart else None
+
+
 class Assignments:
     """The ways of a step's ids, and how often each was handed out. `roster` is the step's own, as it changes; `undone` says which
-    ids are not counted yet, `counted` who counts an id at a block. `lines` say what lies between two peers, `limits` who is given at most so many.
+    ids are not counted yet, `counted` who counts an id at a block. `lines` say what lies between two peers, `limits` who is given at most so many, `apart` between whom nothing is to pass.
     """
 
     def __init__(
@@ -67,6 +96,7 @@ class Assignments:
         counted: Callable[[int, int], str | None],
         lines: Lines | None = None,
         limits: Mapping[str, int] = MappingProxyType({}),
+        apart: Collection[frozenset[str]] = frozenset(),
     ) -> None:
         self._roster = roster
         self._blocks = blocks
@@ -75,13 +105,13 @@ class Assignments:
         self._undone = undone
         self._counted = counted
         self._limits = limits
-        self._routes = assign_routes(ids, roster, blocks, speeds, lines, limits)
+        self._routes = assign_routes(ids, roster, blocks, speeds, lines, limits, apart)
         self.taken: Counter[str] = Counter()
         """Peer → how many ids go another way now, because nothing came of them where it was to do them."""
         self._attempts: dict[int, int] = {}
         self._stalled: set[int] = set()
         self._hedged: set[int] = set()
-        self._apart: set[frozenset[str]] = set()
+        self._apart = set(apart)
         """Peers between which nothing is to pass."""
 
     def __contains__(self, microbatch: int) -> bool:
@@ -117,6 +147,8 @@ class Assignments:
         for microbatch in concerned:
             before = self.trodden(microbatch, roster)
             way = splice(before, roster, cost)
+            if _meet(way, self._apart):
+                way = _around(roster, 0, self._blocks, cost, self._apart) or way
             if stands(way[0], roster):
                 for hop in set(way) - set(before):
                     cost[hop.peer] += slow[hop.peer] * (hop.end - hop.begin)
@@ -159,10 +191,13 @@ class Assignments:
             if not fair or len(left) <= UNDER_WAY:
                 break
             microbatch, hop = left.pop()
-            taken += 1
             before = self._routes[microbatch]
             instead = tuple(hop._replace(peer=newcomer) if one == hop else one for one in before)
-            self._routes[microbatch] = way = splice(instead, self._roster, {})
+            way = splice(instead, self._roster, {})
+            if _meet(way, self._apart):
+                continue
+            self._routes[microbatch] = way
+            taken += 1
             if stands(way[0], self._roster):  # else nobody can begin it yet
                 for first in {before[0].peer, way[0].peer} & self._roster.keys():
                     told.setdefault(first, set()).add(microbatch)
@@ -216,22 +251,15 @@ class Assignments:
         self._apart.add(pair)
         cost, moved = self._costs(), set()
         for microbatch in sorted(self._undone() & self._routes.keys()):
-            if not self._is_apart(self._routes[microbatch]):
+            if not _meet(self._routes[microbatch], self._apart):
                 continue
-            without = ({p: r for p, r in self._roster.items() if p != peer} for peer in sorted(pair))
-            found = (cheapest_path(roster, 0, self._blocks, cost) for roster in without)
-            ways = [way for way in found if way is not None and not self._is_apart(way)]
-            if ways:
-                way = min(ways, key=lambda way: sum(cost[hop.peer] * (hop.end - hop.begin) for hop in way))
+            way = _around(self._roster, 0, self._blocks, cost, self._apart)
+            if way is not None:
                 for hop in way:
                     cost[hop.peer] += self._slow(hop.peer) * (hop.end - hop.begin)
                 self._goes(microbatch, way)
                 moved.add(microbatch)
         return moved
-
-    def _is_apart(self, route: Route) -> bool:
-        """Whether it leads from one to another that cannot work together."""
-        return any(frozenset((hop.peer, to.peer)) in self._apart for hop, to in pairwise(route))
 
     def _goes(self, microbatch: int, way: Route) -> None:
         """From now on `microbatch` goes this `way`. Who has left the step is not to blame."""
@@ -245,5 +273,4 @@ class Assignments:
         """Another way for an id that got stuck on the one it has, if there is one."""
         route = self._routes[microbatch]
         cost = {hop.peer: DETOUR for hop in route} | dict.fromkeys(self._limits, LAST)
-        other = cheapest_path(self._roster, 0, self._blocks, cost)
-        return route if other is None or self._is_apart(other) else other
+        return _around(self._roster, 0, self._blocks, cost, self._apart) or route

@@ -1,25 +1,18 @@
-"""One spot check: what a holder counts in a step is computed once more by another, and the fingerprints are compared (docs/trust.md).
+"""One spot check: what a holder counts in a step is computed once more by another holder, and the fingerprints are compared (docs/trust.md).
 
 Pure. Who is lent what, when, and what follows from a verdict is spotchecks.py's business.
 """
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from hetpeer.averaging import messages as m
-
-UNDER_WAY = 2
-"""So many microbatches a checker computes once more at a time: they are not in its window."""
-
-Distance = Callable[[bytes, bytes], float]
-Place = tuple[int, int, int, bytes]
-"""Of a fingerprint: block, elements [begin, end), key."""
-Marks = Mapping[Place, bytes]
+from hetpeer.bootstrap.opinions import Opinion, Piece, Source, Way, Word
+from hetpeer.bootstrap.standing import Duty, Part
+from hetpeer.bootstrap.verdicts import Case, Outcome, Verdict, marks_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,44 +24,11 @@ class CheckRules:
     tolerance: float = 1e-3
     """Relative distance of two honest sums, at most."""
     draw: Callable[[], float]
-    distance: Distance
+    distance: Callable[[bytes, bytes], float]
 
-
-class Piece(NamedTuple):
-    """A microbatch at the blocks [begin, end) of the peer that is checked."""
-
-    id: int
-    begin: int
-    end: int
-
-
-class Verdict(enum.Enum):
-    """What has come of a check, or that it goes on."""
-
-    OPEN = "open"
-    PASSED = "passed"
-    CONVICTED = "convicted"
-    DISPUTED = "disputed"
-    LAPSED = "lapsed"
-
-
-@dataclass(slots=True)
-class Opinion:
-    """What one checker has computed, and what it shows of that."""
-
-    peer: str
-    waiting: deque[Piece] = field(default_factory=deque)
-    under_way: set[Piece] = field(default_factory=set)
-    done: set[Piece] = field(default_factory=set)
-    marks: Marks | None = None
-
-    def next(self) -> list[Piece]:
-        """What it may be told to compute now."""
-        found: list[Piece] = []
-        while self.waiting and len(self.under_way) < UNDER_WAY:
-            found.append(self.waiting.popleft())
-            self.under_way.add(found[-1])
-        return found
+    def same(self, one: bytes, other: bytes) -> bool:
+        """Whether two fingerprints are of the same."""
+        return self.distance(one, other) <= self.tolerance
 
 
 class SpotCheck:
@@ -78,24 +38,28 @@ class SpotCheck:
         self.number = number
         self.peer = peer
         self.opinions = [Opinion(checker)]
-        self.verdict = Verdict.OPEN
-        self.culprit = ""
-        """Who is convicted; of a dispute whoever stands against `peer`."""
+        self.outcome = Outcome(Verdict.OPEN)
         self.pieces: list[Piece] = []
         """All that `peer` counts, as far as it has been accepted."""
+        self.took_part: set[Duty] = set()
+        """Who was asked for something."""
         self._plan = 0
         """Under which all is shown."""
         self._asked: set[str] = set()
         self._received: dict[str, tuple[m.Mark, ...]] = {}
         """Reducer → what it had from `peer`."""
+        self._heard = False
+        """Whether `peer` is asked what it has computed from."""
+        self._given: Mapping[Source, m.Given] | None = None
+        """What it says."""
 
     def __repr__(self) -> str:
         by = ", ".join(opinion.peer[-6:] for opinion in self.opinions)
-        return f"<spot check {self.number} of {self.peer[-6:]} by {by}: {self.verdict.value}>"
+        return f"<spot check {self.number} of {self.peer[-6:]} by {by}: {self.outcome.verdict.value}>"
 
     @property
     def open(self) -> bool:
-        return self.verdict is Verdict.OPEN
+        return self.outcome.verdict is Verdict.OPEN
 
     @property
     def blocks(self) -> set[int]:
@@ -105,10 +69,6 @@ class SpotCheck:
     @property
     def checkers(self) -> list[str]:
         return [opinion.peer for opinion in self.opinions]
-
-    def end(self, verdict: Verdict, culprit: str = "") -> None:
-        """It is over."""
-        self.verdict, self.culprit = verdict, culprit
 
     # ── computed once more ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -120,26 +80,33 @@ class SpotCheck:
             opinion.waiting.extend(new)
 
     def third(self, checker: str) -> None:
-        """Two differ: `checker` is to decide."""
+        """Two differ: `checker` is to decide, and `peer` to say what it has computed from."""
         self.opinions.append(Opinion(checker, deque(self.pieces)))
         self.void()
 
+    def goes(self, opinion: Opinion, piece: Piece, way: Way) -> bool:
+        """`opinion` computes `piece` like this. Whether that is new."""
+        self.took_part |= way.duties | {(word.peer, Part.COMPARES) for word in way.words(piece, self.peer)}
+        return opinion.goes(piece, way, self.peer)
+
     def done(self, checker: str, microbatch: int, begin: int) -> bool:
         """`checker` has computed one of them. Whether it was asked to."""
-        opinion = next((opinion for opinion in self.opinions if opinion.peer == checker), None)
-        if opinion is None:
-            return False
-        piece = next((p for p in opinion.under_way if (p.id, p.begin) == (microbatch, begin)), None)
-        if piece is None:
-            return False
-        opinion.under_way.remove(piece)
-        opinion.done.add(piece)
-        return True
+        return any(
+            opinion.peer == checker and opinion.computed(microbatch, begin) for opinion in self.opinions
+        )
+
+    def compared(self, peer: str, word: m.Compared) -> bool:
+        """`peer` has compared what a checker sent with what had come in its place. Whether it was asked to."""
+        said = Word(peer, word.id, word.border, word.back)
+        return any(
+            opinion.peer == word.peer and opinion.said(said, word.alike, word.differ)
+            for opinion in self.opinions
+        )
 
     @property
     def computed(self) -> bool:
-        """Whether all who check have done all of it."""
-        return all(opinion.done == set(self.pieces) for opinion in self.opinions)
+        """Whether all who check have done all of it, and those who got something of it have spoken."""
+        return all(opinion.over for opinion in self.opinions)
 
     def is_of(self, covers: Mapping[int, Sequence[tuple[str, tuple[int, ...]]]]) -> bool:
         """Whether what was computed once more is what `peer` counts in `covers`."""
@@ -152,7 +119,7 @@ class SpotCheck:
         }
         return theirs == {(block, p.id) for p in self.pieces for block in range(p.begin, p.end)}
 
-    # ── compared ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── shown ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def void(self) -> None:
         """There is another plan, or another opinion to be heard: everything is to be shown once more."""
@@ -161,11 +128,18 @@ class SpotCheck:
         for opinion in self.opinions:
             opinion.marks = None
 
-    def ask(self, plan: int, reducers: Iterable[str]) -> list[str]:
-        """All have computed: these of `reducers` are to show what they have received under `plan`."""
+    def ask(self, plan: int, reducers: Iterable[str], *, mute: bool = False) -> list[str]:
+        """All have computed: these of `reducers` are to show what they have received under `plan`; and `peer` what it has computed from, if somebody
+        says that it has given something false; but not if it is `mute`: then it has no excuse.
+        """
         self._plan = plan
         self._asked = {peer for peer in reducers if peer != self.peer}
-        return sorted(self._asked)
+        self.took_part |= {(peer, Part.SHOWS) for peer in self._asked}
+        self._heard = not mute and (len(self.opinions) > 1 or bool(self.opinions[0].accusations))
+        if not self._heard:
+            return sorted(self._asked)
+        self.took_part.add((self.peer, Part.EXPLAINS))
+        return sorted(self._asked | {self.peer})
 
     def is_under(self, plan: int) -> bool:
         """Whether what is shown under `plan` is what was asked for: it may come late, of a plan that is void."""
@@ -187,50 +161,36 @@ class SpotCheck:
             mark.model_copy(update={"values": b""}) for own in self._received.values() for mark in own
         )
 
-    def shown(self, checker: str, marks: Iterable[m.Mark]) -> None:
-        """`checker` shows its own."""
+    def shown(self, peer: str, marks: Iterable[m.Mark], given: Iterable[m.Given]) -> None:
+        """A checker shows its own, or `peer` what it has computed from."""
+        sources = {(one.id, one.begin, one.back): one for one in given}
+        if peer == self.peer and self._heard:
+            self._given = sources
         for opinion in self.opinions:
-            if opinion.peer == checker and self._received.keys() == self._asked:
-                opinion.marks = {_place(mark): mark.values for mark in marks}
+            if opinion.peer == peer and self._received.keys() == self._asked:
+                opinion.marks = marks_of(marks)
+                opinion.given = sources
+
+    @property
+    def silent(self) -> set[Duty]:
+        """Who has not shown what it was asked for."""
+        reducers = self._asked - self._received.keys()
+        checkers = {opinion.peer for opinion in self.opinions if opinion.marks is None}
+        shows = {(peer, Part.SHOWS) for peer in reducers or checkers}
+        return shows or ({(self.peer, Part.EXPLAINS)} if self._heard and self._given is None else set())
 
     @property
     def complete(self) -> bool:
         """Whether everything is shown."""
-        return self.asks and all(opinion.marks is not None for opinion in self.opinions)
+        return self.asks and not self.silent
 
-    def judge(self, tolerance: float, distance: Distance) -> Verdict:
-        """What follows from what was shown. OPEN: two differ, and a third is to be heard.
+    def judge(self, rules: CheckRules, *, alone: bool = False) -> Outcome:
+        """What follows from what was shown and said. OPEN: two differ, and a third is to be heard; with `alone` there is none."""
+        return self._case(rules).judge(alone=alone)
 
-        What was received of `peer` is the reducers' word: where it is one of them alone that differs, it may be that one's fault, and nobody is
-        convicted.
-        """
-        theirs = {
-            reducer: {_place(mark): mark.values for mark in own} for reducer, own in self._received.items()
-        }
-        everything = {place: values for own in theirs.values() for place, values in own.items()}
+    def unfinished(self, rules: CheckRules) -> Outcome:
+        """What follows if it goes on no longer."""
+        return self._case(rules).unfinished()
 
-        def alike(one: Marks, other: Marks, places: Iterable[Place]) -> bool:
-            both = ((other.get(place, b""), one.get(place, b"")) for place in places)
-            return all(distance(mine, yours) <= tolerance for mine, yours in both)
-
-        first, *more = [opinion.marks or {} for opinion in self.opinions]
-        differ = [reducer for reducer, own in theirs.items() if not alike(own, first, own)]
-        if not everything:
-            self.end(Verdict.LAPSED)  # it has sent nothing to anybody else
-        elif not differ:
-            self.end(Verdict.PASSED)
-        elif len(differ) == 1 < sum(map(bool, theirs.values())):
-            self.end(Verdict.DISPUTED, differ[0])
-        elif not more:
-            return Verdict.OPEN
-        elif alike(everything, more[0], everything):
-            self.end(Verdict.CONVICTED, self.opinions[0].peer)
-        elif len(differ) > 1 and alike(first, more[0], everything):
-            self.end(Verdict.CONVICTED, self.peer)
-        else:
-            self.end(Verdict.DISPUTED, self.opinions[0].peer)
-        return self.verdict
-
-
-def _place(mark: m.Mark) -> Place:
-    return mark.block, mark.begin, mark.end, mark.key
+    def _case(self, rules: CheckRules) -> Case:
+        return Case(self.peer, self._received, self._given or {}, self.opinions, rules.same)

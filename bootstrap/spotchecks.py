@@ -1,6 +1,6 @@
 """The spot checks of one step: who is checked by whom, who lends what, and what has come of it (docs/trust.md).
 
-Pure. What a holder counts is computed once more by another holder of the same blocks; what others have received of it is compared with that, by
+Pure. What a holder counts is computed once more by another holder of the same blocks; what others have received of it, sums and bundles, is compared with that, by
 fingerprints. Where two differ a third decides. The step waits for its checks before it is committed, but not for ever.
 """
 
@@ -11,7 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.decisions import Effect, Send
 from hetpeer.bootstrap.membership import Range
-from hetpeer.bootstrap.spotcheck import CheckRules, Piece, SpotCheck, Verdict
+from hetpeer.bootstrap.opinions import Opinion, Piece, Way
+from hetpeer.bootstrap.spotcheck import CheckRules, SpotCheck
+from hetpeer.bootstrap.standing import Duty, Part, Standings
+from hetpeer.bootstrap.verdicts import Outcome, Verdict
 from hetpeer.stages.execution.fingerprint import KEY_BYTES
 from hetpeer.stages.execution.routes import Hop, Route, rest_of
 
@@ -24,6 +27,7 @@ class SpotChecks:
     def __init__(
         self,
         rules: CheckRules | None,
+        standings: Standings,
         line: m.Line,
         step: int,
         roster: Mapping[str, Range],
@@ -32,6 +36,7 @@ class SpotChecks:
     ) -> None:
         self._ended: list[SpotCheck] = []
         self._rules = rules
+        self._standings = standings
         self._line, self._step = line, step
         self._roster = roster
         self._elements = elements
@@ -51,10 +56,11 @@ class SpotChecks:
         begin, end = self._roster[peer]
         others = [
             other
-            for other, (first, last) in sorted(self._roster.items())
+            for other, (first, last) in self._roster.items()
             if first <= begin and end <= last and other != peer and other not in without
         ]
-        return others[int(self._rules.draw() * len(others))] if others else None
+        best = self._standings.best(others)
+        return best[int(self._rules.draw() * len(best))] if best else None
 
     @property
     def over(self) -> bool:
@@ -62,8 +68,10 @@ class SpotChecks:
         return not any(check.open for check in self._checks.values())
 
     def take(self) -> list[SpotCheck]:
-        """Those that have ended since this was last asked."""
-        ended, self._ended = self._ended, []
+        """Those that have ended since this was last asked. Until all are over only those in which somebody is found out: what others dispute may be its doing."""
+        found_out = (Verdict.CONVICTED, Verdict.EVADED)
+        ended = [one for one in self._ended if self.over or one.outcome.verdict in found_out]
+        self._ended = [one for one in self._ended if one not in ended]
         return ended
 
     # ── computed once more ───────────────────────────────────────────────────────────────────────────────────────
@@ -74,7 +82,7 @@ class SpotChecks:
         if rules is None or not rules.share:
             return []
         if peer not in self._drawn:
-            self._drawn[peer] = rules.draw() < rules.share
+            self._drawn[peer] = self._standings.contributes(peer) or rules.draw() < rules.share
             if self._drawn[peer]:
                 self._unchecked[peer] = []
         pieces = _pieces(contents, refused)
@@ -97,39 +105,53 @@ class SpotChecks:
         check.accepted(self._unchecked.pop(peer))
         return self._lend(check)
 
-    def checked(self, peer: str, message: m.Checked) -> list[Effect]:
-        """`peer` has computed something once more."""
+    def receive(self, peer: str, message: m.Checked | m.Compared | m.Shown) -> list[Effect]:
+        """A word of `peer` on a check."""
         check = self._checks.get(message.check)
-        if check is None or not check.open or not check.done(peer, message.id, message.begin):
+        if check is None or not check.open:
             return []
-        return self._lend(check)
+        match message:
+            case m.Checked():
+                return self._lend(check) if check.done(peer, message.id, message.begin) else []
+            case m.Compared():
+                check.compared(peer, message)
+                return []
+            case m.Shown():
+                return self._shown(check, peer, message) if check.is_under(message.plan) else []
 
     def _open(self, peer: str) -> SpotCheck | None:
         return next((one for one in self._checks.values() if one.peer == peer and one.open), None)
 
     def _lend(self, check: SpotCheck) -> list[Effect]:
         """Whoever has what the next pieces are computed from sends it, and a checker that begins with the data is told."""
-        told: list[Effect] = []
-        for opinion in check.opinions:
-            for piece in opinion.next():
-                before = self._trodden(piece.id)
-                route = (Hop(opinion.peer, piece.begin, piece.end), *rest_of(before, piece.end))
-                lender = _holder(before, piece.begin - 1) if piece.begin else opinion.peer
-                task = m.Task(id=piece.id, route=route)
-                told.append(
-                    Send(lender, m.Check(line=self._line, step=self._step, check=check.number, tasks=(task,)))
-                )
-        return told
+        pieces = [(opinion, piece) for opinion in check.opinions for piece in opinion.next()]
+        return [effect for opinion, piece in pieces for effect in self._send(check, opinion, piece)]
+
+    def _send(self, check: SpotCheck, opinion: Opinion, piece: Piece) -> list[Effect]:
+        """Nothing where that was told already."""
+        before = self._trodden(piece.id)
+        route = (Hop(opinion.peer, piece.begin, piece.end), *rest_of(before, piece.end))
+        lender = _holder(before, piece.begin - 1) if piece.begin else opinion.peer
+        if not check.goes(opinion, piece, Way(lender, opinion.peer, route[1].peer if route[1:] else None)):
+            return []
+        task = m.Task(id=piece.id, route=route)
+        told = m.Check(line=self._line, step=self._step, check=check.number, tasks=(task,))
+        return [Send(lender, told)]
 
     def lost(self, peer: str) -> None:
         """What `peer` had counted does not count any more, or it has left."""
         self._unchecked.pop(peer, None)
         for check in self._checks.values():
             if check.open and (peer == check.peer or peer in check.checkers):
-                self._end(check, Verdict.LAPSED)
+                self._unfinished(check)
 
-    def _end(self, check: SpotCheck, verdict: Verdict) -> None:
-        check.end(verdict)
+    def _unfinished(self, check: SpotCheck) -> None:
+        """It goes on no longer. What somebody has said by now is not forgotten."""
+        assert self._rules is not None
+        self._end(check, check.unfinished(self._rules))
+
+    def _end(self, check: SpotCheck, outcome: Outcome) -> None:
+        check.outcome = outcome
         self._ended.append(check)
 
     # ── compared ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -149,23 +171,25 @@ class SpotChecks:
         for check in self._checks.values():
             if not check.open or check.asks:
                 continue
-            if not check.is_of(covers) or not check.pieces:
-                self._end(check, Verdict.LAPSED)
+            # by now it is known who counts what is next to it
+            under_way = [(opinion, piece) for opinion in check.opinions for piece in opinion.under_way]
+            effects += [effect for one, piece in under_way for effect in self._send(check, one, piece)]
+            if not check.is_of(covers) or not check.pieces or self._is_hopeless(check):
+                self._unfinished(check)
             elif check.computed:
-                asked = check.ask(plan, {peer for block in check.blocks for peer in reducers[block]})
-                if not asked:
-                    self._end(check, Verdict.LAPSED)  # it reduces all that it sends
+                mute = self._standings.is_mute
+                hear = {peer for block in check.blocks for peer in reducers[block] if not mute(peer)}
+                asked = check.ask(plan, hear, mute=mute(check.peer))
                 effects += [Send(to, self._show(check, plan, peer=check.peer)) for to in asked]
+                if not check.asks:
+                    self._unfinished(check)  # it reduces all that it sends
         return effects
 
     def _show(self, check: SpotCheck, plan: int, *, peer: str = "", marks: tuple[m.Mark, ...] = ()) -> m.Show:
         return m.Show(line=self._line, step=self._step, check=check.number, plan=plan, peer=peer, marks=marks)
 
-    def shown(self, peer: str, message: m.Shown) -> list[Effect]:
+    def _shown(self, check: SpotCheck, peer: str, message: m.Shown) -> list[Effect]:
         """`peer` shows fingerprints."""
-        check = self._checks.get(message.check)
-        if check is None or not check.open or not check.is_under(message.plan):
-            return []
         blocks = check.blocks
         sound = all(
             mark.block in blocks
@@ -176,30 +200,51 @@ class SpotChecks:
         asked = check.received(peer, message.marks if sound else ())
         if asked is not None:
             return [Send(to, self._show(check, message.plan, marks=asked)) for to in check.checkers]
-        check.shown(peer, message.marks)
+        known = [one for one in message.given if one.peer != peer and one.peer in self._roster]
+        check.shown(peer, message.marks, known)
         return self._judge(check) if check.complete else []
 
     def _judge(self, check: SpotCheck) -> list[Effect]:
         assert self._rules is not None
-        if check.judge(self._rules.tolerance, self._rules.distance) is not Verdict.OPEN:
-            self._ended.append(check)
-            return []
-        third = self._somebody(check.peer, (*check.checkers, *self._suspects(check)))
-        if third is None:
-            self._end(check, Verdict.DISPUTED)
-            return []
-        check.third(third)
-        return self._lend(check)
+        outcome, third = check.judge(self._rules), None
+        if outcome.verdict is Verdict.OPEN:
+            third = self._somebody(check.peer, (*check.checkers, *self._suspects(check)))
+        if third is not None:
+            check.third(third)
+            return self._lend(check)
+        if outcome.verdict is Verdict.OPEN:
+            outcome = check.judge(self._rules, alone=True)
+        self._standings.answered(check.took_part)
+        if outcome.verdict is Verdict.PASSED:
+            self._standings.passed((check.peer, *check.checkers))
+        self._end(check, outcome)
+        return []
 
     def _suspects(self, check: SpotCheck) -> set[str]:
         """Who is known to have given false numbers in this step."""
-        return {one.culprit for one in self._checks.values() if one is not check and one.culprit}
+        return {one.outcome.culprit for one in self._checks.values() if one is not check}
 
     def expire(self) -> None:
         """They have been waited for long enough."""
         for check in self._checks.values():
             if check.open:
-                self._end(check, Verdict.LAPSED)
+                waited_for = self._waited_for(check)
+                self._standings.lapsed(waited_for)
+                self._unfinished(check)
+                if waited_for == {(check.peer, Part.EXPLAINS)}:
+                    check.outcome = check.outcome._replace(verdict=Verdict.EVADED, culprit=check.peer)
+
+    def _waited_for(self, check: SpotCheck) -> set[Duty]:
+        """Who may hold `check` up."""
+        return check.silent if check.computed else {duty for by in check.opinions for duty in by.awaited}
+
+    def _is_hopeless(self, check: SpotCheck) -> bool:
+        """Whether it waits for somebody who has left, or is known not to answer."""
+        if check.computed:
+            return False
+        return any(
+            peer not in self._roster or self._standings.is_mute(peer) for peer, _ in self._waited_for(check)
+        )
 
 
 def _holder(route: Route, block: int) -> str:

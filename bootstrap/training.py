@@ -59,7 +59,8 @@ class CoordinatedStep:
         """Why the run cannot go on."""
         self._told: dict[int, m.Cover] = {}
         """Block → its part of the latest plan."""
-        self._decided_at = now
+        self._decided_at = self._checked_at = now
+        """When all had voted, and when a spot check last went on."""
         self._reign = reign
         self._pace = pace
         self.line = reign.line
@@ -77,9 +78,11 @@ class CoordinatedStep:
             self.ledger.holder,
             members.lines(),
             reign.allowances.limits(self.roster, len(train) or len(evaluation)),
+            reign.standings.apart,
         )
         self.checks = SpotChecks(
             config.checks,
+            reign.standings,
             self.line,
             self.number,
             self.roster,
@@ -149,10 +152,9 @@ class CoordinatedStep:
                 self.reduce.moves(message, now)
             case m.Vote():
                 return self._vote(peer, message, now)
-            case m.Checked():
-                return [*self.checks.checked(peer, message), *self._compare()]
-            case m.Shown():
-                return [*self.checks.shown(peer, message), *self._compare()]
+            case m.Checked() | m.Compared() | m.Shown():
+                self._checked_at = now
+                return [*self.checks.receive(peer, message), *self._compare()]
             case _:
                 pass
         return []
@@ -352,7 +354,7 @@ class CoordinatedStep:
         if again:
             return self._make_plan(now)
         if self.reduce.decision is not None:
-            self._decided_at = now
+            self._decided_at = self._checked_at = now
         return self._compare()
 
     # ── spot checks ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -369,7 +371,11 @@ class CoordinatedStep:
         return self.checks.compare(self.reduce.plan, self.covers, self._told.values())
 
     def _hurry(self, now: float) -> list[Effect]:
-        """Spot checks are not waited for longer than a plan would be."""
-        if now - self._decided_at >= self._pace.patience(self._reign.config.reduce_s):
+        """Spot checks are not waited for longer than a plan would be while nothing comes of them, and no longer than the step has taken: a third opinion is all that somebody
+        counts, computed once more.
+        """
+        patience = self._pace.patience(self._reign.config.reduce_s)
+        longest = max(self._decided_at - self.awaited_at, patience)
+        if now - self._checked_at >= patience or now - self._decided_at >= patience + longest:
             self.checks.expire()
         return []

@@ -123,7 +123,7 @@ class Cluster(Coordinator):
         here = {block for peer, place in places if peer not in leaving for block in range(*place)}
         return sorted({block for peer, place in places if peer in leaving for block in range(*place)} - here)
 
-    def _roll_back(self, why: str, now: float) -> list[Effect]:  # noqa: ARG002 - as the original
+    def _go_back(self, version: int, why: str, now: float) -> list[Effect]:  # noqa: ARG002 - as the original
         self._steps.clear()
         self.dissolved = why
         self._reign.state = State.WAITING

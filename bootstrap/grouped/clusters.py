@@ -16,6 +16,7 @@ from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import Membership
 from hetpeer.bootstrap.reign import Reign
+from hetpeer.bootstrap.standing import Standings
 
 
 class Book(Protocol):
@@ -36,6 +37,7 @@ class Clusters:
         self._records: list[Mapping[str, Any]] = []
         self._clusters: dict[int, Cluster] = {}
         self._allowances = Allowances()
+        self._standings = Standings()
         self.saver: Cluster | None = None
         """Whose checkpoint is collected."""
         self.term = 0
@@ -89,7 +91,9 @@ class Clusters:
         line = m.Line(term=self.term, view=0, cluster=number)
         self._numbers = max(self._numbers, number + 1)
         self._clusters[number] = cluster = Cluster(
-            Reign(config, history, agenda, line, members, self._allowances), now, founded=founded
+            Reign(config, history, agenda, line, members, self._allowances, self._standings),
+            now,
+            founded=founded,
         )
         return cluster
 

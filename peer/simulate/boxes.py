@@ -17,12 +17,14 @@ class Boxes:
     def __init__(self) -> None:
         self._next = itertools.count()
         self._values: dict[Handle, Any] = {}
+        self._senders: dict[Handle, str] = {}
         self._steps: dict[StepId, list[Handle]] = {}
         self._lent: dict[Handle, Callable[[], None]] = {}
 
-    def new(self, step: StepId, value: Any) -> Handle:
+    def new(self, step: StepId, value: Any, sender: str = "") -> Handle:
         handle = next(self._next)
         self._values[handle] = value
+        self._senders[handle] = sender
         self._steps.setdefault(step, []).append(handle)
         return handle
 
@@ -31,8 +33,13 @@ class Boxes:
             raise ViolationError(f"tensor {handle} is used after its release")
         return self._values[handle]
 
+    def sender(self, handle: Handle) -> str:
+        """Who has sent it; nobody: it was made here."""
+        return self._senders[handle]
+
     def release(self, handle: Handle) -> None:
         self._values.pop(handle, None)
+        self._senders.pop(handle, None)
         if (back := self._lent.pop(handle, None)) is not None:
             back()
 

@@ -57,9 +57,17 @@ class SwarmConfig:
     check_share: float = 0.0
     """Of contributions that are computed once more by another."""
     lies: Mapping[str, str] = field(default_factory=dict)
-    """Volunteer → what is false of it: what it "sends", what it computes for a "check", or what it has "received"."""
+    """Volunteer → what is false of it, several joined by "+". Sums: that it "sends", that it computes for a "check", or that it has "received". Bundles: "outputs", "gradients",
+    what it "lends" for a check, what it "answers" to a checker, what it "accuses" others by as a checker. Words: it "slanders" who has given it something, or
+    "excuses" itself with digests of something else. Or it "refuses" to check, "hides" what it has received, is "mute" about bundles, "evades"
+    the question what it has computed from.
+    """
     arranged_s: float = 0.0
     """Another division of the blocks is proposed so often; 0: never."""
+
+    def told_by(self, volunteer: str) -> frozenset[str]:
+        """Its lies."""
+        return frozenset(self.lies.get(volunteer, "").split("+"))
 
     def member(self, numerics: Numerics) -> Shape:
         """What a volunteer must know of the model."""

@@ -89,7 +89,7 @@ class Line:
         def arrive(core: Member) -> Iterable[Effect]:
             self._lane.offered(totals)
             self._lane.claim(frame.pool, frame.cost)
-            handle = receiver.boxes.new(frame.tag, frame.value)
+            handle = receiver.boxes.new(frame.tag, frame.value, self._sender.name)
             receiver.boxes.lend(handle, self._lane.settle(frame.pool, frame.cost))
             return frame.take(core, handle)
 

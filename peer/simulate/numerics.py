@@ -54,6 +54,12 @@ class Numerics(Protocol):
     def lie(self, gradient: Any, by: str) -> Any:
         """Something else of the same shape; `by` whom."""
 
+    def mark(self, bundle: Any, key: bytes) -> Fingerprint:
+        """Of a bundle under `key`."""
+
+    def forge(self, bundle: Any, by: str) -> Any:
+        """Another bundle of the same shape; `by` whom. What is computed from it is false as well."""
+
     def inspect(self, block: int, gradient: Any) -> tuple[str, float]:
         """Digest, and squared norm of what counts at `block`."""
 
@@ -123,18 +129,23 @@ class Symbols:
     ) -> tuple[Any, Any]:
         step, number = microbatch
         end = begin + len(states)
-        assert bundle == (None if begin == 0 else ("activation", step, number, begin)), bundle
-        kept = (step, number, begin, tuple(states))
+        expected, lies = (None, ()) if begin == 0 else (("activation", step, number, begin), bundle[4:])
+        assert expected is None or bundle[:4] == expected, bundle
+        kept = (step, number, begin, tuple(states), lies)
         if end == self.blocks:
             return kept, float(number + 1)
-        return kept, ("activation", step, number, end)
+        return kept, ("activation", step, number, end, *lies)
 
     def backward(self, kept: Any, gradient: Any) -> tuple[Any, list[Sum]]:
-        step, number, begin, states = kept
+        step, number, begin, states, lies = kept
         end = begin + len(states)
-        assert gradient == (None if end == self.blocks else ("gradient", step, number, end)), gradient
-        return ("gradient", step, number, begin), [
-            Sum(Counter({(step, number, state.exact): 1}), _hash((step, number, state))) for state in states
+        if end < self.blocks:
+            assert gradient[:4] == ("gradient", step, number, end), gradient
+            lies = (*lies, *gradient[4:])
+        false = Counter({(-1, -1, by): 1 for by in lies})
+        return ("gradient", step, number, begin, *lies), [
+            Sum(Counter({(step, number, state.exact): 1}) + false, _hash((step, number, state, lies)))
+            for state in states
         ]
 
     def add(self, gradients: Iterable[Any]) -> Any:
@@ -170,6 +181,15 @@ class Symbols:
             drawn = hashlib.blake2b(repr((key, block, task)).encode(), digest_size=32).digest()
             total[:4] += (end - begin) * count * (np.frombuffer(drawn, "<u8") / 2.0**63 - 1.0)
         return total
+
+    def mark(self, bundle: Any, key: bytes) -> Fingerprint:
+        drawn = hashlib.blake2b(repr((key, bundle)).encode(), digest_size=32).digest()
+        total = np.zeros(PLACES)
+        total[:4] = np.frombuffer(drawn, "<u8") / 2.0**63 - 1.0
+        return total
+
+    def forge(self, bundle: Any, by: str) -> Any:
+        return (*bundle, by)
 
     def lie(self, gradient: Sum, by: str) -> Sum:
         return Sum(gradient.ids + Counter({(-1, -1, by): 1}), _hash((gradient.bits, by)))

@@ -7,7 +7,7 @@ they keep something for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging.holding import Bundle
@@ -58,12 +58,12 @@ class Sending:
         match effect:
             case p.SendActivation():
                 self._send_activation(step, effect)
-            case p.SendGradient(number, to, border, handle):
+            case p.SendGradient(number, to, border, handle, check):
                 self._carry(
                     to,
-                    handle,
+                    self._worker.checking.bundle_sent(effect, self._boxes.value(handle)),
                     origin,
-                    lambda core, at, h: core.gradient(at, number, border, h),
+                    lambda core, at, h: core.gradient(at, number, border, h, check),
                     GRADIENTS,
                     nbytes=freight.bundle(self._name, to, border, back=True),
                 )
@@ -72,7 +72,7 @@ class Sending:
             case e.SendResult(shard, to, handle):
                 self._carry(
                     to,
-                    handle,
+                    self._boxes.value(handle),
                     self._origin(step, shard.plan),
                     lambda core, at, h: core.result(at, shard.block, shard.index, h),
                     SHARDS,
@@ -95,7 +95,7 @@ class Sending:
             self._sent.add((step, number, route[0]))
         self._carry(
             to,
-            effect.handle,
+            self._worker.checking.bundle_sent(effect, self._boxes.value(effect.handle)),
             origin,
             lambda core, at, h: core.activation(at, bundle, h),
             pool,
@@ -109,7 +109,7 @@ class Sending:
         def carry(piece: p.Handle) -> None:
             self._carry(
                 shard.reducer,
-                piece,
+                self._boxes.value(piece),
                 origin,
                 lambda core, at, h: core.part(at, shard.block, shard.index, h),
                 SHARDS,
@@ -131,7 +131,7 @@ class Sending:
     def _carry(
         self,
         to: str,
-        handle: p.Handle,
+        value: Any,
         origin: Origin,
         deliver: Deliver,
         pool: Pool,
@@ -139,17 +139,17 @@ class Sending:
         *,
         nbytes: float,
     ) -> None:
-        """Send a tensor: the receiver makes a handle of its own, and learns from us what it belongs to."""
+        """Send the `value` of a tensor: the receiver makes a handle of its own, and learns from us what it belongs to."""
         if self._member.step is not None and self._member.step.entry and to not in self._introduced:
             self._introduce(to)
-        receiver, value = self._swarm.volunteers[to], self._boxes.value(handle)
+        receiver = self._swarm.volunteers[to]
         if (line := self._line(to)) is not None:
             line.send(Frame(pool, cost, origin.step, value, lambda core, h: deliver(core, origin, h)))
             return
         self._swarm.freight.carry(
             self._name,
             receiver,
-            lambda core: deliver(core, origin, receiver.boxes.new(origin.step, value)),
+            lambda core: deliver(core, origin, receiver.boxes.new(origin.step, value, self._name)),
             nbytes,
         )
 

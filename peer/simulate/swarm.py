@@ -203,6 +203,8 @@ class Swarm:
     def tell(self, volunteer: Volunteer, message: m.Message) -> None:
         """A message to the coordinator. Those of a session that it does not know do not arrive."""
         process, session, name = volunteer.process, volunteer.session, volunteer.name
+        if not volunteer.worker.checking.says(message):
+            return
         self.happened(f"tell {message.kind}")
 
         def arrive() -> None:

@@ -136,6 +136,12 @@ class ToyNet:
     def lie(self, gradient: Tensor, by: str) -> Tensor:  # noqa: ARG002
         return -gradient
 
+    def mark(self, bundle: Tensor, key: bytes) -> Fingerprint:
+        return fingerprint(bundle.flatten().numpy(), 0, 0, key)
+
+    def forge(self, bundle: Tensor, by: str) -> Tensor:  # noqa: ARG002
+        return -bundle
+
     def inspect(self, block: int, gradient: Tensor) -> tuple[str, float]:
         counted = Ties(self.ties).counted(block, len(gradient))
         return _digest(gradient), sum(squared_norm(gradient[begin:end]) for begin, end in counted)

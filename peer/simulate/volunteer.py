@@ -16,6 +16,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.member import Effect, InStep, Member, StepEffect
 from hetpeer.peer.simulate.board import LOOK_S
 from hetpeer.peer.simulate.boxes import Boxes
+from hetpeer.peer.simulate.checking import Checking
 from hetpeer.peer.simulate.sending import Sending
 from hetpeer.peer.simulate.states import States
 from hetpeer.peer.simulate.worker import Answer, Worker
@@ -71,8 +72,13 @@ class Volunteer:
             self._speed,
             self.poison,
             later,
+            Checking(
+                self.name,
+                swarm.numerics,
+                swarm.config.told_by(self.name),
+                checks=swarm.config.check_share > 0,
+            ),
             swarm.config.ground,
-            swarm.config.lies.get(self.name, ""),
         )
         self._preparing = 0
         hello = m.Hello(
@@ -200,6 +206,8 @@ class Volunteer:
                 worker.inspect(step, effect)
             case e.ApplyUpdate() | e.InstallAverage():
                 worker.apply(step, effect)
+            case p.CompareBundle():
+                worker.compare(step, effect)
             case e.ShowMarks(asked):
                 worker.show(step, asked)
             case e.KeepCopy():

@@ -6,21 +6,19 @@ those of the moment it was submitted. It refuses to work on a state of another v
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member import Effect, Member
-from hetpeer.averaging.received import Received
 from hetpeer.peer.simulate.boxes import Boxes
+from hetpeer.peer.simulate.checking import Checking
 from hetpeer.peer.simulate.checks import ViolationError
 from hetpeer.peer.simulate.numerics import Numerics
 from hetpeer.peer.simulate.wires import Ground
 from hetpeer.peer.simulate.world import World
 from hetpeer.stages.execution import effects as p
-from hetpeer.stages.execution.fingerprint import KEY_BYTES, pack
 from hetpeer.stages.execution.slots import CHECKS, Drop, Merge
 from hetpeer.stages.execution.window import Window
 
@@ -45,8 +43,8 @@ class Worker:
         speed: float,
         poison: set[int],
         answer: Answer,
+        checking: Checking,
         ground: Ground | None = None,
-        lie: str = "",
     ) -> None:
         self.states: dict[int, dict[int, Any]] = {}
         """Block → version → state, of those that something is computed with."""
@@ -64,10 +62,7 @@ class Worker:
         self._ground = ground
         self._poison = poison
         self._answer = answer
-        self._lie = lie
-        """What is false of it (config.py)."""
-        self._keys = itertools.count()
-        self._received = Received(lambda: next(self._keys).to_bytes(KEY_BYTES, "little"))
+        self.checking = checking
         self._busy_until = world.now
         self._slots: dict[tuple[int, int, int], Any] = {}
         """(step, slot, block) → sum."""
@@ -103,7 +98,7 @@ class Worker:
             self._slots = {key: held for key, held in self._slots.items() if key[0] != step.number}
             self._graphs = {key: kept for key, kept in self._graphs.items() if key[0] != step.number}
             self._window.end_step(step)
-            self._received.end_step(step)
+            self.checking.end_step(step)
 
         self._quietly(clear)
 
@@ -113,6 +108,8 @@ class Worker:
         """`RunForward` → `forward_done` or `work_failed`."""
         key = work.key
         bundle = None if work.source is None else self._boxes.value(work.source)
+        if work.source is not None and work.train:
+            self.checking.used(step, key, key.begin, self._boxes.sender(work.source), bundle)
         if work.train and not key.check:
             self._window.begun((step, key), work.hops_after, self._world.now)
 
@@ -133,6 +130,9 @@ class Worker:
         """`RunBackward` → `backward_done` or `work_failed`, which leaves rubbish in the slot."""
         key, numerics = work.key, self._numerics
         gradient = None if work.gradient is None else self._boxes.value(work.gradient)
+        if work.gradient is not None:
+            sender = self._boxes.sender(work.gradient)
+            self.checking.used(step, key, work.end, sender, gradient, back=True)
 
         def finish(core: Member) -> Iterable[Effect]:
             back, gradients = numerics.backward(self._graphs.pop((step.number, key)), gradient)
@@ -185,9 +185,7 @@ class Worker:
                 value = self._numerics.parameters(held, shard.begin, shard.end)
             else:
                 sums = self._slots[step.number, work.slot, shard.block]
-                value = self._numerics.shard(sums, shard.begin, shard.end)
-                if self._lie == "sends":
-                    value = self._numerics.lie(value, "a liar")
+                value = self.checking.sum_sent(self._numerics.shard(sums, shard.begin, shard.end))
             send(self._boxes.new(step, self._spoilt(value)))
             return ()
 
@@ -208,37 +206,30 @@ class Worker:
             if spoilt is not None:
                 return core.unusable(step, work.shard, spoilt, "it is spoilt")
             if not step.group:
-                self._take_marks(step, work, parts)
+                self.checking.summed(step, work, parts)
             return core.summed(step, work.shard, self._boxes.new(step, self._numerics.add(parts)))
 
         self.submit(self._besides(REDUCE_S), finish)
 
-    def _take_marks(self, step: e.StepId, work: e.SumParts, parts: Iterable[Any]) -> None:
-        shard, key = work.shard, self._received.key(step, work.shard.plan)
-        place = (shard.block, shard.begin, shard.end)
-        for holder, part in zip(work.holders, parts, strict=False):
-            seen = self._numerics.lie(part, "a reducer") if self._lie == "received" else part
-            self._received.add(step, shard, holder, self._numerics.fingerprint(seen, place, key))
+    def compare(self, step: e.StepId, work: p.CompareBundle) -> None:
+        """`CompareBundle` → a message to the coordinator."""
+        value = self._boxes.value(work.handle)
+
+        def finish(core: Member) -> Iterable[Effect]:
+            return [e.Tell(self.checking.compared(step, work, value))] if core.works_on(step) else []
+
+        self.submit(self._besides(REDUCE_S), finish)
 
     def show(self, step: e.StepId, asked: m.Show) -> None:
         """`ShowMarks` → a message to the coordinator."""
 
+        def sums(block: int) -> Any:
+            return self._slots[step.number, CHECKS + asked.check, block]
+
         def finish(core: Member) -> Iterable[Effect]:
-            if asked.peer:
-                marks = self._received.of(step, asked.plan, asked.peer)
-            else:
-                marks = tuple(self._mark(step, asked.check, mark) for mark in asked.marks)
-            shown = m.Shown(line=asked.line, step=asked.step, check=asked.check, plan=asked.plan, marks=marks)
-            return [e.Tell(shown)] if core.works_on(step) else []
+            return [e.Tell(self.checking.shown(step, asked, sums))] if core.works_on(step) else []
 
         self.submit(self._besides(REDUCE_S), finish)
-
-    def _mark(self, step: e.StepId, check: int, mark: m.Mark) -> m.Mark:
-        sums = self._slots[step.number, CHECKS + check, mark.block]
-        sums = self._numerics.lie(sums, "a checker") if self._lie == "check" else sums
-        piece = self._numerics.shard(sums, mark.begin, mark.end)
-        seen = self._numerics.fingerprint(piece, (mark.block, mark.begin, mark.end), mark.key)
-        return mark.model_copy(update={"values": pack(seen)})
 
     def inspect(self, step: e.StepId, work: e.Inspect) -> None:
         """`Inspect` → `inspected`."""

@@ -180,8 +180,8 @@ class Reducing:
 
         return answer()
 
-    def show(self, step: e.StepId, work: e.ShowMarks) -> Answer:
-        """`ShowMarks` → a message to the coordinator: what we have received of a peer, or what is in the slot of a spot check."""
+    def show(self, step: e.StepId, work: e.ShowMarks, given: tuple[m.Given, ...]) -> Answer:
+        """`ShowMarks` → a message to the coordinator: what we have received of a peer, or what is in the slot of a spot check; and what was `given` to compute it."""
         asked = work.asked
         posted = [] if asked.peer else [self._post_marks(step, asked.check, mark) for mark in asked.marks]
 
@@ -193,7 +193,13 @@ class Reducing:
                     mark.model_copy(update={"values": values})
                     for mark, values in zip(asked.marks, found, strict=True)
                 )
-            shown = m.Shown(line=asked.line, step=asked.step, check=asked.check, plan=asked.plan, marks=marks)
+            named: dict[str, Any] = {
+                "line": asked.line,
+                "step": asked.step,
+                "check": asked.check,
+                "plan": asked.plan,
+            }
+            shown = m.Shown(**named, marks=marks, given=given)
             self._answer([e.Tell(shown)])
 
         return answer()

@@ -20,6 +20,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.heads import ActivationHead, GradientHead, Head, ShardHead
 from hetpeer.averaging.holding import Bundle
 from hetpeer.averaging.member import Effect, Member, Origin, StepEffect
+from hetpeer.peer.training.checking import Checking
 from hetpeer.peer.training.execution import Execution
 from hetpeer.peer.training.figures import Figures
 from hetpeer.peer.training.gate import DataGate
@@ -49,6 +50,7 @@ class Place:
     schema: Schema
     posts: Posts
     tasks: Execution
+    checking: Checking
     reducing: Reducing
     transcoding: Transcoding
     gate: DataGate
@@ -93,8 +95,10 @@ class StepWork:
         assert place is not None, "a step begins only after Prepare"
         match effect:
             case p.RunForward():
+                self._start(place.checking.forward(step, effect))
                 self._start(place.tasks.forward(member, step, effect))
             case p.RunBackward():
+                self._start(place.checking.backward(step, effect))
                 self._start(self._counted(step, place.tasks.backward(member, step, effect)))
             case p.ForgetGraph(key):
                 self._start(place.posts.command(c.DropTask(step=step.number, task=str(key))))
@@ -110,8 +114,10 @@ class StepWork:
                 self._start(place.reducing.sum(member, step, effect))
             case e.Inspect():
                 self._start(place.reducing.inspect(member, step, effect))
-            case e.ShowMarks():
-                self._start(place.reducing.show(step, effect))
+            case p.CompareBundle():
+                self._start(place.checking.compare(step, effect))
+            case e.ShowMarks(asked):
+                self._start(place.reducing.show(step, effect, place.checking.given(step, asked)))
             case e.KeepCopy(block):
                 self._start(place.posts.command(c.KeepCopy(block=block)))
             case e.ApplyUpdate() | e.InstallAverage():
@@ -132,6 +138,7 @@ class StepWork:
                 self._place.gate.end_step(name)
                 self._place.tasks.end_step(name)
                 self._place.transcoding.end_step(name)
+                self._place.checking.end_step(name)
                 self._place.reducing.end_step(name)
         if self._place is not None:
             self._start(
@@ -180,7 +187,7 @@ class StepWork:
             case ActivationHead():
                 self._activation(origin, head, tensor)
             case GradientHead():
-                self._perform(core.gradient(origin, head.id, head.border, tensor))
+                self._perform(core.gradient(origin, head.id, head.border, tensor, head.check))
             case ShardHead(kind="part"):
                 self._perform(core.part(origin, head.block, head.index, tensor))
             case ShardHead():
@@ -212,8 +219,8 @@ class StepWork:
                     self._sent.add((step, number, route[0]))
                 out = partial(place.transcoding.out, step, route[0].peer, head, _tensor(handle))
                 self._send_bundle(step, out)
-            case p.SendGradient(number, to, border, handle):
-                back = GradientHead(**own, id=number, border=border)
+            case p.SendGradient(number, to, border, handle, check):
+                back = GradientHead(**own, id=number, border=border, check=check)
                 self._send_bundle(step, partial(place.transcoding.out, step, to, back, _tensor(handle)))
             case e.SendPart(shard, slot):
                 part = _shard_head("part", shard, own)

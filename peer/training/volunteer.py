@@ -31,6 +31,7 @@ from hetpeer.dht.tasks import TaskSet
 from hetpeer.peer.arrival.credentials import Credentials
 from hetpeer.peer.home import Home
 from hetpeer.peer.tracing import Trace
+from hetpeer.peer.training.checking import Checking
 from hetpeer.peer.training.datasource import DataSource
 from hetpeer.peer.training.entering import Entering
 from hetpeer.peer.training.evidence import Evidence
@@ -338,9 +339,10 @@ class Volunteer:
             self._plane.offended,
             self.unread,
         )
+        checking = Checking(posts, schema, self._node.peer_id, self.perform)
         reducing = Reducing(posts, schema, self.links, self._node.peer_id, self.perform)
         gate = DataGate(self._source, self._tasks)
-        self._steps.use(Place(schema, posts, tasks, reducing, transcoding, gate))
+        self._steps.use(Place(schema, posts, tasks, checking, reducing, transcoding, gate))
         self._states.use(posts, self._prepared)
         speed = await speed_on(self._compute, specs, self.offer.flops_per_second)
         self.perform(self.member.prepared(speed))

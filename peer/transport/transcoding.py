@@ -17,6 +17,7 @@ from hetpeer.peer.transport.tensors import Tensor
 from hetpeer.stages.execution.bundles import BundleLayout
 from hetpeer.stages.execution.results import CommandFailedError
 from hetpeer.stages.execution.transfers import Decode, Encode
+from hetpeer.stages.links.adaptive import Coding
 from hetpeer.stages.links.codec import Codec
 
 WRONG_BYTES = ("HP-WIRE-001", "HP-NUM-001")
@@ -53,6 +54,8 @@ class Transcoding:
         self._unread = unread
         self._sent: set[tuple[e.StepId, int, int]] = set()
         """Gradients that a residual has been taken from: a repeated one is sent without."""
+        self._codings: dict[tuple[e.StepId, int, int, bool], Coding] = {}
+        """How a bundle was written first, where that matters."""
 
     def out(self, step: e.StepId, peer: str, head: BundleHead, tensor: Tensor) -> Answer | None:
         """Send a bundle; None where it left at once, as it lies in memory. Raises ArenaFullError with nothing done."""
@@ -67,6 +70,8 @@ class Transcoding:
             self._send(peer, head, tensor)
             return None
         coding = self._book.coding(peer, layout.nbytes, layout.width, gradient=gradient)
+        if self._schema.trust.spot_checks:  # whoever computes from it again is to get the same
+            coding = self._codings.setdefault((step, head.id, border, gradient), coding)
         evaluated = (
             head.id >= self._schema.training.microbatches
         )  # of the model as it is exported: without cuts
@@ -157,6 +162,7 @@ class Transcoding:
     def end_step(self, step: e.StepId) -> None:
         """Nothing of `step` is sent any more."""
         self._sent = {key for key in self._sent if key[0] != step}
+        self._codings = {key: coding for key, coding in self._codings.items() if key[0] != step}
 
 
 def layout_of(schema: Schema, head: Head) -> BundleLayout:

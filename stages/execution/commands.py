@@ -36,7 +36,7 @@ from hetpeer.stages.execution.results import (
     WarmedUp,
     WorkerInfo,
 )
-from hetpeer.stages.execution.transfers import Decode, Encode, ForgetResiduals
+from hetpeer.stages.execution.transfers import Decode, Encode, ForgetResiduals, MarkBundle
 
 Extents = dict[Name, Extent]
 """Tensor name → its bytes: contiguous, row-major, little-endian, dtype and shape as the block says."""
@@ -371,6 +371,7 @@ AnyCommand = (
     | Forward
     | Encode
     | Decode
+    | MarkBundle
     | ForgetResiduals
     | Backward
     | DropTask

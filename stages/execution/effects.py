@@ -68,8 +68,8 @@ class ForgetGraph:
 class SendActivation:
     """Send `handle`, the bundle that enters block `route[0].begin`, to `route[0].peer`. Keep it.
 
-    With `check` the receiver is to compute it once more, for that spot check; with `asks` it has done so already, for another, and is to give the
-    gradient that it keeps.
+    With `check` the receiver is to compute it once more, for that spot check; with `asks` it has done so already, for another, and is to compare the two
+    and give the gradient that it keeps.
     """
 
     id: int
@@ -82,11 +82,30 @@ class SendActivation:
 
 @dataclass(frozen=True, slots=True)
 class SendGradient:
-    """Send `handle`, the gradient of the bundle that enters block `border`, to `to`. Keep it."""
+    """Send `handle`, the gradient of the bundle that enters block `border`, to `to`. Keep it.
+
+    With `check` the receiver has had one from somebody else, and is to compare the two for that spot check.
+    """
 
     id: int
     to: str
     border: int
+    handle: Handle
+    check: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CompareBundle:
+    """For spot check `check`: compare `handle`, which `peer` has sent, with what others have sent in its place, and tell the coordinator.
+
+    It is the bundle that enters block `border`, or with `back` its gradient.
+    """
+
+    check: int
+    id: int
+    border: int
+    back: bool
+    peer: str
     handle: Handle
 
 
@@ -136,6 +155,7 @@ Effect = (
     | ForgetGraph
     | SendActivation
     | SendGradient
+    | CompareBundle
     | Release
     | ReportSealed
     | ReportEvaluated

@@ -36,10 +36,11 @@ def fingerprint(vector: NDArray[np.float32], block: int, begin: int, key: bytes)
         piece = vector[offset : offset + _ROWS * PLACES - skip]
         rows = -(-(skip + len(piece)) // PLACES)
         bits = np.random.Philox(key=secret, counter=[row, block, 0, 0]).random_raw(4 * rows)
-        signs = np.unpackbits(bits.astype("<u8").view(np.uint8), bitorder="little")[skip : skip + len(piece)]
-        signed = np.zeros(rows * PLACES)
-        np.multiply(piece, 1.0 - 2.0 * signs, out=signed[skip : skip + len(piece)])
-        total += signed.reshape(rows, PLACES).sum(axis=0)
+        signs = np.unpackbits(bits.astype("<u8").view(np.uint8), bitorder="little").astype(np.uint32) << 31
+        own = signs[skip : skip + len(piece)]
+        own ^= np.ascontiguousarray(piece).view(np.uint32)  # the sign bit of a float32
+        signs[:skip] = signs[skip + len(piece) :] = 0
+        total += signs.view(np.float32).reshape(rows, PLACES).sum(axis=0, dtype=np.float64)
         offset, row, skip = offset + len(piece), row + rows, 0
     return total
 

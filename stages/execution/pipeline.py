@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from hetpeer.stages.execution.bench import Bench
 from hetpeer.stages.execution.effects import (
+    CompareBundle,
     Effect,
     ForgetGraph,
     Handle,
@@ -89,9 +90,13 @@ class Pipeline:
         """`upstream` sent the bundle that enters block `route[0].begin`; with `check` to be computed once more for that spot check."""
         return self._enter(microbatch, route, attempt, upstream=upstream, source=handle, check=check)
 
-    def asked(self, microbatch: int, border: int, upstream: str, handle: Handle) -> list[Effect]:
-        """`upstream` computes for a spot check what somebody else has sent us, and wants the gradient that we gave."""
-        return self._reruns.answer(microbatch, border, upstream, handle)
+    def asked(self, microbatch: int, border: int, upstream: str, handle: Handle, check: int) -> list[Effect]:
+        """`upstream` has computed for spot check `check` what somebody else has sent us, and wants the gradient that we gave."""
+        return self._reruns.answer(microbatch, border, upstream, handle, check)
+
+    def returned(self, microbatch: int, border: int, peer: str, handle: Handle, check: int) -> list[Effect]:
+        """`peer` has computed once more what we have lent it for spot check `check`: this is the gradient."""
+        return self._reruns.compare(CompareBundle(check, microbatch, border, True, peer, handle))
 
     def check(self, microbatch: int, route: Route, check: int) -> list[Effect]:
         """`microbatch` is to be computed once more at `route[0]`, for spot check `check`: by us, if it begins with the data; else by whom we
@@ -121,7 +126,8 @@ class Pipeline:
         key = TaskKey(microbatch, route[0].begin, check)
         task = self._tasks.get(key)
         if check and not (microbatch < self._microbatches and self._reruns.takes(key)):
-            return [] if source is None else [Release(source)]
+            twice: list[Effect] = [] if source is None else [Release(source)]
+            return twice if task is None else [*twice, *self._reruns.goes(task, route)]
         if task is not None:
             return self._repeated(task, route, attempt, upstream, source)
         task = Task(key, route, attempt, upstream, train=microbatch < self._microbatches, source=source)

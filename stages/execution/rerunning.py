@@ -1,4 +1,4 @@
-"""What a holder does for spot checks: lends what it keeps, answers once more, computes what somebody else has done (docs/trust.md).
+"""What a holder does for spot checks: lends what it keeps, answers once more, computes what somebody else has done, and has it compared (docs/trust.md).
 
 Pure bookkeeping. What is computed once more goes into a slot of its check, which no plan names, and nowhere else. A slot that lacks something stays unsaid:
 the check comes to nothing.
@@ -7,6 +7,7 @@ the check comes to nothing.
 from __future__ import annotations
 
 from hetpeer.stages.execution.effects import (
+    CompareBundle,
     Effect,
     ForgetGraph,
     Handle,
@@ -40,12 +41,18 @@ class Reruns:
             return []
         return [SendActivation(microbatch, route, kept.attempt, kept.output, check=check)]
 
-    def answer(self, microbatch: int, border: int, asker: str, handle: Handle) -> list[Effect]:
-        """`asker` has computed what somebody else has sent us, and wants the gradient that we gave."""
+    def answer(self, microbatch: int, border: int, asker: str, handle: Handle, check: int) -> list[Effect]:
+        """`asker` has computed what somebody else has sent us: we compare the two, and it wants the gradient that we gave."""
         task = self._tasks.get(TaskKey(microbatch, border))
+        compared = self.compare(CompareBundle(check, microbatch, border, False, asker, handle))
         if task is None or task.input_gradient is None:
-            return [Release(handle)]
-        return [Release(handle), SendGradient(microbatch, asker, border, task.input_gradient)]
+            return compared
+        return [*compared, SendGradient(microbatch, asker, border, task.input_gradient)]
+
+    @staticmethod
+    def compare(bundle: CompareBundle) -> list[Effect]:
+        """A checker has sent what we have had from somebody else."""
+        return [bundle, Release(bundle.handle)]
 
     # ── when we check ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -53,12 +60,19 @@ class Reruns:
         """Whether it is to be done: an id enters a slot once."""
         return key not in self._folded and key.check not in self._spoilt and self._tasks.get(key) is None
 
+    def goes(self, task: Task, route: Route) -> list[Effect]:
+        """It is known by now who else has the gradient of `task`, if that is somebody else."""
+        elsewhere = route[1:2] != task.route[1:2]
+        task.route = route
+        asks = elsewhere and task.status is Status.SENT and task.output is not None
+        return self.passes_on(task, task.output) if asks else []
+
     def passes_on(self, task: Task, output: Handle) -> list[Effect]:
         """Its forward is done: who was sent that by another gives us the gradient."""
         if not task.route[1:] or not self._onward.knows(task.route[1]):
             return self.failed(task)
         task.status = Status.SENT
-        return [SendActivation(task.key.id, task.route[1:], task.attempt, output, asks=True)]
+        return [SendActivation(task.key.id, task.route[1:], task.attempt, output, task.key.check, asks=True)]
 
     @staticmethod
     def slot(key: TaskKey) -> int:
@@ -66,10 +80,16 @@ class Reruns:
         return CHECKS + key.check
 
     def done(self, task: Task) -> list[Effect]:
-        """The gradients of `task` are in the slot, and nothing of it is needed any more."""
+        """The gradients of `task` are in the slot. Who lent it compares the gradient that goes back; nothing else of it is needed any more."""
         self._folded.add(task.key)
-        freed = self._forget(task)
-        return freed if task.key.check in self._spoilt else [*freed, ReportChecked(task.key)]
+        if task.key.check in self._spoilt:
+            return self._forget(task)
+        told: list[Effect] = [ReportChecked(task.key)]
+        if task.upstream is not None and task.input_gradient is not None:
+            key, back = task.key, task.input_gradient
+            told.append(SendGradient(key.id, task.upstream, key.begin, back, key.check))
+            task.input_gradient = None  # it stays until it has arrived
+        return [*self._forget(task), *told]
 
     def failed(self, task: Task) -> list[Effect]:
         """A task of a check cannot be done."""

@@ -18,6 +18,8 @@ Count = Annotated[int, Field(ge=0, lt=1 << 48, strict=True)]
 Number = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 Name = Annotated[str, Field(max_length=256, strict=True)]
 Marks = Annotated[bytes, Field(min_length=NBYTES, max_length=NBYTES, strict=True)]
+DIGEST_BYTES = 16
+Short = Annotated[bytes, Field(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES, strict=True)]
 MAX_TEXT = 1000
 Text = Annotated[str, Field(max_length=MAX_TEXT, strict=True)]
 """For people. The worker runs graphs from the net, and what it says goes into the daemon's log."""
@@ -107,6 +109,16 @@ class Marked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BundleMarked:
+    """The fingerprint of all numbers that are rounded, the digest of all others, and the digest of the whole."""
+
+    kind: Literal["bundle_marked"] = "bundle_marked"
+    marks: Marks
+    exact: Short
+    digest: Short
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Inspected:
     """Blake3 (hex) of the bytes, sum of squares in float64 (numerics.py), and whether every value is finite. `seconds` of wall time."""
 
@@ -185,6 +197,7 @@ Result = (
     | Exported
     | Summed
     | Marked
+    | BundleMarked
     | Inspected
     | Applied
     | Dumped

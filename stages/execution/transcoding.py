@@ -1,17 +1,20 @@
-"""The worker's part of a link: bundles in the arena written by a codec, and back; residuals of error feedback."""
+"""The worker's part of a link: bundles in the arena written by a codec, and back; residuals of error feedback, and fingerprints."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from blake3 import blake3
 from torch import Tensor
 
 from hetpeer.stages.execution import results as r
 from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.executor import Executor
+from hetpeer.stages.execution.fingerprint import PLACES, fingerprint, pack
 from hetpeer.stages.execution.staging import CommandError, Staging
-from hetpeer.stages.execution.transfers import Decode, Encode, ForgetResiduals
+from hetpeer.stages.execution.transfers import Decode, Encode, ForgetResiduals, MarkBundle
 from hetpeer.stages.links.codec import Codec, Written, kept_of, length
 from hetpeer.stages.links.codecs import decode, encode
 
@@ -91,7 +94,7 @@ class Decoder(Executor):
 
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
-        super().__init__({Decode: self._decode})
+        super().__init__({Decode: self._decode, MarkBundle: self._mark})
 
     def _decode(self, command: Decode) -> r.Done:
         self.decode(Codec.of(command.codec), command.written, command.data, command.tensors)
@@ -109,3 +112,16 @@ class Decoder(Executor):
             used += size
         if used != len(view):
             raise CommandError(f"{len(view)} bytes of an encoded bundle, {used} of which mean something")
+
+    def _mark(self, command: MarkBundle) -> r.BundleMarked:
+        total, exact, whole = np.zeros(PLACES), blake3(), blake3()
+        for number, (dtype, extent) in enumerate(command.tensors):
+            data = self._staging.raw(extent)
+            whole.update(data)
+            flat = self._staging.flat(dtype, extent)
+            if flat.is_floating_point():
+                total += fingerprint(flat.float().numpy(), number, 0, command.key)
+            else:
+                exact.update(data)
+        digests = [found.digest(r.DIGEST_BYTES) for found in (exact, whole)]
+        return r.BundleMarked(marks=pack(total), exact=digests[0], digest=digests[1])

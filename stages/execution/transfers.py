@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.command import Command, Lane
-from hetpeer.stages.execution.results import Done, Encoded, Name, Number
+from hetpeer.stages.execution.fingerprint import KEY_BYTES
+from hetpeer.stages.execution.results import BundleMarked, Done, Encoded, Name, Number
 from hetpeer.stages.links.codec import Written
 
 
@@ -39,6 +42,17 @@ class Decode(Command[Done]):
     written: tuple[Written, ...]
     data: Extent
     tensors: tuple[tuple[Name, Extent], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkBundle(Command[BundleMarked]):
+    """Fingerprint a bundle's tensors, dtype and extent of each, under `key` (fingerprint.py)."""
+
+    answer: ClassVar[type[Any]] = BundleMarked
+    lane: ClassVar[Lane] = Lane.RECEIVE
+    kind: Literal["mark_bundle"] = "mark_bundle"
+    tensors: tuple[tuple[Name, Extent], ...]
+    key: Annotated[bytes, Field(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -390,7 +390,9 @@ def test_going_back_while_applying_forgets_the_half_applied_state():
 
 def test_going_back_to_where_we_are_keeps_the_state():
     member = member_in(Phase.TRAINING)
-    member.receive(m.RolledBack(line=NEW, version=3, why="lost"))
+    effects = member.receive(m.RolledBack(line=NEW, version=3, why="steps are begun anew"))
+    assert names(effects) == "EndStep, Tell ready", "it says so at once: nobody else may have it either"
+    assert effects[-1].message.version == 3
     assert names(member.receive(fetch(line=NEW))) == "Tell ready"
 
 

@@ -191,6 +191,20 @@ def position(records: Records, kind: str) -> int:
     return next(n for n, record in enumerate(records) if record["kind"] == kind)
 
 
+def test_steps_that_were_begun_anew_break_no_rule(trained: RunDirectory) -> None:
+    """Spot checks have found bundles in question: the run goes back to the version that all hold."""
+
+    def anew(records: Records) -> None:
+        last = position(records, "checkpoint")
+        view = max(record.get("view", 0) for record in records[:last])
+        version = max(record["step"] for record in records[:last] if record["kind"] == "commit") + 1
+        again = {"kind": "rollback", "term": 1, "view": view + 1, "to_version": version, "why": "anew"}
+        records.insert(last, again)
+
+    rewrite_log(trained, anew)
+    assert not any("went back" in problem for problem in audit(trained.path).problems)
+
+
 @pytest.mark.parametrize(
     ("change", "rule", "problem"),
     [

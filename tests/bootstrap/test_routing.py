@@ -120,3 +120,42 @@ def test_neither_a_small_block_nor_a_liar_makes_lines_dear() -> None:
             links={"b": 0.1},
         )
     assert members.lines()("a", "b") == pytest.approx(1.0)
+
+
+def passing(ways: Assignments, *pair: str) -> int:
+    """How many ids go from one of these to the other."""
+    tasks = [task for first in ("a", "b", "x") for task in ways.tasks(first)]
+    return sum(tuple(hop.peer for hop in task.route) == pair for task in tasks)
+
+
+def kept_apart(*pairs: str, roster: dict[str, tuple[int, int]]) -> Assignments:
+    apart = {frozenset(pair) for pair in pairs}
+    return Assignments(IDS, roster, BLOCKS, {}, lambda: set(IDS), lambda _block, _id: None, apart=apart)
+
+
+FOUR = {"a": (0, 2), "b": (0, 2), "y": (2, 4), "z": (2, 4)}
+
+
+def test_nothing_passes_between_two_that_are_kept_apart() -> None:
+    ways = kept_apart("ay", roster=FOUR)
+    assert passing(ways, "a", "y") == 0
+    assert sum(passing(ways, first, last) for first in "ab" for last in "yz") == len(IDS)
+    assert passing(ways, "b", "y") > 0
+
+
+def test_who_is_apart_from_all_others_gets_nothing_if_somebody_else_can_do_it() -> None:
+    ways = kept_apart("ay", "az", roster=FOUR)
+    assert ways.tasks("a") == ()
+    alone = kept_apart("ay", "az", roster={"a": (0, 2), "y": (2, 4), "z": (2, 4)})
+    assert len(alone.tasks("a")) == len(IDS)
+
+
+def test_they_stay_apart_when_others_come_and_go() -> None:
+    roster = {"a": (0, 2), "y": (2, 4)}
+    ways = kept_apart("ax", "xy", roster=roster)
+    roster["x"] = (0, 2)
+    assert ways.share("x", 1.0) == {}
+    roster["z"] = (2, 4)
+    del roster["a"]
+    assert ways.again(IDS) == {"x": set(IDS)}
+    assert passing(ways, "x", "z") == len(IDS)

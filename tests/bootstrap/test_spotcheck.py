@@ -1,17 +1,20 @@
-"""What follows from two or three words on the same sums."""
+"""How a check goes on: who computes, compares and shows what, and when all of it is known."""
 
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.spotcheck import Piece, SpotCheck, Verdict
+from hetpeer.bootstrap.opinions import UNDER_WAY, Piece, Way
+from hetpeer.bootstrap.spotcheck import CheckRules, SpotCheck
+from hetpeer.bootstrap.standing import Part
+from hetpeer.bootstrap.verdicts import Outcome, Verdict
 
 TRUE, FALSE, OTHER = b"true", b"false", b"other"
 KEYS = {"r1": b"1", "r2": b"2"}
 PIECE = Piece(0, 0, 1)
-
-
-def distance(one, other):
-    return 0.0 if one == other and one else 1.0
+LINE = m.Line(term=1, view=0)
+RULES = CheckRules(
+    tolerance=0.5, draw=lambda: 0.0, distance=lambda one, other: 0.0 if one == other and one else 1.0
+)
 
 
 def mark(reducer, values=b""):
@@ -28,14 +31,19 @@ def check(received, *opinions):
         assert opinion.next() == [PIECE]
         assert not one.computed
         assert one.done(opinion.peer, 0, 0)
-    assert one.ask(3, [*received, "c"]) == list(received)
+    assert one.computed
+    heard = ["c"] if len(opinions) > 1 else []
+    assert one.ask(3, [*received, "c"]) == [*heard, *received]
     asked = None
     for reducer, values in received.items():
         asked = one.received(reducer, (mark(reducer, values),) if values else ())
     assert asked == tuple(mark(reducer) for reducer, values in received.items() if values)
     for peer, values in zip("ab", opinions, strict=False):
         assert not one.complete
-        one.shown(peer, [mark(reducer, values) for reducer in received])
+        one.shown(peer, [mark(reducer, values) for reducer in received], ())
+    for peer in heard:
+        assert one.silent == {(peer, Part.EXPLAINS)}
+        one.shown(peer, (), ())
     assert one.complete
     return one
 
@@ -55,23 +63,94 @@ def check(received, *opinions):
         ((TRUE, TRUE), (b"", TRUE), Verdict.CONVICTED, "a"),
     ],
 )
-def test_two_of_three_decide_and_one_reducer_convicts_nobody(received, opinions, verdict, culprit):
-    one = check(dict(zip(KEYS, received, strict=True)), *opinions)
-    assert one.judge(0.5, distance) is verdict
-    assert one.culprit == culprit
+def test_two_of_three_decide_on_sums_and_one_reducer_convicts_nobody(received, opinions, verdict, culprit):
+    outcome = check(dict(zip(KEYS, received, strict=True)), *opinions).judge(RULES)
+    assert outcome.verdict is verdict
+    assert outcome.culprit == culprit
+    assert not outcome.apart, "no bundle is in question"
+
+
+def test_where_there_is_no_third_it_is_a_dispute():
+    outcome = check({"r1": FALSE, "r2": FALSE}, TRUE).judge(RULES, alone=True)
+    assert outcome == Outcome(Verdict.DISPUTED, "a", "c", sure=False)
 
 
 def test_a_checker_has_two_at_a_time_and_counts_what_it_was_asked():
     one = SpotCheck(1, "c", "a")
     one.accepted(Piece(number, 0, 1) for number in range(4))
     (opinion,) = one.opinions
-    assert [piece.id for piece in opinion.next()] == [0, 1]
+    assert [piece.id for piece in opinion.next()] == list(range(UNDER_WAY))
     assert opinion.next() == []
     assert not one.done("b", 0, 0), "nobody has asked it"
     assert not one.done("a", 3, 0), "not yet"
     assert one.done("a", 1, 0)
     assert not one.done("a", 1, 0), "once"
     assert [piece.id for piece in opinion.next()] == [2]
+
+
+def word(peer, border, *, back, about="a", differ=(), alike=()):
+    return m.Compared(
+        line=LINE,
+        step=0,
+        check=1,
+        id=0,
+        border=border,
+        back=back,
+        peer=about,
+        differ=differ,
+        alike=alike,
+    )
+
+
+def test_a_piece_is_checked_when_those_have_spoken_who_have_got_something_of_it():
+    one = SpotCheck(1, "c", "a")
+    one.accepted([Piece(0, 2, 4)])
+    (opinion,) = one.opinions
+    (piece,) = opinion.next()
+    assert one.goes(opinion, piece, Way("u", "a", "d"))
+    assert not one.goes(opinion, piece, Way("u", "a", "d")), "that is told"
+    assert opinion.awaited == {
+        ("a", Part.CHECKS),
+        ("u", Part.LENDS),
+        ("u", Part.COMPARES),
+        ("d", Part.ANSWERS),
+        ("d", Part.COMPARES),
+    }
+    assert one.goes(opinion, piece, Way("u", "a", "e")), "somebody else has the gradient by now"
+    assert not one.compared("d", word("d", 4, back=False, differ=("c",)))
+    assert one.compared("e", word("e", 4, back=False, alike=("c",)))
+    assert not one.compared("e", word("e", 4, back=False, differ=("c",))), "once"
+    assert one.done("a", 0, 2)
+    assert not one.computed
+    assert opinion.awaited == {("a", Part.CHECKS), ("u", Part.COMPARES)}, "it may not have got it"
+    assert not one.compared("u", word("u", 2, back=True, about="b")), "that is not of this checker"
+    assert one.compared("u", word("u", 2, back=True, differ=("c", "x")))
+    assert one.computed
+    assert {one.suspect for one in opinion.accusations} == {"c", "x"}
+    assert one.ask(3, ["r1"]) == ["c", "r1"], "who is accused says what it has computed from"
+    assert one.ask(3, ["r1"], mute=True) == ["r1"], "or has no excuse"
+
+
+def test_nobody_is_asked_about_itself():
+    one = SpotCheck(1, "c", "a")
+    one.accepted([Piece(0, 2, 4)])
+    (opinion,) = one.opinions
+    (piece,) = opinion.next()
+    one.goes(opinion, piece, Way("c", "a", "a"))
+    assert one.done("a", 0, 2)
+    assert one.computed
+
+
+def test_it_knows_who_has_not_shown_anything():
+    one = check({"r1": TRUE, "r2": TRUE}, TRUE)
+    assert one.silent == set()
+    one.void()
+    one.ask(4, KEYS)
+    one.received("r1", (mark("r1", TRUE),))
+    assert one.silent == {("r2", Part.SHOWS)}
+    one.received("r2", ())
+    assert one.silent == {("a", Part.SHOWS)}
+    assert one.took_part == {(peer, Part.SHOWS) for peer in KEYS}
 
 
 def test_it_is_of_exactly_what_the_plan_adds():

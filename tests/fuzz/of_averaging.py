@@ -34,6 +34,7 @@ PLAN: dict[str, Any] = {**AT, "plan": 2}
 COVER = m.Cover(block=1, slots=((A, (1, 2)), (B, (3,))), reducers=((A, 2), (B, 1)), receivers=(A, B))
 COMMIT = m.Commit(**PLAN, coefficient=0.5, loss=2.25, digests={0: "cd" * 32})
 MARK = m.Mark(block=1, begin=0, end=9, key=bytes(16))
+GIVEN = m.Given(id=3, begin=2, back=False, peer=A, digest=bytes(16))
 
 MESSAGES = [
     m.Hello(run=RUN, incarnation=2, name="ada", memory_bytes=1 << 33, place=(0, 2), held=HELD, work=b"\1"),
@@ -47,7 +48,8 @@ MESSAGES = [
     m.Objection(**PLAN, block=1, peer=B, why="not finite"),
     m.Vote(**PLAN, blocks=(m.BlockVote(block=0, digest="ab" * 32, squared_norm=1.5, finite=True),)),
     m.Checked(**AT, check=1, id=3, begin=2),
-    m.Shown(**PLAN, check=1, marks=(MARK.model_copy(update={"values": bytes(64)}),)),
+    m.Compared(**AT, check=1, id=3, border=2, back=True, peer=B, alike=(A,), differ=(B,)),
+    m.Shown(**PLAN, check=1, marks=(MARK.model_copy(update={"values": bytes(64)}),), given=(GIVEN,)),
     m.Check(**AT, check=1, tasks=(TASK,)),
     m.Show(**PLAN, check=1, peer=B),
     m.Show(**PLAN, check=1, marks=(MARK,)),
@@ -85,7 +87,9 @@ IN_STEP: dict[str, Any] = {**AT, "incarnation": 1}
 HEADS = [
     ActivationHead(**IN_STEP, id=5, batch=7, route=ROUTE, attempt=0),
     ActivationHead(**IN_STEP, id=5, batch=7, route=ROUTE, attempt=1, coded=CODED, nudge=True),
+    ActivationHead(**IN_STEP, id=5, batch=7, route=ROUTE, attempt=0, check=3, asks=True),
     GradientHead(**IN_STEP, id=5, border=1, coded=CODED),
+    GradientHead(**IN_STEP, id=5, border=1, check=3),
     ShardHead(**IN_STEP, kind="part", plan=2, block=1, index=0, begin=0, end=500),
     ShardHead(
         **IN_STEP,

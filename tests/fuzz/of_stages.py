@@ -31,7 +31,7 @@ from hetpeer.stages.execution.frames import (
     encode_command,
     encode_result,
 )
-from hetpeer.stages.execution.transfers import Decode, Encode, ForgetResiduals
+from hetpeer.stages.execution.transfers import Decode, Encode, ForgetResiduals, MarkBundle
 from hetpeer.stages.graph.spec import Batch, BlockSpec, Node, Ref, Symbol, TensorSpec
 from hetpeer.stages.graph.wire import pack_block, read_block, unpack_block
 from hetpeer.stages.links.codec import Codec, Written, length, room, value_bytes
@@ -284,6 +284,7 @@ COMMANDS = [
     c.Shutdown(),
     Encode(codec="topk-int8", share=0.1, tensors=(("float32", EXTENT),), into=EXTENT),
     Decode(codec="int8", written=(Written(32),), data=EXTENT, tensors=(("float32", EXTENT),)),
+    MarkBundle(tensors=(("float32", EXTENT),), key=bytes(KEY_BYTES)),
     ForgetResiduals(),
 ]
 RESULTS = [
@@ -298,6 +299,7 @@ RESULTS = [
     r.Summed(unsound=(1,), rounded=False),
     r.Summed(unsound=(), marks=(bytes(NBYTES),)),
     r.Marked(marks=bytes(NBYTES)),
+    r.BundleMarked(marks=bytes(NBYTES), exact=bytes(r.DIGEST_BYTES), digest=bytes(r.DIGEST_BYTES)),
     r.Inspected(digest="ab" * 32, squared_norm=1.5, finite=True, seconds=0.1),
     r.Applied(version=4, digest="ab" * 32, seconds=0.1),
     r.Dumped(nbytes=4096),

@@ -33,7 +33,7 @@ STEERED_COORDINATOR = {
     ("finished", "saved"),
     ("finished", "not_saved"),
     *((state.value, "paced") for state in State),
-    *((state.value, kind) for state in State for kind in ("checked", "shown")),
+    *((state.value, kind) for state in State for kind in ("checked", "compared", "shown")),
 }
 """Possible, but too rare in random histories, or said by the daemon alone: tests/bootstrap/test_{coordinator,training}.py
 drive them by hand. Spot checks have histories of their own (test_spotchecks.py)."""

@@ -4,9 +4,11 @@ That a run ends in the state of one machine is looked at in each history: one fa
 """
 
 import dataclasses
+from statistics import fmean
 
 import pytest
 
+from hetpeer.bootstrap.standing import LAPSES
 from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.faults import Faults
@@ -66,6 +68,24 @@ def test_honest_volunteers_come_and_go_and_nobody_is_banned(seed):
     swarm = history(config, seed, faults=10)
     assert not said(swarm, "banned")
     assert not said(swarm, "dispute")
+
+
+@pytest.mark.parametrize("lie", ["refuses", "hides"])
+@pytest.mark.parametrize("seed", range(2))
+def test_who_does_not_answer_holds_up_three_checks_and_no_more(lie, seed):
+    config = dataclasses.replace(TWO_STAGES, steps=24, evaluate_every=100)
+    honest = [record["seconds"] for record in said(history(config, seed), "commit")]
+    swarm = history(dataclasses.replace(config, lies={"v7": lie}), seed)
+    assert not said(swarm, "banned"), "it has said nothing false"
+    assert swarm.coordinator._reign.standings.is_mute("v7")
+    held_up = [
+        record["step"]
+        for record in said(swarm, "commit")
+        if record["seconds"] > config.reduce_s + min(honest)
+    ]
+    assert 1 <= len(held_up) <= LAPSES
+    after = [record["seconds"] for record in said(swarm, "commit") if record["step"] > held_up[-1]]
+    assert fmean(after) < 1.05 * fmean(honest)
 
 
 def test_a_third_of_contributions_is_enough_to_find_a_liar_in_the_end():

@@ -1,4 +1,4 @@
-"""What a holder does for spot checks: lending, answering once more, and computing into a slot that counts nowhere."""
+"""What a holder does for spot checks: lending, answering once more, comparing, and computing into a slot that counts nowhere."""
 
 from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.routes import Hop
@@ -19,14 +19,16 @@ def test_a_checker_computes_into_a_slot_of_the_check_and_says_so():
     (run,) = checking(core)
     assert run == p.RunForward(AGAIN, 4, "lent 0", train=True, hops_after=1)
     (ask,) = core.forward_done(AGAIN, "out", None)
-    assert ask == p.SendActivation(0, (ROUTE[1],), 0, "out", asks=True)
+    assert ask == p.SendActivation(0, (ROUTE[1],), 0, "out", 7, asks=True)
     (run,) = core.gradient(0, 4, "grad")
     assert run == p.RunBackward(AGAIN, 4, "grad", CHECKS + 7, (2, 3))
     effects = core.backward_done(AGAIN, "back")
-    assert set(of(p.Release, effects)) == {p.Release(x) for x in ("lent 0", "grad", "out", "back")}
+    assert set(of(p.Release, effects)) == {p.Release(x) for x in ("lent 0", "grad", "out")}
     assert of(p.ReportChecked, effects) == [p.ReportChecked(AGAIN)]
     assert not of(p.ReportSealed, effects)
-    assert not of(p.SendGradient, effects)
+    assert of(p.SendGradient, effects) == [p.SendGradient(0, "first", 2, "back", 7)], (
+        "who has lent it compares"
+    )
     assert checking(core) == [p.Release("lent 0")], "an id enters the slot once"
 
 
@@ -66,11 +68,33 @@ def test_who_was_sent_it_answers_with_what_it_keeps_and_forgets_the_copy():
     core = pipeline("last")
     route = (Hop("last", 4, 6),)
     core.activation(0, route, 0, "other", "in")
-    assert core.asked(0, 4, "me", "copy") == [p.Release("copy")], "there is no gradient yet"
+    compared = [p.CompareBundle(7, 0, 4, False, "me", "copy"), p.Release("copy")]
+    assert core.asked(0, 4, "me", "copy", 7) == compared, "there is no gradient yet"
     core.forward_done(p.TaskKey(0, 4), None, 1.5)
     core.backward_done(p.TaskKey(0, 4), "back")
-    assert core.asked(0, 4, "me", "copy") == [p.Release("copy"), p.SendGradient(0, "me", 4, "back")]
-    assert core.asked(3, 4, "me", "copy") == [p.Release("copy")], "never heard of"
+    assert core.asked(0, 4, "me", "copy", 7) == [*compared, p.SendGradient(0, "me", 4, "back")]
+    assert not of(p.SendGradient, core.asked(3, 4, "me", "copy", 7)), "never heard of"
+
+
+def test_who_has_lent_it_compares_the_gradient_and_forgets_it():
+    core = pipeline("first", roster={"first": (0, 2), "me": (2, 4), "other": (2, 4), "last": (4, 6)})
+    core.assign(0, (Hop("first", 0, 2), *ROUTE), 0)
+    core.forward_done(p.TaskKey(0, 0), "out", None)
+    compared = [p.CompareBundle(7, 0, 2, True, "other", "again"), p.Release("again")]
+    assert core.returned(0, 2, "other", "again", 7) == compared
+    assert of(p.RunBackward, core.gradient(0, 2, "grad")), "it is not what the task waits for"
+
+
+def test_where_somebody_else_counts_it_by_now_the_checker_asks_there():
+    core = pipeline(roster={"me": (2, 4), "last": (4, 6), "later": (4, 6)})
+    checking(core)
+    elsewhere = (ROUTE[0], Hop("later", 4, 6))
+    assert core.activation(0, elsewhere, 0, "first", "twice", check=7) == [p.Release("twice")]
+    (ask,) = core.forward_done(AGAIN, "out", None)
+    assert ask.route == elsewhere[1:]
+    effects = core.activation(0, ROUTE, 0, "first", "twice", check=7)
+    assert effects == [p.Release("twice"), p.SendActivation(0, ROUTE[1:], 0, "out", 7, asks=True)]
+    assert core.activation(0, ROUTE, 0, "first", "twice", check=7) == [p.Release("twice")], "that is known"
 
 
 def test_who_has_sent_it_lends_what_it_keeps():

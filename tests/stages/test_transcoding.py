@@ -12,9 +12,10 @@ from hetpeer.stages.execution import results as r
 from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.bundles import BundleLayout
 from hetpeer.stages.execution.copying import Copier
+from hetpeer.stages.execution.fingerprint import KEY_BYTES, distance
 from hetpeer.stages.execution.staging import Staging
 from hetpeer.stages.execution.transcoding import Decoder, Encoder
-from hetpeer.stages.execution.transfers import Decode, Encode
+from hetpeer.stages.execution.transfers import Decode, Encode, MarkBundle
 from hetpeer.stages.graph.spec import TensorSpec
 from hetpeer.stages.links.codec import Codec, Written
 from tests.stages.compute_rig import Holder, submitter, tiny_blocks, tiny_gpt
@@ -186,3 +187,28 @@ def _draw():
     from hetpeer.stages.data.draws import Draw
 
     return Draw(0, 0, 0, 1)
+
+
+def marked(coders, extent, key=1):
+    done = coders.decoder.execute(
+        MarkBundle(tensors=LAYOUT.tensors(extent), key=key.to_bytes(KEY_BYTES, "little"))
+    )
+    assert isinstance(done, r.BundleMarked), done
+    return done
+
+
+def test_a_bundle_is_fingerprinted_by_what_is_rounded_and_what_is_not(coders, arena):
+    extent, hidden = bundle(arena)
+    places = LAYOUT.within(extent)
+    first = marked(coders, extent)
+    assert marked(coders, extent) == first
+    assert distance(first.marks, marked(coders, extent, key=2).marks) > 0.5, "of another key"
+    hidden.mul_(1 + 1e-5)
+    rounded = marked(coders, extent)
+    assert 0 < distance(first.marks, rounded.marks) < 1e-4
+    assert rounded.digest != first.digest
+    assert rounded.exact == first.exact
+    view(arena, places["half"], torch.bfloat16).neg_()
+    assert distance(first.marks, marked(coders, extent).marks) > 0.1
+    view(arena, places["mask"], torch.bool).logical_not_()
+    assert marked(coders, extent).exact != first.exact

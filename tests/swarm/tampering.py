@@ -136,6 +136,37 @@ def sends_stale() -> None:
     install(lambda _me: "stale")
 
 
+def sends_false_bundles() -> None:
+    """A volunteer whose bundles, activations and gradients, are the opposite of what it has computed, as soon as there are five others; its sums are right."""
+    import numpy as np
+
+    from hetpeer.averaging.holding import HeldStep
+    from hetpeer.peer.transport import dataplane
+
+    held, depart = HeldStep.__init__, dataplane._departing
+    watched: set[int] = set()
+
+    def begun(self, me, place, begin, *more):
+        if len(begin.roster) > 5:
+            watched.add(begin.step)
+        held(self, me, place, begin, *more)
+
+    def opposite(store, tensor, parcel):
+        parcel = depart(store, tensor, parcel)
+        head = None if parcel is None else parcel.header
+        if (
+            head
+            and head["kind"] in ("activation", "gradient")
+            and head["step"] in watched
+            and not head["check"]
+        ):
+            payload = -np.frombuffer(bytes(parcel.payload[0]), np.float32)
+            parcel = dataclasses.replace(parcel, payload=(payload.tobytes(),))
+        return parcel
+
+    HeldStep.__init__, dataplane._departing = begun, opposite
+
+
 def killed_after_step_4() -> None:
     """A volunteer that dies with an update in its memory, that of the fifth step or of a later one, and nobody told."""
     from hetpeer.peer.training.evidence import Evidence

@@ -24,3 +24,17 @@ async def test_who_sends_other_sums_than_its_own_is_banned_and_nothing_of_it_cou
     await liar.says("banned by spot checks", 20.0)
     assert not swarm.records("dispute")
     swarm.exact(reference)
+
+
+async def test_who_gives_others_false_bundles_is_banned_and_nothing_that_came_of_them_counts(
+    swarm: Swarm, reference: ReferenceRun
+) -> None:
+    swarm.run = resign(swarm.run, trust=ALWAYS, layouts=(((0, 3), (3, 6)),))
+    bootstrap = await swarm.bootstrap()
+    honest = [swarm.volunteer(name) for name in "abcde"]
+    liar = swarm.volunteer("f", before="sends_false_bundles")
+    await swarm.finished(bootstrap, *honest, within_s=180.0)
+    assert {record["peer"] for record in swarm.records("banned")} == {liar.peer_id}
+    assert swarm.records("rollback")
+    assert all(liar.peer_id in record["peers"] for record in swarm.records("dispute"))
+    swarm.exact(reference)

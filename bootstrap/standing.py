@@ -1,0 +1,139 @@
+"""What volunteers have earned and forfeited by the spot checks so far: who is asked to check, and who is looked at in any case (docs/trust.md). Pure.
+
+Nobody is banned here. Who lets checks lapse is not asked to check any more, and not waited for; who does, or is in dispute with several others, is
+itself checked for a while. Of a check that lapsed nobody may know which of several held it up: then it is held against each of them, unless one is known
+for that.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+LAPSES = 3
+"""Checks in a row that have waited for it in vain."""
+WATCHED = 20
+"""Contributions that are checked in any case."""
+DISPUTES = 3
+"""With so many others."""
+RECENT = 100
+"""Contributions after which a dispute is forgotten."""
+MAX_PAIRS = 1 << 14
+MAX_PEERS = 4096
+"""That are remembered; of those before them nothing is known."""
+
+
+class Part(enum.Enum):
+    """What somebody does in a check. Who does one of them need not do another."""
+
+    CHECKS = "checks"
+    LENDS = "lends"
+    ANSWERS = "answers"
+    COMPARES = "compares"
+    SHOWS = "shows"
+    EXPLAINS = "explains"
+
+
+Duty = tuple[str, Part]
+"""A peer, and what it is to do."""
+
+
+@dataclass(slots=True)
+class _Record:
+    contributions: int = 0
+    passed: int = 0
+    lapses: Counter[Part] = field(default_factory=Counter)
+    """In a row."""
+    watched: int = 0
+    """So many contributions are checked in any case."""
+    disputes: dict[str, int] = field(default_factory=dict)
+    """With whom → contributions until then."""
+
+
+class Standings:
+    """Those of one reign."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Record] = {}
+        self.apart: set[frozenset[str]] = set()
+        """Pairs between which no bundle is to pass: one of the two has given the other something false, or says so falsely."""
+        self._sure: set[frozenset[str]] = set()
+        """Those of them of which two checkers say so."""
+
+    def _of(self, peer: str) -> _Record:
+        known = self._known.setdefault(peer, _Record())
+        if len(self._known) > MAX_PEERS:
+            del self._known[next(iter(self._known))]
+        return known
+
+    def contributes(self, peer: str) -> bool:
+        """`peer` counts something in one more step. Whether that is to be checked in any case."""
+        one = self._of(peer)
+        one.contributions += 1
+        watched = one.watched > 0
+        one.watched -= watched
+        return watched
+
+    def is_mute(self, peer: str) -> bool:
+        """Whether checks have lapsed because of `peer` so often that nobody waits for it."""
+        known = self._known.get(peer)
+        return known is not None and max(known.lapses.values(), default=0) >= LAPSES
+
+    def best(self, peers: Collection[str]) -> list[str]:
+        """Of `peers` that answer: the half with most contributions that passed, two at least."""
+        ranked = sorted((self._of(peer).passed, peer) for peer in peers if not self.is_mute(peer))
+        if not ranked:
+            return []
+        least, _ = ranked[max(0, min(len(ranked) // 2, len(ranked) - 2))]
+        return sorted(peer for passed, peer in ranked if passed >= least)
+
+    def passed(self, peers: Iterable[str]) -> None:
+        """A check of one of them by the others found nothing."""
+        for peer in peers:
+            self._of(peer).passed += 1
+
+    def answered(self, duties: Iterable[Duty]) -> None:
+        """A check has not waited for any of these in vain. Once mute, a peer stays so."""
+        for peer, part in duties:
+            if not self.is_mute(peer):
+                del self._of(peer).lapses[part]
+
+    def lapsed(self, duties: Collection[Duty]) -> None:
+        """A check has waited in vain: for one of these, or more."""
+        known = [duty for duty in duties if self.is_mute(duty[0])]
+        for peer, part in known or duties:
+            one = self._of(peer)
+            one.lapses[part] += 1
+            if one.lapses[part] == LAPSES:
+                one.watched = WATCHED
+
+    def part(self, pairs: Iterable[frozenset[str]], *, sure: bool) -> bool:
+        """These two and two are not to work together any more, as far as that can be avoided. Whether that is new: else it would not help to begin anew."""
+        fresh = {pair for pair in pairs if len(pair) > 1} - self.apart
+        if len(self.apart) < MAX_PAIRS:
+            self.apart |= fresh
+            self._sure |= fresh if sure else set()
+        return bool(fresh & self.apart)
+
+    def is_shunned(self, peer: str, neighbours: Collection[str]) -> bool:
+        """Whether `peer` is apart from more than one of `neighbours`, and from most, as two checkers have found each time."""
+        against = sum(frozenset((peer, other)) in self._sure for other in neighbours)
+        return against > 1 and 2 * against > len(neighbours)
+
+    def banned(self, peer: str) -> None:
+        """It is known by now who of those apart has lied."""
+        self.apart = {pair for pair in self.apart if peer not in pair}
+        self._sure &= self.apart
+
+    def disputed(self, one: str, other: str) -> None:
+        """The words of these two are against each other."""
+        for peer, with_whom in ((one, other), (other, one)):
+            record = self._of(peer)
+            since = record.contributions - RECENT
+            record.disputes = {who: at for who, at in record.disputes.items() if at > since}
+            record.disputes[with_whom] = record.contributions
+            if len(record.disputes) >= DISPUTES:
+                record.watched = WATCHED
+                record.disputes.clear()

@@ -1,0 +1,109 @@
+"""What follows from words on bundles: of those who have computed from them, and of what they have been computed from."""
+
+import pytest
+
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.opinions import Opinion, Word
+from hetpeer.bootstrap.verdicts import Case, Outcome, Verdict
+
+OUT, BACK = (7, False), (3, True)
+"""Border, and whether it is the gradient."""
+NEIGHBOURS = ("d", "e", "f")
+TRUE = {"d": "alike", "e": "alike", "f": "alike"}
+
+
+def opinion(checker, said, where=OUT, given="", suspect="c"):
+    """`said`: neighbour → what it thinks of the checker's bundle; `given`: who has given the checker something, and what."""
+    border, back = where
+    one = Opinion(checker)
+    for number, (neighbour, thinks) in enumerate(said.items()):
+        word = Word(neighbour, number, border, back)
+        one._awaited.add(word)
+        assert one.said(word, *{"alike": ((suspect,), ()), "differs": ((), (suspect,)), "": ((), ())}[thinks])
+    one.given = sources(given)
+    return one
+
+
+def sources(given):
+    giver, what = given.split() if given else ("", "")
+    found = m.Given(id=0, begin=3, back=False, peer=giver, digest=what.encode())
+    return {(0, 3, False): found} if given else {}
+
+
+def judged(*opinions, given="", alone=False):
+    return Case("c", {}, sources(given), opinions, lambda one, other: one == other).judge(alone=alone)
+
+
+def against(*accusers):
+    return TRUE | dict.fromkeys(accusers, "differs")
+
+
+@pytest.mark.parametrize("where", [OUT, BACK])
+@pytest.mark.parametrize(
+    ("first", "second", "verdict", "culprit", "apart"),
+    [
+        (against("d", "e"), against("d", "e"), Verdict.CONVICTED, "c", {"cd", "ce"}),
+        (against("d", "e", "f"), against("d", "e"), Verdict.CONVICTED, "c", {"cd", "ce"}),
+        (against("d", "e"), TRUE, Verdict.CONVICTED, "a", set()),
+        (against("d"), against("d"), Verdict.DISPUTED, "d", {"cd"}),
+        (against("d"), TRUE, Verdict.DISPUTED, "d", set()),
+        (against("d", "e"), against("f"), Verdict.DISPUTED, "a", set()),
+        ({"d": "differs"}, {"d": "differs"}, Verdict.DISPUTED, "d", {"cd"}),
+    ],
+)
+def test_more_than_one_and_most_of_them_and_a_third_convict(where, first, second, verdict, culprit, apart):
+    assert judged(opinion("a", first, where)).verdict is Verdict.OPEN
+    outcome = judged(opinion("a", first, where), opinion("b", second, where))
+    assert outcome.verdict is verdict
+    assert outcome.culprit == culprit
+    assert outcome.apart == frozenset(map(frozenset, apart))
+
+
+def test_nobody_says_anything_against_it_or_has_anything_to_compare():
+    assert judged(opinion("a", TRUE)).verdict is Verdict.PASSED
+    assert judged(opinion("a", {"d": ""})).verdict is Verdict.LAPSED
+
+
+def test_who_has_been_given_something_else_than_both_checkers_is_not_convicted():
+    """Its lender has lent something else than it had sent, or it says so falsely: both are kept apart."""
+    two = (opinion("a", against("d", "e"), given="u x"), opinion("b", against("d", "e"), given="u x"))
+    assert judged(*two, given="u x").verdict is Verdict.CONVICTED
+    assert judged(*two, given="v x").verdict is Verdict.CONVICTED, "it is the same, whoever gave it"
+    outcome = judged(*two, given="u y")
+    assert outcome == Outcome(Verdict.DISPUTED, "u", "c", frozenset({frozenset("cu")}))
+    outcome = judged(*two, given="v y")
+    assert outcome.apart == frozenset(map(frozenset, ("cu", "cv"))), "one of these two, or it lies itself"
+    assert judged(*two).verdict is Verdict.CONVICTED, "it has no excuse"
+
+
+def test_a_checker_that_has_been_given_something_else_is_not_convicted():
+    first, second = opinion("a", against("d", "e"), given="u y"), opinion("b", TRUE, given="u x")
+    outcome = judged(first, second, given="u x")
+    assert outcome == Outcome(Verdict.DISPUTED, "u", "a")
+
+
+def test_two_opinions_of_different_things_convict_nobody():
+    first, second = (
+        opinion("a", against("d", "e"), given="u x"),
+        opinion("b", against("d", "e"), given="u y"),
+    )
+    outcome = judged(first, second, given="u x")
+    assert outcome.verdict is Verdict.DISPUTED
+    assert outcome.apart == frozenset(map(frozenset, ("cd", "ce"))), "both find the same"
+
+
+def test_what_somebody_else_gave_is_found_false_too():
+    """It was not counted, but others have computed from it."""
+    said = (opinion("a", {"d": "differs"}, suspect="x"), opinion("b", {"d": "differs"}, suspect="x"))
+    assert judged(said[0]).verdict is Verdict.OPEN
+    assert judged(*said) == Outcome(Verdict.DISPUTED, "d", "x", frozenset({frozenset("dx")}))
+
+
+def test_without_a_third_nobody_is_convicted_and_the_two_are_kept_apart():
+    first = opinion("a", against("d", "e"), given="u x")
+    outcome = judged(first, alone=True)
+    assert outcome.apart == frozenset(map(frozenset, ("cd", "ce")))
+    assert not outcome.sure, "it is the word of one checker"
+    assert judged(first, given="u y", alone=True).apart == frozenset({frozenset("cu")})
+    assert Case("c", {}, {}, [first], str.__eq__).unfinished().verdict is Verdict.DISPUTED
+    assert Case("c", {}, {}, [opinion("a", TRUE)], str.__eq__).unfinished().verdict is Verdict.LAPSED
