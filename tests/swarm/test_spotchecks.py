@@ -20,7 +20,7 @@ async def test_who_sends_other_sums_than_its_own_is_banned_and_nothing_of_it_cou
     await swarm.finished(bootstrap, *honest, within_s=120.0)
     (banned,) = swarm.records("banned")
     assert banned["peer"] == liar.peer_id
-    assert "are not what two others found" in banned["why"]
+    assert "is not what two others found" in banned["why"]
     await liar.says("banned by spot checks", 20.0)
     assert not swarm.records("dispute")
     swarm.exact(reference)
