@@ -73,7 +73,7 @@ def found_out(reign: Reign, step: CoordinatedStep) -> Found:
     """
     found = Found()
     for check in step.checks.take():
-        verdict, culprit, against, apart, sure = check.outcome
+        verdict, culprit, against, apart, witness = check.outcome
         about = {"step": step.number, "checked": check.peer, "checkers": check.checkers}
         if verdict is Verdict.CONVICTED:
             false = "what it gave" if culprit == check.peer else "its word as a checker"
@@ -85,7 +85,7 @@ def found_out(reign: Reign, step: CoordinatedStep) -> Found:
             reign.standings.disputed(against, culprit)
             found.logged.append(reign.log(kind="dispute", peers=[against, culprit], **about))
         known = {pair for pair in apart if not pair & found.out.keys()}
-        if known != apart or reign.standings.part(known, sure=sure):
+        if known != apart or reign.standings.part(known, witness):
             found.anew = f"bundles in step {step.number} may be false: {against or culprit} is in question"
             for peer in sorted(_shunned(reign, known)):
                 why = "most of those next to it cannot work with it, and two others found them right"

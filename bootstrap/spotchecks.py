@@ -44,23 +44,41 @@ class SpotChecks:
         self._checks: dict[int, SpotCheck] = {}
         self._drawn: dict[str, bool] = {}
         """Who has counted something → whether that is to be checked."""
+        self._circle: dict[str, float] = {}
         self._unchecked: dict[str, list[Piece]] = {}
         """What is to be checked as soon as there is somebody for it."""
 
     def _busy(self) -> set[str]:
         return {peer for check in self._checks.values() for peer in check.checkers}
 
-    def _somebody(self, peer: str, without: Collection[str]) -> str | None:
-        """Another holder of all blocks of `peer`, none of those in `without`."""
-        assert self._rules is not None
+    def _able(self, peer: str, without: Collection[str]) -> list[str]:
+        """Other holders of all blocks of `peer` that answer, none of those in `without`."""
         begin, end = self._roster[peer]
-        others = [
+        return sorted(
             other
             for other, (first, last) in self._roster.items()
             if first <= begin and end <= last and other != peer and other not in without
-        ]
-        best = self._standings.best(others)
-        return best[int(self._rules.draw() * len(best))] if best else None
+            if not self._standings.is_mute(other)
+        )
+
+    def _place(self, peer: str) -> float:
+        """Where it stands in the circle in which everybody checks the one before it: so none is left over for whom only itself would be free."""
+        assert self._rules is not None
+        if peer not in self._circle:
+            self._circle[peer] = self._rules.draw()
+        return self._circle[peer]
+
+    def _checker(self, peer: str) -> str | None:
+        """The next one in the circle that checks nobody yet."""
+        free = self._able(peer, self._busy())
+        return min(free, key=lambda other: (self._place(other) - self._place(peer)) % 1.0, default=None)
+
+    def _third(self, check: SpotCheck) -> str | None:
+        """Any of those who have not been heard, and are not known to have given false numbers in this step."""
+        assert self._rules is not None
+        suspects = {one.outcome.culprit for one in self._checks.values() if one is not check}
+        able = self._able(check.peer, {*check.checkers, *suspects})
+        return able[int(self._rules.draw() * len(able))] if able else None
 
     @property
     def over(self) -> bool:
@@ -97,7 +115,7 @@ class SpotChecks:
 
     def _begin(self, peer: str) -> list[Effect]:
         """The check of `peer`, if there is somebody for it."""
-        checker = self._somebody(peer, self._busy()) if self._unchecked[peer] else None
+        checker = self._checker(peer) if self._unchecked[peer] else None
         if checker is None:
             return []
         check = SpotCheck(len(self._checks) + 1, peer, checker)
@@ -139,11 +157,14 @@ class SpotChecks:
         return [Send(lender, told)]
 
     def lost(self, peer: str) -> None:
-        """What `peer` had counted does not count any more, or it has left."""
-        self._unchecked.pop(peer, None)
-        for check in self._checks.values():
+        """What `peer` had counted does not count any more, or it has left. What it counts from now on, and what it was to check, others check."""
+        if self._drawn.get(peer):
+            self._unchecked[peer] = []
+        for check in list(self._checks.values()):
             if check.open and (peer == check.peer or peer in check.checkers):
                 self._unfinished(check)
+                if peer != check.peer and check.outcome.verdict is Verdict.LAPSED:
+                    self._unchecked[check.peer] = list(check.pieces)
 
     def _unfinished(self, check: SpotCheck) -> None:
         """It goes on no longer. What somebody has said by now is not forgotten."""
@@ -208,21 +229,15 @@ class SpotChecks:
         assert self._rules is not None
         outcome, third = check.judge(self._rules), None
         if outcome.verdict is Verdict.OPEN:
-            third = self._somebody(check.peer, (*check.checkers, *self._suspects(check)))
+            third = self._third(check)
         if third is not None:
             check.third(third)
             return self._lend(check)
         if outcome.verdict is Verdict.OPEN:
             outcome = check.judge(self._rules, alone=True)
         self._standings.answered(check.took_part)
-        if outcome.verdict is Verdict.PASSED:
-            self._standings.passed((check.peer, *check.checkers))
         self._end(check, outcome)
         return []
-
-    def _suspects(self, check: SpotCheck) -> set[str]:
-        """Who is known to have given false numbers in this step."""
-        return {one.outcome.culprit for one in self._checks.values() if one is not check}
 
     def expire(self) -> None:
         """They have been waited for long enough."""

@@ -43,7 +43,6 @@ Duty = tuple[str, Part]
 @dataclass(slots=True)
 class _Record:
     contributions: int = 0
-    passed: int = 0
     lapses: Counter[Part] = field(default_factory=Counter)
     """In a row."""
     watched: int = 0
@@ -59,8 +58,8 @@ class Standings:
         self._known: dict[str, _Record] = {}
         self.apart: set[frozenset[str]] = set()
         """Pairs between which no bundle is to pass: one of the two has given the other something false, or says so falsely."""
-        self._sure: set[frozenset[str]] = set()
-        """Those of them of which two checkers say so."""
+        self._witness: dict[frozenset[str], str] = {}
+        """Those of them of which one checker alone says so."""
 
     def _of(self, peer: str) -> _Record:
         known = self._known.setdefault(peer, _Record())
@@ -81,19 +80,6 @@ class Standings:
         known = self._known.get(peer)
         return known is not None and max(known.lapses.values(), default=0) >= LAPSES
 
-    def best(self, peers: Collection[str]) -> list[str]:
-        """Of `peers` that answer: the half with most contributions that passed, two at least."""
-        ranked = sorted((self._of(peer).passed, peer) for peer in peers if not self.is_mute(peer))
-        if not ranked:
-            return []
-        least, _ = ranked[max(0, min(len(ranked) // 2, len(ranked) - 2))]
-        return sorted(peer for passed, peer in ranked if passed >= least)
-
-    def passed(self, peers: Iterable[str]) -> None:
-        """A check of one of them by the others found nothing."""
-        for peer in peers:
-            self._of(peer).passed += 1
-
     def answered(self, duties: Iterable[Duty]) -> None:
         """A check has not waited for any of these in vain. Once mute, a peer stays so."""
         for peer, part in duties:
@@ -109,23 +95,26 @@ class Standings:
             if one.lapses[part] == LAPSES:
                 one.watched = WATCHED
 
-    def part(self, pairs: Iterable[frozenset[str]], *, sure: bool) -> bool:
-        """These two and two are not to work together any more, as far as that can be avoided. Whether that is new: else it would not help to begin anew."""
+    def part(self, pairs: Iterable[frozenset[str]], witness: str = "") -> bool:
+        """These two and two are not to work together any more, as far as that can be avoided, as two checkers say, or `witness` alone. Whether that is new:
+        else it would not help to begin anew.
+        """
         fresh = {pair for pair in pairs if len(pair) > 1} - self.apart
         if len(self.apart) < MAX_PAIRS:
             self.apart |= fresh
-            self._sure |= fresh if sure else set()
+            self._witness |= dict.fromkeys(fresh, witness) if witness else {}
         return bool(fresh & self.apart)
 
     def is_shunned(self, peer: str, neighbours: Collection[str]) -> bool:
         """Whether `peer` is apart from more than one of `neighbours`, and from most, as two checkers have found each time."""
-        against = sum(frozenset((peer, other)) in self._sure for other in neighbours)
+        sure = self.apart - self._witness.keys()
+        against = sum(frozenset((peer, other)) in sure for other in neighbours)
         return against > 1 and 2 * against > len(neighbours)
 
     def banned(self, peer: str) -> None:
-        """It is known by now who of those apart has lied."""
-        self.apart = {pair for pair in self.apart if peer not in pair}
-        self._sure &= self.apart
+        """It is known by now who of those apart has lied, or who of the checkers."""
+        self.apart = {one for one in self.apart if peer not in one and self._witness.get(one) != peer}
+        self._witness = {pair: by for pair, by in self._witness.items() if pair in self.apart}
 
     def disputed(self, one: str, other: str) -> None:
         """The words of these two are against each other."""

@@ -48,8 +48,8 @@ class Outcome(NamedTuple):
     against: str = ""
     apart: frozenset[frozenset[str]] = frozenset()
     """Pairs of whom one has given the other something false, or says so falsely. Others may have computed from that."""
-    sure: bool = True
-    """Whether that is what two checkers have found."""
+    witness: str = ""
+    """The checker that alone has found so; empty if two have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Case:
     def _unsettled(self, first: Opinion) -> Outcome:
         """There is nobody else who could decide."""
         found = self._disputed(first, first.accusations, torn(self.given, first.given))
-        return found._replace(sure=False)
+        return found._replace(witness=first.peer)
 
     def _settle(self, first: Opinion, second: Opinion) -> Outcome:
         """Two of three decide, if they have computed from the same."""
@@ -126,7 +126,7 @@ class Case:
     def _cleared(first: Opinion, second: Opinion, charges: Mapping[str, Charge]) -> Outcome:
         """The second finds nothing: the first is false, or was given something else than the others, or is accused falsely itself."""
         apart = torn(first.given, second.given)
-        if apart is None and any(charge.may_be_true for charge in charges.values()):
+        if apart is None and any(charge.may_be_true for charge in (*charges.values(), _all_of(charges))):
             return Outcome(Verdict.CONVICTED, first.peer)
         accusers = {peer for charge in charges.values() for peer in charge.accusers}
         accusers |= {one.accuser for one in first.accusations}
@@ -145,6 +145,12 @@ class Case:
 
     def _alike(self, one: Marks, other: Marks, places: Iterable[Place]) -> bool:
         return all(self.same(other.get(place, b""), one.get(place, b"")) for place in places)
+
+
+def _all_of(charges: Mapping[str, Charge]) -> Charge:
+    """Whoever says anything of what a checker has computed: one that sends on false outputs to one, and false gradients to another, contradicts two."""
+    accusers = frozenset(peer for charge in charges.values() for peer in charge.accusers)
+    return Charge(accusers, sum(charge.of for charge in charges.values()))
 
 
 def marks_of(marks: Iterable[m.Mark]) -> Marks:

@@ -72,7 +72,7 @@ def test_two_of_three_decide_on_sums_and_one_reducer_convicts_nobody(received, o
 
 def test_where_there_is_no_third_it_is_a_dispute():
     outcome = check({"r1": FALSE, "r2": FALSE}, TRUE).judge(RULES, alone=True)
-    assert outcome == Outcome(Verdict.DISPUTED, "a", "c", sure=False)
+    assert outcome == Outcome(Verdict.DISPUTED, "a", "c", witness="a")
 
 
 def test_a_checker_has_two_at_a_time_and_counts_what_it_was_asked():

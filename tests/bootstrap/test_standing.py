@@ -24,14 +24,12 @@ def lapse(standings, *peers, times=LAPSES):
 def test_who_lets_three_checks_in_a_row_lapse_is_not_asked_again_and_is_checked_for_a_while():
     standings = Standings()
     lapse(standings, "a", times=LAPSES - 1)
-    assert standings.best("ab") == ["a", "b"]
+    assert not standings.is_mute("a")
     standings.answered([("a", Part.CHECKS)])
     lapse(standings, "a", times=LAPSES - 1)
     assert not watched(standings, "a"), "not in a row"
     lapse(standings, "a", times=1)
     assert standings.is_mute("a")
-    assert standings.best("ab") == ["b"]
-    assert standings.best("a") == []
     standings.answered([("a", Part.CHECKS)])
     assert standings.is_mute("a")
     assert watched(standings, "a") == WATCHED
@@ -52,9 +50,10 @@ def test_what_somebody_known_for_it_may_have_held_up_is_held_against_nobody_else
     standings = Standings()
     lapse(standings, "a")
     lapse(standings, "a", "b", times=9)
-    assert standings.best("ab") == ["b"]
+    assert not standings.is_mute("b")
     lapse(standings, "b", "c")
-    assert standings.best("abc") == [], "nobody knows which of the two"
+    assert standings.is_mute("b")
+    assert standings.is_mute("c"), "nobody knows which of the two"
 
 
 def test_who_is_in_dispute_with_three_others_is_checked_for_a_while():
@@ -76,21 +75,11 @@ def test_disputes_are_forgotten_after_a_hundred_contributions():
         assert not watched(standings, "a", RECENT)
 
 
-def test_those_who_have_passed_more_often_are_asked():
-    standings = Standings()
-    assert standings.best("dcba") == ["a", "b", "c", "d"], "all alike"
-    standings.passed("abc")
-    standings.passed("a")
-    assert standings.best("abcd") == ["a", "b", "c"]
-    standings.passed("c")
-    assert standings.best("abcd") == ["a", "c"]
-    assert standings.best("bd") == ["b", "d"], "nobody is always the one"
-
-
 def test_it_remembers_so_many_and_no_more():
     standings = Standings()
     lapse(standings, "a")
-    standings.passed(map(str, range(MAX_PEERS)))
+    for number in range(MAX_PEERS):
+        standings.contributes(str(number))
     assert not standings.is_mute("a")
     assert len(standings._known) == MAX_PEERS
 
@@ -98,13 +87,13 @@ def test_it_remembers_so_many_and_no_more():
 def test_who_is_apart_from_most_of_its_neighbours_is_shunned():
     standings = Standings()
     one, other, third = (frozenset(pair) for pair in ("ab", "ac", "ad"))
-    assert standings.part([one, frozenset("a")], sure=True)
+    assert standings.part([one, frozenset("a")])
     assert standings.apart == {one}
-    assert not standings.part([one], sure=True), "it would be no use to begin anew"
+    assert not standings.part([one]), "it would be no use to begin anew"
     assert not standings.is_shunned("a", "b"), "one alone may lie"
-    assert standings.part([other, one], sure=False)
+    assert standings.part([other, one], "w")
     assert not standings.is_shunned("a", "bc"), "one checker's word"
-    assert standings.part([third], sure=True)
+    assert standings.part([third])
     assert standings.is_shunned("a", "bde")
     assert not standings.is_shunned("a", "bdef")
     assert not standings.is_shunned("b", "ade")
@@ -112,14 +101,22 @@ def test_who_is_apart_from_most_of_its_neighbours_is_shunned():
 
 def test_who_was_apart_from_one_that_is_banned_is_not_blamed_for_it():
     standings = Standings()
-    standings.part([frozenset("ab"), frozenset("ac"), frozenset("ad")], sure=True)
+    standings.part([frozenset("ab"), frozenset("ac"), frozenset("ad")])
     standings.banned("b")
     assert standings.apart == {frozenset("ac"), frozenset("ad")}
     assert not standings.is_shunned("a", "bcef")
     assert standings.is_shunned("a", "cde")
 
 
+def test_what_one_checker_alone_has_found_is_forgotten_with_it():
+    standings = Standings()
+    standings.part([frozenset("ab")], "w")
+    standings.part([frozenset("ac")], "v")
+    standings.banned("w")
+    assert standings.apart == {frozenset("ac")}
+
+
 def test_no_more_pairs_are_kept_apart_than_so_many():
     standings = Standings()
-    assert standings.part((frozenset(("a", str(number))) for number in range(MAX_PAIRS)), sure=True)
-    assert not standings.part([frozenset("bc")], sure=True)
+    assert standings.part(frozenset(("a", str(number))) for number in range(MAX_PAIRS))
+    assert not standings.part([frozenset("bc")])

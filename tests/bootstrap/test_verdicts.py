@@ -82,6 +82,12 @@ def test_a_checker_that_has_been_given_something_else_is_not_convicted():
     assert outcome == Outcome(Verdict.DISPUTED, "u", "a")
 
 
+def test_who_sends_on_something_false_to_one_before_it_and_one_behind_it_is_contradicted_by_two():
+    first = opinion("a", {"d": "differs"}, OUT)
+    first.accusations |= opinion("a", {"u": "differs"}, BACK).accusations
+    assert judged(first, opinion("b", {"d": "alike"}, OUT)) == Outcome(Verdict.CONVICTED, "a")
+
+
 def test_two_opinions_of_different_things_convict_nobody():
     first, second = (
         opinion("a", against("d", "e"), given="u x"),
@@ -103,7 +109,7 @@ def test_without_a_third_nobody_is_convicted_and_the_two_are_kept_apart():
     first = opinion("a", against("d", "e"), given="u x")
     outcome = judged(first, alone=True)
     assert outcome.apart == frozenset(map(frozenset, ("cd", "ce")))
-    assert not outcome.sure, "it is the word of one checker"
+    assert outcome.witness == "a", "it is the word of one checker"
     assert judged(first, given="u y", alone=True).apart == frozenset({frozenset("cu")})
     assert Case("c", {}, {}, [first], str.__eq__).unfinished().verdict is Verdict.DISPUTED
     assert Case("c", {}, {}, [opinion("a", TRUE)], str.__eq__).unfinished().verdict is Verdict.LAPSED
