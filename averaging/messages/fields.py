@@ -1,0 +1,146 @@
+"""What messages are made of: numbers and texts within bounds, and the parts that several of them have. A peer's claim about itself is never trusted for its size."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hetpeer.stages.execution.routes import Hop
+
+WIRE_VERSION: Final = 1
+MAX_MESSAGE_BYTES: Final = 1 << 20
+
+Count = Annotated[int, Field(ge=0, lt=1 << 48)]
+Block = Annotated[int, Field(ge=0, lt=1 << 16)]
+Id = Annotated[int, Field(ge=0, lt=1 << 32)]
+Peer = Annotated[str, Field(min_length=1, max_length=128)]
+Digest = Annotated[str, Field(max_length=64)]
+Text = Annotated[str, Field(max_length=500)]
+Ids = Annotated[tuple[Id, ...], Field(max_length=1 << 16)]
+Peers = Annotated[tuple[Peer, ...], Field(max_length=1 << 8)]
+Range = tuple[Block, Block]
+Event = Annotated[str, Field(max_length=1 << 19, pattern=r"^[^\n]*$")]
+"""A signed line (bootstrap/eventlog.py), one and not several: it is kept among others."""
+Ticket = Annotated[bytes, Field(max_length=2048)]
+Share = Annotated[int, Field(ge=1, lt=1 << 32)]
+Speed = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Loss = Annotated[float, Field(ge=-1e30, le=1e30)]
+"""Of a microbatch, nats per token: a worker gives no other, as it refuses what is not finite."""
+
+
+class Schema(BaseModel):
+    """Frozen, and open to fields of later versions."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+EVERYBODY: Final = 1 << 32
+"""In place of a cluster in a line: that of the groups that average."""
+
+
+class Line(Schema):
+    """The line of history a message belongs to; anything of another line changes nothing (fencing).
+
+    In a grouped run every cluster has a history of its own (docs/averaging.md), else there is one, 0.
+    """
+
+    term: Count
+    view: Count
+    cluster: Count = 0
+
+
+class Entrant(Schema):
+    """A volunteer of a running step: the blocks [begin, end) that it holds there."""
+
+    peer: Peer
+    incarnation: Count
+    begin: Block
+    end: Block
+
+
+class Task(Schema):
+    """One microbatch on its way: `id`, its hops from the receiver on, and how often it was handed out."""
+
+    id: Id
+    route: Annotated[tuple[Hop, ...], Field(min_length=1, max_length=256)]
+    attempt: Count = 0
+
+
+class Contents(Schema):
+    """What a slot holds at the blocks [begin, end): the ids whose gradients it is the sum of."""
+
+    begin: Block
+    end: Block
+    ids: Ids
+
+
+class Held(Schema):
+    """A block's state in a volunteer's memory: its version and the digest of its bits."""
+
+    block: Block
+    version: Count
+    digest: Digest
+
+
+class BlockVote(Schema):
+    """A holder's word on a reduced gradient: the digest of its bits and its squared 2-norm in float64."""
+
+    block: Block
+    digest: Digest
+    squared_norm: Annotated[float, Field(ge=0)]
+    finite: bool
+
+
+class Cover(Schema):
+    """The exact cover of one block: (holder, ids) of the sums in the order in which they are added, and who does what.
+
+    `reducers` are (peer, share): they sum consecutive parts of the block's flat gradient, of lengths that are to each other as their shares;
+    `receivers` get every shard's sum, `observers` those with elements of a parameter that is tied to one of theirs.
+    """
+
+    block: Block
+    slots: Annotated[tuple[tuple[Peer, Ids], ...], Field(min_length=1)]
+    reducers: Annotated[tuple[tuple[Peer, Share], ...], Field(min_length=1)]
+    receivers: Annotated[tuple[Peer, ...], Field(min_length=1)]
+    observers: tuple[Peer, ...] = ()
+
+
+class Place(Schema):
+    """A place of the plan: the blocks [begin, end) of cluster `cluster` and what they ask of a machine."""
+
+    cluster: Count
+    begin: Block
+    end: Block
+    memory_bytes: Count
+    flops: float
+    holders: Count
+    """How many volunteers hold or prepare the least held of these blocks."""
+    departures: Count = 0
+    """How often those volunteers have gone before, all together; of several such blocks the worst."""
+    open: bool
+
+
+class OfPlan(Schema):
+    """Of plan `plan` of a reduce: that of step `step`, or, with `group` above 0, of that averaging; then `step` is a version."""
+
+    line: Line
+    step: Count
+    group: Count = 0
+    plan: Count
+
+
+class Mark(Schema):
+    """The fingerprint of elements [begin, end) of the sum at `block` (stages/execution/fingerprint.py) under `key`."""
+
+    block: Block
+    begin: Count
+    end: Count
+    key: Annotated[bytes, Field(max_length=16)]
+    values: Annotated[bytes, Field(max_length=1 << 11)] = b""
+
+
+class Heartbeat(Schema):
+    """Sent both ways every second: a frozen or cut-off peer sends no reset."""
+
+    kind: Literal["heartbeat"] = "heartbeat"

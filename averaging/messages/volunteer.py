@@ -1,0 +1,239 @@
+"""What a volunteer says to the coordinator. Docs: protocol.md."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from hetpeer.averaging.messages.fields import (
+    WIRE_VERSION,
+    Block,
+    BlockVote,
+    Contents,
+    Count,
+    Event,
+    Heartbeat,
+    Held,
+    Id,
+    Line,
+    Loss,
+    Mark,
+    OfPlan,
+    Peer,
+    Peers,
+    Range,
+    Schema,
+    Speed,
+    Text,
+)
+
+
+class Hello(Schema):
+    """First message of every control stream. `held` is what the volunteer has in memory, if it comes back."""
+
+    kind: Literal["hello"] = "hello"
+    wire_version: Count = WIRE_VERSION
+    run: Text
+    incarnation: Count
+    name: Text = ""
+    memory_bytes: Count = 0
+    flops_per_second: Speed = 0.0
+    place: Range | None = None
+    cluster: Count = 0
+    """Of the line that it was on."""
+    held: tuple[Held, ...] = ()
+    voucher: Annotated[bytes, Field(max_length=512)] = b""
+    """Of the invite by which it came, if the run asks for one (bootstrap/vouchers.py)."""
+    work: Annotated[bytes, Field(max_length=8)] = b""
+    """Its proof of work, if the run asks for one (bootstrap/proofofwork.py)."""
+
+
+class Claim(Schema):
+    """The volunteer has chosen this open place."""
+
+    kind: Literal["claim"] = "claim"
+    cluster: Count
+    begin: Block
+    end: Block
+
+
+class Prepared(Schema):
+    """Graphs are loaded, the worker runs: state may be fetched at the next step border.
+
+    `flops_per_second` is what the device reaches on these blocks; that of Hello is its guess before it had them.
+    """
+
+    kind: Literal["prepared"] = "prepared"
+    flops_per_second: Speed = 0.0
+
+
+class Ready(Schema):
+    """The state of `version` is loaded; `held` proves it."""
+
+    kind: Literal["ready"] = "ready"
+    line: Line
+    version: Count
+    held: tuple[Held, ...]
+
+
+class Sealed(Schema):
+    """A sealed slot; `losses` are those of the ids that ended here (last block only)."""
+
+    kind: Literal["sealed"] = "sealed"
+    line: Line
+    step: Count
+    slot: Count
+    contents: tuple[Contents, ...]
+    losses: dict[Id, Loss] = Field(default_factory=dict)
+
+
+class Evaluated(Schema):
+    """Losses of evaluation microbatches that ended here."""
+
+    kind: Literal["evaluated"] = "evaluated"
+    line: Line
+    step: Count
+    losses: dict[Id, Loss]
+
+
+class Failed(Schema):
+    """A microbatch could not be computed here. `given`: who had sent what is wrong with it, if it is that and not the microbatch."""
+
+    kind: Literal["failed"] = "failed"
+    line: Line
+    step: Count
+    id: Id
+    why: Text
+    given: Annotated[str, Field(max_length=128)] = ""
+
+
+class Vote(OfPlan):
+    """The reduced gradients of plan `plan` have arrived and look like this."""
+
+    kind: Literal["vote"] = "vote"
+    blocks: tuple[BlockVote, ...]
+
+
+class Reducing(OfPlan):
+    """Shards of plan `plan` arrive here: it goes on, however long it takes."""
+
+    kind: Literal["reducing"] = "reducing"
+
+
+class Objection(OfPlan):
+    """What `peer` sent of `block` for plan `plan` cannot be added, and `why`: the sum is not made."""
+
+    kind: Literal["objection"] = "objection"
+    block: Block
+    peer: Peer
+    why: Text
+
+
+class Checked(Schema):
+    """For spot check `check` microbatch `id` has been computed once more here, from block `begin` on."""
+
+    kind: Literal["checked"] = "checked"
+    line: Line
+    step: Count
+    check: Count
+    id: Id
+    begin: Block
+
+
+class Compared(Schema):
+    """For spot check `check`: the bundle that enters block `border` of microbatch `id`, or with `back` its gradient, has come from the checker `peer`.
+    What others had sent in its place is `alike`, or it is not.
+    """
+
+    kind: Literal["compared"] = "compared"
+    line: Line
+    step: Count
+    check: Count
+    id: Id
+    border: Block
+    back: bool
+    peer: Peer
+    alike: Peers = ()
+    differ: Peers = ()
+
+
+class Given(Schema):
+    """Of what was used in computing `id` from block `begin` on: the digest of the bundle that `peer` had sent, or with `back` of the gradient."""
+
+    id: Id
+    begin: Block
+    back: bool
+    peer: Annotated[str, Field(max_length=128)]
+    digest: Annotated[bytes, Field(max_length=32)]
+
+
+class Shown(Schema):
+    """Fingerprints for spot check `check`: of what we have received under `plan` as reducer, or of what we have computed once more; and of what
+    that, or what we count, was computed from.
+    """
+
+    kind: Literal["shown"] = "shown"
+    line: Line
+    step: Count
+    check: Count
+    plan: Count
+    marks: Annotated[tuple[Mark, ...], Field(max_length=1 << 12)]
+    given: Annotated[tuple[Given, ...], Field(max_length=1 << 13)] = ()
+
+
+class Applied(Schema):
+    """The update of `step` is applied; `event` is the signed line of the volunteer's own log."""
+
+    kind: Literal["applied"] = "applied"
+    line: Line
+    step: Count
+    held: tuple[Held, ...]
+
+
+class Paced(Schema):
+    """How fast things go here, once a step: what the next step's links aim at (stages/links/adaptive.py).
+
+    `computing`: seconds of a microbatch at this place. `links`: seconds that the largest bundle of a microbatch would
+    take to each peer uncompressed, by the rate at which bytes last arrived there. `uplink`: bytes/s of all links together; 0: not known.
+    """
+
+    kind: Literal["paced"] = "paced"
+    computing: Speed
+    links: dict[Peer, Speed]
+    uplink: Speed = 0.0
+
+
+class Farewell(Schema):
+    """The volunteer leaves and will not answer any more."""
+
+    kind: Literal["farewell"] = "farewell"
+
+
+class EventLine(Schema):
+    """A signed line of the volunteer's event log, kept by the coordinator for the audit."""
+
+    kind: Literal["event"] = "event"
+    line: Event
+
+
+FromVolunteer = (
+    Hello
+    | Claim
+    | Prepared
+    | Ready
+    | Sealed
+    | Evaluated
+    | Failed
+    | Reducing
+    | Objection
+    | Vote
+    | Checked
+    | Compared
+    | Shown
+    | Applied
+    | Paced
+    | Farewell
+    | Heartbeat
+    | EventLine
+)
