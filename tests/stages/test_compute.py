@@ -164,7 +164,7 @@ async def test_answers_come_in_order_until_the_worker_leaves(compute):
     assert (await after).device == "cpu", "a cancelled caller shifts the answers"
 
     assert await compute.submit(Shutdown()) == Done()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(compute_module.LAST_WORDS_S):
         assert (await compute.died()).status == 0
 
 
