@@ -135,7 +135,7 @@ def prepare(wire: Wire) -> None:
 def invitation(header: Any, peer: str) -> tuple[int, bytes, bytes]:
     """(port, certificate's SHA-256, ticket) out of what a door has answered. Raises `ProtocolError`."""
     port, certificate, ticket = (header.get(name) for name in ("port", "certificate", "ticket"))
-    if not isinstance(port, int) or not 0 < port < 2**16:
+    if type(port) is not int or not 0 < port < 2**16:  # True is one, too
         raise ProtocolError("a door without a port", peer=peer)
     if not isinstance(certificate, bytes) or len(certificate) != hashlib.sha256().digest_size:
         raise ProtocolError("a door without a certificate", peer=peer)

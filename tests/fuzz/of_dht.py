@@ -23,6 +23,7 @@ from hetpeer.dht.board import Leftover, Note
 from hetpeer.dht.circuits import reservation_in
 from hetpeer.dht.clock import SystemClock
 from hetpeer.dht.dialback import read_hint, read_port, read_ports
+from hetpeer.dht.door import TICKET_BYTES, invitation
 from hetpeer.dht.errors import LocalError, ProtocolError, RemoteError
 from hetpeer.dht.hello import check_clock, read_hello
 from hetpeer.dht.keys import KnownKeys
@@ -197,6 +198,16 @@ DIALBACKS = [
 ]
 
 
+def door(data: bytes) -> tuple[int, bytes, bytes]:
+    return invitation(header(data), A)
+
+
+def can_be_opened(found: tuple[int, bytes, bytes]) -> None:
+    port, certificate, ticket = found
+    assert at_socket("203.0.113.7", port, A).socket == ("203.0.113.7", port)
+    assert (len(certificate), len(ticket)) == (32, TICKET_BYTES)
+
+
 def slot(data: bytes) -> Any:
     return reservation_in(data, A)
 
@@ -284,6 +295,13 @@ TARGETS = {
     ),
     "dialback": Target(
         decode=dialback, refuses=(RemoteError,), seeds=lambda: packed(*DIALBACKS), holds=can_be_told
+    ),
+    "invitation": Target(
+        decode=door,
+        refuses=(ProtocolError,),
+        seeds=lambda: packed({"port": 31331, "certificate": b"\x11" * 32, "ticket": b"\x22" * TICKET_BYTES}),
+        holds=can_be_opened,
+        max_len=256,
     ),
     "reservation": Target(decode=slot, refuses=(RemoteError,), seeds=slots, max_len=512),
     "certificate": Target(
