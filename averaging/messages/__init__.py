@@ -13,7 +13,7 @@ from typing import Annotated
 import msgpack
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from hetpeer.averaging.messages.coordinator import *  # noqa: F403 - one name for the protocol's words, whoever says them
+from hetpeer.averaging.messages.coordinator import *  # noqa: F403 - all of the protocol is known by one name
 from hetpeer.averaging.messages.coordinator import FromCoordinator
 from hetpeer.averaging.messages.fields import *  # noqa: F403
 from hetpeer.averaging.messages.volunteer import *  # noqa: F403

@@ -7,7 +7,7 @@ showed us written down.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.heads import Introduction
@@ -16,11 +16,9 @@ from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.tickets import check
 from hetpeer.dht import failpoints
 from hetpeer.dht.board import Leftover
+from hetpeer.peer.training.acquaintances import Acquaintances
 from hetpeer.peer.training.evidence import Evidence
 from hetpeer.peer.transport.dataplane import DataPlane
-
-ACQUAINTED = 16
-"""Of those with whom we have averaged, so many keep their link with us while we train: a new one takes several trips, and more until it is fast."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,17 +43,13 @@ class Entering:
         self._evidence = evidence
         self._perform = perform
         self._tell = tell
-        self._group: frozenset[str] = frozenset()
-        """All who take part in what we averaged last, or average now."""
-        self._acquainted: dict[str, None] = {}
-        """With whom we have exchanged parameters, or do, the last ones last."""
+        self._acquaintances = Acquaintances()
 
     def begun(self, begin: m.Begin) -> None:
         """A step begins here: who takes part in it, and how we introduce ourselves to whoever was told before us."""
         if begin.group:
-            self._group = frozenset(begin.roster)
-            self._meet(begin.roster)
-        self._plane.keep_only(self._group.union(begin.roster, self._acquainted))
+            self._acquaintances.averages(begin.roster, self._member.place)
+        self._plane.keep_only({*begin.roster, *self._acquaintances})
         if begin.behind:
             return  # everybody in it is told of us, and who comes into the one before it may not be told yet
         place = self._member.place
@@ -74,24 +68,13 @@ class Entering:
 
     def gone(self, message: m.Gone) -> None:
         """The coordinator says who has left."""
-        self._group = self._group.difference(message.peers)
-        self._acquainted = {peer: None for peer in self._acquainted if peer not in message.peers}
+        self._acquaintances.gone(message.peers)
         self._plane.dismiss(message.peers)
 
     def joined(self, message: m.Joined) -> None:
         """The coordinator says who came in."""
         for entrant in message.entrants:
             self._plane.admit(entrant.peer)
-
-    def _meet(self, roster: Mapping[str, m.Range]) -> None:
-        """Those of `roster` who hold blocks of ours are acquaintances now."""
-        begin, end = self._member.place or (0, 0)
-        for peer, (first, last) in roster.items():
-            if first < end and begin < last:
-                self._acquainted.pop(peer, None)
-                self._acquainted[peer] = None
-        for peer in list(self._acquainted)[:-ACQUAINTED]:
-            del self._acquainted[peer]
 
     def ask(self, sender: str, found: Leftover) -> None:
         """The board says that `sender` keeps microbatches for us."""
