@@ -80,6 +80,7 @@ async def test_paused_in_training_resumed_and_finished(swarm: Swarm) -> None:
     """The run goes on without it meanwhile, and every microbatch counts once. Then its machine sleeps."""
     one, volunteers = await swarm.without_end(before="sleepy")
     await does(one, "training")
+    await until(lambda: swarm.lives(one) == 1, "its first life")
     assert stat.S_IMODE((one.home / "control.sock").stat().st_mode) == 0o600
     shows(one, at_work=True)
 

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.swarm, pytest.mark.timeout(280)]
 async def test_what_takes_a_new_worker_takes_no_new_volunteer(swarm: Swarm) -> None:
     """Its network process stays, its worker goes, and the run is exact."""
     one, volunteers = await swarm.without_end(before="sleepy")
+    await until(lambda: swarm.lives(one) == 1, "its first life")
     before = one.helpers()
     owner = swarm.start("owner", "config", "set", "limits.ram", "20%", home=one.home)
     assert await owner.ended() == ExitCode.OK, owner.said
