@@ -13,7 +13,7 @@ async def test_what_daemons_at_work_measure(swarm: Swarm) -> None:
     swarm.run = resign(swarm.run, training=training, layouts=layouts)
     boss = await swarm.bootstrap("--dashboard", "0")
     one = swarm.volunteer("ada", "--dashboard", "0")
-    await swarm.committed(3)
+    await swarm.committed(4)  # what it has of three updates is in the fourth
     ours, theirs = await scraped(one), await scraped(boss)
     assert ours["hetpeer_state", "training"] == theirs["hetpeer_state", "training"] == 1
     assert (ours["hetpeer_coordinator_connected",], theirs["hetpeer_leading",]) == (1, 1)
