@@ -1,7 +1,7 @@
 """Do limits hold, and does the swarm lose anything? Real processes on loopback, whose limits are changed while they train.
 
-Three volunteers of two stages: the upload of the only one of its stage, by what the kernel says that its p2pd has sent over TCP (`ss`), with
-everything that we do not count; then one of the others is paused: how long its processes take more than QUIET of a core. A volunteer by itself: its
+Three volunteers of two stages: the upload of the only one of its stage, by what the kernel says that its processes have sent over TCP (`ss`; p2pd, and the
+daemon past it), with everything that we do not count; then one of the others is paused: how long its processes take more than QUIET of a core. A volunteer by itself: its
 cores, by the processor time of its daemon, p2pd and worker, which has to be more than one without the limit. The middle of some rounds; at the end the audit has to find every microbatch counted
 once, and no step may have been rolled back.
 
@@ -52,24 +52,25 @@ JUDGED_TIMES = 60
 GOALS = {"up": 0.05, "cpu": 0.1, "pause_s": 1.0}
 
 
-def sent(pid: int) -> dict[str, int]:
-    """Connection of a process → bytes that it has sent over it."""
+def sent(pids: set[int]) -> dict[str, int]:
+    """Connection of these processes → bytes that they have sent over it."""
     lines = subprocess.run(["ss", "-tinpHO"], capture_output=True, text=True, check=True).stdout.splitlines()
     found = {}
     for line in lines:
-        if f"pid={pid}," in line and (count := re.search(r"bytes_sent:(\d+)", line)):
+        owner = re.search(r"pid=(\d+),", line)
+        if owner and int(owner[1]) in pids and (count := re.search(r"bytes_sent:(\d+)", line)):
             found[" ".join(line.split()[3:5])] = int(count[1])
     return found
 
 
 async def sending(swarm: Swarm, number: int, seconds: float) -> float:
     """Bytes/s that volunteer `number` sends; what goes over a connection that ends is counted until a moment before."""
-    pid = next(one.pid for one in swarm.family(number) if one.name() == "p2pd")
-    before = latest = sent(pid)
+    pids = {one.pid for one in swarm.family(number)}
+    before = latest = sent(pids)
     began = time.monotonic()
     while (passed := time.monotonic() - began) < seconds:
         await asyncio.sleep(min(0.5, seconds - passed))
-        latest = latest | sent(pid)
+        latest = latest | sent(pids)
     return sum(count - before.get(place, 0) for place, count in latest.items()) / passed
 
 
