@@ -45,6 +45,7 @@ class SpotChecks:
         self._drawn: dict[str, bool] = {}
         """Who has counted something → whether that is to be checked."""
         self._circle: dict[str, float] = {}
+        """Who stands where in it, as far as that was asked."""
         self._unchecked: dict[str, list[Piece]] = {}
         """What is to be checked as soon as there is somebody for it."""
 
@@ -160,7 +161,7 @@ class SpotChecks:
         """What `peer` had counted does not count any more, or it has left. What it counts from now on, and what it was to check, others check."""
         if self._drawn.get(peer):
             self._unchecked[peer] = []
-        for check in list(self._checks.values()):
+        for check in self._checks.values():
             if check.open and (peer == check.peer or peer in check.checkers):
                 self._unfinished(check)
                 if peer != check.peer and check.outcome.verdict is Verdict.LAPSED:

@@ -99,10 +99,14 @@ class Standings:
         """These two and two are not to work together any more, as far as that can be avoided, as two checkers say, or `witness` alone. Whether that is new:
         else it would not help to begin anew.
         """
-        fresh = {pair for pair in pairs if len(pair) > 1} - self.apart
+        found = {pair for pair in pairs if len(pair) > 1}
+        fresh = found - self.apart
         if len(self.apart) < MAX_PAIRS:
             self.apart |= fresh
-            self._witness |= dict.fromkeys(fresh, witness) if witness else {}
+        if not witness:
+            self._witness = {pair: by for pair, by in self._witness.items() if pair not in found}
+        elif fresh <= self.apart:
+            self._witness |= dict.fromkeys(fresh, witness)
         return bool(fresh & self.apart)
 
     def is_shunned(self, peer: str, neighbours: Collection[str]) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from hetpeer.averaging.messages import Range
 
 KEPT = 16
-"""Peers with whom parameters were exchanged lately: each has a part of our memory for what it sends."""
+"""With whom parameters were exchanged lately, ourselves among them: each has a part of our memory for what it sends."""
 
 
 class Acquaintances:

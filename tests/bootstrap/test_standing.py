@@ -116,6 +116,16 @@ def test_what_one_checker_alone_has_found_is_forgotten_with_it():
     assert standings.apart == {frozenset("ac")}
 
 
+def test_what_two_checkers_find_later_is_no_longer_the_word_of_one():
+    standings = Standings()
+    standings.part([frozenset("ab"), frozenset("ac")], "w")
+    assert not standings.is_shunned("a", "bc")
+    assert not standings.part([frozenset("ab"), frozenset("ac")])
+    assert standings.is_shunned("a", "bc")
+    standings.banned("w")
+    assert standings.apart == {frozenset("ab"), frozenset("ac")}
+
+
 def test_no_more_pairs_are_kept_apart_than_so_many():
     standings = Standings()
     assert standings.part(frozenset(("a", str(number))) for number in range(MAX_PAIRS))

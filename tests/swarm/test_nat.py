@@ -28,7 +28,7 @@ def latest(watcher: Child, name: str) -> tuple[str, list[str], list[str]] | None
 async def test_closed_volunteers_train_through_a_relay_that_dies(swarm: Swarm) -> None:
     """Both stages are held by volunteers that accept no connection. The relay's p2pd is killed in the middle.
 
-    An open volunteer is there for a while: it finds out that it is, and helps the others to find out that they are not.
+    An open volunteer is there for a while: it finds out that it is, and may help the others to find out that they are not.
     """
     training = swarm.run.manifest.training.model_copy(update={"steps": 1000})
     swarm.run = resign(swarm.run, training=training)
