@@ -135,6 +135,13 @@ class SendResult:
 
 
 @dataclass(frozen=True, slots=True)
+class ShareUplink:
+    """So many elements go to each other peer in the plan that begins: what leaves us is to be shared so that all of them are done at once."""
+
+    elements: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """Consecutive shards of a block's reduced vector, from element `begin`."""
 
@@ -234,6 +241,7 @@ StepEffect = (
     | SendPart
     | SumParts
     | SendResult
+    | ShareUplink
     | Inspect
     | ApplyUpdate
     | ShowMarks

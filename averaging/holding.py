@@ -22,6 +22,7 @@ from hetpeer.averaging.effects import (
     KeepCopy,
     RecordApplied,
     Shard,
+    ShareUplink,
     ShowMarks,
     StepEffect,
     StepId,
@@ -214,7 +215,9 @@ class HeldStep:
         # copies of a tied parameter are averaged each: they are alike, and stay so
         ties = Ties() if self.averages else self._shape.ties
         self.reduction = Reduction(self._me, message, self._shape.sizes, ties, self._shape.shard_length)
-        return self._wrap([*void, *self.reduction.start(*self._sums())])
+        outgoing = self.reduction.outgoing()
+        shared = [ShareUplink(outgoing)] if outgoing else []
+        return self._wrap([*void, *shared, *self.reduction.start(*self._sums())])
 
     def _sums(self) -> tuple[int | None, Mapping[int, frozenset[int]]]:
         """What we have to send: a slot, and the ids in it per block. In an averaging the clusters are the ids."""

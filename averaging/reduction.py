@@ -90,6 +90,18 @@ class Reduction:
             for shard in in_turns(self._shards[block])
         ]
 
+    def outgoing(self) -> Counter[str]:
+        """How many elements go from us to each other peer, as parts and as sums, if we send what the plan names of us."""
+        elements: Counter[str] = Counter()
+        for block, cover in self.covers.items():
+            sends = any(holder == self._me for holder, _ in cover.slots)
+            for shard in self._shards[block]:
+                readers = self._readers(shard) if shard.reducer == self._me else ()
+                for to in (*readers, *((shard.reducer,) if sends else ())):
+                    elements[to] += shard.end - shard.begin
+        del elements[self._me]
+        return elements
+
     def part(self, block: int, index: int, holder: str, handle: Handle) -> list[Effect]:
         """`holder`'s slot of shard `index` of `block` has arrived; we are to be its reducer."""
         cover = self.covers.get(block)

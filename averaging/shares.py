@@ -20,6 +20,7 @@ SWEEPS, STILL = 100, 1e-4
 """Nothing moves when no share changes by more than this in a sweep; after so many sweeps in any case."""
 PARTS = 1 << 10
 """An equal share is so many; who would get less than half of one gets nothing."""
+ALIKE = 0.1
 FREE = 0.001
 """What reducing is taken to cost where it costs nothing (two holders): the faster one does it, rather than both."""
 
@@ -41,6 +42,13 @@ class Load:
         """Elements that it sends more if it reduces the whole block."""
         others = len(self.receivers) - 1
         return max(self.elements, 1) * max(others - (peer in self.senders), FREE)
+
+
+def alike(uplinks: Mapping[str, float]) -> dict[str, float]:
+    """`uplinks` with those for the middle one that are as near to it as measurements of the same line are: who reduces more has more coming in, too."""
+    known = [rate for rate in uplinks.values() if rate > 0]
+    usual = median(known) if known else 0.0
+    return {peer: usual if abs(rate - usual) <= ALIKE * usual else rate for peer, rate in uplinks.items()}
 
 
 def divide(

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.shares import Load, divide
+from hetpeer.averaging.shares import Load, alike, divide
 from hetpeer.bootstrap.decisions import CoordinatorConfig
 from hetpeer.bootstrap.membership import Range
 from hetpeer.bootstrap.patience import Pace
@@ -47,7 +47,7 @@ class Reduce:
         self.trouble: str | None = None
         """Why there will be no decision."""
         self._config = config
-        self._uplinks = uplinks
+        self._uplinks = alike(uplinks)
         self._pace = pace
         self._guarded = guarded
         self._votes: dict[str, dict[int, m.BlockVote]] = {}

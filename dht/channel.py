@@ -78,6 +78,7 @@ class Channel:
         self.offended: Callable[[ProtocolError], None] = _ignored
         """Told what the peer did that no honest one does."""
         self.closed = False
+        self._pace = math.inf
         self._receiver = receiver
         self._payload_limit = payload_limit
         self._wake = asyncio.Event()
@@ -100,6 +101,12 @@ class Channel:
         self.outbox.add(parcel)
         self._drained.clear()
         self._wake.set()
+
+    def pace_to(self, rate: float) -> None:
+        """Send no faster than so many bytes/s (`Wire.pace_to`), over this stream and later ones."""
+        self._pace = rate
+        if self._stream is not None:
+            self._stream.pace_to(rate)
 
     def announce(self) -> None:
         """There is credit that the peer ought to hear of soon."""
@@ -131,6 +138,7 @@ class Channel:
         self.outbox.acknowledge(peer_has)
         self._owing = True
         self._stream = stream
+        stream.pace_to(self._pace)
         self._receiver.up(self)
         try:
             async with asyncio.TaskGroup() as tasks:

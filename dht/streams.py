@@ -83,6 +83,10 @@ class Stream:
         """Judge this stream with all that come from the peer: `traffic` is theirs too."""
         self._wire.count(traffic)
 
+    def pace_to(self, rate: float) -> None:
+        """Send no faster than so many bytes/s, where the system can see to that (`Wire.pace_to`)."""
+        self._wire.pace_to(rate)
+
     def throttle(self, throttle: Throttle) -> None:
         """Send and receive as fast as this allows, and count there."""
         self._throttle = throttle

@@ -10,7 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
+import socket
+import struct
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 from hetpeer.dht.delivery import Delivery, Traffic
@@ -23,6 +28,8 @@ _JOIN_BELOW = 32 * 1024
 """Writes smaller than this in total are joined: one short copy is cheaper than a second system call."""
 _PIECE = 256 * 1024
 """So much at a time is encrypted, into memory of its own."""
+_MAX_PACING_RATE, _AS_IT_LIKES = 47, 2**32 - 1
+"""SO_MAX_PACING_RATE of Linux, and its value for no rate."""
 
 
 class Wire(asyncio.BufferedProtocol):
@@ -47,6 +54,7 @@ class Wire(asyncio.BufferedProtocol):
         self._writer: asyncio.Future[None] | None = None
         self._write_blocked = False
         self._encrypts = False
+        self._pace = math.inf
 
     @property
     def remote(self) -> str:
@@ -79,6 +87,18 @@ class Wire(asyncio.BufferedProtocol):
         """Count what arrives from now on, and what was not read yet, as traffic of the peer."""
         self.delivery = Delivery(traffic)
         self.delivery.came(self.pending)
+
+    def pace_to(self, rate: float) -> None:
+        """Let the system send no faster than so many bytes/s; infinite: as it likes. For TCP on Linux (`SO_MAX_PACING_RATE`), elsewhere nothing happens.
+
+        Not a limit as in throttle.py: what is due is not counted, it only leaves evenly.
+        """
+        if rate == self._pace or not self._encrypts or sys.platform != "linux" or self.socket is None:
+            return
+        self._pace = rate
+        with suppress(OSError):
+            number = _AS_IT_LIKES if math.isinf(rate) else min(max(int(rate), 1), _AS_IT_LIKES - 1)
+            self.socket.setsockopt(socket.SOL_SOCKET, _MAX_PACING_RATE, struct.pack("=I", number))
 
     async def peek(self, size: int) -> bytes:
         """The next `size` bytes, left where they are. For heads: all of them must fit into memory."""

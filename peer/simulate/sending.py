@@ -67,6 +67,8 @@ class Sending:
                     GRADIENTS,
                     nbytes=freight.bundle(self._name, to, border, back=True),
                 )
+            case e.ShareUplink():  # a line here carries one thing after the other
+                pass
             case e.SendPart():
                 self._send_part(step, effect)
             case e.SendResult(shard, to, handle):

@@ -37,6 +37,7 @@ from hetpeer.peer.tracing import Trace
 from hetpeer.peer.transport.intake import Intake, cost_of, pool_of
 from hetpeer.peer.transport.link import TENSORS, Link
 from hetpeer.peer.transport.linkbook import LinkBook
+from hetpeer.peer.transport.pacing import Pacing
 from hetpeer.peer.transport.schema import FLOAT_BYTES, Schema
 from hetpeer.peer.transport.tensors import Tensor, TensorStore
 from hetpeer.peer.transport.transcoding import layout_of
@@ -86,6 +87,7 @@ class DataPlane:
         self._owner = owner
         self._intake = Intake()
         self._trace = trace
+        self._pacing = Pacing()
         self._outgoing: dict[str, Link] = {}
         self._generation = 0
         self._members: frozenset[str] = frozenset()
@@ -146,10 +148,17 @@ class DataPlane:
         link = self._outgoing.get(peer) or self._open(peer)
         link.tell(Parcel(encode_head(self._word), tag=self._word.step_id))
 
+    def share_uplink(self, step: StepId, loads: Mapping[str, int]) -> None:
+        """`step` is reduced, and so much goes to each peer, in any unit: links get the parts of the uplink with which all are done at once."""
+        self._pacing.begin(step, loads)
+        self._pace()
+
     def end_step(self, step: StepId) -> None:
         """Tensors of `step` need not be delivered any more; their memory is about to be reused."""
         for link in self._outgoing.values():
             link.forget(step)
+        if self._pacing.end(step):
+            self._pace()
 
     def keep_only(self, peers: Iterable[str]) -> None:
         """The volunteers of the step that begins: close the links to others, and forget how fast they were."""
@@ -182,7 +191,13 @@ class DataPlane:
         self._generation += 1
         link = Link(self._node, peer, f"{self._key}.{self._generation}", self._tasks, self)
         self._outgoing[peer] = link
+        link.pace_to(self._pacing.rate(peer, self._book.outflow.rate))
         return link
+
+    def _pace(self) -> None:
+        uplink = self._book.outflow.rate
+        for peer, link in self._outgoing.items():
+            link.pace_to(self._pacing.rate(peer, uplink))
 
     # ── what links say ───────────────────────────────────────────────────────────────────────────────────────────
 

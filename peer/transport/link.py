@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
@@ -61,6 +62,7 @@ class Link:
         self._tasks = tasks
         self._owner = owner
         self._lanes: list[Channel] = []
+        self._rate = math.inf
         self._queue: Queue[Parcel] = Queue()
         self._pressure = Pressure()
         self._open()
@@ -107,6 +109,12 @@ class Link:
     def tell(self, parcel: Parcel) -> None:
         """Send a frame without payload, ahead of what waits for credit."""
         min(self._lanes, key=_under_way).send(parcel)
+
+    def pace_to(self, rate: float) -> None:
+        """Send no faster than so many bytes/s from now on, where the system can see to that; infinite: as fast as it likes."""
+        self._rate = rate
+        for lane in self._lanes:
+            lane.pace_to(rate)
 
     def forget(self, tag: object) -> None:
         """Frames tagged so need not arrive any more."""
@@ -172,6 +180,7 @@ class Link:
         lane = Channel(self.peer_id, self._key, self, payload_limit=0, lane=len(self._lanes))
         lane.queue = self._queue
         lane.offended = self._offended
+        lane.pace_to(self._rate)
         self._lanes.append(lane)
         self._tasks.spawn(self._keep_dialling(lane), name=f"tensors to {self.peer_id}, lane {lane.lane}")
         return lane

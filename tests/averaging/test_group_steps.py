@@ -47,7 +47,9 @@ def test_it_sends_its_parameters_and_installs_the_mean():
     member = averaging()
     member.loss = 3.5
     assert member.step.on_wire == WIRE
-    parts = inner(member.receive(plan()))
+    uplink, *parts = inner(member.receive(plan()))
+    assert isinstance(uplink, e.ShareUplink)
+    assert set(uplink.elements) == {THERE}
     assert {(part.shard.block, part.slot) for part in parts} == {(0, e.STATE), (1, e.STATE)}
     told = []
     for part in parts:
@@ -83,7 +85,8 @@ def test_a_plan_that_takes_it_for_another_cluster_gets_nothing():
     member = averaging()
     wrong = plan()
     covers = tuple(c.model_copy(update={"slots": ((ME, (1,)), (THERE, (3,)))}) for c in wrong.covers)
-    assert inner(member.receive(wrong.model_copy(update={"covers": covers}))) == []
+    effects = inner(member.receive(wrong.model_copy(update={"covers": covers})))
+    assert not [effect for effect in effects if isinstance(effect, e.SendPart)]
 
 
 def test_parts_that_come_before_the_group_is_known_wait_and_those_of_a_past_one_do_not():
@@ -153,7 +156,7 @@ def voted_beside_a_step():
     assert member.phase is Phase.READY
     member.receive(step_begin(STEP.number))
     assert member.phase is Phase.TRAINING
-    parts = inner(member.receive(plan()))
+    _, *parts = inner(member.receive(plan()))
     assert {part.slot for part in parts} == {e.COPY}
     for part in parts:
         shard = part.shard

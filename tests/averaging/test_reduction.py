@@ -1,5 +1,6 @@
 """One plan at one holder: sets of parts, sums in cover order, exactly the cover or nothing."""
 
+from collections import Counter
 from itertools import pairwise
 
 from hypothesis import given
@@ -21,6 +22,22 @@ def cover(block=0, slots=(("a", (0, 1)), ("b", (2,))), reducers=(("a", 1), ("b",
 def reduction(me="a", covers=None):
     plan = m.Plan(line=m.Line(term=1, view=0), step=0, plan=3, covers=covers or (cover(),))
     return Reduction(me, plan, SIZES, Ties())
+
+
+def test_what_goes_to_whom_is_what_is_sent():
+    """Parts to reducers, and sums of ours to everybody who holds the block: as the effects have it."""
+    slots = (("a", (0, 1)), ("b", (2,)), ("c", (3,)))
+    plan_of = cover(slots=slots, reducers=(("a", 3), ("b", 1)), receivers=("a", "b", "c", "d"))
+    sent = Counter()
+    one = reduction("a", (plan_of,))
+    for effect in one.start(4, {0: frozenset({0, 1})}):
+        sent[effect.shard.reducer] += effect.shard.end - effect.shard.begin
+        if effect.shard.reducer == "a":
+            for result in one.summed(effect.shard, "sum"):
+                sent[result.to] += result.shard.end - result.shard.begin
+    del sent["a"]
+    assert one.outgoing() == sent == {"b": 3 + 7, "c": 7, "d": 7}
+    assert reduction("d", (plan_of,)).outgoing() == {}, "it has no sum, and reduces nothing"
 
 
 @given(st.integers(0, 10_000), st.lists(st.integers(1, 100), min_size=1, max_size=20), st.integers(1, 5000))

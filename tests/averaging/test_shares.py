@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from hetpeer.averaging.shares import PARTS, Load, divide
+from hetpeer.averaging.shares import PARTS, Load, alike, divide
 
 
 def load(elements, *peers, senders=None):
@@ -48,6 +48,13 @@ def test_equal_lines_share_equally_and_unknown_ones_too():
     for uplinks in ({}, {"a": 7.0, "b": 7.0, "c": 7.0}, {"a": 0.0, "b": 7.0, "c": 0.0}):
         ((_, shares),) = divide({3: load(100, "a", "b", "c")}, uplinks).items()
         assert shares == (("a", PARTS), ("b", PARTS), ("c", PARTS))
+
+
+def test_lines_that_measure_almost_the_same_are_the_same():
+    measured = {"a": 93.0, "b": 97.0, "c": 100.0, "d": 20.0, "e": 0.0, "f": 400.0}
+    assert alike(measured) == {"a": 97.0, "b": 97.0, "c": 97.0, "d": 20.0, "e": 0.0, "f": 400.0}
+    assert alike({"a": 0.0}) == {"a": 0.0}
+    assert alike({}) == {}
 
 
 def test_a_slow_line_reduces_nothing_and_a_holder_alone_all():

@@ -13,7 +13,6 @@ from hetpeer.peer.cli.plan import _lines
 from hetpeer.peer.planning.predicting import predict
 from hetpeer.peer.planning.summing import sums_bytes
 from hetpeer.peer.training.figures import Figures
-from hetpeer.peer.transport.outflow import Outflow
 from hetpeer.stages.execution.routes import Hop
 from tests.bootstrap.engine import make_run
 
@@ -114,31 +113,6 @@ def test_too_early(run: RunDirectory, fields: dict[str, object], why: str) -> No
 
 
 # ── what it is made of ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_an_uplink_is_measured_while_several_links_are_busy() -> None:
-    outflow = Outflow()
-    for now, links, arrived in ((0, 1, 0), (5, 2, 1000), (6, 2, 1200), (8, 1, 1600), (9, 0, 9000)):
-        outflow.look(float(now), links, arrived)
-    assert outflow.rate == pytest.approx(600 / 3)
-
-
-def test_too_short_a_look_says_nothing_and_old_ones_fade() -> None:
-    outflow = Outflow()
-    outflow.look(0.0, 2, 0)
-    outflow.look(0.9, 2, 900)
-    assert outflow.rate == 0
-    outflow.look(1000.0, 2, 999_900 + 100)
-    for second in range(1, 1001):
-        outflow.look(1000.0 + second, 2, 1_000_000 + 10 * second)
-    assert 10 <= outflow.rate < 11
-
-
-def test_a_link_that_is_closed_takes_its_bytes_along() -> None:
-    outflow = Outflow()
-    for now, arrived in ((0, 0), (1, 500), (2, 100), (3, 600)):
-        outflow.look(float(now), 2, arrived)
-    assert outflow.rate == pytest.approx(1000 / 3)
 
 
 def test_between_two_steps() -> None:

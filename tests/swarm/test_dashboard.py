@@ -52,7 +52,9 @@ async def test_a_volunteer_is_seen_paused_and_goes_on(swarm: Swarm) -> None:
         points = re.compile(r"^([5-9]|\d\d+)$")  # of before the page was opened, too: the log has them
         await expect(page.locator("#loss")).to_have_attribute("data-points", points, timeout=SOON_MS)
         await expect(page.locator("#links tbody tr").first).to_be_visible(timeout=SOON_MS)
-        await expect(page.locator("#map .nobody")).to_have_count(0, timeout=SOON_MS)  # a busy machine parts with one now and then
+        await expect(page.locator("#map .nobody")).to_have_count(
+            0, timeout=SOON_MS
+        )  # a busy machine parts with one now and then
         await picture(page, "dashboard")
         await page.emulate_media(color_scheme="dark")
         await picture(page, "dashboard-dark")

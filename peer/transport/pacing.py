@@ -1,0 +1,41 @@
+"""Which link may use how much of our uplink while we reduce. Pure. Docs: averaging.md, "Pacing".
+
+TCP connections that share a line do not share it evenly: who got more in the last reduce begins the next one with more, and one whose acknowledgements wait behind
+what others send falls behind while its line has room. In a reduce it is known how much goes to whom, and the last link decides: each gets the part of the uplink
+with which all are done at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+
+AIR = 1.05
+"""Above what was measured: it is without heads, and a line that has become faster is to be found out."""
+PACED_BELOW = 500e6 / 8
+"""Bytes/s; a faster uplink is not what a reduce waits for."""
+
+
+class Pacing:
+    """The reduce in progress; none to begin with."""
+
+    def __init__(self) -> None:
+        self._step: Hashable = None
+        self._parts: Mapping[str, float] = {}
+
+    def begin(self, step: Hashable, loads: Mapping[str, int]) -> None:
+        """`step` is reduced: so much, in any unit, goes to each peer. It takes the place of one that is not over."""
+        total = sum(loads.values())
+        self._step, self._parts = step, {peer: load / total for peer, load in loads.items() if load}
+
+    def end(self, step: Hashable) -> bool:
+        """`step` is over; whether it was the one in progress."""
+        if step != self._step:
+            return False
+        self._step, self._parts = None, {}
+        return True
+
+    def rate(self, peer: str, uplink: float) -> float:
+        """Bytes/s that the link to `peer` may send of an uplink that carries `uplink` (0: not known); infinite: as TCP likes."""
+        part = self._parts.get(peer, 0.0)
+        return AIR * part * uplink if part and 0 < uplink < PACED_BELOW else math.inf

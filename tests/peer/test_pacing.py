@@ -1,0 +1,86 @@
+"""What an uplink carries, and which link may use how much of it while we reduce."""
+
+import math
+
+import pytest
+
+from hetpeer.peer.transport.outflow import ARRIVALS, WINDOWS, Outflow
+from hetpeer.peer.transport.pacing import AIR, PACED_BELOW, Pacing
+
+MB = 1e6
+
+
+def windows(outflow, rates, links=2, arrived=0, now=0.0, every_s=0.1):
+    """`ARRIVALS` acknowledgements at each of `rates`, in bytes/s."""
+    outflow.look(now, links, arrived)
+    for rate in rates:
+        for _ in range(ARRIVALS):
+            now, arrived = now + every_s, arrived + round(rate * every_s)
+            outflow.look(now, links, arrived)
+    return now, arrived
+
+
+def test_an_uplink_carries_what_it_carried_at_its_best():
+    outflow = Outflow()
+    now, arrived = windows(outflow, [MB, 2 * MB, 12 * MB, 11 * MB, 12 * MB, 3 * MB, 4 * MB, 12.1 * MB])
+    assert outflow.rate == pytest.approx(12 * MB)
+    windows(outflow, [5 * MB] * WINDOWS, arrived=arrived, now=now)
+    assert outflow.rate == pytest.approx(5 * MB), "a line that has become slower is found out"
+
+
+def test_one_link_says_nothing_of_the_uplink():
+    outflow = Outflow()
+    now, arrived = windows(outflow, [9 * MB] * 3, links=1)
+    assert outflow.rate == 0
+    windows(outflow, [2 * MB], arrived=arrived, now=now)
+    assert outflow.rate == pytest.approx(2 * MB)
+
+
+def test_time_in_which_nothing_is_under_way_does_not_count():
+    outflow = Outflow()
+    arrived = 0
+    for burst in range(ARRIVALS):
+        outflow.look(100.0 * burst, 2, arrived)
+        arrived += 1000
+        outflow.look(100.0 * burst + 0.1, 0, arrived)
+    assert outflow.rate == pytest.approx(10_000)
+
+
+def test_too_short_a_look_says_nothing():
+    outflow = Outflow()
+    windows(outflow, [MB] * 3, every_s=0.001)
+    assert outflow.rate == 0, "a tenth of a second"
+    outflow = Outflow()
+    outflow.look(0.0, 2, 0)
+    for n in range(1, ARRIVALS):
+        outflow.look(float(n), 2, n)
+    assert outflow.rate == 0, "one acknowledgement is missing"
+
+
+def test_a_link_that_is_closed_takes_its_bytes_along():
+    outflow = Outflow()
+    outflow.look(0.0, 2, 10_000)
+    outflow.look(1.0, 2, 500)
+    windows(outflow, [1000.0], arrived=500, now=1.0)
+    assert 0 < outflow.rate <= 1000
+
+
+def test_links_get_the_parts_with_which_all_are_done_at_once():
+    pacing = Pacing()
+    pacing.begin("a step", {"b": 3000, "c": 1000, "d": 0})
+    uplink = 12 * MB
+    assert pacing.rate("b", uplink) == pytest.approx(AIR * 9 * MB)
+    assert pacing.rate("c", uplink) == pytest.approx(AIR * 3 * MB)
+    assert pacing.rate("d", uplink) == pacing.rate("somebody else", uplink) == math.inf
+    assert pacing.rate("b", 0.0) == math.inf, "it is not known what the line carries"
+    assert pacing.rate("b", PACED_BELOW) == math.inf, "nobody waits for such a line"
+
+
+def test_only_the_end_of_the_latest_reduce_ends_it():
+    pacing = Pacing()
+    pacing.begin("first", {"b": 1})
+    pacing.begin("second", {"b": 1})
+    assert not pacing.end("first")
+    assert pacing.rate("b", MB) == AIR * MB
+    assert pacing.end("second")
+    assert pacing.rate("b", MB) == math.inf
