@@ -19,7 +19,8 @@ from typing import Any
 import uvloop
 
 from hetpeer.dht.addresses import parse_address
-from hetpeer.dht.channel import Channel, ChannelServer, dial
+from hetpeer.dht.channel import Channel
+from hetpeer.dht.dialling import ChannelServer, dial
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.dht.outbox import Parcel

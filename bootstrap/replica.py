@@ -26,8 +26,9 @@ from hetpeer.bootstrap.raft.core import Raft
 from hetpeer.bootstrap.raft.journal import Journal
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht import failpoints
-from hetpeer.dht.channel import Channel, ChannelServer, dial
+from hetpeer.dht.channel import Channel
 from hetpeer.dht.clock import Clock
+from hetpeer.dht.dialling import ChannelServer, dial
 from hetpeer.dht.errors import ExitCode, LocalError, PeerLostError
 from hetpeer.dht.listener import CONTROL as CONTROL_BUDGET
 from hetpeer.dht.node import Node

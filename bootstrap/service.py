@@ -32,8 +32,9 @@ from hetpeer.bootstrap.spotcheck import CheckRules
 from hetpeer.bootstrap.tickets import ticket
 from hetpeer.dht import failpoints
 from hetpeer.dht.addresses import network_in
-from hetpeer.dht.channel import Channel, ChannelServer
+from hetpeer.dht.channel import Channel
 from hetpeer.dht.clock import Clock
+from hetpeer.dht.dialling import ChannelServer
 from hetpeer.dht.errors import LocalError, ProtocolError, RemoteError
 from hetpeer.dht.listener import CONTROL as CONTROL_BUDGET
 from hetpeer.dht.node import Node

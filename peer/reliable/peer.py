@@ -22,8 +22,8 @@ from hetpeer.bootstrap.serving import PROTOCOL as FILES
 from hetpeer.bootstrap.serving import FileService
 from hetpeer.bootstrap.shelf import Answer, RunShelf
 from hetpeer.dht.addresses import Address, parse_address
-from hetpeer.dht.channel import ChannelServer
 from hetpeer.dht.clock import SystemClock
+from hetpeer.dht.dialling import ChannelServer
 from hetpeer.dht.errors import ExitCode, LocalError, RemoteError
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.listener import CONTROL as CONTROL_BUDGET

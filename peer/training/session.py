@@ -16,7 +16,8 @@ from typing import Any
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.service import CONTROL
-from hetpeer.dht.channel import Channel, dial
+from hetpeer.dht.channel import Channel
+from hetpeer.dht.dialling import dial
 from hetpeer.dht.errors import PeerLostError
 from hetpeer.dht.node import Node
 from hetpeer.dht.outbox import Parcel

@@ -24,7 +24,8 @@ from hetpeer.averaging.heads import (
     decode_head,
     encode_head,
 )
-from hetpeer.dht.channel import Channel, ChannelServer
+from hetpeer.dht.channel import Channel
+from hetpeer.dht.dialling import ChannelServer
 from hetpeer.dht.errors import ProtocolError, RemoteError
 from hetpeer.dht.grants import Lane
 from hetpeer.dht.meter import Meter

@@ -13,8 +13,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
-from hetpeer.dht.channel import Channel, dial
+from hetpeer.dht.channel import Channel
 from hetpeer.dht.credit import Queue
+from hetpeer.dht.dialling import dial
 from hetpeer.dht.errors import PeerLostError, ProtocolError
 from hetpeer.dht.node import Node
 from hetpeer.dht.outbox import Parcel
