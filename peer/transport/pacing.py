@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping
 
-AIR = 1.05
-"""Above what was measured: it is without heads, and a line that has become faster is to be found out."""
+AIR = 1.08
+"""Above what was measured: that is without heads, which are a twentieth, and a line that has become faster is to be found out."""
 PACED_BELOW = 500e6 / 8
 """Bytes/s; a faster uplink is not what a reduce waits for."""
 
