@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -87,6 +89,26 @@ async def test_streams_leave_libp2p_once_the_door_has_opened(two: Two) -> None:
         await stream.skip()
     async with await other.open(one.peer_id, ELSE) as stream:  # not one of those that may
         assert stream._wire.socket.family.name == "AF_UNIX"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others do not pace")
+async def test_a_paced_stream_is_as_fast_as_it_may_be_and_one_over_libp2p_as_it_likes(two: Two) -> None:
+    one, other = two
+    await found(other, one.peer_id)
+    data, clock = bytes(2_000_000), asyncio.get_running_loop().time
+    async with await other.open(one.peer_id, ECHO) as stream:
+        stream.pace_to(1e6)
+        began = clock()
+        assert await asked(stream, data) == data
+        assert clock() - began > 1.0, "it comes back as fast as it can; a burst is free"
+        stream.pace_to(math.inf)
+        began = clock()
+        for _ in range(20):
+            await asked(stream, data)
+        assert clock() - began < 20, "forty seconds, were it still paced"
+    async with await other.open(one.peer_id, ELSE) as stream:
+        stream.pace_to(1.0)
+        assert await asked(stream, data) == data
 
 
 async def test_what_has_gone_directly_goes_over_libp2p_when_the_door_is_closed(
