@@ -16,7 +16,7 @@ from typing import Any, Self
 ROOT = Path(__file__).parents[2]
 ECHO = "test/1/echo"
 RUN_ID = "test-run"
-DEADLINE_S = 40.0
+DEADLINE_S = 120.0
 
 
 class ChildPeer:
