@@ -65,10 +65,8 @@ async def asked_without_end(stream: Stream) -> None:
 
 
 async def found(node: Node, peer: str) -> None:
-    """Return when `node` sends to `peer` past libp2p."""
-    async with asyncio.timeout(
-        150
-    ):  # a door that did not open in time is tried again after 5 s, then after 60 s
+    """Return when `node` sends to `peer` past libp2p. A door that did not open in time is tried again after 5 s, then 60 s."""
+    async with asyncio.timeout(150):
         while not node._direct.leads_to(peer):
             with suppress(PeerLostError):  # it is cut once there is a direct way
                 async with await node.open(peer, ECHO) as stream:

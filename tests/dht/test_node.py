@@ -394,9 +394,8 @@ class ClockTenMinutesSlow(SystemClock):
 async def test_a_clock_ten_minutes_off_is_refused_in_plain_words(child: ChildPeer, tmp_path: Path) -> None:
     error = await failure(joining(child), Identity.create(tmp_path / "identity"), ClockTenMinutesSlow())
     assert (error.code, error.exit_code) == ("HP-NET-004", ExitCode.NETWORK)
-    said = re.fullmatch(
-        rf"this machine's clock is (\d+) s behind that of {child.report['peer_id']}", error.what
-    )
+    other = child.report["peer_id"]
+    said = re.fullmatch(rf"this machine's clock is (\d+) s behind that of {other}", error.what)
     assert said is not None
     assert abs(int(said[1]) - 600) <= MAX_CLOCK_OFFSET_S
     assert "timedatectl set-ntp true" in error.fix

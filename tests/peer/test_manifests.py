@@ -136,11 +136,11 @@ async def test_who_comes_back_goes_on_to_the_next_peer_when_one_is_not_believed(
         remember(home.path, run.run_id, [address(elsewhere), address(liar)])
         remember_seen(home.path, run.run_id, [address(honest)])
         arriving = asyncio.create_task(arrive(NodeConfig(host="127.0.0.1"), home, run.run_id))
-        await until(lambda: f"peer {elsewhere.peer_id} is not believed" in caplog.text, "it is said")
+        await until(lambda: f"peer {elsewhere.peer_id} is not believed" in caplog.text, "it is said", 100.0)
         assert not arriving.done()
         await serve(honest, run, tmp_path)
         named = NodeConfig(host="127.0.0.1", peers=(address(liar),))
-        for arrival in (await asyncio.wait_for(arriving, 60), await arrive(named, home, "")):
+        for arrival in (await asyncio.wait_for(arriving, 100), await arrive(named, home, "")):
             assert (arrival.signed.run_id, arrival.source) == (run.run_id, honest.peer_id)
         assert "manifest damaged" in caplog.text
         known = known_run(home.path, Destination((), run.run_id))

@@ -34,7 +34,7 @@ def request(url, method="GET", **headers):
     """Status, headers and text of the answer."""
     asked = urllib.request.Request(url, method=method, headers=headers)
     try:
-        with urllib.request.urlopen(asked, timeout=10) as answer:
+        with urllib.request.urlopen(asked, timeout=60) as answer:
             return answer.status, dict(answer.headers), answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, dict(error.headers), error.read().decode()
