@@ -214,7 +214,7 @@ async def test_a_button_asks_the_daemon_and_the_page_shows_what_follows(browser:
     async with page_of(browser, daemon) as page:
         await expect(page.locator("#resume")).to_be_disabled()
         await page.click("#pause")
-        await expect(page.locator("#state")).to_have_text("paused: user", timeout=2000)
+        await expect(page.locator("#state")).to_have_text("paused: user", timeout=20_000)
         await expect(page.locator("#pause")).to_be_disabled()
     assert daemon.asked == ["pause"]
 

@@ -7,7 +7,7 @@ import math
 import ssl
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,11 +67,12 @@ async def asked_without_end(stream: Stream) -> None:
 
 
 async def found(node: Node, peer: str) -> None:
-    """Return when `node` sends to `peer` past libp2p."""
-    async with asyncio.timeout(10):
+    """Return when `node` sends to `peer` past libp2p. A door that did not open in time is tried again after 5 s, then 60 s."""
+    async with asyncio.timeout(150):
         while not node._direct.leads_to(peer):
-            async with await node.open(peer, ECHO) as stream:
-                await asked(stream, b"over libp2p")
+            with suppress(PeerLostError):  # it is cut once there is a direct way
+                async with await node.open(peer, ECHO) as stream:
+                    await asked(stream, b"over libp2p")
             await asyncio.sleep(0.02)
 
 
@@ -194,7 +195,7 @@ async def test_those_without_a_ticket_are_few_at_a_time(two: Two, monkeypatch: p
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     silent = await asyncio.open_connection(lead.host, lead.port, ssl=context)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not one._direct._door._unknown:
             await asyncio.sleep(0.01)
     reader, writer = await asyncio.open_connection(lead.host, lead.port, ssl=context)
@@ -227,7 +228,7 @@ async def test_an_answer_that_is_none_is_an_offence(
         liar = await started(stack, tmp_path / "liar", peers=(parse_address(one.addresses()[0]),))
         await liar.serve(PROTOCOL, lies)
         async with await one.open(liar.peer_id, ECHO) as stream:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(100):
                 while liar.peer_id not in one.strikes():
                     assert await asked(stream, b"x") == b"x"
     assert one.strikes()[liar.peer_id] == {"malformed": 1}

@@ -64,9 +64,9 @@ async def ask_echo(node: Node, peer_id: str, data: bytes) -> bytes:
 
 async def test_a_circuit_carries_more_than_libp2ps_own_limit(three: Three) -> None:
     relay, one, other = three
-    assert one.relays == other.relays == [relay.peer_id]
+    await served(relay, one, other)
     assert await ask_echo(one, other.peer_id, bytes(1 << 20)) == bytes(1 << 20)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while str(one.path(other.peer_id)) != f"through {relay.peer_id[-8:]}":
             await asyncio.sleep(0.05)
 
@@ -78,6 +78,7 @@ async def test_nobody_is_dialled_back_through_a_circuit(three: Three) -> None:
         assert "refused" in (await stream.receive(timeout_s=5)).header
 
 
+@pytest.mark.alone
 async def test_a_relay_that_dies_is_used_again_when_it_is_back(three: Three) -> None:
     relay, one, other = three
     assert await back_after(relay, one, other) < 10
@@ -95,7 +96,7 @@ async def test_a_private_peer_whose_p2pd_dies_is_reached_again(three: Three) -> 
 
 async def served(relay: Node, *nodes: Node) -> None:
     """Return when all have a slot: one of two is enough for streams between them."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not all(node.relays == [relay.peer_id] for node in nodes):
             await asyncio.sleep(0.05)
 
@@ -108,7 +109,7 @@ async def back_after(victim: Node, one: Node, other: Node) -> float:
     began = time.monotonic()
     with pytest.raises(PeerLostError):
         await stream.receive(timeout_s=5)
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while True:
             try:
                 assert await ask_echo(one, other.peer_id, b"again") == b"again"

@@ -32,9 +32,9 @@ from tests.hostile.stranger import PAUSE_S
 from tests.swarm.conftest import STEPS
 from tests.swarm.swarm import Child, Swarm, resign
 
-pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(600)]
 OPENING = {"key": "stranger", "has": 0, "begun": False}
-SOON_S = 10.0
+SOON_S = 60.0
 """What takes a moment, on a machine that has other things to do."""
 
 
@@ -105,7 +105,7 @@ async def with_liar(swarm: Swarm, wrong: str) -> tuple[list[Child], Child]:
 async def test_who_sends_rubbish_for_ever_is_gone_around(swarm: Swarm, reference: ReferenceRun) -> None:
     """In the place of somebody honest: nothing halts, and the rest of the run is trained without it."""
     (bootstrap, *honest), liar = await with_liar(swarm, "sends_nan_for_ever")
-    await swarm.finished(bootstrap, *honest, within_s=120.0)
+    await swarm.finished(bootstrap, *honest, within_s=300.0)
     said = "".join(one.said for one in honest)
     assert "(not finite)" in said
     assert set(re.findall(r"(\w+) is refused for", said)) <= {liar.peer_id[-6:]}
@@ -114,7 +114,7 @@ async def test_who_sends_rubbish_for_ever_is_gone_around(swarm: Swarm, reference
 
 async def test_whose_part_of_a_sum_is_none_has_to_come_back(swarm: Swarm, reference: ReferenceRun) -> None:
     (bootstrap, *honest), liar = await with_liar(swarm, "sends_nan_parameters")
-    await swarm.finished(bootstrap, *honest, liar, within_s=120.0)
+    await swarm.finished(bootstrap, *honest, liar, within_s=300.0)
     accused = {r["peer"] for r in swarm.records("gone") if r["why"].endswith("its gradients are not finite")}
     assert accused == {liar.peer_id}
     swarm.exact(reference)
@@ -127,7 +127,7 @@ async def test_bundles_that_cannot_be_read(swarm: Swarm) -> None:
     swarm.run = resign(swarm.run, links=links, training=training)
     bootstrap = await swarm.bootstrap(before="never_impatient")
     volunteers = [swarm.volunteer("a", before="sends_garbage"), swarm.volunteer("b")]
-    await swarm.finished(bootstrap, *volunteers, within_s=120.0)
+    await swarm.finished(bootstrap, *volunteers, within_s=300.0)
     assert "(unreadable)" in volunteers[1].said
     assert audit(swarm.run.path).ok
 
@@ -176,7 +176,7 @@ async def drips(node: Node, peer: str) -> float:
     began = loop.time()
     stream = await node.open(peer, TENSORS)
     try:
-        for byte in encode_frame_head(OPENING, 0):
+        for byte in encode_frame_head(OPENING | {"key": "stranger" * 40}, 0):  # it would take minutes
             await stream._wire.write([bytes([byte])])
             await asyncio.sleep(0.7)
     except PeerLostError:

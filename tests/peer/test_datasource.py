@@ -117,7 +117,7 @@ def among_peers(test: Test) -> Callable[[RunDirectory, Path], None]:
         async def main() -> None:
             peers = Peers(author, tmp_path)
             try:
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(200):
                     await test(peers)
             finally:
                 await peers.close()
@@ -295,6 +295,7 @@ async def test_a_shard_that_nobody_has_is_asked_for_again_and_then_given_up(peer
         with pytest.raises(LocalError, match=shard.name) as caught:
             source.microbatch(0, 0)
         assert (caught.value.code, caught.value.exit_code) == ("HP-DATA-006", ExitCode.NETWORK)
+        patch.setattr(datasource, "RETRY_S", 1.0)  # it does not give up while this process is held up
         waiting = asyncio.ensure_future(source.make_ready(0, 0))
         await asyncio.sleep(0.05)
         (run.data / shard.name).write_bytes(content)

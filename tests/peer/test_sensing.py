@@ -52,6 +52,7 @@ def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with all programs that there are."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.setattr(sensing, "ASK_S", 60.0)
     return tmp_path
 
 

@@ -110,7 +110,7 @@ class Rig:
                 await asyncio.wait([running])
 
     async def arrived(self, *numbers: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(100):
             while not self.path.is_file() or self._kept() != set(numbers):
                 await asyncio.sleep(0.01)
 

@@ -25,6 +25,7 @@ from hetpeer.dht.identity import Identity
 from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.dht.records import MAX_LINKS, Advert, LinkNote
 from hetpeer.dht.roster import Roster
+from hetpeer.dht.validators import MAX_TTL_S
 from hetpeer.peer.arrival.known import remember
 from hetpeer.peer.cli.status import _duration, _lines, _tables
 from hetpeer.peer.training.adverts import link_notes
@@ -218,7 +219,7 @@ async def serve_and_ask(run: RunDirectory, home: Path) -> list[tuple[int, str, s
         advert = volunteer(
             0, len(run.manifest.blocks), name="alpha", step=1, loss=4.5, addresses=tuple(node.addresses())
         )
-        assert await Roster(node, run.run_id).publish(advert, ttl_s=60)
+        assert await Roster(node, run.run_id).publish(advert, ttl_s=MAX_TTL_S)
         remember(home, run.run_id, [parse_address(node.addresses()[0])])
         asks = (["--json", "--bootstrap", node.addresses()[0]], ["--home", str(home)])
         return [await asyncio.to_thread(hetpeer_status, *ask) for ask in asks]
@@ -233,7 +234,7 @@ def hetpeer_status(*arguments: str) -> tuple[int, str, str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=200,
     )
     return result.returncode, result.stdout, result.stderr
 

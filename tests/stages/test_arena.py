@@ -149,7 +149,7 @@ def test_a_child_maps_the_same_bytes_and_cannot_shrink_them():
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
-        [sys.executable, "-c", child], pass_fds=[arena.fd], timeout=30, check=False, env=environment
+        [sys.executable, "-c", child], pass_fds=[arena.fd], timeout=120, check=False, env=environment
     )
     assert done.returncode == 7
     assert arena.view(extent) == b"there"

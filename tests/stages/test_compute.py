@@ -29,6 +29,8 @@ from tests.stages.compute_rig import KEPT, UPDATE, Holder, layout, microbatch, n
 WORKER = "hetpeer.averaging.worker_main"
 CONFIG = ComputeConfig(device="cpu", nice=0, arena_bytes=32 << 20)
 STEPS, MICROBATCHES, SLOT = 3, 4, 2
+MANY, SOON_S = 400, 10.0
+"""So many times measuring how fast the machine is takes more than a minute, whatever the machine; and what is far below that and LAST_WORDS_S."""
 
 
 def plain_training():
@@ -173,14 +175,14 @@ def test_kill_fails_what_is_pending_at_once_and_ctrl_c_does_not():
         compute = await Compute.start(CONFIG, WORKER)
         os.kill(compute.pid, signal.SIGINT)
         assert (await compute.submit(Info())).tasks == 0
-        pending = [asyncio.create_task(compute.submit(WarmUp())) for _ in range(3)]
+        pending = [asyncio.create_task(compute.submit(WarmUp())) for _ in range(MANY)]
         await asyncio.sleep(0.05)
         killed = time.monotonic()
         os.kill(compute.pid, signal.SIGKILL)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             answers = await asyncio.gather(*pending, return_exceptions=True)
             error = await compute.died()
-        assert time.monotonic() - killed < 1
+        assert time.monotonic() - killed < SOON_S
         assert all(isinstance(answer, WorkerDiedError) for answer in answers)
         assert error.status == -signal.SIGKILL
         assert "HP-GPU-001: the compute worker ended with signal 9 (Killed)" in error.line()
@@ -194,11 +196,11 @@ def test_kill_fails_what_is_pending_at_once_and_ctrl_c_does_not():
 async def test_close_ends_a_busy_worker_in_time(monkeypatch):
     monkeypatch.setattr(compute_module, "CLOSE_S", 0.3)
     compute = await Compute.start(CONFIG, WORKER)
-    busy = [asyncio.create_task(compute.submit(WarmUp())) for _ in range(20)]
+    busy = [asyncio.create_task(compute.submit(WarmUp())) for _ in range(MANY)]
     await asyncio.sleep(0.05)
     began = time.monotonic()
     await compute.close()
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < SOON_S
     answers = await asyncio.gather(*busy, return_exceptions=True)
     assert isinstance(answers[-1], WorkerDiedError)
     with pytest.raises(ProcessLookupError):
@@ -208,15 +210,15 @@ async def test_close_ends_a_busy_worker_in_time(monkeypatch):
 async def test_a_suspended_worker_stands_still_and_is_killed_at_once(monkeypatch):
     monkeypatch.setattr(compute_module, "CLOSE_S", 60.0)
     compute = await Compute.start(CONFIG, WORKER)
-    busy = [asyncio.create_task(compute.submit(WarmUp())) for _ in range(20)]
+    busy = [asyncio.create_task(compute.submit(WarmUp())) for _ in range(MANY)]
     await asyncio.sleep(0.05)
     compute.suspend()
     process = psutil.Process(compute.pid)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while process.status() != psutil.STATUS_STOPPED:
             await asyncio.sleep(0)
     assert compute.pending
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await compute.close()
     answers = await asyncio.gather(*busy, return_exceptions=True)
     assert isinstance(answers[-1], WorkerDiedError)
@@ -245,7 +247,7 @@ from hetpeer.stages.execution.compute import Compute, ComputeConfig
 async def main():
     compute = await Compute.start(ComputeConfig(device="cpu", arena_bytes=1 << 20), "{WORKER}")
     print(compute.pid, flush=True)
-    await asyncio.gather(*(compute.submit(WarmUp()) for _ in range(100)))
+    await asyncio.gather(*(compute.submit(WarmUp()) for _ in range({MANY})))
 
 asyncio.run(main())
 """
@@ -259,7 +261,7 @@ def test_no_worker_outlives_a_killed_daemon():
         assert parent.stdout is not None
         worker = os.pidfd_open(int(parent.stdout.readline()))
         parent.kill()
-        ended, _, _ = select.select([worker], [], [], 3)
+        ended, _, _ = select.select([worker], [], [], 30)
         os.close(worker)
         assert ended, "the worker computes on after its daemon was killed"
 

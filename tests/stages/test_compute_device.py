@@ -38,6 +38,6 @@ def test_a_device_that_is_not_there_is_refused(name):
 
 def test_cpu_is_measured_within_a_second():
     assert device.pick("cpu") == torch.device("cpu")
-    began = time.monotonic()
+    began = time.process_time()
     assert device.measure_flops(torch.device("cpu"), 0.2) > 1e7
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 2

@@ -281,11 +281,11 @@ def status_kib(field: str) -> int:
 @pytest.mark.parametrize("name", BOMBS)
 def test_bombs_cost_little(name):
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
-    before, began = status_kib("VmRSS"), time.monotonic()
+    before, began = status_kib("VmRSS"), time.process_time()
     with pytest.raises(ProtocolError):
         unpack_block(BOMBS[name])
     assert status_kib("VmHWM") - before < 128 * 1024
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 30
 
 
 def test_every_operator_that_takes_no_tensor_is_told_the_device():

@@ -146,7 +146,7 @@ def test_any_value_anywhere_in_the_header(data):
         value = data.draw(st.one_of(JUNK, st.lists(JUNK, max_size=3)))
         header.setdefault(name, {})[key] = value
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
-    before, began = status_kib("VmRSS"), time.monotonic()
+    before, began = status_kib("VmRSS"), time.process_time()
     for load in (
         lambda data: state.load(data, 2, LAYOUT, KEPT),
         lambda data: state.load_constants(data, SPECS),
@@ -154,7 +154,7 @@ def test_any_value_anywhere_in_the_header(data):
         with contextlib.suppress(ProtocolError):
             load(file_of(header))
     assert status_kib("VmHWM") - before < 32 * 1024
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def status_kib(field: str) -> int:

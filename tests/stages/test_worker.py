@@ -19,12 +19,12 @@ from hetpeer.stages.execution.worker import WorkerOptions, serve
 def served(lanes):
     """A worker without a process: our end of its socket, and the future of `serve`."""
     ours, theirs = socket.socketpair()
-    ours.settimeout(10)
+    ours.settimeout(60)
     with ours, theirs, ThreadPoolExecutor(1) as worker:
         serving = worker.submit(serve, theirs, lanes)
         yield ours, serving
         ours.shutdown(socket.SHUT_WR)
-        wait([serving], 10)
+        wait([serving], 60)
         assert serving.done()
 
 
@@ -49,7 +49,7 @@ def test_a_lane_does_not_wait_for_another_and_keeps_its_own_order():
     done, free = [], threading.Event()
 
     def compute(command):
-        assert free.wait(10)
+        assert free.wait(60)
         done.append(command.block)
         return r.Done()
 

@@ -135,7 +135,7 @@ async def test_a_reliable_peer_that_leads_says_how_the_swarm_is(node: Node, tmp_
     run = make_run(tmp_path)
     for peer in reliable_peer(node, run):
         work = asyncio.create_task(peer.run(asyncio.Event()))
-        await asyncio.wait_for(peer.ready.wait(), 30)
+        await asyncio.wait_for(peer.ready.wait(), 150)
         found = samples(source_of(node, peer, run).metrics())
         work.cancel()
         await asyncio.wait([work])
