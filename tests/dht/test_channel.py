@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from hetpeer.dht import channel as channel_module
-from hetpeer.dht.channel import REDIAL_S, Channel, ChannelServer, dial
+from hetpeer.dht import dialling as dialling_module
+from hetpeer.dht.channel import Channel
+from hetpeer.dht.dialling import REDIAL_S, ChannelServer, dial
 from hetpeer.dht.errors import PeerLostError, ProtocolError
 from hetpeer.dht.outbox import Parcel
 from hetpeer.dht.streams import Stream
@@ -119,7 +120,7 @@ async def test_a_link_that_carried_something_is_dialled_again_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also where only acknowledgements come back, however often it was cut before."""
-    monkeypatch.setattr(channel_module, "REDIAL_S", (REDIAL_S[0], 600.0))
+    monkeypatch.setattr(dialling_module, "REDIAL_S", (REDIAL_S[0], 600.0))
     theirs = Kept()
     network = Loopback(ChannelServer(lambda _peer, _key: theirs, LIMIT).handle)
     channel = Channel("them", "a", Kept(), LIMIT)

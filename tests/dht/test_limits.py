@@ -14,9 +14,10 @@ import psutil
 import pytest
 
 from hetpeer.dht.addresses import parse_address
-from hetpeer.dht.channel import Channel, ChannelServer, dial
+from hetpeer.dht.channel import Channel
 from hetpeer.dht.credit import Queue
 from hetpeer.dht.delivery import STRANGER
+from hetpeer.dht.dialling import ChannelServer, dial
 from hetpeer.dht.errors import PeerLostError, ProtocolError, RemoteError
 from hetpeer.dht.frames import PREFIX, encode_head
 from hetpeer.dht.grants import Budget, Grants, Holding

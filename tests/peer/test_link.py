@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from hetpeer.dht.channel import Channel, ChannelServer
+from hetpeer.dht.channel import Channel
+from hetpeer.dht.dialling import ChannelServer
 from hetpeer.dht.errors import ProtocolError
 from hetpeer.dht.grants import Budget, Grants, Holding
 from hetpeer.dht.outbox import Parcel
