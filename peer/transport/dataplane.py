@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -129,7 +129,8 @@ class DataPlane:
         self.bytes_sent += tensor.nbytes
         cost = cost_of(head, tensor.nbytes, self._schema, sending=True)
         parcel = Parcel(encode_head(head), tag=head.step_id, pool=pool_of(head), cost=cost)
-        link.send(replace(parcel, depart=partial(_departing, self._store, tensor, parcel)))
+        arrived = partial(self._arrived, peer, head) if isinstance(head, ShardHead) else None
+        link.send(replace(parcel, depart=partial(_departing, self._store, tensor, parcel, arrived)))
 
     def nudge(self, peer: str, head: ActivationHead, nbytes: int) -> None:
         """`head` is sent again: its word alone, if its bundle of `nbytes` may have to wait."""
@@ -194,6 +195,10 @@ class DataPlane:
         self._outgoing[peer] = link
         link.pace_to(self._pacing.rate(peer, self._book.outflow.rate))
         return link
+
+    def _arrived(self, peer: str, head: ShardHead) -> None:
+        if self._pacing.arrived(head.step_id, peer, head.end - head.begin):
+            self._pace()
 
     def _pace(self) -> None:
         uplink = self._book.outflow.rate
@@ -316,13 +321,22 @@ class DataPlane:
         return layout_of(schema, head).written(codec, head.coded.written)
 
 
-def _departing(store: TensorStore, tensor: Tensor, parcel: Parcel) -> Parcel | None:
-    """`parcel` with its payload; None while there is no room to bring it back from the disk."""
+def _departing(
+    store: TensorStore, tensor: Tensor, parcel: Parcel, arrived: Callable[[], None] | None
+) -> Parcel | None:
+    """`parcel` with its payload, of which `arrived` is told; None while there is no room to bring it back from the disk."""
     try:
         store.bring_back(tensor)
     except ArenaFullError:
         return None
-    return replace(parcel, payload=(store.view(tensor),), done=store.leaves(tensor))
+    free = store.leaves(tensor)
+
+    def done() -> None:
+        free()
+        if arrived is not None:
+            arrived()
+
+    return replace(parcel, payload=(store.view(tensor),), done=done)
 
 
 def _due(head: Head, schema: Schema) -> bool:

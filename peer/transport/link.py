@@ -27,6 +27,8 @@ from hetpeer.peer.transport.pressure import Pressure
 TENSORS: Final = "hetpeer/1/tensors"
 LANES = 3
 """Over libp2p; past it a TCP connection of its own fills the line, and several would be in each other's way."""
+ALIKE = 0.02
+"""A pace that differs by less than this is left as it is."""
 GRACE_S = 1.5
 """A link may be away for so long before its tasks are sent elsewhere (a restart of p2pd)."""
 
@@ -113,6 +115,8 @@ class Link:
 
     def pace_to(self, rate: float) -> None:
         """Send no faster than so many bytes/s from now on, where the system can see to that; infinite: as fast as it likes."""
+        if rate == self._rate or abs(rate / self._rate - 1) < ALIKE:
+            return
         self._rate = rate
         for lane in self._lanes:
             lane.pace_to(rate)

@@ -2,7 +2,7 @@
 
 TCP connections that share a line do not share it evenly: who got more in the last reduce begins the next one with more, and one whose acknowledgements wait behind
 what others send falls behind while its line has room. In a reduce it is known how much goes to whom, and the last link decides: each gets the part of the uplink
-with which all are done at once.
+with which all are done at once. Nobody gets less later on; who is behind gets more, and so does who is left when others are done.
 """
 
 from __future__ import annotations
@@ -22,20 +22,30 @@ class Pacing:
     def __init__(self) -> None:
         self._step: Hashable = None
         self._parts: Mapping[str, float] = {}
+        self._left: dict[str, int] = {}
 
     def begin(self, step: Hashable, loads: Mapping[str, int]) -> None:
         """`step` is reduced: so much, in any unit, goes to each peer. It takes the place of one that is not over."""
         total = sum(loads.values())
-        self._step, self._parts = step, {peer: load / total for peer, load in loads.items() if load}
+        self._left = {peer: load for peer, load in loads.items() if load}
+        self._step, self._parts = step, {peer: load / total for peer, load in self._left.items()}
+
+    def arrived(self, step: Hashable, peer: str, load: int) -> bool:
+        """So much of what goes to `peer` is there; whether that changes what links may send."""
+        if step != self._step or peer not in self._left:
+            return False
+        self._left[peer] = max(self._left[peer] - load, 0)
+        return True
 
     def end(self, step: Hashable) -> bool:
         """`step` is over; whether it was the one in progress."""
         if step != self._step:
             return False
-        self._step, self._parts = None, {}
+        self._step, self._parts, self._left = None, {}, {}
         return True
 
     def rate(self, peer: str, uplink: float) -> float:
         """Bytes/s that the link to `peer` may send of an uplink that carries `uplink` (0: not known); infinite: as TCP likes."""
-        part = self._parts.get(peer, 0.0)
-        return AIR * part * uplink if part and 0 < uplink < PACED_BELOW else math.inf
+        if peer not in self._parts or not 0 < uplink < PACED_BELOW:
+            return math.inf
+        return AIR * uplink * max(self._parts[peer], self._left[peer] / max(sum(self._left.values()), 1))

@@ -76,6 +76,20 @@ def test_links_get_the_parts_with_which_all_are_done_at_once():
     assert pacing.rate("b", PACED_BELOW) == math.inf, "nobody waits for such a line"
 
 
+def test_who_is_behind_gets_more_and_nobody_less():
+    pacing = Pacing()
+    pacing.begin("a step", {"b": 2000, "c": 2000})
+    assert pacing.arrived("a step", "b", 1500)
+    assert pacing.rate("b", 10 * MB) == pytest.approx(AIR * 5 * MB)
+    assert pacing.rate("c", 10 * MB) == pytest.approx(AIR * 8 * MB)
+    assert pacing.arrived("a step", "b", 800), "some of it was of a plan before"
+    assert pacing.rate("c", 10 * MB) == pytest.approx(AIR * 10 * MB), "it is alone"
+    assert pacing.arrived("a step", "c", 2000)
+    assert pacing.rate("c", 10 * MB) == pytest.approx(AIR * 5 * MB)
+    assert not pacing.arrived("another step", "c", 1)
+    assert not pacing.arrived("a step", "somebody else", 1)
+
+
 def test_only_the_end_of_the_latest_reduce_ends_it():
     pacing = Pacing()
     pacing.begin("first", {"b": 1})
