@@ -13,7 +13,7 @@ from hetpeer.bootstrap.replay import replay
 from hetpeer.bootstrap.rundir import RunDirectory
 from tests.swarm.swarm import Swarm, resign
 
-pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 MODEL = '''
 import numpy as np
 import torch

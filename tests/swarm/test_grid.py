@@ -11,9 +11,10 @@ from types import MappingProxyType
 import pytest
 
 from hetpeer.bootstrap.replay import ReferenceRun
-from tests.swarm.swarm import Child, Swarm
+from tests.swarm.child import Child
+from tests.swarm.swarm import Swarm
 
-pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
 ANEW = "a new one is started"
 """Said by a volunteer whose worker died."""

@@ -10,7 +10,7 @@ from tests.swarm.conftest import SETTINGS
 from tests.swarm.forkserver import ROOT
 from tests.swarm.swarm import Swarm
 
-pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 OVERFLOWING = """
 from torch import nn
 from gpt import build as build_gpt

@@ -10,9 +10,10 @@ from hetpeer.dht.errors import ExitCode
 from hetpeer.peer.arrival.invites import make_invite, parse_invite
 from hetpeer.peer.home import Home
 from hetpeer.peer.keys import backup, restore
-from tests.swarm.swarm import Child, Swarm, resign, until
+from tests.swarm.child import Child, until
+from tests.swarm.swarm import Swarm, resign
 
-pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 LOOPBACK = ("--host", "127.0.0.1")
 
 

@@ -11,7 +11,7 @@ from hetpeer.dht.errors import ExitCode
 from tests.swarm.swarm import Swarm, resign
 from tests.wanlab.lab import needs_lab
 
-pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 NAMES = ("hetpeer-house-a", "hetpeer-house-b")
 
 

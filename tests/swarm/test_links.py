@@ -13,7 +13,7 @@ from hetpeer.bootstrap.settings import LinkSettings
 from tests.swarm.swarm import Swarm, resign
 from tests.wanlab.lab import Lab, needs_lab
 
-pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
 
 @needs_lab
