@@ -63,8 +63,9 @@ async def test_a_volunteer_is_seen_paused_and_goes_on(swarm: Swarm) -> None:
         await page.click("#pause")
         await expect(page.locator("#state")).to_have_text("paused: user", timeout=SOON_MS)
         await until(lambda: "worker" not in one.helpers(), "its worker is gone")
+        await one.says("paused (user)")  # who is asked to go on before that has not rested at all
         await page.click("#resume")
-        await one.says("going on")
+        await one.says("going on", 60.0)
         await expect(page.locator("#state")).to_have_text("training", timeout=60_000)
 
         watching = await browser.new_page(viewport={"width": 360, "height": 740})
@@ -76,5 +77,5 @@ async def test_a_volunteer_is_seen_paused_and_goes_on(swarm: Swarm) -> None:
 
         assert wrong == []
         await page.click("#finish")
-        assert await one.ended() == 0
+        assert await one.ended(60.0) == 0
     await swarm.left([other])  # it holds half of the run: nothing more is stored
