@@ -23,11 +23,13 @@ from tests.swarm.spare import NAME
 
 T = TypeVar("T")
 POLL_S = 0.05
-LEAVE_S = 10.0
-"""What a daemon may take to end after a signal."""
+BUSY_S = 60.0
+"""What takes seconds where nothing else runs is waited for so long."""
+LEAVE_S = 30.0
+"""What a daemon may take to end after a signal: several times what it gives itself."""
 
 
-async def until(condition: Callable[[], T], what: str | Callable[[], str], within_s: float = 30.0) -> T:
+async def until(condition: Callable[[], T], what: str | Callable[[], str], within_s: float = BUSY_S) -> T:
     """The first true value of `condition`; `what` is told if there is none in time."""
     deadline = asyncio.get_running_loop().time() + within_s
     while not (value := condition()):
@@ -106,7 +108,7 @@ class Child:
         await self.ended()
         await over(helpers, f"the helpers of {self.name} are gone")
 
-    async def ended(self, within_s: float = 30.0) -> int:
+    async def ended(self, within_s: float = BUSY_S) -> int:
         """Its exit status."""
         await until(
             lambda: self.status is not None, lambda: f"{self.name} ends; it said:\n{self.said}", within_s
@@ -114,7 +116,7 @@ class Child:
         assert self.status is not None
         return self.status
 
-    async def says(self, text: str, within_s: float = 30.0) -> None:
+    async def says(self, text: str, within_s: float = BUSY_S) -> None:
         await until(lambda: text in self.said, f"{self.name} says {text!r}", within_s)
 
 

@@ -20,7 +20,7 @@ from hetpeer.bootstrap.log import read_log
 from hetpeer.bootstrap.manifest import SignedManifest, sign
 from hetpeer.bootstrap.replay import ReferenceRun, compare, run_reference
 from hetpeer.bootstrap.rundir import RunDirectory
-from tests.swarm.child import Child, over, until
+from tests.swarm.child import BUSY_S, Child, over, until
 from tests.swarm.forkserver import ForkServer
 from tests.wanlab.lab import Lab
 
@@ -156,7 +156,7 @@ class Swarm:
     def version(self) -> int:
         return History.of(self.records()).version
 
-    async def committed(self, steps: int, within_s: float = 60.0) -> None:
+    async def committed(self, steps: int, within_s: float = 2 * BUSY_S) -> None:
         """Return when `steps` steps are committed."""
 
         def reached() -> bool:
@@ -164,7 +164,7 @@ class Swarm:
 
         await until(reached, f"{steps} steps; {self._voices()}", within_s)
 
-    async def stored(self, steps: int, within_s: float = 30.0) -> None:
+    async def stored(self, steps: int, within_s: float = 2 * BUSY_S) -> None:
         """Return when a state of so many steps is in the store: with a block's last holder that leaves the rest is gone."""
         await until(
             lambda: any(record["version"] >= steps for record in self.records("checkpoint")),
@@ -178,7 +178,7 @@ class Swarm:
         events = (read_event(line)[1] for _, line in read_events(path)) if path.exists() else ()
         return len({event["incarnation"] for event in events})
 
-    async def gone(self, child: Child, within_s: float = 15.0) -> dict[str, Any]:
+    async def gone(self, child: Child, within_s: float = BUSY_S) -> dict[str, Any]:
         """The record that says so: the coordinator has given `child` up."""
         peer = child.peer_id
 
@@ -189,7 +189,7 @@ class Swarm:
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def finished(self, *children: Child, within_s: float = 60.0) -> None:
+    async def finished(self, *children: Child, within_s: float = 3 * BUSY_S) -> None:
         """Return when the run is over and all of `children` have ended well."""
         for child in children:
             assert await child.ended(within_s) == 0, f"{child.name}:\n{child.said}"

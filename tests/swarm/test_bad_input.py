@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
 async def fails(child: Child, status: ExitCode, code: str, *words: str) -> None:
     """`child` ends with `status` and says one thing."""
-    assert await child.ended(60.0) == status, child.said
+    assert await child.ended() == status, child.said
     errors = [line for line in child.said.splitlines() if line.startswith("HP-")]
     assert len(errors) == 1, child.said
     assert errors[0].startswith(f"{code}: ")

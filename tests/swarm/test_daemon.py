@@ -106,16 +106,16 @@ async def test_paused_in_training_resumed_and_finished(swarm: Swarm) -> None:
     assert await looking.ended() == ExitCode.TERMINATED, looking.said
 
     told(one, "resume")
-    await until(lambda: swarm.lives(one) == 2, "it works again", 60.0)
+    await until(lambda: swarm.lives(one) == 2, "it works again")
 
     p2pd = one.helpers()["p2pd"]
     (one.home / "slept").touch()
     await one.says("this machine slept for 3600 s")
     await until(lambda: one.helpers().get("p2pd", p2pd).pid != p2pd.pid, "a new p2pd")
-    await until(lambda: swarm.lives(one) == 3, "it works again after the sleep", 60.0)
+    await until(lambda: swarm.lives(one) == 3, "it works again after the sleep")
 
     assert told(one, "finish").state == "draining"
-    assert await one.ended(60.0) == ExitCode.OK
+    assert await one.ended() == ExitCode.OK
     assert "left the run" in one.said
     assert not (one.home / "control.sock").exists()
     await swarm.left_in_order([v for v in volunteers if v is not one])

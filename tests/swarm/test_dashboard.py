@@ -65,7 +65,7 @@ async def test_a_volunteer_is_seen_paused_and_goes_on(swarm: Swarm) -> None:
         await until(lambda: "worker" not in one.helpers(), "its worker is gone")
         await one.says("paused (user)")  # who is asked to go on before that has not rested at all
         await page.click("#resume")
-        await one.says("going on", 60.0)
+        await one.says("going on")
         await expect(page.locator("#state")).to_have_text("training", timeout=60_000)
 
         watching = await browser.new_page(viewport={"width": 360, "height": 740})
@@ -77,5 +77,5 @@ async def test_a_volunteer_is_seen_paused_and_goes_on(swarm: Swarm) -> None:
 
         assert wrong == []
         await page.click("#finish")
-        assert await one.ended(60.0) == 0
+        assert await one.ended() == 0
     await swarm.left([other])  # it holds half of the run: nothing more is stored

@@ -31,7 +31,7 @@ async def test_a_shard_that_nobody_has_halts_the_run(swarm: Swarm) -> None:
     (swarm.run.data / shard.name).unlink()
     volunteers = [swarm.volunteer(name, before="impatient") for name in ("one", "other", "third")]
     for child in (bootstrap, *volunteers):
-        assert await child.ended(60.0) == ExitCode.RUN_CLOSED, child.said
+        assert await child.ended() == ExitCode.RUN_CLOSED, child.said
         last = child.said.splitlines()[-1]
         assert last.startswith(("HP-RUN-011: the run was halted", "HP-RUN-010: the run does not go on")), last
         assert "of step 0 is not here" in last

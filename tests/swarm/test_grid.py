@@ -100,10 +100,10 @@ async def mended(
         await asyncio.sleep(0.05)
     for child in volunteers:
         if not child.name.endswith("+") and ANEW not in child.said:
-            assert await child.ended(20.0) == 0, child.said
+            assert await child.ended() == 0, child.said
         elif child.status is None:  # who comes back at the end may find nobody any more, and waits
             child.signal(signal.SIGINT)
-            await child.ended(20.0)
+            await child.ended()
     swarm.exact(reference)
     assert swarm.deaths or any(ANEW in child.said for child in volunteers), "nothing died"
 

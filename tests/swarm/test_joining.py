@@ -112,7 +112,7 @@ async def test_an_invite_is_to_one_run_only(swarm: Swarm) -> None:
     assert await shown.ended() == 0, shown.said
     more, own = parse_invite(shown.printed).addresses
     assert (str(own), more.transport) == (swarm.address, "/dns4/a.example/tcp/9")
-    assert await lying.ended(60.0) == ExitCode.VERSION
+    assert await lying.ended() == ExitCode.VERSION
     assert f"HP-RUN-016: {Home(swarm.run.path).identity().peer_id} serves another run" in lying.said
     assert await damaged.ended() == ExitCode.USAGE
     assert "HP-ADDR-003: " in damaged.said

@@ -28,7 +28,7 @@ async def test_the_only_holder_goes(swarm: Swarm, reference: ReferenceRun) -> No
     went_back_to_what_was_stored(swarm, 1)
 
     leaving = swarm.volunteer("leaving", before="leaves_after_step_12")
-    assert await leaving.ended(60.0) == ExitCode.OK
+    assert await leaving.ended() == ExitCode.OK
     assert (await swarm.gone(leaving))["why"] == "said farewell"
     assert "left the run" in leaving.said
     went_back_to_what_was_stored(swarm, 2)
@@ -110,7 +110,7 @@ async def test_helpers_are_killed(swarm: Swarm, reference: ReferenceRun) -> None
 
     worker = other.helpers()["worker"]
     worker.kill()
-    assert (await swarm.gone(other, within_s=60.0))["why"] == "said farewell"
+    assert (await swarm.gone(other))["why"] == "said farewell"
     await swarm.finished(bootstrap, *volunteers)
     assert "a new one is started" in other.said
     assert swarm.lives(other) == 2

@@ -38,7 +38,7 @@ async def orphaned(swarm: Swarm, after: int = 3, before: str = "") -> Child:
     assert (await holder.blocks())[0] == BORDER
     sender = swarm.volunteer("sender", before=before)
     await holder.ended(120.0)
-    await swarm.gone(holder, within_s=60.0)
+    await swarm.gone(holder)
     return sender
 
 

@@ -67,7 +67,7 @@ async def test_closed_volunteers_train_through_a_relay_that_dies(swarm: Swarm) -
         await until(lambda: bootstrap.helpers().get("p2pd", p2pd).pid != p2pd.pid, "a new p2pd")
         before = swarm.version
         await both_go(watcher, closed, ("private", [relay[-8:]], [f"through {relay[-8:]}"]))
-        await swarm.stored(before + 1, within_s=60.0)
+        await swarm.stored(before + 1)
         for child in closed:
             child.signal(signal.SIGINT)
         for child in closed:

@@ -18,7 +18,7 @@ async def test_who_sends_other_sums_than_its_own_is_banned_and_nothing_of_it_cou
     bootstrap = await swarm.bootstrap(together=4)
     honest = [swarm.volunteer(name) for name in "abc"]
     liar = swarm.volunteer("d", before=wrong)
-    await swarm.finished(bootstrap, *honest, within_s=120.0)
+    await swarm.finished(bootstrap, *honest)
     (banned,) = swarm.records("banned")
     assert banned["peer"] == liar.peer_id
     assert "is not what two others found" in banned["why"]
