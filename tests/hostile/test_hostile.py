@@ -29,8 +29,9 @@ from hetpeer.peer.transport.dataplane import TENSORS
 from hetpeer.peer.transport.pressure import ACTIVATIONS
 from hetpeer.stages.execution.routes import Hop
 from tests.hostile.stranger import PAUSE_S
+from tests.swarm.child import Child
 from tests.swarm.conftest import STEPS
-from tests.swarm.swarm import Child, Swarm, resign
+from tests.swarm.swarm import Swarm, resign
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(600)]
 OPENING = {"key": "stranger", "has": 0, "begun": False}

@@ -28,7 +28,8 @@ from hetpeer.peer.arrival.known import known_run, remember, remember_seen
 from hetpeer.peer.arrival.manifests import fetch_manifest
 from hetpeer.peer.home import Home
 from tests.bootstrap.engine import make_run
-from tests.swarm.swarm import resign, until
+from tests.swarm.child import until
+from tests.swarm.swarm import resign
 
 pytestmark = pytest.mark.swarm
 

@@ -14,8 +14,9 @@ from safetensors.numpy import load_file, save_file
 
 from hetpeer.bootstrap.replay import ReferenceRun, run_reference
 from hetpeer.bootstrap.rundir import RunDirectory
+from tests.swarm.child import until
 from tests.swarm.forkserver import ROOT, ForkServer
-from tests.swarm.swarm import Swarm, resign, until
+from tests.swarm.swarm import Swarm, resign
 
 STEPS = 20
 MODEL = """

@@ -95,7 +95,7 @@ def run_child(
     fail: str = "",
     network: str = "",
 ) -> None:
-    """Become `hetpeer *arguments`; `before` names a function of tampering.py that is called first. Never returns.
+    """Become `hetpeer *arguments`; `before` names functions of tampering.py that are called first. Never returns.
 
     `fail`: HETPEER_FAIL. `network`: the namespace to be in (wanlab).
     """
@@ -117,13 +117,14 @@ def run_child(
     os.environ |= {"HETPEER_HOME": home, "HETPEER_FAIL": fail, "HETPEER_DASHBOARD": "off"}
     sys.argv = ["hetpeer", *arguments]
     status: int | str | None = 1
-    if before in tampering.EVERYWHERE:
-        getattr(tampering, before)()
+    wrong = set(before.split())
+    for name in wrong & tampering.EVERYWHERE:
+        tampering.install(name)
     if {"join", "--stand-in"} & set(arguments):
         spare.keep_one()
     try:
-        if before and before not in tampering.EVERYWHERE:
-            getattr(tampering, before)()
+        for name in wrong - tampering.EVERYWHERE:
+            tampering.install(name)
         run()
     except SystemExit as end:
         status = end.code

@@ -4,19 +4,13 @@ Nothing waits for a fixed time: every wait is for a condition and has a deadline
 """
 
 import asyncio
-import contextlib
-import json
-import os
 import re
 import signal
 import urllib.request
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from hetpeer.bootstrap.audit import Verdict, audit
@@ -24,115 +18,11 @@ from hetpeer.bootstrap.eventlog import read_event, read_events
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.log import read_log
 from hetpeer.bootstrap.manifest import SignedManifest, sign
-from hetpeer.bootstrap.replay import ReferenceRun, compare
+from hetpeer.bootstrap.replay import ReferenceRun, compare, run_reference
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.dht.identity import Identity
+from tests.swarm.child import BUSY_S, Child, over, until
 from tests.swarm.forkserver import ForkServer
-from tests.swarm.spare import NAME
 from tests.wanlab.lab import Lab
-
-T = TypeVar("T")
-POLL_S = 0.05
-LEAVE_S = 10.0
-"""What a daemon may take to end after a signal."""
-
-
-async def until(condition: Callable[[], T], what: str | Callable[[], str], within_s: float = 30.0) -> T:
-    """The first true value of `condition`; `what` is told if there is none in time."""
-    deadline = asyncio.get_running_loop().time() + within_s
-    while not (value := condition()):
-        if asyncio.get_running_loop().time() >= deadline:
-            pytest.fail(f"not within {within_s} s: {what if isinstance(what, str) else what()}")
-        await asyncio.sleep(POLL_S)
-    return value
-
-
-@dataclass
-class Child:
-    """One `hetpeer` process in a session of its own."""
-
-    name: str
-    pid: int
-    home: Path
-    out: Path
-    err: Path
-    server: ForkServer
-
-    @property
-    def status(self) -> int | None:
-        return self.server.status(self.pid)
-
-    @property
-    def said(self) -> str:
-        """Everything on stderr so far."""
-        return self.err.read_text(errors="replace") if self.err.exists() else ""
-
-    @property
-    def printed(self) -> str:
-        return self.out.read_text() if self.out.exists() else ""
-
-    @property
-    def shown(self) -> dict[str, Any]:
-        """The last whole line of JSON that it printed, as `hetpeer status --watch --json` does; empty before."""
-        line = self.printed.rpartition("\n")[0].rpartition("\n")[2]
-        shown: dict[str, Any] = json.loads(line or "{}")
-        return shown
-
-    @property
-    def peer_id(self) -> str:
-        return Identity.load(self.home / "identity.key").peer_id
-
-    def signal(self, number: int) -> None:
-        os.kill(self.pid, number)
-
-    def helpers(self) -> dict[str, psutil.Process]:
-        """Its own children: `p2pd` and `worker`, as far as they run."""
-        found = {}
-        with contextlib.suppress(psutil.NoSuchProcess):  # it, or one of them, has just ended
-            for process in filter(_runs, psutil.Process(self.pid).children()):
-                line = " ".join(process.cmdline())
-                is_worker = process.name() == NAME or "worker_main" in line
-                found["worker" if is_worker else "p2pd" if "p2pd" in line else line] = process
-        return found
-
-    async def blocks(self) -> tuple[int, int]:
-        """First and last block of the place that it says it has; it says so at its next look."""
-        await self.says("blocks ")
-        first, last = re.findall(r"blocks (\d)-(\d)", self.said)[0]
-        return int(first), int(last)
-
-    def address(self) -> str:
-        """Where its p2pd listens."""
-        listening = [
-            c for c in self.helpers()["p2pd"].net_connections("tcp") if c.status == psutil.CONN_LISTEN
-        ]
-        return f"/ip4/127.0.0.1/tcp/{listening[0].laddr.port}/p2p/{self.peer_id}"
-
-    async def kill(self) -> None:
-        """SIGKILL; returns when it is gone, and with it its p2pd and its worker."""
-        helpers = self.helpers().values()
-        assert helpers
-        self.signal(signal.SIGKILL)
-        await self.ended()
-        await until(lambda: not any(map(_runs, helpers)), f"the helpers of {self.name} are gone", 3.0)
-
-    async def ended(self, within_s: float = 30.0) -> int:
-        """Its exit status."""
-        await until(
-            lambda: self.status is not None, lambda: f"{self.name} ends; it said:\n{self.said}", within_s
-        )
-        assert self.status is not None
-        return self.status
-
-    async def says(self, text: str, within_s: float = 30.0) -> None:
-        await until(lambda: text in self.said, f"{self.name} says {text!r}", within_s)
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 class Swarm:
@@ -146,6 +36,8 @@ class Swarm:
         self.lab: Lab | None = None
         """Where its processes are, if not on the loopback of this machine."""
         self._server = server
+        self._served_by: list[psutil.Process] = []
+        """The helpers of the bootstrap node, which keep its port a little longer than they have it for a parent."""
 
     # ── processes ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -175,14 +67,25 @@ class Swarm:
         self.children.append(child)
         return child
 
-    async def bootstrap(self, *options: str, fail: str = "", **how: Any) -> Child:
-        """Serve the run, at the port where it was served before; returns when volunteers may join. `how` as in `start`."""
+    async def bootstrap(
+        self, *options: str, fail: str = "", together: int = 0, before: str = "", **how: Any
+    ) -> Child:
+        """Serve the run, at the port where it was served before; returns when volunteers may join. `how` as in `start`.
+
+        The run is held until so many volunteers as `together` have their places and are ready, so none of them can be late for it.
+        """
+        if together:
+            before = f"{before} begins_with:{together}"
+        await over(self._served_by, "the port of the bootstrap node is free again")
         port = self.address.split("/")[4] if self.address else "0"
-        child = self.reliable(self.run.path, *options, port=port, home=self.run.path, fail=fail, **how)
+        child = self.reliable(
+            self.run.path, *options, port=port, home=self.run.path, fail=fail, before=before, **how
+        )
         await until(lambda: child.printed or child.status is not None, "the bootstrap node is ready")
         if fail and child.status == -signal.SIGKILL:
-            return await self.bootstrap(*options, **how)
+            return await self.bootstrap(*options, together=together, before=before, **how)
         assert child.status is None, child.said
+        self._served_by = list(child.helpers().values())
         self.address = child.printed.splitlines()[0].split()[-1]
         return child
 
@@ -196,12 +99,15 @@ class Swarm:
         address = ("--bootstrap", via or self.address, "--host", self._host(node), "--name", name)
         return self.start(name, "join", *address, *options, node=node, **how)
 
-    async def without_end(self, **how: Any) -> tuple[Child, list[Child]]:
-        """A run that ends when the test does, and three volunteers at work for two places: one that can be missed, and all. `how` as in `start`."""
+    async def without_end(self, before: str = "", serves: str = "patient") -> tuple[Child, list[Child]]:
+        """A run that ends when the test does, and three volunteers at work for two places: one that can be missed, and all.
+
+        `before` is, as in `start`, what is wrong with them, `serves` with the bootstrap node.
+        """
         training = self.run.manifest.training.model_copy(update={"steps": 100_000, "checkpoint_every": 10})
         self.run = resign(self.run, training=training)
-        await self.bootstrap()
-        volunteers = [self.volunteer(name, **how) for name in "abc"]
+        await self.bootstrap(together=3, before=serves)
+        volunteers = [self.volunteer(name, before=f"{before} polite") for name in "abc"]
         places = [await volunteer.blocks() for volunteer in volunteers]
         for volunteer in volunteers:
             await volunteer.says("you are contributing")
@@ -235,8 +141,12 @@ class Swarm:
         """Everybody leaves once what they have trained is stored, the bootstrap node last; all of it is in the log."""
         stored = len(self.records("checkpoint"))
         await until(
-            lambda: len(self.records("checkpoint")) > stored, "what they trained is stored", within_s=60.0
+            lambda: len(self.records("checkpoint")) > stored, "what they trained is stored", within_s=200.0
         )
+        await self.left(volunteers)
+
+    async def left(self, volunteers: list[Child]) -> None:
+        """Everybody leaves, the bootstrap node last; what was stored before is in the log."""
         for child in (*volunteers, self.children[0]):
             child.signal(signal.SIGINT)
             await child.ended()
@@ -246,7 +156,7 @@ class Swarm:
     def version(self) -> int:
         return History.of(self.records()).version
 
-    async def committed(self, steps: int, within_s: float = 60.0) -> None:
+    async def committed(self, steps: int, within_s: float = 2 * BUSY_S) -> None:
         """Return when `steps` steps are committed."""
 
         def reached() -> bool:
@@ -254,7 +164,7 @@ class Swarm:
 
         await until(reached, f"{steps} steps; {self._voices()}", within_s)
 
-    async def stored(self, steps: int, within_s: float = 30.0) -> None:
+    async def stored(self, steps: int, within_s: float = 2 * BUSY_S) -> None:
         """Return when a state of so many steps is in the store: with a block's last holder that leaves the rest is gone."""
         await until(
             lambda: any(record["version"] >= steps for record in self.records("checkpoint")),
@@ -268,7 +178,7 @@ class Swarm:
         events = (read_event(line)[1] for _, line in read_events(path)) if path.exists() else ()
         return len({event["incarnation"] for event in events})
 
-    async def gone(self, child: Child, within_s: float = 15.0) -> dict[str, Any]:
+    async def gone(self, child: Child, within_s: float = BUSY_S) -> dict[str, Any]:
         """The record that says so: the coordinator has given `child` up."""
         peer = child.peer_id
 
@@ -279,7 +189,7 @@ class Swarm:
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def finished(self, *children: Child, within_s: float = 60.0) -> None:
+    async def finished(self, *children: Child, within_s: float = 3 * BUSY_S) -> None:
         """Return when the run is over and all of `children` have ended well."""
         for child in children:
             assert await child.ended(within_s) == 0, f"{child.name}:\n{child.said}"
@@ -292,11 +202,19 @@ class Swarm:
 
     def exact(self, reference: ReferenceRun) -> None:
         """Exactly once, and number for number what one machine computes."""
-        verdict = self.judged()
+        assert self.judged().steps_planned == self._as_on_one_machine(reference)
+
+    def exact_so_far(self) -> None:
+        """As `exact`, of a run that has no end, and so no reference yet."""
+        steps = self.judged().steps
+        assert steps == self._as_on_one_machine(run_reference(self.run.path, steps)) > 0
+
+    def _as_on_one_machine(self, reference: ReferenceRun) -> int:
+        """How many steps are those of `reference`."""
         comparison = compare(self.run.path, reference)
         assert comparison.ok, comparison.problems
         assert comparison.max_relative_loss_difference <= 1e-6
-        assert comparison.steps == verdict.steps_planned
+        return comparison.steps
 
     def _voices(self) -> str:
         return "\n".join(f"── {child.name}\n{child.said[-1500:]}" for child in self.children)

@@ -5,15 +5,26 @@ import dataclasses
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.swarm import pacing
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _NEWNS, _NEWUSER = 0x00020000, 0x10000000
 _PRIVATE = 1 << 18 | 1 << 14
 LITTLE = 512 << 10
+
+
+def install(name: str) -> None:
+    """Change this process as a function of this file or of pacing.py says, which may have an argument: "begins_with:3"."""
+    function, _, argument = name.partition(":")
+    change = getattr(pacing, function, None) or globals()[function]
+    change(*filter(None, [argument]))
 
 
 def clock_behind() -> None:
@@ -59,20 +70,6 @@ def without_pickle() -> None:
 
 EVERYWHERE = frozenset({"without_pickle"})
 """What is wrong with the compute worker, too."""
-
-
-def impatient() -> None:
-    """A volunteer that gives up missing data within a second."""
-    from hetpeer.peer.training import datasource
-
-    datasource.TRIES, datasource.RETRY_S = 2, 0.5
-
-
-def gives_up_soon() -> None:
-    """A volunteer that tries twice where nobody answers."""
-    from hetpeer.peer.arrival import rounds
-
-    rounds.ROUNDS = 2
 
 
 def _sends_once(wrong: Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]) -> None:
@@ -181,6 +178,41 @@ def killed_after_step_4() -> None:
     Evidence.applied = last_words
 
 
+def leaves_after_step_12() -> None:
+    """A volunteer that is told to leave once it has applied the thirteenth step or a later one."""
+    from hetpeer.peer.training.evidence import Evidence
+
+    applied = Evidence.applied
+
+    def told_to_leave(self, update, incarnation):
+        if update.step.number >= 12:
+            Evidence.applied = applied
+            os.kill(os.getpid(), signal.SIGINT)
+        return applied(self, update, incarnation)
+
+    Evidence.applied = told_to_leave
+
+
+def second_worker_is_mute() -> None:
+    """A volunteer whose second compute worker never answers, and so is checked for as long as one likes."""
+    from hetpeer.dht.processes import dying_with_us
+    from hetpeer.stages.execution import compute
+
+    first = compute._spawn
+
+    def mute(options, worker):
+        line = [sys.executable, "-S", "-c", "import signal; signal.pause()", worker]
+        tie = dying_with_us()
+        return subprocess.Popen(line, stdout=compute.STDERR, process_group=0, preexec_fn=tie)  # noqa: PLW1509 - it takes no lock
+
+    def spawn(options, worker):
+        started = first(options, worker)
+        compute._spawn = mute
+        return started
+
+    compute._spawn = spawn
+
+
 def small_disk() -> None:
     """The home lies on a disk of 8 KiB, which vanishes with the process."""
     if os.geteuid():
@@ -217,34 +249,6 @@ def sleepy() -> None:
 
     awake, slept = SystemClock.boottime, Path(os.environ["HETPEER_HOME"]) / "slept"
     SystemClock.boottime = lambda self: awake(self) + 3600.0 * slept.exists()
-
-
-def soon_calm() -> None:
-    """A reliable peer that waits for others for five seconds only before it gives their blocks away."""
-    from hetpeer.peer.reliable import proposing
-
-    proposing.LOOK_S, proposing.SETTLED_S = 1.0, 5.0
-
-
-def never_impatient() -> None:
-    """A coordinator that hands nothing out again only because time has passed."""
-    from hetpeer.bootstrap.training import CoordinatedStep
-
-    CoordinatedStep.is_overdue = lambda self, now: False
-
-
-def hasty_stand_in() -> None:
-    """A reliable peer that waits for others for a second only, once a step has begun."""
-    from hetpeer.peer.reliable import standin
-
-    is_wanted = standin.StandIn._is_wanted
-
-    def wanted_in_a_step(self, peer: str) -> bool:
-        service = self._service()
-        return service is not None and service.core.step is not None and is_wanted(self, peer)
-
-    standin.PATIENCE_S = 1.0
-    standin.StandIn._is_wanted = wanted_in_a_step
 
 
 def sends_nan_for_ever() -> None:

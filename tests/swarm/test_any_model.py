@@ -13,7 +13,7 @@ from hetpeer.bootstrap.replay import replay
 from hetpeer.bootstrap.rundir import RunDirectory
 from tests.swarm.swarm import Swarm, resign
 
-pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 MODEL = '''
 import numpy as np
 import torch
@@ -80,7 +80,7 @@ async def test_a_hard_model_is_trained_exactly(swarm: Swarm) -> None:
         f"--{name}={module}:{f}" for name, f in (("model", "build"), ("loss", "loss"), ("data", "data"))
     ]
     author = swarm.start("author", "init", str(swarm.folder / "hard"), *functions, *options, "--recompute")
-    assert await author.ended(60.0) == 0, author.said
+    assert await author.ended() == 0, author.said
     swarm.run = RunDirectory.open(swarm.folder / "hard")
     count = len(swarm.run.manifest.blocks)
     assert count >= 3

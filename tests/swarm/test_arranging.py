@@ -3,17 +3,18 @@
 import pytest
 
 from hetpeer.bootstrap.replay import ReferenceRun
-from tests.swarm.swarm import Swarm, until
+from tests.swarm.child import until
+from tests.swarm.swarm import Swarm
 
-pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
 
 async def test_who_is_left_takes_over_what_nobody_comes_for(swarm: Swarm, reference: ReferenceRun) -> None:
     bootstrap = await swarm.bootstrap(before="soon_calm")
     one, other = swarm.volunteer("one"), swarm.volunteer("other", fail="tell_vote:3")
-    await other.ended(60.0)
+    await other.ended(100.0)
     await swarm.gone(other)
-    await until(lambda: swarm.records("arranged"), "blocks are given to others", 60.0)
+    await until(lambda: swarm.records("arranged"), "blocks are given to others", 100.0)
     await swarm.finished(bootstrap, one)
     assert "blocks are given to others" in bootstrap.said
     swarm.exact(reference)
@@ -34,7 +35,7 @@ async def test_a_coordinator_that_dies_while_it_moves_somebody(
     await swarm.bootstrap(before="soon_calm", fail=place)
     one = swarm.volunteer("one")
     swarm.volunteer("other", fail="tell_vote:3")
-    await until(lambda: swarm.deaths == 2, "the coordinator has died", 90.0)
+    await until(lambda: swarm.deaths == 2, "the coordinator has died", 200.0)
     assert place.startswith("record_") or swarm.records("arranged")
     bootstrap = await swarm.bootstrap(before="soon_calm")
     await swarm.finished(bootstrap, one)

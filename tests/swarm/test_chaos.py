@@ -1,4 +1,4 @@
-"""Two minutes in which something happens to somebody all the time. The long one, with figures, is `make chaos`."""
+"""A minute in which something happens to somebody all the time. The long one, with figures, is `make chaos`."""
 
 import asyncio
 import shutil
@@ -7,16 +7,15 @@ import signal
 import psutil
 import pytest
 
-from hetpeer.bootstrap.audit import audit
-from hetpeer.bootstrap.replay import compare, run_reference
-from tests.swarm.swarm import Child, Swarm, resign
+from tests.swarm.child import Child
+from tests.swarm.swarm import Swarm, resign
 from tests.wanlab.chaos import KINDS, Chaos, homes
 from tests.wanlab.lab import Lab, needs_lab
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
 PEERS = 6
-SECONDS, EVERY_S = 120.0, 12.0
+EVERY_S = 9.0
 LATENCY_MS = (40, 80)
 """So that lines, and not the two processors of this machine, are what is waited for."""
 LEASE_S = 10.0
@@ -58,12 +57,12 @@ async def test_every_microbatch_counts_once_whatever_happens(swarm: Swarm) -> No
             await homes_of.start(node)
         await swarm.committed(3)
         chaos = Chaos(homes_of, lab, PEERS, LEASE_S)
-        for _ in range(int(SECONDS / EVERY_S)):
+        for _ in KINDS:
             chaos.strike()
             await asyncio.sleep(EVERY_S)
         await chaos.healed()
         assert {fault.kind for fault in chaos.faults} == set(KINDS)
-        await swarm.committed(swarm.version + 3, within_s=90.0)
+        await swarm.committed(swarm.version + 3, within_s=150.0)
         coordinator, *volunteers = (homes_of.children[node] for node in range(PEERS + 1))
         assert all(child.status is None for child in (coordinator, *volunteers))
         coordinator.signal(signal.SIGINT)  # before the volunteers: or their farewells would take the run back
@@ -73,9 +72,6 @@ async def test_every_microbatch_counts_once_whatever_happens(swarm: Swarm) -> No
             await homes_of.kill(int(child.name[1:]))
             events = child.home / "runs" / swarm.run.run_id / "events.jsonl"
             shutil.copyfile(events, swarm.run.volunteers / f"{child.peer_id}.jsonl")
-    verdict = audit(swarm.run.path)
-    assert verdict.ok, verdict.problems
+    verdict = swarm.judged()
     assert (verdict.lost, verdict.duplicated, verdict.steps) == (0, 0, steps)
-    comparison = compare(swarm.run.path, run_reference(swarm.run.path, steps))
-    assert comparison.ok, comparison.problems
-    assert comparison.max_relative_loss_difference <= 1e-6
+    swarm.exact_so_far()

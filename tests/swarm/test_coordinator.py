@@ -8,12 +8,12 @@ from hetpeer.bootstrap.replay import ReferenceRun
 from hetpeer.dht.errors import ExitCode
 from tests.swarm.swarm import Swarm
 
-pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
 
 async def test_bootstrap_is_killed_and_finds_no_room(swarm: Swarm, reference: ReferenceRun) -> None:
     """Both times the run goes on at the last commit; a newcomer gets ready through a volunteer meanwhile."""
-    bootstrap = await swarm.bootstrap()
+    bootstrap = await swarm.bootstrap(before="patient")
     volunteers = one, _ = swarm.volunteer("one"), swarm.volunteer("other")
     await swarm.committed(4)
     await bootstrap.kill()
@@ -30,7 +30,7 @@ async def test_bootstrap_is_killed_and_finds_no_room(swarm: Swarm, reference: Re
     workers = [volunteer.helpers()["worker"] for volunteer in volunteers]
     for worker in workers:
         worker.suspend()  # no step ends, and no holder gives its state, whichever place the newcomer gets
-    full = await swarm.bootstrap(before="small_files")
+    full = await swarm.bootstrap(before="patient small_files")
     await newcomer.says("waiting for the state of blocks")
     for worker in workers:
         worker.resume()
@@ -38,7 +38,7 @@ async def test_bootstrap_is_killed_and_finds_no_room(swarm: Swarm, reference: Re
     assert await full.ended() == ExitCode.TOO_SMALL
     assert full.said.splitlines()[-1].startswith("HP-DISK-002: no room to write")
 
-    last = await swarm.bootstrap()
+    last = await swarm.bootstrap(before="patient")
     await swarm.finished(last, *volunteers, newcomer)
     assert [r["term"] for r in swarm.records("reign")] == [1, 2, 3]
     assert not swarm.records("rollback")

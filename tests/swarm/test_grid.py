@@ -11,9 +11,10 @@ from types import MappingProxyType
 import pytest
 
 from hetpeer.bootstrap.replay import ReferenceRun
-from tests.swarm.swarm import Child, Swarm
+from tests.swarm.child import Child
+from tests.swarm.swarm import Swarm
 
-pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
 ANEW = "a new one is started"
 """Said by a volunteer whose worker died."""
@@ -99,10 +100,10 @@ async def mended(
         await asyncio.sleep(0.05)
     for child in volunteers:
         if not child.name.endswith("+") and ANEW not in child.said:
-            assert await child.ended(20.0) == 0, child.said
+            assert await child.ended() == 0, child.said
         elif child.status is None:  # who comes back at the end may find nobody any more, and waits
             child.signal(signal.SIGINT)
-            await child.ended(20.0)
+            await child.ended()
     swarm.exact(reference)
     assert swarm.deaths or any(ANEW in child.said for child in volunteers), "nothing died"
 

@@ -10,7 +10,7 @@ from tests.swarm.conftest import SETTINGS
 from tests.swarm.forkserver import ROOT
 from tests.swarm.swarm import Swarm
 
-pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 OVERFLOWING = """
 from torch import nn
 from gpt import build as build_gpt
@@ -35,13 +35,13 @@ async def test_a_loss_that_is_not_finite_halts_the_run(swarm: Swarm) -> None:
     options = [f"--{name}={value}" for name, value in SETTINGS.items()]
     model, data = f"--model={folder}/overflowing.py:build", f"--data={folder}/text.txt"
     author = swarm.start("author", "init", str(folder / "bad"), model, data, *options)
-    assert await author.ended(60.0) == 0, author.said
+    assert await author.ended() == 0, author.said
     swarm.run = RunDirectory.open(folder / "bad")
 
     bootstrap = await swarm.bootstrap()
     volunteers = [swarm.volunteer(name) for name in ("one", "other")]
     for child in (bootstrap, *volunteers):
-        assert await child.ended(60.0) == ExitCode.RUN_CLOSED, child.said
+        assert await child.ended() == ExitCode.RUN_CLOSED, child.said
         last = child.said.splitlines()[-1]
         assert last.startswith(("HP-RUN-011: the run was halted", "HP-RUN-010: the run does not go on")), last
         assert "step 0" in last

@@ -9,9 +9,10 @@ from hetpeer.bootstrap.audit import audit
 from hetpeer.bootstrap.eventlog import read_event, read_events
 from hetpeer.bootstrap.replay import ReferenceRun, run_reference
 from hetpeer.dht.identity import Identity
-from tests.swarm.swarm import Child, Swarm, resign, until
+from tests.swarm.child import Child, until
+from tests.swarm.swarm import Swarm, resign
 
-pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
 IDS = set(range(6))
 MANY = 160
@@ -36,6 +37,7 @@ async def orphaned(swarm: Swarm, after: int = 3, before: str = "") -> Child:
     holder = swarm.volunteer("holder", fail=f"send_gradient:{after}")
     assert (await holder.blocks())[0] == BORDER
     sender = swarm.volunteer("sender", before=before)
+    await holder.ended(120.0)
     await swarm.gone(holder)
     return sender
 
@@ -50,11 +52,12 @@ def events(swarm: Swarm, child: Child, kind: str) -> list[dict[str, Any]]:
 async def test_a_leftover_reaches_a_holder_that_its_sender_never_knew(
     swarm: Swarm, reference: ReferenceRun
 ) -> None:
-    bootstrap = await swarm.bootstrap()
+    bootstrap = await swarm.bootstrap("--keep-places")
     sender = await orphaned(swarm)
     look = swarm.start("look", "status", "--watch", "--json", "--bootstrap", swarm.address)
-    await until(lambda: look.shown.get("leftovers"), lambda: f"it is on the board: {look.said}")
-    (left,) = look.shown["leftovers"]
+    (left,) = await until(
+        lambda: look.shown.get("leftovers", ()), lambda: f"it is on the board: {look.said}", 60.0
+    )
     look.signal(signal.SIGTERM)
     assert (left["sender"], left["block"], left["step"]) == (sender.peer_id, BORDER, 0)
     assert left["microbatches"] > 0

@@ -9,9 +9,10 @@ from benchmarks import limits
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.peer.control.client import ask
 from hetpeer.peer.control.wire import Request
-from tests.swarm.swarm import Swarm, until
+from tests.swarm.child import until
+from tests.swarm.swarm import Swarm
 
-pytestmark = [pytest.mark.swarm, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
 
 async def test_what_takes_a_new_worker_takes_no_new_volunteer(swarm: Swarm) -> None:

@@ -13,10 +13,11 @@ from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.errors import ExitCode
 from hetpeer.dht.identity import Identity
 from hetpeer.peer.home import Home
+from tests.swarm.child import Child, until
 from tests.swarm.conftest import STEPS
-from tests.swarm.swarm import Child, Swarm, resign, until
+from tests.swarm.swarm import Swarm, resign
 
-pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 COUNT = 3
 MANY = 1000
 """Steps that nobody waits for."""
@@ -60,7 +61,7 @@ async def test_a_leader_is_killed(swarm: Swarm, reference: ReferenceRun, tmp_pat
     rest = [peer for peer in peers if peer is not victim]
     known = swarm.version
     swarm.run = RunDirectory.open(paths[peers.index(rest[0])])
-    await swarm.committed(known + 1, within_s=30.0)
+    await swarm.committed(known + 1, within_s=90.0)
     await swarm.finished(*rest, *volunteers)
     logs = [list(read_log(RunDirectory.open(path).log_path)) for path in paths]
     longest = max(logs, key=len)
@@ -77,7 +78,7 @@ async def test_the_only_reliable_peer_is_replaced(swarm: Swarm, tmp_path: Path) 
     home, copy = tmp_path / "home-new", tmp_path / "copy"
     new = Home(home).reliable_identity().peer_id
     swarm.run = resign(swarm.run, training=swarm.run.manifest.training.model_copy(update={"steps": MANY}))
-    old = await swarm.bootstrap()
+    old = await swarm.bootstrap(before="patient")
     volunteers = [swarm.volunteer(name) for name in "ab"]
     await swarm.committed(3)
     amend = swarm.start("amend", "amend", str(swarm.run.path), "--reliable", new)
@@ -85,7 +86,7 @@ async def test_the_only_reliable_peer_is_replaced(swarm: Swarm, tmp_path: Path) 
     assert new in amend.printed
     await old.says(f"amendment 1: the reliable peers are {new}")
     invite = old.printed.split()[-1]
-    successor = swarm.reliable(copy, "--peers", invite, "--home", str(home), home=home)
+    successor = swarm.reliable(copy, "--peers", invite, "--home", str(home), home=home, before="patient")
     assert await old.ended() == ExitCode.RUN_CLOSED
     assert "HP-RUN-014: this machine is not one of the run's reliable peers any more" in old.said
     swarm.run = RunDirectory.open(copy)

@@ -6,6 +6,7 @@ from hetpeer.bootstrap.replay import ReferenceRun
 from hetpeer.bootstrap.settings import TrustSettings
 from tests.swarm.swarm import Swarm, resign
 
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 ALWAYS = TrustSettings(spot_checks=1.0)
 
 
@@ -14,14 +15,14 @@ async def test_who_sends_other_sums_than_its_own_is_banned_and_nothing_of_it_cou
     swarm: Swarm, reference: ReferenceRun, wrong: str
 ) -> None:
     swarm.run = resign(swarm.run, trust=ALWAYS, layouts=(((0, 6),),))
-    bootstrap = await swarm.bootstrap()
+    bootstrap = await swarm.bootstrap(together=4)
     honest = [swarm.volunteer(name) for name in "abc"]
     liar = swarm.volunteer("d", before=wrong)
-    await swarm.finished(bootstrap, *honest, within_s=120.0)
+    await swarm.finished(bootstrap, *honest)
     (banned,) = swarm.records("banned")
     assert banned["peer"] == liar.peer_id
     assert "is not what two others found" in banned["why"]
-    await liar.says("banned by spot checks", 20.0)
+    await liar.says("banned by spot checks")
     assert not swarm.records("dispute")
     swarm.exact(reference)
 
@@ -30,7 +31,7 @@ async def test_who_gives_others_false_bundles_is_banned_and_nothing_that_came_of
     swarm: Swarm, reference: ReferenceRun
 ) -> None:
     swarm.run = resign(swarm.run, trust=ALWAYS, layouts=(((0, 3), (3, 6)),))
-    bootstrap = await swarm.bootstrap()
+    bootstrap = await swarm.bootstrap(together=6)
     honest = [swarm.volunteer(name) for name in "abcde"]
     liar = swarm.volunteer("f", before="sends_false_bundles")
     await swarm.finished(bootstrap, *honest, within_s=180.0)

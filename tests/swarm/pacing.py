@@ -1,0 +1,87 @@
+"""Processes that wait longer or shorter than elsewhere, or for something else; called as what is in tampering.py.
+
+The one kind makes a test short; the other makes it say on a busy machine what it says on an idle one.
+"""
+
+from weakref import WeakSet
+
+
+def impatient() -> None:
+    """A volunteer that gives up missing data within a second."""
+    from hetpeer.peer.training import datasource
+
+    datasource.TRIES, datasource.RETRY_S = 2, 0.5
+
+
+def gives_up_soon() -> None:
+    """A volunteer that tries twice where nobody answers."""
+    from hetpeer.peer.arrival import rounds
+
+    rounds.ROUNDS = 2
+
+
+def soon_calm() -> None:
+    """A reliable peer that waits for who has gone, or for others, for five seconds only before it gives their blocks away."""
+    from hetpeer.peer.reliable import proposing
+
+    settled_s, look = proposing.SETTLED_S, proposing.Proposing._look
+
+    async def hasty(self, service, core):
+        missed = core.missing_blocks and core.history.departures
+        proposing.SETTLED_S = 5.0 if missed else settled_s
+        await look(self, service, core)
+
+    proposing.LOOK_S, proposing.Proposing._look = 1.0, hasty
+
+
+def begins_with(count: str) -> None:
+    """A coordinator that begins no step before so many volunteers are ready: nobody has the run to itself because another one starts slowly."""
+    from hetpeer.bootstrap.membership import Membership
+
+    uncovered, clusters = Membership.uncovered, WeakSet()
+    begun = False
+
+    def too_few(self, roster=None):
+        nonlocal begun
+        clusters.add(self)
+        begun = begun or sum(len(one.roster()) for one in clusters) >= int(count)
+        missing = uncovered(self, roster)
+        return missing if missing or begun or roster is not None else list(range(self.blocks))
+
+    Membership.uncovered = too_few
+
+
+def patient() -> None:
+    """A coordinator that gives up nobody because the machine is busy."""
+    from hetpeer.bootstrap import decisions
+
+    config = decisions.CoordinatorConfig
+    decisions.CoordinatorConfig = lambda **known: config(**known, lease_s=60.0, grace_s=20.0, return_s=90.0)
+
+
+def polite() -> None:
+    """A volunteer that takes its time to say farewell."""
+    from hetpeer.peer.daemon import life
+
+    life.FAREWELL_S = 30.0
+
+
+def never_impatient() -> None:
+    """A coordinator that hands nothing out again only because time has passed."""
+    from hetpeer.bootstrap.training import CoordinatedStep
+
+    CoordinatedStep.is_overdue = lambda self, now: False
+
+
+def hasty_stand_in() -> None:
+    """A reliable peer that waits for others for a second only, once a step has begun."""
+    from hetpeer.peer.reliable import standin
+
+    is_wanted = standin.StandIn._is_wanted
+
+    def wanted_in_a_step(self, peer: str) -> bool:
+        service = self._service()
+        return service is not None and service.core.step is not None and is_wanted(self, peer)
+
+    standin.PATIENCE_S = 1.0
+    standin.StandIn._is_wanted = wanted_in_a_step
