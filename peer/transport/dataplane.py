@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -128,9 +128,9 @@ class DataPlane:
             self.introduce(peer)
         self.bytes_sent += tensor.nbytes
         cost = cost_of(head, tensor.nbytes, self._schema, sending=True)
-        parcel = Parcel(encode_head(head), tag=head.step_id, pool=pool_of(head), cost=cost)
-        arrived = partial(self._arrived, peer, head) if isinstance(head, ShardHead) else None
-        link.send(replace(parcel, depart=partial(_departing, self._store, tensor, parcel, arrived)))
+        done = partial(self._arrived, peer, head) if isinstance(head, ShardHead) else None
+        parcel = Parcel(encode_head(head), tag=head.step_id, pool=pool_of(head), cost=cost, done=done)
+        link.send(replace(parcel, depart=partial(_departing, self._store, tensor, parcel)))
 
     def nudge(self, peer: str, head: ActivationHead, nbytes: int) -> None:
         """`head` is sent again: its word alone, if its bundle of `nbytes` may have to wait."""
@@ -321,10 +321,8 @@ class DataPlane:
         return layout_of(schema, head).written(codec, head.coded.written)
 
 
-def _departing(
-    store: TensorStore, tensor: Tensor, parcel: Parcel, arrived: Callable[[], None] | None
-) -> Parcel | None:
-    """`parcel` with its payload, of which `arrived` is told; None while there is no room to bring it back from the disk."""
+def _departing(store: TensorStore, tensor: Tensor, parcel: Parcel) -> Parcel | None:
+    """`parcel` with its payload; None while there is no room to bring it back from the disk."""
     try:
         store.bring_back(tensor)
     except ArenaFullError:
@@ -333,8 +331,8 @@ def _departing(
 
     def done() -> None:
         free()
-        if arrived is not None:
-            arrived()
+        if parcel.done is not None:
+            parcel.done()
 
     return replace(parcel, payload=(store.view(tensor),), done=done)
 
