@@ -1,68 +1,42 @@
 """Tensors from volunteer to volunteer: one link for each direction of each pair.
 
-A head is checked against our graph before a byte of the payload is taken: its block must be ours, its length what the
-schema says, and paid for with credit. Outgoing links are opened when there is something to send and closed when the peer
-has left. Who does what no honest peer does is counted, and after a few times not listened to for a while.
+Outgoing links are opened when there is something to send and closed when the peer has left. What comes is the receiving side's
+(receiving.py). Who does what no honest peer does is counted, and after a few times not listened to for a while.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.heads import (
     ActivationHead,
-    GradientHead,
     Head,
     Introduction,
     ShardHead,
-    decode_head,
     encode_head,
 )
-from hetpeer.dht.channel import Channel
-from hetpeer.dht.dialling import ChannelServer
-from hetpeer.dht.errors import ProtocolError, RemoteError
-from hetpeer.dht.grants import Lane
-from hetpeer.dht.meter import Meter
+from hetpeer.dht.errors import ProtocolError
 from hetpeer.dht.node import Node
 from hetpeer.dht.outbox import Parcel
-from hetpeer.dht.streams import Stream
-from hetpeer.dht.strikes import Kind, OffenceError
 from hetpeer.dht.tasks import TaskSet
 from hetpeer.peer.tracing import Trace
-from hetpeer.peer.transport.intake import Intake, cost_of, pool_of
+from hetpeer.peer.transport.intake import cost_of, pool_of
 from hetpeer.peer.transport.link import TENSORS, Link
 from hetpeer.peer.transport.linkbook import LinkBook
 from hetpeer.peer.transport.pacing import Pacing
-from hetpeer.peer.transport.schema import FLOAT_BYTES, Schema
+from hetpeer.peer.transport.receiving import Receiving, TensorOwner
+from hetpeer.peer.transport.schema import Schema
 from hetpeer.peer.transport.tensors import Tensor, TensorStore
-from hetpeer.peer.transport.transcoding import layout_of
 from hetpeer.stages.execution.arena import ArenaFullError
-from hetpeer.stages.links.codec import Codec
-
-MAX_PAYLOAD = 1 << 30
-_log = logging.getLogger(__name__)
 
 
-class PlaneOwner(Protocol):
+class PlaneOwner(TensorOwner, Protocol):
     """What is told of tensors and links."""
-
-    def tensor_arrived(self, peer: str, head: Head, tensor: Tensor) -> None:
-        """A tensor of `peer` is here."""
-
-    def unread(self, peer: str, head: ActivationHead | GradientHead, why: str) -> None:
-        """A bundle of `peer` is none by its length or its codec."""
-
-    def nudged(self, peer: str, head: ActivationHead) -> None:
-        """An activation that `peer` sends again waits for credit there."""
-
-    def introduced(self, peer: str, head: Introduction) -> None:
-        """`peer` says which blocks it holds in a step. Raises `ProtocolError` if its ticket is none."""
 
     def link_changed(self, peer: str, is_up: bool) -> None:
         """Our link to `peer` is down, or up again."""
@@ -84,30 +58,30 @@ class DataPlane:
         self._key = key
         self._tasks = tasks
         self._book = book
-        self._meters: dict[str, Meter] = {}
         self._owner = owner
-        self._intake = Intake()
-        self._trace = trace
+        self._receiving = Receiving(book, trace, owner)
         self._pacing = Pacing()
         self._outgoing: dict[str, Link] = {}
         self._generation = 0
         self._members: frozenset[str] = frozenset()
         self._word: Introduction | None = None
         self._introduced: set[str] = set()
-        self._server = ChannelServer(self._accept, MAX_PAYLOAD, self._meter_of)
         self._schema: Schema | None = None
         self._store: TensorStore | None = None
         self.bytes_sent = 0
-        self.bytes_received = 0
         node.watch(self._refused)
 
     async def start(self) -> None:
-        await self._node.serve(TENSORS, self._server.handle)
+        await self._node.serve(TENSORS, self._receiving.serve)
+
+    @property
+    def bytes_received(self) -> int:
+        return self._receiving.nbytes
 
     def use(self, schema: Schema | None, store: TensorStore | None) -> None:
         """The place whose schema incoming tensors must fit; None: nothing is taken."""
         self._schema, self._store = schema, store
-        self._intake.use(schema, 0 if store is None else store.capacity)
+        self._receiving.use(schema, store)
 
     def send(self, peer: str, head: Head, tensor: Tensor) -> None:
         """Queue a tensor for `peer`. Its bytes are read when its turn comes: then it stays in place until they have arrived.
@@ -166,11 +140,8 @@ class DataPlane:
         """The volunteers of the step that begins: close the links to others, and forget how fast they were."""
         peers = self._members = frozenset(peers)
         self._book.keep_only(peers)
-        self._server.keep_only(peers)
-        self._intake.members(peers, {channel.peer_id for channel in self._server})
+        self._receiving.keep_only(peers)
         self._node.members(peers)
-        for gone in self._meters.keys() - peers:
-            del self._meters[gone]
         for peer in self._outgoing.keys() - peers:
             self._outgoing.pop(peer).close()
             self._owner.link_pressed(peer, None)
@@ -186,7 +157,7 @@ class DataPlane:
 
     def close(self) -> None:
         self.keep_only(())
-        self._server.close()
+        self._receiving.close()
         self._node.unwatch(self._refused)
 
     def _open(self, peer: str) -> Link:
@@ -234,92 +205,6 @@ class DataPlane:
         """The node's word on a peer with too many strikes."""
         self._owner.refused(peer, for_now)
 
-    # ── what comes ───────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _accept(self, _peer: str, _key: str) -> _Incoming:
-        return _Incoming(self)
-
-    def lane(self, channel: Channel) -> Lane:
-        """The books of a channel that `channel.peer_id` has opened."""
-
-        def announce() -> None:
-            for other in self._server:
-                if other.peer_id == channel.peer_id and other.key == channel.key and other.is_up:
-                    other.announce()
-                    return
-
-        return self._intake.grants(channel.peer_id, channel.key, announce).lane()
-
-    async def take(self, channel: Channel, header: Mapping[str, Any], payload: Stream, length: int) -> None:
-        """Check an incoming tensor's head, take its payload, hand it on."""
-        peer, lane = channel.peer_id, channel.credit
-        assert lane is not None
-        schema, store = self._schema, self._store
-        head = decode_head(header, peer)
-        if isinstance(head, Introduction):
-            if length:
-                raise OffenceError(Kind.LENGTH, f"an introduction of {length} bytes", peer=peer)
-            self._owner.introduced(peer, head)
-            return
-        if schema is None or store is None or not _due(head, schema):
-            await payload.skip()
-            return
-        if not isinstance(head, ShardHead) and head.id >= schema.ids:
-            raise ProtocolError(f"a {head.kind} of microbatch {head.id}, which no step has", peer=peer)
-        if isinstance(head, ActivationHead) and head.nudge:
-            if length:
-                raise OffenceError(Kind.LENGTH, f"a nudge of {length} bytes", peer=peer)
-            self._owner.nudged(peer, head)
-            return
-        try:
-            self._must_fit(head, schema, peer, length)
-        except OffenceError as error:
-            if not isinstance(head, ShardHead):
-                self._owner.unread(peer, head, error.what)
-            raise
-        pool, cost = pool_of(head), cost_of(head, length, schema, sending=False)
-        lane.claim(pool, cost)
-        try:
-            tensor = store.new(head.step_id, length)
-        except ArenaFullError as error:
-            # Credit is less than the arena, but the rest of it may be in pieces. The sender keeps it and tries again.
-            raise RemoteError("HP-MEM-001", error.what, peer=peer, why=error.why, fix=error.fix) from error
-        pinned = store.pin([tensor])
-        began = self._trace.now()
-        try:
-            await payload.receive_into(store.view(tensor))
-        except BaseException:
-            store.release(tensor)
-            raise
-        finally:
-            store.unpin(pinned)
-        self.bytes_received += length
-        self._trace.span(f"from {peer[-6:]}, lane {channel.lane}", _label(head), began, bytes=length)
-        tensor.sender = peer
-        store.lend(tensor, lane.settle(pool, cost))
-        self._owner.tensor_arrived(peer, head, tensor)
-
-    def _meter_of(self, peer: str) -> Meter:
-        return self._meters.setdefault(peer, Meter())
-
-    def _must_fit(self, head: Head, schema: Schema, peer: str, length: int) -> None:
-        """Raises `OffenceError` for a payload of another length than `head` must have."""
-        due = self._due_bytes(head, schema, peer)
-        if length != due:
-            raise OffenceError(Kind.LENGTH, f"a {head.kind} of {length} bytes, not {due}", peer=peer)
-
-    def _due_bytes(self, head: Head, schema: Schema, peer: str) -> int:
-        """The length of its payload, from our own graph and what the run's codec allows."""
-        if head.coded is None:
-            return _nbytes(head, schema)
-        try:
-            codec = Codec.of(head.coded.codec)
-        except ValueError as error:
-            raise OffenceError(Kind.CODEC, "a tensor in an unknown codec", peer=peer) from error
-        if not self._book.allows(codec, head.kind):
-            raise OffenceError(Kind.CODEC, f"a tensor in {codec}, which is not of this run", peer=peer)
-        return layout_of(schema, head).written(codec, head.coded.written)
-
 
 def _departing(store: TensorStore, tensor: Tensor, parcel: Parcel) -> Parcel | None:
     """`parcel` with its payload; None while there is no room to bring it back from the disk."""
@@ -335,51 +220,3 @@ def _departing(store: TensorStore, tensor: Tensor, parcel: Parcel) -> Parcel | N
             parcel.done()
 
     return replace(parcel, payload=(store.view(tensor),), done=done)
-
-
-def _due(head: Head, schema: Schema) -> bool:
-    """Whether the tensor is about blocks that we hold, or tied to one of them."""
-    match head:
-        case ActivationHead():
-            return schema.holds(head.route[0].begin) and head.route[0].begin > 0
-        case GradientHead():
-            return schema.holds(head.border - 1)
-        case ShardHead():
-            concerns = schema.holds if head.kind == "part" else schema.observes
-            return concerns(head.block) and head.begin <= head.end <= schema.elements(head.block)
-
-
-def _nbytes(head: Head, schema: Schema) -> int:
-    """The length of its payload, from our own graph."""
-    match head:
-        case ActivationHead():
-            return schema.input_layout(head.route[0].begin, head.id).nbytes
-        case GradientHead():
-            return schema.output_layout(head.border, head.id, gradients=True).nbytes
-        case ShardHead():
-            return (head.end - head.begin) * FLOAT_BYTES
-
-
-def _label(head: Head) -> str:
-    return f"{head.kind} {head.block if isinstance(head, ShardHead) else head.id}"
-
-
-class _Incoming:
-    """The receiver of one peer's tensors."""
-
-    def __init__(self, plane: DataPlane) -> None:
-        self._plane = plane
-
-    async def frame(self, channel: Channel, header: Mapping[str, Any], payload: Stream, length: int) -> None:
-        await self._plane.take(channel, header, payload, length)
-
-    def beat(self, _channel: Channel) -> None:
-        """Acknowledgements need no answer of ours."""
-
-    def up(self, channel: Channel) -> None:
-        """The sender watches the link; ours is what it may send."""
-        if channel.credit is None:
-            channel.credit = self._plane.lane(channel)
-
-    def down(self, _channel: Channel) -> None:
-        """The sender watches the link."""
