@@ -72,7 +72,7 @@ class DataPlane:
         node.watch(self._refused)
 
     async def start(self) -> None:
-        await self._node.serve(TENSORS, self._receiving.serve)
+        await self._node.serve(TENSORS, self._receiving.handle)
 
     @property
     def bytes_received(self) -> int:

@@ -6,7 +6,7 @@ schema says, and paid for with credit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from hetpeer.averaging.heads import (
@@ -67,9 +67,10 @@ class Receiving:
         self.nbytes = 0
         """Of all payloads so far."""
 
-    async def serve(self, stream: Stream) -> None:
-        """One incoming stream; given to `Node.serve`."""
-        await self._server.handle(stream)
+    @property
+    def handle(self) -> Callable[[Stream], Awaitable[None]]:
+        """Given to `Node.serve`, which keeps it: the server's own, that lets go of us when it is closed."""
+        return self._server.handle
 
     def use(self, schema: Schema | None, store: TensorStore | None) -> None:
         """The place whose schema incoming tensors must fit; None: nothing is taken."""
