@@ -52,13 +52,18 @@ class Reducing:
         """What `to` gets of a part or a sum."""
         return tensor if to == self._me or tensor.written is None else tensor.written
 
+    @property
+    def coded_smaller(self) -> bool:
+        """Whether shards travel in fewer bytes: then processors are waited for as much as lines, and what leaves says nothing of a line."""
+        return self._codec.values is not None
+
     def coded(self, elements: int) -> Coded:
         """What the head says of a shard in the run's codec."""
         return Coded(codec=str(self._codec), written=(Written(elements),))
 
     def _rounding(self, step: e.StepId, shard: e.Shard, parts: int = 0) -> c.Rounding | None:
         """Of our part of `shard`, or of the sum of so many `parts`."""
-        if self._codec.values is None:
+        if not self.coded_smaller:
             return None
         averages = step.group > 0
         return c.Rounding(

@@ -119,7 +119,8 @@ class StepWork:
             case e.ShowMarks(asked):
                 self._start(place.reducing.show(step, effect, place.checking.given(step, asked)))
             case e.ShareUplink(elements):
-                self._plane.share_uplink(step.on_wire, elements)
+                if not place.reducing.coded_smaller:
+                    self._plane.share_uplink(step.on_wire, elements)
             case e.KeepCopy(block):
                 self._start(place.posts.command(c.KeepCopy(block=block)))
             case e.ApplyUpdate() | e.InstallAverage():
