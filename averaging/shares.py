@@ -21,6 +21,7 @@ SWEEPS, STILL = 100, 1e-4
 PARTS = 1 << 10
 """An equal share is so many; who would get less than half of one gets nothing."""
 ALIKE = 0.1
+"""Uplinks that differ from the middle one by no more may be the same line, measured twice."""
 FREE = 0.001
 """What reducing is taken to cost where it costs nothing (two holders): the faster one does it, rather than both."""
 

@@ -96,7 +96,7 @@ class Wire(asyncio.BufferedProtocol):
         if rate == self._pace or not self._encrypts or sys.platform != "linux" or self.socket is None:
             return
         self._pace = rate
-        with suppress(OSError):
+        with suppress(OSError):  # a kernel that does not: the connection is as fast as it likes, as before
             number = _AS_IT_LIKES if math.isinf(rate) else min(max(int(rate), 1), _AS_IT_LIKES - 1)
             self.socket.setsockopt(socket.SOL_SOCKET, _MAX_PACING_RATE, struct.pack("=I", number))
 

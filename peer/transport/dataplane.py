@@ -6,6 +6,7 @@ Outgoing links are opened when there is something to send and closed when the pe
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -164,7 +165,7 @@ class DataPlane:
         self._generation += 1
         link = Link(self._node, peer, f"{self._key}.{self._generation}", self._tasks, self)
         self._outgoing[peer] = link
-        link.pace_to(self._pacing.rate(peer, self._book.outflow.rate))
+        self._pace()
         return link
 
     def _arrived(self, peer: str, head: ShardHead) -> None:
@@ -172,9 +173,9 @@ class DataPlane:
             self._pace()
 
     def _pace(self) -> None:
-        uplink = self._book.outflow.rate
+        rates = self._pacing.rates(self._book.outflow.rate)
         for peer, link in self._outgoing.items():
-            link.pace_to(self._pacing.rate(peer, uplink))
+            link.pace_to(rates.get(peer, math.inf))
 
     # ── what links say ───────────────────────────────────────────────────────────────────────────────────────────
 

@@ -7,7 +7,6 @@ with which all are done at once. Nobody gets less later on; who is behind gets m
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping
 
 AIR = 1.08
@@ -44,8 +43,9 @@ class Pacing:
         self._step, self._parts, self._left = None, {}, {}
         return True
 
-    def rate(self, peer: str, uplink: float) -> float:
-        """Bytes/s that the link to `peer` may send of an uplink that carries `uplink` (0: not known); infinite: as TCP likes."""
-        if peer not in self._parts or not 0 < uplink < PACED_BELOW:
-            return math.inf
-        return AIR * uplink * max(self._parts[peer], self._left[peer] / max(sum(self._left.values()), 1))
+    def rates(self, uplink: float) -> dict[str, float]:
+        """Bytes/s that links may send of an uplink that carries `uplink` (0: not known); those that are not named: as TCP likes."""
+        if not 0 < uplink < PACED_BELOW:
+            return {}
+        left = max(sum(self._left.values()), 1)
+        return {peer: AIR * uplink * max(part, self._left[peer] / left) for peer, part in self._parts.items()}

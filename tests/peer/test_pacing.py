@@ -69,23 +69,27 @@ def test_links_get_the_parts_with_which_all_are_done_at_once():
     pacing = Pacing()
     pacing.begin("a step", {"b": 3000, "c": 1000, "d": 0})
     uplink = 12 * MB
-    assert pacing.rate("b", uplink) == pytest.approx(AIR * 9 * MB)
-    assert pacing.rate("c", uplink) == pytest.approx(AIR * 3 * MB)
-    assert pacing.rate("d", uplink) == pacing.rate("somebody else", uplink) == math.inf
-    assert pacing.rate("b", 0.0) == math.inf, "it is not known what the line carries"
-    assert pacing.rate("b", PACED_BELOW) == math.inf, "nobody waits for such a line"
+    assert pacing.rates(uplink).get("b", math.inf) == pytest.approx(AIR * 9 * MB)
+    assert pacing.rates(uplink).get("c", math.inf) == pytest.approx(AIR * 3 * MB)
+    assert (
+        pacing.rates(uplink).get("d", math.inf)
+        == pacing.rates(uplink).get("somebody else", math.inf)
+        == math.inf
+    )
+    assert pacing.rates(0.0).get("b", math.inf) == math.inf, "it is not known what the line carries"
+    assert pacing.rates(PACED_BELOW).get("b", math.inf) == math.inf, "nobody waits for such a line"
 
 
 def test_who_is_behind_gets_more_and_nobody_less():
     pacing = Pacing()
     pacing.begin("a step", {"b": 2000, "c": 2000})
     assert pacing.arrived("a step", "b", 1500)
-    assert pacing.rate("b", 10 * MB) == pytest.approx(AIR * 5 * MB)
-    assert pacing.rate("c", 10 * MB) == pytest.approx(AIR * 8 * MB)
+    assert pacing.rates(10 * MB).get("b", math.inf) == pytest.approx(AIR * 5 * MB)
+    assert pacing.rates(10 * MB).get("c", math.inf) == pytest.approx(AIR * 8 * MB)
     assert pacing.arrived("a step", "b", 800), "some of it was of a plan before"
-    assert pacing.rate("c", 10 * MB) == pytest.approx(AIR * 10 * MB), "it is alone"
+    assert pacing.rates(10 * MB).get("c", math.inf) == pytest.approx(AIR * 10 * MB), "it is alone"
     assert pacing.arrived("a step", "c", 2000)
-    assert pacing.rate("c", 10 * MB) == pytest.approx(AIR * 5 * MB)
+    assert pacing.rates(10 * MB).get("c", math.inf) == pytest.approx(AIR * 5 * MB)
     assert not pacing.arrived("another step", "c", 1)
     assert not pacing.arrived("a step", "somebody else", 1)
 
@@ -95,6 +99,6 @@ def test_only_the_end_of_the_latest_reduce_ends_it():
     pacing.begin("first", {"b": 1})
     pacing.begin("second", {"b": 1})
     assert not pacing.end("first")
-    assert pacing.rate("b", MB) == AIR * MB
+    assert pacing.rates(MB).get("b", math.inf) == AIR * MB
     assert pacing.end("second")
-    assert pacing.rate("b", MB) == math.inf
+    assert pacing.rates(MB).get("b", math.inf) == math.inf
