@@ -256,3 +256,10 @@ def sends_nan_for_ever() -> None:
     from tests.hostile.behaviour import install
 
     install(lambda: "nan")
+
+
+def keeps_to_libp2p() -> None:
+    """A volunteer that looks for no way past libp2p."""
+    from hetpeer.dht.direct import Direct
+
+    Direct.detour = lambda self, stream: None
