@@ -20,20 +20,22 @@ from tests.wanlab.lab import Lab
 
 CLUSTERS, STAGES = 4, 2
 LATENCY_MS = 25.0
-WARM_UP = 10 * CLUSTERS
-"""Batches before the clock starts."""
+WARM_UP = 6
+"""Batches of each cluster before the clock starts."""
 TRAIN_S = 600.0
 
 Look = Callable[[Swarm, Sequence[Seen]], None]
 """Hears of all that is new in the log."""
 
 
-def network(up_mbps: float, down_mbps: float, clusters: int = CLUSTERS) -> dict[str, Any]:
+def network(
+    up_mbps: float, down_mbps: float, clusters: int = CLUSTERS, latency_ms: float = LATENCY_MS
+) -> dict[str, Any]:
     """Everybody equally far from everybody, with equal lines. Node 0 is the bootstrap's."""
     nodes = 1 + clusters * STAGES
     return {
         "nodes": nodes,
-        "latency_ms": [[0.0 if a == b else LATENCY_MS for a in range(nodes)] for b in range(nodes)],
+        "latency_ms": [[0.0 if a == b else latency_ms for a in range(nodes)] for b in range(nodes)],
         "uplink_mbps": [1000.0] + [up_mbps] * (nodes - 1),
         "downlink_mbps": [1000.0] + [down_mbps] * (nodes - 1),
     }
@@ -66,12 +68,13 @@ async def trained(
     verdict = audit(run.path)
     assert verdict.ok, verdict.problems
     commits = [one for one in records if one.record["kind"] == "commit"]
+    first = WARM_UP * count
     begun = commits[0].at - float(commits[0].record["seconds"])
     averages = [one.record for one in records if one.record["kind"] == "average"]
     evaluations = [one for one in records if one.record["kind"] == "evaluation"]
     losses = {one.record["batch"]: one.record["loss"] for one in evaluations}
     return {
-        "batches_per_s": (len(commits) - WARM_UP) / (commits[-1].at - commits[WARM_UP - 1].at),
+        "batches_per_s": (len(commits) - first) / (commits[-1].at - commits[first - 1].at),
         "loss": losses[max(losses)],
         "evaluations": [(round(one.at - begun, 3), one.record["loss"]) for one in evaluations],
         "behind": [one.record.get("behind", 0) for one in commits],
