@@ -116,8 +116,9 @@ async def trained(
 
 
 def measure(options: Any) -> dict[str, Any]:
-    """Every setting, every way, several times; ways take turns."""
+    """Every setting, every way, several times; ways take turns. What the rounds so far have shown is kept after each."""
     found: dict[str, dict[str, list[dict[str, Any]]]] = {s: {w: [] for w in WAYS} for s in SLEEPS}
+    figures: dict[str, Any] = {}
     for turn in range(options.rounds):
         for setting, sleep_s in SLEEPS.items():
             for way, averaging in WAYS.items():
@@ -128,13 +129,19 @@ def measure(options: Any) -> dict[str, Any]:
                     one = asyncio.run(trained(averaging, sleep_s, options.seed + turn, lab, Path(folder)))
                 found[setting][way].append(one)
                 print(f"{setting} {way}: {one}", file=sys.stderr, flush=True)
+        figures = so_far(found, turn + 1)
+        report.keep("stragglers", figures, seed=options.seed)
+    return figures
+
+
+def so_far(found: dict[str, dict[str, list[dict[str, Any]]]], rounds: int) -> dict[str, Any]:
     rows = {s: {w: middle(runs) for w, runs in ways.items()} for s, ways in found.items()}
     return {
         "clusters": CLUSTERS,
         "stages": STAGES,
         "latency_ms": LATENCY_MS,
         "batches": TRAINING.steps,
-        "rounds": options.rounds,
+        "rounds": rounds,
         "settings": rows,
         "runs": found,
         "goals": (judged := goals(rows)),
