@@ -17,8 +17,8 @@ from hetpeer.peer.transport.linkbook import LinkBook
 from hetpeer.peer.transport.posting import Answer, Posts
 from hetpeer.peer.transport.schema import FLOAT_BYTES, Schema
 from hetpeer.peer.transport.tensors import Tensor
-from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import results as r
+from hetpeer.stages.execution import vectors as v
 from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.fingerprint import KEY_BYTES, unpack
 from hetpeer.stages.execution.slots import CHECKS
@@ -61,17 +61,17 @@ class Reducing:
         """What the head says of a shard in the run's codec."""
         return Coded(codec=str(self._codec), written=(Written(elements),))
 
-    def _rounding(self, step: e.StepId, shard: e.Shard, parts: int = 0) -> c.Rounding | None:
+    def _rounding(self, step: e.StepId, shard: e.Shard, parts: int = 0) -> v.Rounding | None:
         """Of our part of `shard`, or of the sum of so many `parts`."""
         if not self.coded_smaller:
             return None
         averages = step.group > 0
-        return c.Rounding(
+        return v.Rounding(
             codec=str(self._codec),
             plan=shard.plan,
             block=shard.block,
             begin=shard.begin,
-            keeps=(c.PARAMETERS if averages else c.GRADIENTS)[parts > 0]
+            keeps=(v.PARAMETERS if averages else v.GRADIENTS)[parts > 0]
             if averages or self._feedback
             else "",
             parts=parts if parts and averages else 1,
@@ -91,9 +91,9 @@ class Reducing:
             "rounding": None if shard.reducer == self._me else self._rounding(step, shard),
         }
         command = (
-            c.ExportState(**common, copy=slot == e.COPY)
+            v.ExportState(**common, copy=slot == e.COPY)
             if slot in (e.STATE, e.COPY)
-            else c.ExportSlot(**common, step=step.number, slot=slot)
+            else v.ExportSlot(**common, step=step.number, slot=slot)
         )
         posted = self._posts.post(command, [piece])
 
@@ -138,26 +138,26 @@ class Reducing:
             return at_once()
         return self._sum(member, step, work, rounding, marking)
 
-    def _marking(self, step: e.StepId, shard: e.Shard) -> c.Marking | None:
+    def _marking(self, step: e.StepId, shard: e.Shard) -> v.Marking | None:
         """How parts are fingerprinted, if there are spot checks."""
         if not self._schema.trust.spot_checks or step.group:
             return None
-        return c.Marking(block=shard.block, begin=shard.begin, key=self._received.key(step, shard.plan))
+        return v.Marking(block=shard.block, begin=shard.begin, key=self._received.key(step, shard.plan))
 
     def _sum(
         self,
         member: Member,
         step: e.StepId,
         work: e.SumParts,
-        rounding: c.Rounding | None,
-        marking: c.Marking | None,
+        rounding: v.Rounding | None,
+        marking: v.Marking | None,
     ) -> Answer:
         shard = work.shard
         parts = [part for part in work.parts if isinstance(part, Tensor)]
         elements = shard.end - shard.begin
         total = self._store.new(step, elements * FLOAT_BYTES)
         written = None if rounding is None else self._store.new(step, self._coded_bytes(elements))
-        command = c.Sum(
+        command = v.Sum(
             parts=tuple(part.extent for part in parts),
             into=total.extent,
             elements=elements,
@@ -210,8 +210,8 @@ class Reducing:
         return answer()
 
     def _post_marks(self, step: e.StepId, check: int, mark: m.Mark) -> Coroutine[Any, Any, r.Marked]:
-        marking = c.Marking(block=mark.block, begin=mark.begin, key=mark.key)
-        slot = c.MarkSlot(step=step.number, slot=CHECKS + check, end=mark.end, marking=marking)
+        marking = v.Marking(block=mark.block, begin=mark.begin, key=mark.key)
+        slot = v.MarkSlot(step=step.number, slot=CHECKS + check, end=mark.end, marking=marking)
         return self._posts.post(slot, ())
 
     def end_step(self, step: e.StepId) -> None:
@@ -236,7 +236,7 @@ class Reducing:
                 self._store.view(gradient)[place] = self._store.view(total)
                 self._store.release(total)
             normed = self._schema.ties.counted(work.block, spec.parameter_count)
-            command = c.Inspect(extent=gradient.extent, elements=elements, normed=normed)
+            command = v.Inspect(extent=gradient.extent, elements=elements, normed=normed)
             seen = await self._posts.post(command, [gradient])
             if not step.group:
                 self._book.computed("inspect", seen.seconds)
@@ -271,7 +271,7 @@ class Reducing:
                 )
                 for other in uses
             )
-            command = c.Sum(parts=parts, into=total.extent, elements=use.end - use.begin)
+            command = v.Sum(parts=parts, into=total.extent, elements=use.end - use.begin)
             sums.append((use, total, self._posts.post(command, [*joined.values(), total])))
         for tensor in joined.values():
             self._store.release(tensor)  # they are pinned as long as the sums need them
@@ -288,17 +288,17 @@ class Reducing:
 
     def apply(self, member: Member, step: e.StepId, work: e.ApplyUpdate | e.InstallAverage) -> Answer:
         """`ApplyUpdate` or `InstallAverage` → `Member.applied`."""
-        command: c.Apply | c.Install
+        command: v.Apply | v.Install
         if isinstance(work, e.InstallAverage):
             assert isinstance(work.total, Tensor)
             given = work.total
-            command = c.Install(
+            command = v.Install(
                 block=work.block, total=given.extent, coefficient=work.coefficient, plan=work.plan
             )
         else:
             assert isinstance(work.gradient, Tensor)
             given = work.gradient
-            command = c.Apply(
+            command = v.Apply(
                 block=work.block,
                 gradient=given.extent,
                 coefficient=work.coefficient,

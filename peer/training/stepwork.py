@@ -32,6 +32,7 @@ from hetpeer.peer.transport.tensors import Tensor, TensorStore
 from hetpeer.peer.transport.transcoding import Transcoding
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import effects as p
+from hetpeer.stages.execution import vectors as v
 from hetpeer.stages.execution.arena import ArenaFullError
 from hetpeer.stages.execution.results import CommandFailedError
 from hetpeer.stages.execution.routes import Hop
@@ -122,7 +123,7 @@ class StepWork:
                 if not place.reducing.coded_smaller:
                     self._plane.share_uplink(step.on_wire, elements)
             case e.KeepCopy(block):
-                self._start(place.posts.command(c.KeepCopy(block=block)))
+                self._start(place.posts.command(v.KeepCopy(block=block)))
             case e.ApplyUpdate() | e.InstallAverage():
                 self._spawn(self._apply(place.reducing.apply(member, step, effect)))
             case p.Release(handle):
@@ -145,7 +146,7 @@ class StepWork:
                 self._place.reducing.end_step(name)
         if self._place is not None:
             self._start(
-                self._place.posts.command(c.DropCopies() if step.group else c.ClearStep(step=step.number))
+                self._place.posts.command(v.DropCopies() if step.group else c.ClearStep(step=step.number))
             )
 
     def release(self, handle: p.Handle) -> None:

@@ -21,6 +21,7 @@ from blake3 import blake3
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import device as devices
 from hetpeer.stages.execution import results as r
+from hetpeer.stages.execution import vectors as v
 from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.executor import Executor
 from hetpeer.stages.execution.fingerprint import fingerprint, pack
@@ -65,16 +66,16 @@ class Engine(Executor):
                 c.DropTask: self._tasks.drop,
                 c.MergeSlot: self._merge_slot,
                 c.DropSlot: self._drop_slot,
-                c.ExportSlot: self._export_slot,
-                c.ExportState: self._export_state,
-                c.KeepCopy: self._keep_copy,
-                c.DropCopies: self._drop_copies,
+                v.ExportSlot: self._export_slot,
+                v.ExportState: self._export_state,
+                v.KeepCopy: self._keep_copy,
+                v.DropCopies: self._drop_copies,
                 c.ClearStep: self._clear_step,
-                c.Sum: self._sum,
-                c.MarkSlot: self._mark_slot,
-                c.Inspect: self._inspect,
-                c.Apply: self._apply,
-                c.Install: self._install,
+                v.Sum: self._sum,
+                v.MarkSlot: self._mark_slot,
+                v.Inspect: self._inspect,
+                v.Apply: self._apply,
+                v.Install: self._install,
                 c.DumpState: self._dump_state,
                 c.WarmUp: self._warm_up,
                 c.Rehearse: self._rehearse,
@@ -129,7 +130,7 @@ class Engine(Executor):
             raise CommandError(f"block {block} is not loaded")
         return self._blocks[block]
 
-    def _apply(self, command: c.Apply) -> r.Applied:
+    def _apply(self, command: v.Apply) -> r.Applied:
         started = time.perf_counter()
         held, gradient = self._to_update(command.block, "gradient", command.gradient)
         if command.compensation:
@@ -137,16 +138,16 @@ class Engine(Executor):
         with self._whole(held):
             self._tasks.clear(held.version)
             held.update(gradient, command)
-            held.losses.settle(*c.GRADIENTS, plan=command.plan)
+            held.losses.settle(*v.GRADIENTS, plan=command.plan)
         return self._applied(held, started)
 
-    def _install(self, command: c.Install) -> r.Applied:
+    def _install(self, command: v.Install) -> r.Applied:
         started = time.perf_counter()
         held, total = self._to_update(command.block, "average", command.total)
         with self._whole(held):
             self._tasks.forget(command.block)
             held.install(total, command.coefficient, command.plan)
-            held.losses.settle(c.PARAMETERS[1], plan=command.plan)
+            held.losses.settle(v.PARAMETERS[1], plan=command.plan)
         return self._applied(held, started)
 
     def _applied(self, held: HeldBlock, started: float) -> r.Applied:
@@ -190,24 +191,24 @@ class Engine(Executor):
         self._held(command.block).drop_slot(command.step, command.slot)
         return r.Done()
 
-    def _export_slot(self, command: c.ExportSlot) -> r.Exported:
+    def _export_slot(self, command: v.ExportSlot) -> r.Exported:
         return self._export(self._held(command.block).slot(command.step, command.slot), command)
 
-    def _export_state(self, command: c.ExportState) -> r.Exported:
+    def _export_state(self, command: v.ExportState) -> r.Exported:
         held = self._held(command.block)
         return self._export(held.copy if command.copy else held.vector, command)
 
-    def _keep_copy(self, command: c.KeepCopy) -> r.Done:
+    def _keep_copy(self, command: v.KeepCopy) -> r.Done:
         self._held(command.block).keep_copy()
         return r.Done()
 
-    def _drop_copies(self, _: c.DropCopies) -> r.Done:
+    def _drop_copies(self, _: v.DropCopies) -> r.Done:
         for held in self._blocks.values():
             held.drop_copy()
-            held.losses.drop(*c.PARAMETERS)
+            held.losses.drop(*v.PARAMETERS)
         return r.Done()
 
-    def _export(self, vector: torch.Tensor, command: c.ExportSlot | c.ExportState) -> r.Exported:
+    def _export(self, vector: torch.Tensor, command: v.ExportSlot | v.ExportState) -> r.Exported:
         if not command.begin <= command.end <= len(vector):
             raise CommandError(
                 f"a vector of {len(vector)} elements has no part [{command.begin}, {command.end})"
@@ -218,7 +219,7 @@ class Engine(Executor):
         self._staging.down(part, self._staging.floats(command.extent, len(part)))
         return r.Exported(rounded=False)
 
-    def _round(self, how: c.Rounding, piece: torch.Tensor, into: Extent) -> torch.Tensor | None:
+    def _round(self, how: v.Rounding, piece: torch.Tensor, into: Extent) -> torch.Tensor | None:
         return self._held(how.block).losses.round(
             Codec.of(how.codec),
             piece,
@@ -233,12 +234,12 @@ class Engine(Executor):
         self._tasks.clear(command.step)
         for held in self._blocks.values():
             held.clear_slots(command.step)
-            held.losses.drop(*c.GRADIENTS)
+            held.losses.drop(*v.GRADIENTS)
         return r.Done()
 
     # ── gradients in the arena ───────────────────────────────────────────────────────────────────────────────────
 
-    def _sum(self, command: c.Sum) -> r.Summed:
+    def _sum(self, command: v.Sum) -> r.Summed:
         if command.into in command.parts:
             raise CommandError("a sum would overwrite one of its parts")
         into = self._staging.floats(command.into, command.elements)
@@ -260,14 +261,14 @@ class Engine(Executor):
             into.copy_(read)
         return r.Summed(unsound=(), rounded=read is not None, marks=marks)
 
-    def _mark_slot(self, command: c.MarkSlot) -> r.Marked:
+    def _mark_slot(self, command: v.MarkSlot) -> r.Marked:
         begin = command.marking.begin
         slot = self._held(command.marking.block).slot(command.step, command.slot)
         if not begin < command.end <= len(slot):
             raise CommandError(f"a vector of {len(slot)} elements has no part [{begin}, {command.end})")
         return r.Marked(marks=_mark(slot[begin : command.end].cpu(), command.marking))
 
-    def _inspect(self, command: c.Inspect) -> r.Inspected:
+    def _inspect(self, command: v.Inspect) -> r.Inspected:
         started = time.perf_counter()
         vector = self._staging.floats(command.extent, command.elements)
         norm = math.fsum(squared_norm(vector[begin:end]) for begin, end in command.normed)
@@ -300,5 +301,5 @@ class Engine(Executor):
         )
 
 
-def _mark(vector: torch.Tensor, how: c.Marking) -> bytes:
+def _mark(vector: torch.Tensor, how: v.Marking) -> bytes:
     return pack(fingerprint(vector.numpy(), how.block, how.begin, how.key))

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from hetpeer.stages.execution.block import flat_views, statistic_views
-from hetpeer.stages.execution.commands import PARAMETERS, Apply
 from hetpeer.stages.execution.groups import BlockRules
 from hetpeer.stages.execution.numerics import float32
 from hetpeer.stages.execution.rounding import Losses
 from hetpeer.stages.execution.staging import CommandError
 from hetpeer.stages.execution.state import BlockState, file_bytes, layout_of
 from hetpeer.stages.execution.statistics import RunningStatistics
+from hetpeer.stages.execution.vectors import PARAMETERS, Apply
 from hetpeer.stages.execution.weights import Versions, Weights
 from hetpeer.stages.graph.passes import Pass
 from hetpeer.stages.graph.spec import BlockSpec

@@ -21,6 +21,7 @@ from hetpeer.stages.data.tokens import sample_of
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import results as r
 from hetpeer.stages.execution import state
+from hetpeer.stages.execution import vectors as v
 from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.fingerprint import KEY_BYTES, NBYTES
 from hetpeer.stages.execution.frames import (
@@ -240,7 +241,7 @@ def placed() -> Iterable[bytes]:
 # ── between daemon and worker ────────────────────────────────────────────────────────────────────────────────────────
 
 EXTENT = Extent(offset=64, nbytes=128)
-ROUNDING = c.Rounding(codec="int8", plan=1, block=0, begin=0, keeps=c.GRADIENTS[0])
+ROUNDING = v.Rounding(codec="int8", plan=1, block=0, begin=0, keeps=v.GRADIENTS[0])
 COMMANDS = [
     c.Prepare(
         block=0,
@@ -267,18 +268,18 @@ COMMANDS = [
     c.DropTask(step=1, task="t"),
     c.MergeSlot(step=1, block=0, source=2, target=1),
     c.DropSlot(step=1, block=0, slot=1),
-    c.ExportSlot(step=1, block=0, slot=1, begin=0, end=9, extent=EXTENT, rounding=ROUNDING),
-    c.ExportState(block=0, begin=0, end=9, extent=EXTENT, copy=True),
-    c.KeepCopy(block=0),
-    c.DropCopies(),
+    v.ExportSlot(step=1, block=0, slot=1, begin=0, end=9, extent=EXTENT, rounding=ROUNDING),
+    v.ExportState(block=0, begin=0, end=9, extent=EXTENT, copy=True),
+    v.KeepCopy(block=0),
+    v.DropCopies(),
     c.ClearStep(step=1),
-    c.Sum(parts=(EXTENT, EXTENT), into=EXTENT, elements=32, rounding=ROUNDING, rounded=EXTENT),
-    c.Inspect(extent=EXTENT, elements=32, normed=((0, 16),)),
-    c.Apply(block=0, gradient=EXTENT, coefficient=0.5, plan=1, batch=3, microbatches=8, needed=3, base=3),
-    c.Install(block=0, total=EXTENT, coefficient=0.5, plan=1),
+    v.Sum(parts=(EXTENT, EXTENT), into=EXTENT, elements=32, rounding=ROUNDING, rounded=EXTENT),
+    v.Inspect(extent=EXTENT, elements=32, normed=((0, 16),)),
+    v.Apply(block=0, gradient=EXTENT, coefficient=0.5, plan=1, batch=3, microbatches=8, needed=3, base=3),
+    v.Install(block=0, total=EXTENT, coefficient=0.5, plan=1),
     c.DumpState(block=0, extent=EXTENT),
     c.WarmUp(),
-    c.MarkSlot(step=3, slot=1 << 40, end=9, marking=c.Marking(block=1, begin=0, key=bytes(KEY_BYTES))),
+    v.MarkSlot(step=3, slot=1 << 40, end=9, marking=v.Marking(block=1, begin=0, key=bytes(KEY_BYTES))),
     c.Rehearse(block=0),
     c.Info(),
     c.Shutdown(),

@@ -14,24 +14,14 @@ from hetpeer.averaging.outer import outer_of
 from hetpeer.averaging.updates import rule_of
 from hetpeer.stages.data.draws import Draw
 from hetpeer.stages.execution.arena import Arena, Extent
-from hetpeer.stages.execution.commands import (
-    Apply,
-    Backward,
-    DumpState,
-    ExportSlot,
-    Forward,
-    Inspect,
-    Load,
-    MergeSlot,
-    Prepare,
-    Sum,
-)
+from hetpeer.stages.execution.commands import Backward, DumpState, Forward, Load, MergeSlot, Prepare
 from hetpeer.stages.execution.copying import Copier
 from hetpeer.stages.execution.engine import Engine
 from hetpeer.stages.execution.groups import MakeRules
 from hetpeer.stages.execution.results import CommandFailedError, Failed
 from hetpeer.stages.execution.staging import Staging
 from hetpeer.stages.execution.state import BlockState, dump
+from hetpeer.stages.execution.vectors import Apply, ExportSlot, Inspect, Sum
 from hetpeer.stages.graph.cut import cut_blocks
 from hetpeer.stages.graph.spec import BlockSpec
 from hetpeer.stages.graph.trace import trace

@@ -19,11 +19,12 @@ from hetpeer.averaging.updates import rule_of
 from hetpeer.bootstrap.ledger import clip_coefficient
 from hetpeer.dht.errors import LocalError
 from hetpeer.stages.execution import compute as compute_module
-from hetpeer.stages.execution.commands import DropTask, Info, Inspect, Shutdown, Unload, WarmUp
+from hetpeer.stages.execution.commands import DropTask, Info, Shutdown, Unload, WarmUp
 from hetpeer.stages.execution.compute import Compute, ComputeConfig, WorkerDiedError
 from hetpeer.stages.execution.executor import Executor
 from hetpeer.stages.execution.results import CommandFailedError, Done
 from hetpeer.stages.execution.state import load
+from hetpeer.stages.execution.vectors import Inspect
 from tests.stages.compute_rig import KEPT, UPDATE, Holder, layout, microbatch, norm, tiny_blocks, tiny_gpt
 
 WORKER = "hetpeer.averaging.worker_main"

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from hetpeer.stages.execution import commands as c
+from hetpeer.stages.execution import vectors as v
 from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.graph.wire import pack_block
 from tests.stages.compute_rig import (
@@ -62,7 +63,7 @@ async def test_merge_drop_and_export(holder):
         await holder.export(spec, 9)
     with refused("HP-WORK-001", "no part"):
         await holder.submit(
-            c.ExportSlot(
+            v.ExportSlot(
                 step=0, block=block, slot=0, begin=0, end=spec.parameter_count + 1, extent=Extent(0, 64)
             )
         )
@@ -76,14 +77,14 @@ async def test_sum_adds_one_by_one_in_the_order_given(holder):
     extents = [holder.put(part) for part in parts]
     into = holder.arena.allocate(8)
     for order in ((0, 1, 2), (0, 2, 1)):
-        await holder.submit(c.Sum(parts=tuple(extents[i] for i in order), into=into, elements=2))
+        await holder.submit(v.Sum(parts=tuple(extents[i] for i in order), into=into, elements=2))
         expected = parts[order[0]]
         for i in order[1:]:
             expected = expected + parts[i]
         assert np.array_equal(holder.floats(into), expected)
     for overwritten in (extents[1], extents[0]):
         with refused("HP-WORK-001", "overwrite"):
-            await holder.submit(c.Sum(parts=tuple(extents[:2]), into=overwritten, elements=2))
+            await holder.submit(v.Sum(parts=tuple(extents[:2]), into=overwritten, elements=2))
 
 
 async def test_a_sum_names_the_parts_that_are_no_numbers(holder):
@@ -91,7 +92,7 @@ async def test_a_sum_names_the_parts_that_are_no_numbers(holder):
     extents = [holder.put(part) for part in parts]
     into = holder.arena.allocate(8)
     for chosen, unsound in (((0, 3), ()), ((0, 1, 2), (1, 2)), ((2, 0), (0,)), ((3, 4), ())):
-        summed = await holder.submit(c.Sum(parts=tuple(extents[i] for i in chosen), into=into, elements=2))
+        summed = await holder.submit(v.Sum(parts=tuple(extents[i] for i in chosen), into=into, elements=2))
         assert summed.unsound == unsound
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from hetpeer.stages.execution import commands as c
+from hetpeer.stages.execution import vectors as v
 from hetpeer.stages.execution.state import load
 from hetpeer.stages.graph.wire import pack_block
 from hetpeer.stages.links import codecs
@@ -66,10 +67,10 @@ async def test_an_average_replaces_the_parameters_and_leaves_the_moments(holder,
     before = load(await holder.state(0), 0, layout(spec), KEPT)
     count = spec.parameter_count
     sent = arena.allocate(4 * count)
-    await holder.submit(c.ExportState(block=0, begin=0, end=count, extent=sent))
+    await holder.submit(v.ExportState(block=0, begin=0, end=count, extent=sent))
     assert arena.view(sent).tobytes() == before.parameters.tobytes()
     total = before.parameters * np.float32(3.0) + np.float32(1.0)
-    installed = await holder.submit(c.Install(block=0, total=holder.put(total), coefficient=1 / 3, plan=1))
+    installed = await holder.submit(v.Install(block=0, total=holder.put(total), coefficient=1 / 3, plan=1))
     after = load(await holder.state(0), 0, layout(spec), KEPT)
     assert (after.version, after.averages, after.digest()) == (2, 1, installed.digest)
     assert after.parameters.tobytes() == (total * np.float32(1 / 3)).tobytes()
@@ -78,7 +79,7 @@ async def test_an_average_replaces_the_parameters_and_leaves_the_moments(holder,
     bad = total.copy()
     bad[0] = np.inf
     with refused("HP-NUM-001", "block 0: 'average' is not finite"):
-        await holder.submit(c.Install(block=0, total=holder.put(bad), coefficient=1.0, plan=1))
+        await holder.submit(v.Install(block=0, total=holder.put(bad), coefficient=1.0, plan=1))
     assert load(await holder.state(0), 0, layout(spec), KEPT).digest() == after.digest()
 
 
@@ -88,23 +89,23 @@ async def test_a_delayed_average_keeps_what_was_trained_since_its_copy(holder, a
     sent = arena.allocate(4 * count)
 
     async def exported(**copy):
-        await holder.submit(c.ExportState(block=0, begin=0, end=count, extent=sent, **copy))
+        await holder.submit(v.ExportState(block=0, begin=0, end=count, extent=sent, **copy))
         return np.frombuffer(bytes(arena.view(sent)), np.float32)
 
     with refused("HP-WORK-001", "block 0 has no copy"):
         await exported(copy=True)
     first = await exported()
-    await holder.submit(c.KeepCopy(block=0))
+    await holder.submit(v.KeepCopy(block=0))
     await holder.apply(spec, holder.put(flat(plain_gradient(1, 1.0), spec)), 1.0)
     now = await exported()
     assert (await exported(copy=True)).tobytes() == first.tobytes() != now.tobytes()
     total = first * np.float32(2.0) + np.float32(1.0)
-    await holder.submit(c.Install(block=0, total=holder.put(total), coefficient=0.5, plan=1))
+    await holder.submit(v.Install(block=0, total=holder.put(total), coefficient=0.5, plan=1))
     mean = total * np.float32(0.5)
     assert (await exported()).tobytes() == ((mean - first) + now).tobytes()
-    await holder.submit(c.DropCopies())
-    await holder.submit(c.KeepCopy(block=0))
-    await holder.submit(c.Install(block=0, total=holder.put(total), coefficient=0.5, plan=1))
+    await holder.submit(v.DropCopies())
+    await holder.submit(v.KeepCopy(block=0))
+    await holder.submit(v.Install(block=0, total=holder.put(total), coefficient=0.5, plan=1))
     assert (await exported()).tobytes() == mean.tobytes(), "nothing was trained since: it is the mean"
 
 
@@ -121,21 +122,21 @@ async def test_what_rounding_takes_from_parameters_stays_here(holder, arena):
         codecs.decode(codec, Written(count), arena.view(data)[: value_bytes(Values.INT4, count)], target)
         return target.numpy()
 
-    how = c.Rounding(**one, keeps=c.PARAMETERS[0])
-    export = c.ExportState(block=0, begin=0, end=count, extent=sent, rounding=how)
+    how = v.Rounding(**one, keeps=v.PARAMETERS[0])
+    export = v.ExportState(block=0, begin=0, end=count, extent=sent, rounding=how)
     assert (await holder.submit(export)).rounded
     ours = await read(sent)
     assert np.abs(ours - before).max() > 0
     parts, total = (holder.put(ours), holder.put(ours + np.float32(0.5))), arena.allocate(4 * count)
-    how = c.Rounding(**one, keeps=c.PARAMETERS[1], parts=2)
-    added = await holder.submit(c.Sum(parts=parts, into=total, elements=count, rounding=how, rounded=written))
+    how = v.Rounding(**one, keeps=v.PARAMETERS[1], parts=2)
+    added = await holder.submit(v.Sum(parts=parts, into=total, elements=count, rounding=how, rounded=written))
     assert (added.rounded, added.unsound) == (True, ())
     summed = np.frombuffer(bytes(arena.view(total)), np.float32)
     assert (summed == await read(written)).all(), "what the reducer has is what others read"
-    await holder.submit(c.Install(block=0, total=total, coefficient=0.5, plan=2))
+    await holder.submit(v.Install(block=0, total=total, coefficient=0.5, plan=2))
     after = load(await holder.state(0), 0, layout(spec), KEPT).parameters
     assert after.tobytes() == (summed * np.float32(0.5) + (before - ours)).tobytes()
-    await holder.submit(c.Install(block=0, total=total, coefficient=0.5, plan=3))
+    await holder.submit(v.Install(block=0, total=total, coefficient=0.5, plan=3))
     plain = load(await holder.state(0), 0, layout(spec), KEPT).parameters
     assert plain.tobytes() == (summed * np.float32(0.5)).tobytes()
 
@@ -153,7 +154,7 @@ async def test_an_outer_optimizer_goes_on_from_what_was_averaged_last(arena):
     assert loaded.digest == first.digest(), "what a run begins with is not in its files"
     await holder.apply(spec, holder.put(flat(plain_gradient(1, 1.0), spec)), 1.0)
     total = first.parameters + np.float32(2.0)
-    await holder.submit(c.Install(block=0, total=holder.put(total), coefficient=1.0, plan=1))
+    await holder.submit(v.Install(block=0, total=holder.put(total), coefficient=1.0, plan=1))
     file = await holder.state(0)
     after = load(file, 0, layout(spec), keeps)
     assert np.allclose(after.parameters, first.parameters + 1.0, atol=1e-6)
@@ -181,11 +182,11 @@ async def test_the_schedule_follows_the_batch_and_the_bias_correction_the_update
             "needed": 9,
             "base": 0,
         }
-        await holder.submit(c.Apply(**one, batch=0))
+        await holder.submit(v.Apply(**one, batch=0))
         if averaging:
             same = load(await holder.state(0), 0, layout(spec), KEPT).parameters
-            await holder.submit(c.Install(block=0, total=holder.put(same), coefficient=1.0, plan=1))
-        await holder.submit(c.Apply(**one, batch=batch))
+            await holder.submit(v.Install(block=0, total=holder.put(same), coefficient=1.0, plan=1))
+        await holder.submit(v.Apply(**one, batch=batch))
         return load(await holder.state(0), 0, layout(spec), KEPT).parameters.tobytes()
 
     assert await two_updates(5, averaging=True) == await two_updates(5, averaging=False)

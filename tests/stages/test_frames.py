@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hetpeer.dht.errors import LocalError, ProtocolError
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import results as r
+from hetpeer.stages.execution import vectors as v
 from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.frames import (
     MAX_FRAME_BYTES,
@@ -33,7 +34,7 @@ EXAMPLES = [
         train=False,
     ),
     c.Prepare(block=2, graph=b"\x00\xff", update=UPDATE, keeps=KEPT),
-    c.Sum(parts=(Extent(0, 8), Extent(64, 8)), into=Extent(128, 8), elements=2),
+    v.Sum(parts=(Extent(0, 8), Extent(64, 8)), into=Extent(128, 8), elements=2),
     c.Shutdown(),
 ]
 

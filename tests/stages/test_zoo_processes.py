@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hetpeer.stages.execution import commands as c
+from hetpeer.stages.execution import vectors as v
 from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.compute import Compute, ComputeConfig
 from hetpeer.stages.execution.state import BlockState, dump, layout_of, split
@@ -121,7 +122,7 @@ class Stage:
         for spec in self.specs:
             extent = self._room(4 * spec.vector_count)
             await self._compute.submit(
-                c.ExportSlot(step=0, block=spec.index, slot=0, begin=0, end=spec.vector_count, extent=extent)
+                v.ExportSlot(step=0, block=spec.index, slot=0, begin=0, end=spec.vector_count, extent=extent)
             )
             vector = np.frombuffer(bytes(self._arena.view(extent)), np.float32)
             for name, part in split(vector, layout_of(spec)):
