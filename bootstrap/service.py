@@ -9,39 +9,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.heads import Introduction
-from hetpeer.averaging.ties import Ties
 from hetpeer.bootstrap import decisions as d
 from hetpeer.bootstrap.arranging import Arrangement
+from hetpeer.bootstrap.configuration import coordinator_config
 from hetpeer.bootstrap.coordinator import Coordinator
 from hetpeer.bootstrap.core import new_core
 from hetpeer.bootstrap.doorkeeper import Doorkeeper
-from hetpeer.bootstrap.eventlog import keep_event, last_event, read_event
+from hetpeer.bootstrap.eventlog import Evidence
 from hetpeer.bootstrap.keeping import Checkpoints
 from hetpeer.bootstrap.leases import MAX_TICK_S
-from hetpeer.bootstrap.membership import BlockCost
 from hetpeer.bootstrap.replica import DeposedError, Replica
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.spotcheck import CheckRules
 from hetpeer.bootstrap.tickets import ticket
 from hetpeer.dht import failpoints
 from hetpeer.dht.addresses import network_in
 from hetpeer.dht.channel import Channel
 from hetpeer.dht.clock import Clock
 from hetpeer.dht.dialling import ChannelServer
-from hetpeer.dht.errors import LocalError, ProtocolError, RemoteError
+from hetpeer.dht.errors import LocalError, RemoteError
 from hetpeer.dht.listener import CONTROL as CONTROL_BUDGET
 from hetpeer.dht.node import Node
 from hetpeer.dht.outbox import Parcel
 from hetpeer.dht.streams import Stream
-from hetpeer.stages.execution.fingerprint import distance
-from hetpeer.stages.execution.slots import LIVE
 
 CONTROL: Final = "hetpeer/1/control"
 TICK_S = 0.2
@@ -50,43 +44,6 @@ SAVE_RETRY_S = 2.0
 """A checkpoint that failed (a full disk) is not tried again at once."""
 
 _log = logging.getLogger(__name__)
-
-
-def coordinator_config(run: RunDirectory) -> d.CoordinatorConfig:
-    """What the manifest says, as the core wants it."""
-    manifest = run.manifest
-    training = manifest.training
-    return d.CoordinatorConfig(
-        run=run.run_id,
-        steps=training.steps,
-        sizes=[training.samples_of(number) for number in range(training.microbatches)],
-        evaluation_microbatches=training.eval_microbatches,
-        evaluate_every=training.eval_every,
-        checkpoint_every=training.checkpoint_every,
-        clip_norm=training.clip_norm,
-        staleness=training.staleness,
-        corrected=manifest.averaging is not None and manifest.averaging.corrected,
-        averaging_interval=1 if manifest.averaging is None else manifest.averaging.interval,
-        averaging_delayed=manifest.averaging is not None and manifest.averaging.delayed,
-        layouts=manifest.layouts,
-        link_ratio=manifest.links.ratio,
-        checks=CheckRules(
-            share=manifest.trust.spot_checks,
-            tolerance=manifest.tolerance,
-            draw=random.SystemRandom().random,
-            distance=distance,
-        ),
-        ties={block.index: Ties(manifest.ties).partners(block.index) for block in manifest.blocks},
-        costs=[
-            BlockCost(
-                elements=block.vector_count,
-                # parameters, what the optimizer keeps, the gradient, slots; activations of the microbatches in flight
-                memory_bytes=(2 + manifest.kept + LIVE) * block.parameter_bytes + 4 * block.activation_bytes,
-                flops=float(block.flops_forward),
-            )
-            for block in manifest.blocks
-        ],
-    )
 
 
 class CoordinatorService:
@@ -104,6 +61,7 @@ class CoordinatorService:
         self.core = new_core(coordinator_config(run), averaging, replica.records, clock.monotonic())
         manifest = run.manifest
         self._door = Doorkeeper(run.run_id, manifest.owner, manifest.admission, replica.records)
+        self._evidence = Evidence(run.volunteers)
         self._inside: set[str] = set()
         """Peers that were let in, and are heard."""
         self._channels = ChannelServer(self._accept, m.MAX_MESSAGE_BYTES)
@@ -290,8 +248,8 @@ class CoordinatorService:
 
     async def _ask_for_events(self, peer: str) -> None:
         """Another reliable peer may have coordinated until now: the volunteer sends what is not here."""
-        path, channel = self._events_of(peer), self._channels.channel(peer)
-        last = await asyncio.to_thread(last_event, path, peer)  # it gives none until it is asked
+        channel = self._channels.channel(peer)
+        last = await asyncio.to_thread(self._evidence.last, peer)  # it gives none until it is asked
         if channel is not None:
             channel.send(Parcel({}, (m.encode(m.Kept(last=last)),)))
             self._tell_amendment(channel)
@@ -300,16 +258,9 @@ class CoordinatorService:
         if data := self._replica.council.data:
             channel.send(Parcel({}, (m.encode(m.Amended(amendment=data)),)))
 
-    def _events_of(self, peer: str) -> Path:
-        return self._run.volunteers / f"{peer}.jsonl"
-
     def _keep_event(self, peer: str, line: str) -> None:
-        """A volunteer's signed line goes into its file, unread but for its signature."""
-        signer, _record = read_event(line)
-        if signer != peer:
-            raise ProtocolError("an event signed by somebody else", peer=peer)
         try:
-            keep_event(self._events_of(peer), line)
+            self._evidence.keep(peer, line)
         except LocalError as error:
             # Evidence that is not kept would make the audit fail: better to stop, and go on when there is room.
             # A closed channel acknowledges nothing: the next reign hears the line again.

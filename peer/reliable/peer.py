@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetpeer.bootstrap.amending import Amending
+from hetpeer.bootstrap.configuration import coordinator_config
 from hetpeer.bootstrap.core import is_over
 from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.decisions import Halt
@@ -17,7 +18,7 @@ from hetpeer.bootstrap.keeping import Checkpoints
 from hetpeer.bootstrap.ranking import encode, ranking
 from hetpeer.bootstrap.replica import Replica, run_logs
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.service import CONTROL, CoordinatorService, coordinator_config
+from hetpeer.bootstrap.service import CONTROL, CoordinatorService
 from hetpeer.bootstrap.serving import PROTOCOL as FILES
 from hetpeer.bootstrap.serving import FileService
 from hetpeer.bootstrap.shelf import Answer, RunShelf

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 
 from hetpeer.averaging.messages import Place
 from hetpeer.averaging.places import choose_place
+from hetpeer.bootstrap.configuration import coordinator_config
 from hetpeer.bootstrap.membership import Membership, Volunteer
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.service import coordinator_config
 from hetpeer.dht.errors import RemoteError
 from hetpeer.dht.records import Advert
 from hetpeer.dht.roster import Roster

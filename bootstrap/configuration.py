@@ -1,0 +1,50 @@
+"""What a run's manifest says, as the coordinator's core wants it."""
+
+from __future__ import annotations
+
+import random
+
+from hetpeer.averaging.ties import Ties
+from hetpeer.bootstrap.decisions import CoordinatorConfig
+from hetpeer.bootstrap.membership import BlockCost
+from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.spotcheck import CheckRules
+from hetpeer.stages.execution.fingerprint import distance
+from hetpeer.stages.execution.slots import LIVE
+
+
+def coordinator_config(run: RunDirectory) -> CoordinatorConfig:
+    """The settings of a reign over `run`."""
+    manifest = run.manifest
+    training = manifest.training
+    return CoordinatorConfig(
+        run=run.run_id,
+        steps=training.steps,
+        sizes=[training.samples_of(number) for number in range(training.microbatches)],
+        evaluation_microbatches=training.eval_microbatches,
+        evaluate_every=training.eval_every,
+        checkpoint_every=training.checkpoint_every,
+        clip_norm=training.clip_norm,
+        staleness=training.staleness,
+        corrected=manifest.averaging is not None and manifest.averaging.corrected,
+        averaging_interval=1 if manifest.averaging is None else manifest.averaging.interval,
+        averaging_delayed=manifest.averaging is not None and manifest.averaging.delayed,
+        layouts=manifest.layouts,
+        link_ratio=manifest.links.ratio,
+        checks=CheckRules(
+            share=manifest.trust.spot_checks,
+            tolerance=manifest.tolerance,
+            draw=random.SystemRandom().random,
+            distance=distance,
+        ),
+        ties={block.index: Ties(manifest.ties).partners(block.index) for block in manifest.blocks},
+        costs=[
+            BlockCost(
+                elements=block.vector_count,
+                # parameters, what the optimizer keeps, the gradient, slots; activations of the microbatches in flight
+                memory_bytes=(2 + manifest.kept + LIVE) * block.parameter_bytes + 4 * block.activation_bytes,
+                flops=float(block.flops_forward),
+            )
+            for block in manifest.blocks
+        ],
+    )
