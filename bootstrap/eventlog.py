@@ -99,7 +99,7 @@ def keep_event(path: Path, line: str) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-class Evidence:
+class VolunteerLogs:
     """What the volunteers of a run have said so far: in `folder`, a file of each."""
 
     def __init__(self, folder: Path) -> None:

@@ -20,7 +20,7 @@ from hetpeer.bootstrap.configuration import coordinator_config
 from hetpeer.bootstrap.coordinator import Coordinator
 from hetpeer.bootstrap.core import new_core
 from hetpeer.bootstrap.doorkeeper import Doorkeeper
-from hetpeer.bootstrap.eventlog import Evidence
+from hetpeer.bootstrap.eventlog import VolunteerLogs
 from hetpeer.bootstrap.keeping import Checkpoints
 from hetpeer.bootstrap.leases import MAX_TICK_S
 from hetpeer.bootstrap.replica import DeposedError, Replica
@@ -61,7 +61,7 @@ class CoordinatorService:
         self.core = new_core(coordinator_config(run), averaging, replica.records, clock.monotonic())
         manifest = run.manifest
         self._door = Doorkeeper(run.run_id, manifest.owner, manifest.admission, replica.records)
-        self._evidence = Evidence(run.volunteers)
+        self._logs = VolunteerLogs(run.volunteers)
         self._inside: set[str] = set()
         """Peers that were let in, and are heard."""
         self._channels = ChannelServer(self._accept, m.MAX_MESSAGE_BYTES)
@@ -249,7 +249,7 @@ class CoordinatorService:
     async def _ask_for_events(self, peer: str) -> None:
         """Another reliable peer may have coordinated until now: the volunteer sends what is not here."""
         channel = self._channels.channel(peer)
-        last = await asyncio.to_thread(self._evidence.last, peer)  # it gives none until it is asked
+        last = await asyncio.to_thread(self._logs.last, peer)  # it gives none until it is asked
         if channel is not None:
             channel.send(Parcel({}, (m.encode(m.Kept(last=last)),)))
             self._tell_amendment(channel)
@@ -260,7 +260,7 @@ class CoordinatorService:
 
     def _keep_event(self, peer: str, line: str) -> None:
         try:
-            self._evidence.keep(peer, line)
+            self._logs.keep(peer, line)
         except LocalError as error:
             # Evidence that is not kept would make the audit fail: better to stop, and go on when there is room.
             # A closed channel acknowledges nothing: the next reign hears the line again.
