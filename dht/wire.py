@@ -28,6 +28,10 @@ _JOIN_BELOW = 32 * 1024
 """Writes smaller than this in total are joined: one short copy is cheaper than a second system call."""
 _PIECE = 256 * 1024
 """So much at a time is encrypted, into memory of its own."""
+_BATCH, _RECORD = 32 * 1024, 17 * 1024
+"""In the middle of a payload the loop hears of so many bytes at a time, and not of each packet: a TLS record of up to 16 KiB is of no use before it is whole.
+A part of one may be here already: the mark must be reached by what is still to come.
+"""
 _MAX_PACING_RATE, _AS_IT_LIKES = 47, 2**32 - 1
 """SO_MAX_PACING_RATE of Linux, and its value for no rate."""
 
@@ -55,6 +59,7 @@ class Wire(asyncio.BufferedProtocol):
         self._write_blocked = False
         self._encrypts = False
         self._pace = math.inf
+        self._mark = 1
 
     @property
     def remote(self) -> str:
@@ -121,6 +126,7 @@ class Wire(asyncio.BufferedProtocol):
         if ready == len(target):
             return
         self._target = target[ready:]
+        self._set_mark()
         try:
             while self._target is not None:
                 await self._arrival()
@@ -193,6 +199,7 @@ class Wire(asyncio.BufferedProtocol):
         if self._target is not None:
             rest = self._target[nbytes:]
             self._target = rest if len(rest) else None
+            self._set_mark()
             if self._target is not None:
                 return  # the reader is woken once, when its memory is full
         else:
@@ -241,6 +248,16 @@ class Wire(asyncio.BufferedProtocol):
             await self._reader
         finally:
             self._reader = None
+
+    def _set_mark(self) -> None:
+        """Be woken for many bytes at once (`SO_RCVLOWAT`) while so many are sure to come."""
+        rest = 0 if self._target is None else len(self._target)
+        mark = _BATCH if rest >= _BATCH + _RECORD else 1
+        if mark == self._mark or not self._encrypts or sys.platform != "linux" or self.socket is None:
+            return
+        self._mark = mark
+        with suppress(OSError):  # as before then: each packet is heard of
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, mark)
 
     def _pause_when_full(self) -> None:
         if self._end == len(self._buffer) and self._transport is not None:

@@ -11,8 +11,10 @@ from collections import deque
 SEVERAL = 2
 WINDOW_S, ARRIVALS = 1.0, 24
 """A window is closed after so much busy time, and so many acknowledgements: what is half-way at its ends is little then."""
-WINDOWS = 16
-"""So many are remembered; the best quarter counts, without what is above it by chance."""
+WINDOWS, KNOWN = 16, 8
+"""So many are remembered; the best quarter counts, without what is above it by chance. With fewer than `KNOWN` nothing does: whoever is paced to a line that was taken
+for half as fast keeps to that, and finds out only little by little.
+"""
 
 
 class Outflow:
@@ -43,4 +45,4 @@ class Outflow:
     def rate(self) -> float:
         """Bytes/s; 0 while too little is known."""
         best = sorted(self._windows, reverse=True)
-        return best[(len(best) - 1) // 4] if best else 0.0
+        return best[(len(best) - 1) // 4] if len(best) >= KNOWN else 0.0

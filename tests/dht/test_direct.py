@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import socket
 import ssl
 import sys
 from collections.abc import AsyncIterator
@@ -20,6 +22,7 @@ from hetpeer.dht.errors import PeerLostError
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.dht.streams import Stream
+from hetpeer.dht.wire import _BATCH, _RECORD
 
 pytestmark = [
     pytest.mark.swarm,
@@ -110,6 +113,43 @@ async def test_a_paced_stream_is_as_fast_as_it_may_be_and_one_over_libp2p_as_it_
     async with await other.open(one.peer_id, ELSE) as stream:
         stream.pace_to(1.0)
         assert await asked(stream, data) == data
+
+
+@pytest.mark.parametrize("nbytes", [_BATCH + _RECORD + less for less in (-1, 0, 1)] + [16384, 65536, 999_999])
+async def test_nothing_is_left_behind_by_whoever_waits_for_many_bytes_at_once(two: Two, nbytes: int) -> None:
+    one, other = two
+    await found(other, one.peer_id)
+    async with await other.open(one.peer_id, ECHO) as stream:
+        for _ in range(5):
+            data = os.urandom(nbytes)
+            assert await asked(stream, data) == data
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others hear of each packet")
+async def test_a_reader_is_woken_for_many_bytes_at_once_until_few_are_left(two: Two) -> None:
+    one, other = two
+    marks: asyncio.Queue[int] = asyncio.Queue()
+
+    async def marked(stream: Stream) -> None:
+        def mark() -> int:
+            return stream._wire.socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
+
+        await stream.receive(timeout_s=30)
+        taking = asyncio.create_task(stream.receive_bytes(LIMIT))
+        await asyncio.sleep(0)
+        marks.put_nowait(mark())
+        await taking
+        marks.put_nowait(mark())
+        await stream.receive()
+
+    one.may_go_directly("test/1/marked")
+    other.may_go_directly("test/1/marked")
+    await one.serve("test/1/marked", marked)
+    await found(other, one.peer_id)
+    async with await other.open(one.peer_id, "test/1/marked") as stream:
+        stream.pace_to(1e6)
+        await stream.send({}, bytes(500_000))
+        assert [await marks.get(), await marks.get()] == [_BATCH, 1]
 
 
 async def test_what_has_gone_directly_goes_over_libp2p_when_the_door_is_closed(

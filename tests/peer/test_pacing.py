@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from hetpeer.peer.transport.outflow import ARRIVALS, WINDOWS, Outflow
+from hetpeer.peer.transport.outflow import ARRIVALS, KNOWN, WINDOWS, Outflow
 from hetpeer.peer.transport.pacing import AIR, PACED_BELOW, Pacing
 
 MB = 1e6
@@ -32,14 +32,14 @@ def test_one_link_says_nothing_of_the_uplink():
     outflow = Outflow()
     now, arrived = windows(outflow, [9 * MB] * 3, links=1)
     assert outflow.rate == 0
-    windows(outflow, [2 * MB], arrived=arrived, now=now)
+    windows(outflow, [2 * MB] * KNOWN, arrived=arrived, now=now)
     assert outflow.rate == pytest.approx(2 * MB)
 
 
 def test_time_in_which_nothing_is_under_way_does_not_count():
     outflow = Outflow()
     arrived = 0
-    for burst in range(ARRIVALS):
+    for burst in range(ARRIVALS * KNOWN):
         outflow.look(100.0 * burst, 2, arrived)
         arrived += 1000
         outflow.look(100.0 * burst + 0.1, 0, arrived)
@@ -48,20 +48,30 @@ def test_time_in_which_nothing_is_under_way_does_not_count():
 
 def test_too_short_a_look_says_nothing():
     outflow = Outflow()
-    windows(outflow, [MB] * 3, every_s=0.001)
-    assert outflow.rate == 0, "a tenth of a second"
+    windows(outflow, [MB] * KNOWN, every_s=0.001)
+    assert outflow.rate == 0, "a fifth of a second"
     outflow = Outflow()
     outflow.look(0.0, 2, 0)
-    for n in range(1, ARRIVALS):
+    for n in range(1, ARRIVALS * KNOWN):
         outflow.look(float(n), 2, n)
     assert outflow.rate == 0, "one acknowledgement is missing"
+    outflow.look(float(ARRIVALS * KNOWN), 2, ARRIVALS * KNOWN)
+    assert outflow.rate == pytest.approx(1.0)
+
+
+def test_nobody_is_paced_to_the_first_seconds_of_a_line():
+    outflow = Outflow()
+    now, arrived = windows(outflow, [MB] * (KNOWN - 1))
+    assert outflow.rate == 0
+    windows(outflow, [9 * MB], arrived=arrived, now=now)
+    assert outflow.rate == pytest.approx(MB), "the best quarter of eight: the second"
 
 
 def test_a_link_that_is_closed_takes_its_bytes_along():
     outflow = Outflow()
     outflow.look(0.0, 2, 10_000)
     outflow.look(1.0, 2, 500)
-    windows(outflow, [1000.0], arrived=500, now=1.0)
+    windows(outflow, [1000.0] * KNOWN, arrived=500, now=1.0)
     assert 0 < outflow.rate <= 1000
 
 
