@@ -27,7 +27,7 @@ format: setup
 # Dozens of processes start from the same sources: compile them once even where the environment says otherwise.
 test: export PYTHONDONTWRITEBYTECODE =
 test: setup
-	$(PY) -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m 'not grid and not alone'
+	$(PY) -m pytest -q -n 3 --dist loadgroup --no-loadscope-reorder -m 'not grid and not alone'
 	$(PY) -m pytest -q -m alone
 
 # Every decoder of bytes from outside, a million times each: hours. Interrupted, it goes on where it was (fuzz-run).

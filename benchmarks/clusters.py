@@ -20,8 +20,8 @@ from tests.wanlab.lab import Lab
 
 CLUSTERS, STAGES = 4, 2
 LATENCY_MS = 25.0
-WARM_UP = 6
-"""Batches of each cluster before the clock starts."""
+WARM_UP = 10
+"""Batches of each cluster before the clock starts: with P = 10 N all have averaged once, and partners have met."""
 TRAIN_S = 600.0
 
 Look = Callable[[Swarm, Sequence[Seen]], None]
