@@ -57,7 +57,21 @@ def _recurrent(operator: Any) -> Callable[..., Any]:
     return run
 
 
-lstm, gru = _recurrent(aten.lstm.input), _recurrent(aten.gru.input)
+def _lstm(*args: Any) -> Any:
+    """Autocast gives oneDNN an LSTM in bfloat16 without asking whether the processor can: with AVX2 alone it cannot, and fails (seen with torch 2.13)."""
+    capable = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    if args[0].device.type != "cpu" or not torch.is_autocast_enabled("cpu") or capable:
+        return aten.lstm.input(*args)
+    onednn: Any = torch.backends.mkldnn
+    before = onednn.enabled
+    onednn.enabled = False  # of the whole process: meanwhile others are slower, no more
+    try:
+        return aten.lstm.input(*args)
+    finally:
+        onednn.enabled = before
+
+
+lstm, gru = _recurrent(_lstm), _recurrent(aten.gru.input)
 
 
 def instance_norm(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, *rest: Any) -> Any:
