@@ -233,7 +233,7 @@ def show(figures: dict[str, Any]) -> None:
 
 def main() -> int:
     parser = report.parser(__doc__ or "")
-    parser.add_argument("--rounds", type=int, default=3, help="default: 3")
+    parser.add_argument("--rounds", type=int, default=5, help="default: 5")
     parser.add_argument("--mbit", type=int, default=5, help="limit on the upload (default: 5)")
     parser.add_argument("--seconds", type=float, default=30.0, help="that it is measured (default: 30)")
     parser.add_argument("--microbatches", type=int, default=160, help="of a step (default: 160)")
