@@ -26,7 +26,7 @@ from tests.wanlab.lab import Lab
 SETTLE = 3
 WITHIN_S = 400.0
 LAYERS = 2
-Places = Mapping[str, range]
+Places = dict[str, range]
 """Name of a volunteer → its blocks."""
 
 
@@ -73,14 +73,17 @@ async def measure(volunteers: int, dead: int, options: Any, folder: Path) -> dic
 
 
 async def places(swarm: Swarm) -> Places:
-    """Who has which blocks and says so, each block by somebody; `hetpeer status` is asked until that is the case."""
-    blocks = len(swarm.run.manifest.blocks)
-    async with asyncio.timeout(WITHIN_S), swarm.asking("status", "--watch", "--json") as child:
-        while True:
-            rows = json.loads(await child.next_line(WITHIN_S))["peers"]
-            found = {row["name"]: range(*row["blocks"]) for row in rows if row["holds"] and row["blocks"]}
-            if len(set().union(*found.values())) == blocks == sum(map(len, found.values())):
-                return found
+    """Who has which blocks and says so, each block by one; `hetpeer status` is asked until that is the case. Raises TimeoutError with what it said last."""
+    blocks, found = len(swarm.run.manifest.blocks), Places()
+    try:
+        async with asyncio.timeout(WITHIN_S), swarm.asking("status", "--watch", "--json") as child:
+            while True:
+                rows = json.loads(await child.next_line(WITHIN_S))["peers"]
+                found = {row["name"]: range(*row["blocks"]) for row in rows if row["holds"] and row["blocks"]}
+                if len(set().union(*found.values())) == blocks == sum(map(len, found.values())):
+                    return found
+    except TimeoutError as error:
+        raise TimeoutError(f"{blocks} blocks are to be held by one each, and are by {found}") from error
 
 
 async def _arranged(swarm: Swarm) -> None:
