@@ -2,9 +2,10 @@
 
 Four clusters in the laboratory (root), so far from each other that a batch takes 1.8 s and this machine's two cores are idle for most of it, so waiting
 costs time. The paper stops a worker for 0.2 s (`hete-A`) or 0.6 s (`hete-B`) after one batch in ten and does not say what a batch takes; here a worker is
-stopped (SIGSTOP) for half a batch or one and a half, as where a batch takes the paper's clusters 0.4 s (four stages of 0.1 s). `homogeneous`: nobody is. Each way trains the same batches to the end: without any synchronisation until the end, with groups
-of those that are ready (P = 10 per cluster), the same while the next batch is trained (`--delayed`), and all-reduce. Speed is batches a second between the
-warm-up and the last batch, loss that of the averaged result; ways take turns, the middle of several runs.
+stopped (SIGSTOP) for half a batch or one and a half, as where a batch takes the paper's clusters 0.4 s (four stages of 0.1 s). `homogeneous`: nobody is.
+Each way trains the same batches to the end: without any synchronisation until the end, with groups of those that are ready (P = 10 per cluster), the same
+while the next batch is trained (`--delayed`), and all-reduce. Speed is batches a second between the warm-up and the last batch, loss that of the averaged
+result; ways take turns, the middle of several runs.
 
     python -m benchmarks.stragglers
 """

@@ -178,6 +178,15 @@ def test_the_command(tmp_path: Path) -> None:
     ]
 
 
+@pytest.fixture
+def heard_interrupts() -> Iterator[None]:
+    """Started in the background of a shell we ignore SIGINT, and what we start would, too."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard_interrupts")
 def test_following(tmp_path: Path) -> None:
     with keeping_log(tmp_path):
         log.info("before")

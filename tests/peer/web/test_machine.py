@@ -18,8 +18,9 @@ def test_the_machine_and_what_the_daemon_and_its_children_take_of_it(tmp_path: P
         try:
             theirs = psutil.Process(child.pid)
             machine = Machine(tmp_path)
-            before = theirs.cpu_times().user
+            before, until = theirs.cpu_times().user, time.monotonic() + 30.0
             while (used := theirs.cpu_times().user - before) < 0.3:
+                assert time.monotonic() < until
                 time.sleep(0.05)
             load = machine.look()
             assert load.own_memory >= theirs.memory_info().rss + psutil.Process().memory_info().rss // 2
