@@ -3,6 +3,7 @@
 Four clusters in the laboratory (root), so far from each other that a batch takes 1.8 s and this machine's two cores are idle for most of it, so waiting
 costs time. The paper stops a worker for 0.2 s (`hete-A`) or 0.6 s (`hete-B`) after one batch in ten and does not say what a batch takes; here a worker is
 stopped (SIGSTOP) for half a batch or one and a half, as where a batch takes the paper's clusters 0.4 s (four stages of 0.1 s). `homogeneous`: nobody is.
+One batch of every ten of a cluster, at random, rather than each with a chance of a tenth: so short a run would see half as many or twice as many.
 Each way trains the same batches to the end: without any synchronisation until the end, with groups of those that are ready (P = 10 per cluster), the same
 while the next batch is trained (`--delayed`), and all-reduce. Speed is batches a second between the warm-up and the last batch, loss that of the averaged
 result; ways take turns, the middle of several runs.
@@ -20,6 +21,7 @@ import signal
 import statistics
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,8 @@ from tests.wanlab.lab import Lab
 LATENCY_MS = 100.0
 SLEEPS = {"homogeneous": 0.0, "hete-A": 0.9, "hete-B": 2.7}
 """Seconds."""
-CHANCE = 0.1
+ONE_OF = 10
+"""Batches of a cluster."""
 WAYS = {
     "no synchronisation": AveragingSettings(span=NEVER, window_s=0.0),
     "grouped": AveragingSettings(span=10 * CLUSTERS),
@@ -65,7 +68,8 @@ class Naps:
 
     def __init__(self, seconds: float, seed: int) -> None:
         self._seconds = seconds
-        self._random = random.Random(seed)
+        self._seed = seed
+        self._trained: Counter[int] = Counter()
         self._napping: set[asyncio.Task[None]] = set()
         self._workers: dict[int, psutil.Process] = {}
         """Cluster → a worker of it, the first that is found."""
@@ -73,10 +77,16 @@ class Naps:
     def look(self, swarm: Swarm, new: Sequence[Seen]) -> None:
         """Whoever has trained a batch since the last look may be a straggler in the next one."""
         for seen in new:
-            if seen.record["kind"] == "commit" and self._random.random() < CHANCE and self._seconds:
+            if self._seconds and seen.record["kind"] == "commit" and self._due(seen.record.get("cluster", 0)):
                 task = asyncio.create_task(self._nap(swarm, seen.record.get("cluster", 0)))
                 self._napping.add(task)
                 task.add_done_callback(self._napping.discard)
+
+    def _due(self, cluster: int) -> bool:
+        """Counts one more batch of `cluster`. The same batches whichever way they are trained."""
+        ten, position = divmod(self._trained[cluster], ONE_OF)
+        self._trained[cluster] += 1
+        return position == random.Random(f"{self._seed} {cluster} {ten}").randrange(ONE_OF)
 
     async def _nap(self, swarm: Swarm, cluster: int) -> None:
         worker = self._worker(swarm, cluster)
