@@ -30,7 +30,7 @@ import psutil
 
 from benchmarks import clusters, report
 from benchmarks.clusters import CLUSTERS, STAGES
-from benchmarks.swarm import NEVER, Model, Swarm
+from benchmarks.swarm import NEVER, POLL_S, Model, Swarm
 from hetpeer.bootstrap.eventlog import read_event, read_events
 from hetpeer.bootstrap.settings import AveragingSettings, TrainingSettings
 from hetpeer.peer.demo.feed import Seen
@@ -89,7 +89,8 @@ class Naps:
         return position == random.Random(f"{self._seed} {cluster} {ten}").randrange(ONE_OF)
 
     async def _nap(self, swarm: Swarm, cluster: int) -> None:
-        worker = self._worker(swarm, cluster)
+        while (worker := self._worker(swarm, cluster)) is None:
+            await asyncio.sleep(POLL_S)
         worker.send_signal(signal.SIGSTOP)
         try:
             await asyncio.sleep(self._seconds)
@@ -97,9 +98,12 @@ class Naps:
             with contextlib.suppress(psutil.NoSuchProcess):  # the run may have ended meanwhile
                 worker.send_signal(signal.SIGCONT)
 
-    def _worker(self, swarm: Swarm, cluster: int) -> psutil.Process:
+    def _worker(self, swarm: Swarm, cluster: int) -> psutil.Process | None:
+        """None as long as no volunteer has written that it is in `cluster`: right after the first batch."""
         if cluster not in self._workers:
-            number = next(n for n in swarm.volunteers if cluster_of(swarm, n) == cluster)
+            members = (n for n in swarm.volunteers if cluster_of(swarm, n) == cluster)
+            if (number := next(members, None)) is None:
+                return None
             worker = swarm.worker(number)
             assert worker is not None
             self._workers[cluster] = worker

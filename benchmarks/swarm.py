@@ -40,6 +40,8 @@ WITHOUT_END = TrainingSettings(
 )
 """Nothing but steps, as long as somebody looks on."""
 ENTRIES = {COMMAND[-1], "benchmarks.observed"}
+Step = tuple[int, int, int]
+"""Term, view and number."""
 KINDS = ("bootstrap", "bootstrap p2pd", "volunteer", "worker", "volunteer p2pd")
 
 
@@ -237,6 +239,17 @@ class Swarm:
         lines = self._events_of(home).read_text().splitlines()
         blocks = {json.loads(line)["record"]["block"] for line in lines[-64:]}
         return min(blocks), max(blocks) + 1
+
+    def updates(self, number: int) -> dict[Step, set[int]]:
+        """The blocks that volunteer `number` has updated, by step, so far as it has signed them."""
+        found: dict[Step, set[int]] = {}
+        events = self._events_of(self.home(number))
+        for line in events.read_text().splitlines() if events.exists() else []:
+            record = json.loads(line)["record"]
+            if record["kind"] == "applied":
+                step = record["term"], record["view"], record["step"]
+                found.setdefault(step, set()).add(record["block"])
+        return found
 
     def has_updated(self, number: int) -> bool:
         """Whether volunteer `number` has made an update, and signed it."""

@@ -9,7 +9,6 @@ blocks among those who are left. Blocks that anybody has to fetch are counted, b
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import tempfile
 import time
@@ -19,12 +18,13 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.networks import network
-from benchmarks.swarm import ENDLESS, NEVER, POLL_S, Model, Site, Swarm, make_run, running
+from benchmarks.swarm import ENDLESS, NEVER, POLL_S, Model, Site, Step, Swarm, make_run, running
 from hetpeer.bootstrap.settings import TrainingSettings
 from tests.wanlab.lab import Lab
 
 SETTLE = 3
 WITHIN_S = 400.0
+LOOK_S = 0.5
 LAYERS = 2
 Places = dict[str, range]
 """Name of a volunteer → its blocks."""
@@ -55,7 +55,7 @@ async def measure(volunteers: int, dead: int, options: Any, folder: Path) -> dic
             version = swarm.feed.history.version
             await swarm.until(version + 1, WITHIN_S)
             trains_s = time.monotonic() - began
-            after = await places(swarm)
+            after = await places(swarm, version)
     lost = before[name]
     neighbours = [pipeline[at] for at in (dead - 1, dead + 1) if 0 <= at < volunteers]
     most = len(lost) + max(len(before[one]) for one in neighbours)
@@ -72,18 +72,25 @@ async def measure(volunteers: int, dead: int, options: Any, folder: Path) -> dic
     }
 
 
-async def places(swarm: Swarm) -> Places:
-    """Who has which blocks and says so, each block by one; `hetpeer status` is asked until that is the case. Raises TimeoutError with what it said last."""
-    blocks, found = len(swarm.run.manifest.blocks), Places()
+async def places(swarm: Swarm, after: int = 0) -> Places:
+    """Who has which blocks, as all who are there have signed it with their updates in one and the same step after step `after`.
+
+    Whom a plan spares has blocks that another has too. Raises TimeoutError.
+    """
+    updates: dict[str, Mapping[Step, set[int]]] = {}
     try:
-        async with asyncio.timeout(WITHIN_S), swarm.asking("status", "--watch", "--json") as child:
+        async with asyncio.timeout(WITHIN_S):
             while True:
-                rows = json.loads(await child.next_line(WITHIN_S))["peers"]
-                found = {row["name"]: range(*row["blocks"]) for row in rows if row["holds"] and row["blocks"]}
-                if len(set().union(*found.values())) == blocks == sum(map(len, found.values())):
-                    return found
+                updates = {f"v{number}": swarm.updates(number) for number in swarm.volunteers}
+                common = max(set.intersection(*map(set, updates.values())), default=None)
+                if common is not None and common[-1] > after:
+                    blocks = {name: steps[common] for name, steps in updates.items()}
+                    return {name: range(min(some), max(some) + 1) for name, some in blocks.items()}
+                await asyncio.sleep(LOOK_S)
+                swarm.check()
     except TimeoutError as error:
-        raise TimeoutError(f"{blocks} blocks are to be held by one each, and are by {found}") from error
+        last = {name: max(steps, default=None) for name, steps in updates.items()}
+        raise TimeoutError(f"the last updates are of different steps: {last}") from error
 
 
 async def _arranged(swarm: Swarm) -> None:
