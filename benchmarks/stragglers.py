@@ -30,7 +30,7 @@ import psutil
 
 from benchmarks import clusters, report
 from benchmarks.clusters import CLUSTERS, STAGES
-from benchmarks.swarm import NEVER, POLL_S, Model, Swarm
+from benchmarks.swarm import NEVER, Model, Swarm
 from hetpeer.bootstrap.eventlog import read_event, read_events
 from hetpeer.bootstrap.settings import AveragingSettings, TrainingSettings
 from hetpeer.peer.demo.feed import Seen
@@ -70,6 +70,8 @@ class Naps:
         self._seconds = seconds
         self._seed = seed
         self._trained: Counter[int] = Counter()
+        self._tired: list[int] = []
+        """Clusters that are to nap as soon as a worker of theirs is known."""
         self._napping: set[asyncio.Task[None]] = set()
         self._workers: dict[int, psutil.Process] = {}
         """Cluster → a worker of it, the first that is found."""
@@ -78,9 +80,13 @@ class Naps:
         """Whoever has trained a batch since the last look may be a straggler in the next one."""
         for seen in new:
             if self._seconds and seen.record["kind"] == "commit" and self._due(seen.record.get("cluster", 0)):
-                task = asyncio.create_task(self._nap(swarm, seen.record.get("cluster", 0)))
-                self._napping.add(task)
-                task.add_done_callback(self._napping.discard)
+                self._tired.append(seen.record.get("cluster", 0))
+        found = {cluster: self._worker(swarm, cluster) for cluster in self._tired}
+        self._tired = [cluster for cluster in self._tired if found[cluster] is None]
+        for worker in filter(None, found.values()):
+            task = asyncio.create_task(self._nap(worker))
+            self._napping.add(task)
+            task.add_done_callback(self._napping.discard)
 
     def _due(self, cluster: int) -> bool:
         """Counts one more batch of `cluster`. The same batches whichever way they are trained."""
@@ -88,9 +94,7 @@ class Naps:
         self._trained[cluster] += 1
         return position == random.Random(f"{self._seed} {cluster} {ten}").randrange(ONE_OF)
 
-    async def _nap(self, swarm: Swarm, cluster: int) -> None:
-        while (worker := self._worker(swarm, cluster)) is None:
-            await asyncio.sleep(POLL_S)
+    async def _nap(self, worker: psutil.Process) -> None:
         worker.send_signal(signal.SIGSTOP)
         try:
             await asyncio.sleep(self._seconds)
