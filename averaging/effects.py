@@ -152,13 +152,27 @@ class Piece:
 @dataclass(frozen=True, slots=True)
 class Inspect:
     """Join the shards of `block` in order, add what blocks `tied` to it say of tied parameters (averaging/ties.py), and
-    look at the whole: finite, digest, norm → `Member.inspected`.
+    look at the whole: finite, digest, norm → `Member.inspected`; with `closely` at each of `shards`, too, and of those that are `tied`, in this order.
     """
 
     plan: int
     block: int
     shards: tuple[Handle, ...]
     tied: Mapping[int, Piece] = field(default_factory=dict)
+    closely: bool = False
+
+    @property
+    def pieces(self) -> tuple[Handle, ...]:
+        """All that has come for it."""
+        return (*self.shards, *(shard for piece in self.tied.values() for shard in piece.shards))
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """At one shard that has come: the digest of its bits, and whether all of it are numbers."""
+
+    digest: str
+    finite: bool
 
 
 @dataclass(frozen=True, slots=True)

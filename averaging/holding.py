@@ -1,51 +1,28 @@
-"""One step at one holder: its tasks, its part in the reduce, its vote and the update.
+"""One step at one holder: its tasks, and then its part in the reduce, its vote and the update (voting.py).
 
-Pure. Ties the pipeline of tasks and the reduction of the current plan to the messages of the coordinator. A `HeldStep`
-lives from Begin to the applied update; what a step of another (line, number) has to say is the caller's to refuse.
+Pure. Ties the pipeline of tasks to the messages of the coordinator. A `HeldStep` lives from Begin to the applied update; what a step of
+another (line, number) has to say is the caller's to refuse.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.early import Due, Origin, due_in_step
 from hetpeer.averaging.effects import (
-    COPY,
-    STATE,
-    ApplyUpdate,
     Effect,
-    InstallAverage,
     InStep,
-    KeepCopy,
-    RecordApplied,
-    Shard,
-    ShareUplink,
     ShowMarks,
-    StepEffect,
     StepId,
     Tell,
 )
-from hetpeer.averaging.reduction import LENGTH, Reduction
-from hetpeer.averaging.ties import Ties
+from hetpeer.averaging.voting import Shape, Voting
 from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.bench import Bench
 from hetpeer.stages.execution.pipeline import Pipeline
 from hetpeer.stages.execution.routes import Hop, Route
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What a member must know of the model."""
-
-    sizes: Mapping[int, int]
-    """Block -> elements of its flat vector (parameters, then statistics)."""
-    slot_capacity: int
-    """S of docs/protocol.md: microbatches a slot may hold."""
-    ties: Ties = field(default_factory=Ties)
-    shard_length: int = LENGTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,25 +38,19 @@ class Bundle:
     """We have computed what somebody else had sent, and are to compare the two and give the gradient once more."""
 
 
-class HeldStep:
+class HeldStep(Voting):
     """The step that `begin` names, at holder `me` of the blocks `place`.
 
     `shape`: what the manifest says of the model's vectors and slots; `bench`: the worker's room, which the steps under way share.
     """
 
     def __init__(self, me: str, place: m.Range, begin: m.Begin, shape: Shape, bench: Bench) -> None:
-        self.id = StepId(begin.line, begin.step, begin.entry, begin.batch, begin.group, begin.behind)
-        self.pipeline = Pipeline(me, begin.roster, begin.microbatches, shape.slot_capacity, bench)
-        self.reduction: Reduction | None = None
-        self.commit: m.Commit | None = None
-        self.delayed = begin.delayed
-        self._me = me
-        self._place = place
-        self._shape = shape
+        step = StepId(begin.line, begin.step, begin.entry, begin.batch, begin.group, begin.behind)
+        pipeline = Pipeline(me, begin.roster, begin.microbatches, shape.slot_capacity, bench)
+        super().__init__(me, place, step, shape, pipeline, delayed=begin.delayed)
         self._incarnations = dict(begin.incarnations)
         self._gone: dict[str, int] = {}
         """Who left the step → its incarnation then."""
-        self._applied: dict[int, str] = {}
 
     def due(self, origin: Origin) -> Due:
         """When a tensor of this step is to be taken."""
@@ -89,15 +60,6 @@ class HeldStep:
     def is_at(self, step: StepId) -> bool:
         """Whether `step`, as others name it, is this one."""
         return self.id.on_wire == step
-
-    @property
-    def averages(self) -> bool:
-        """Whether parameters are averaged in it, and nothing is trained."""
-        return self.id.group > 0
-
-    def start(self) -> list[Effect]:
-        """What is averaged beside other steps is kept as it is now."""
-        return self._wrap([KeepCopy(block) for block in self._blocks]) if self.delayed else []
 
     # ── what the coordinator says ────────────────────────────────────────────────────────────────────────────────
 
@@ -204,132 +166,6 @@ class HeldStep:
             self.pipeline.unreachable(peer)
         for peer, blocks in congested.items():
             self.pipeline.congested(peer, blocks)
-
-    # ── reduce and vote ──────────────────────────────────────────────────────────────────────────────────────────
-
-    def plan(self, message: m.Plan) -> list[Effect]:
-        """Take part in a plan; a higher one voids the one before. Nothing for one that we know already."""
-        if self.reduction is not None and message.plan <= self.reduction.number:
-            return []
-        void = [] if self.reduction is None else self.reduction.abandon()
-        # copies of a tied parameter are averaged each: they are alike, and stay so
-        ties = Ties() if self.averages else self._shape.ties
-        self.reduction = Reduction(self._me, message, self._shape.sizes, ties, self._shape.shard_length)
-        outgoing = self.reduction.outgoing()
-        shared = [ShareUplink(outgoing)] if outgoing else []
-        return self._wrap([*void, *shared, *self.reduction.start(*self._sums())])
-
-    def _sums(self) -> tuple[int | None, Mapping[int, frozenset[int]]]:
-        """What we have to send: a slot, and the ids in it per block. In an averaging the clusters are the ids."""
-        if self.averages:
-            return COPY if self.delayed else STATE, dict.fromkeys(
-                self._blocks, frozenset((self.id.line.cluster,))
-            )
-        slots = self.pipeline.slots
-        slot = slots.accepted()
-        return slot, {} if slot is None else slots.contents()[slot]
-
-    def part(self, sender: str, block: int, index: int, handle: p.Handle) -> list[Effect]:
-        """A holder's slot, one shard of it, for us to sum under the current plan."""
-        assert self.reduction is not None
-        return [*self._wrap(self.reduction.part(block, index, sender, handle)), *self._news()]
-
-    def result(self, sender: str, block: int, index: int, handle: p.Handle) -> list[Effect]:
-        """A reducer's sum of one shard under the current plan."""
-        assert self.reduction is not None
-        return [*self._wrap(self.reduction.result(block, index, sender, handle)), *self._news()]
-
-    def _news(self) -> list[Effect]:
-        """A reduce that takes long is not to be given up while it goes on."""
-        assert self.reduction is not None
-        if not self.reduction.has_news():
-            return []
-        return [Tell(m.Reducing(**self._named, plan=self.reduction.number))]
-
-    def summed(self, shard: Shard, handle: p.Handle) -> list[Effect]:
-        """`SumParts` is done."""
-        if not self._is_current(shard.plan):
-            return [p.Release(handle)]
-        assert self.reduction is not None
-        return self._wrap(self.reduction.summed(shard, handle))
-
-    def unusable(self, shard: Shard, part: int, why: str) -> list[Effect]:
-        """`SumParts` cannot be done: whose fault it is."""
-        if not self._is_current(shard.plan):
-            return []
-        assert self.reduction is not None
-        holder, _ = self.reduction.covers[shard.block].slots[part]
-        objection = m.Objection(**self._named, plan=shard.plan, block=shard.block, peer=holder, why=why[:500])
-        return [Tell(objection)]
-
-    def inspected(self, plan: int, vote: m.BlockVote, gradient: p.Handle) -> list[Effect]:
-        """`Inspect` is done; after the last of our blocks we vote."""
-        if not self._is_current(plan):
-            return [p.Release(gradient)]
-        assert self.reduction is not None
-        self.reduction.inspected(vote, gradient)
-        if not self.reduction.complete:
-            return []
-        votes = tuple(self.reduction.votes[b] for b in sorted(self.reduction.votes))
-        return [Tell(m.Vote(**self._named, plan=plan, blocks=votes))]
-
-    @property
-    def _named(self) -> dict[str, Any]:
-        """The step or averaging in a message."""
-        return {"line": self.id.line, "step": self.id.number, "group": self.id.group}
-
-    def _is_current(self, plan: int) -> bool:
-        return self.reduction is not None and self.reduction.number == plan
-
-    # ── apply ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def matches(self, commit: m.Commit) -> bool:
-        """Whether `commit` decides this very step, and the gradients that we hold are those that it names."""
-        return (
-            (self.id.line, self.id.group) == (commit.line, commit.group)
-            and (self.averages or self.id.number == commit.step)
-            and self._is_current(commit.plan)
-            and self.reduction is not None
-            and self.reduction.matches(commit.digests, self._blocks)
-        )
-
-    def apply(self, commit: m.Commit, needed: int) -> list[Effect]:
-        """The step is decided, and `matches` holds. Versions from `needed` on are still computed with."""
-        assert self.reduction is not None
-        self.commit = commit
-        self.pipeline.decided()
-        gradients = self.reduction.gradients
-        if self.averages:
-            return self._wrap(
-                [
-                    InstallAverage(b, commit.plan, commit.step, gradients[b], commit.coefficient)
-                    for b in self._blocks
-                ]
-            )
-        one = (commit.coefficient, needed, commit.workers)
-        return self._wrap([ApplyUpdate(b, commit.plan, gradients[b], *one) for b in self._blocks])
-
-    def applied(self, block: int, digest: str) -> RecordApplied | None:
-        """`ApplyUpdate` or `InstallAverage` is done; after the last block, what there is to be written down."""
-        if self.commit is None or self.reduction is None:
-            return None
-        self._applied[block] = digest
-        if len(self._applied) < len(self._blocks):
-            return None
-        return RecordApplied(
-            step=self.id._replace(number=self.commit.step),
-            plan=self.commit.plan,
-            covers=tuple(self.reduction.covers[b] for b in self._blocks),
-            gradients={b: self.reduction.votes[b].digest for b in self._blocks},
-            states=dict(self._applied),
-        )
-
-    @property
-    def _blocks(self) -> range:
-        return range(*self._place)
-
-    def _wrap(self, effects: Sequence[StepEffect]) -> list[Effect]:
-        return [InStep(self.id, effect) for effect in effects]
 
 
 def _ranges(ids: Mapping[int, tuple[int, ...]]) -> list[m.Contents]:

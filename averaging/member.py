@@ -26,7 +26,8 @@ from hetpeer.averaging.effects import (
     Stop,
     Tell,
 )
-from hetpeer.averaging.holding import HeldStep, Shape
+from hetpeer.averaging.holding import HeldStep
+from hetpeer.averaging.voting import Shape
 from hetpeer.averaging.working import Working
 from hetpeer.stages.execution.window import Depth, shortest
 

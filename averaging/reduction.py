@@ -8,11 +8,12 @@ so repeated parts are no-ops, and sum them in the plan's order: the result is ex
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
 from itertools import pairwise
 
-from hetpeer.averaging.effects import Inspect, Piece, SendPart, SendResult, Shard, SumParts
-from hetpeer.averaging.messages import BlockVote, Cover, Plan
+from hetpeer.averaging.effects import Inspect, Look, Piece, SendPart, SendResult, Shard, SumParts
+from hetpeer.averaging.messages import BlockVote, Cover, Plan, Received
 from hetpeer.averaging.ties import Ties
 from hetpeer.stages.execution.effects import Handle, Release
 
@@ -55,6 +56,23 @@ def in_turns(shards: Iterable[Shard]) -> list[Shard]:
     return [shard for _, _, shard in sorted(turns, key=lambda turn: turn[:2])]
 
 
+def received(block: int, shards: Sequence[Shard], looks: Sequence[Look]) -> list[Received]:
+    """What each reducer has given for `block`, as `looks` at its `shards` and those tied to it show."""
+    given: dict[tuple[int, str], list[Look]] = {}
+    for shard, look in zip(shards, looks, strict=True):
+        given.setdefault((shard.block, shard.reducer), []).append(look)
+    return [
+        Received(
+            block=block,
+            of=of,
+            reducer=reducer,
+            digest=blake2b("".join(look.digest for look in own).encode(), digest_size=16).hexdigest(),
+            finite=all(look.finite for look in own),
+        )
+        for (of, reducer), own in given.items()
+    ]
+
+
 class Reduction:
     """Plan `plan` at holder `me`; `sizes` gives each block's vector length in elements, `ties` who shares parameters."""
 
@@ -72,6 +90,8 @@ class Reduction:
         self._mine = {c.block for c in plan.covers if me in c.receivers}
         self._observed = {c.block for c in plan.covers if me in c.observers}
         self._inspecting: set[int] = set()
+        self._closely = frozenset(plan.closely)
+        self._received: list[Received] = []
         self._news, self._untold = NEWS * length, 0
         self.votes: dict[int, BlockVote] = {}
         self.gradients: dict[int, Handle] = {}
@@ -186,17 +206,50 @@ class Reduction:
 
     def _inspect(self, block: int) -> Inspect:
         tied = {}
-        for partner in self._ties.partners(block):
-            shards = [shard for shard in self._expected(partner) if self._is_tied(shard)]
+        for partner, shards in self._tied_to(block):
             handles = tuple(self._results[partner][shard.index] for shard in shards)
             tied[partner] = Piece(shards[0].begin, handles)
         own = self._results[block]
-        return Inspect(self.number, block, tuple(own[index] for index in sorted(own)), tied)
+        whole = tuple(own[index] for index in sorted(own))
+        return Inspect(self.number, block, whole, tied, block in self._closely)
 
-    def inspected(self, vote: BlockVote, gradient: Handle) -> None:
-        """The whole gradient of a block was looked at; `complete` tells when all of ours were."""
+    def _tied_to(self, block: int) -> list[tuple[int, list[Shard]]]:
+        """What is tied to `block`, and the shards that we get of it."""
+        return [
+            (partner, [shard for shard in self._expected(partner) if self._is_tied(shard)])
+            for partner in self._ties.partners(block)
+        ]
+
+    def inspected(self, vote: BlockVote, gradient: Handle, looks: Sequence[Look] = ()) -> None:
+        """The whole gradient of a block was looked at, and each piece, if that was asked for; `complete` tells when all of ours were."""
         self.votes[vote.block] = vote
         self.gradients[vote.block] = gradient
+        if looks:
+            tied = [shard for _, shards in self._tied_to(vote.block) for shard in shards]
+            self._received += received(vote.block, [*self._shards[vote.block], *tied], looks)
+
+    @property
+    def received(self) -> tuple[Received, ...]:
+        """What has come from each reducer, of the blocks that are looked at closely."""
+        return tuple(self._received)
+
+    def missing(self) -> tuple[set[str], set[str]]:
+        """Whose sums have not come, and, to us as a reducer, whose parts."""
+        sums = {
+            shard.reducer
+            for block in self._mine | self._observed
+            for shard in self._expected(block)
+            if shard.index not in self._results.get(block, {})
+        }
+        parts = {
+            holder
+            for block, cover in self.covers.items()
+            for shard in self._shards[block]
+            if shard.reducer == self._me and (block, shard.index) not in self._summing
+            for holder, _ in cover.slots
+            if holder not in self._parts.get((block, shard.index), {})
+        }
+        return sums - {self._me}, parts - {self._me}
 
     def abandon(self) -> list[Effect]:
         """Another plan takes this one's place: shards that came for it are not needed any more."""

@@ -28,11 +28,17 @@ FREE = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is to be reduced of one block: its elements, who has sums of it, and who gets the result. All receivers may reduce."""
+    """What is to be reduced of one block: its elements, who has sums of it, and who gets the result. All receivers may reduce, or those who are `fit`."""
 
     elements: int
     senders: frozenset[str]
     receivers: tuple[str, ...]
+    fit: tuple[str, ...] = ()
+
+    @property
+    def reducers(self) -> tuple[str, ...]:
+        """Who may reduce."""
+        return self.fit or self.receivers
 
     def given(self, peer: str) -> float:
         """Elements that `peer` sends whatever it reduces."""
@@ -82,7 +88,7 @@ def divide(
         if moved < STILL:
             break
     bounds = (PARTS // 2, 2 * PARTS) if guarded else (0, None)
-    return {block: _whole(load.receivers, shares[block], *bounds) for block, load in loads.items()}
+    return {block: _whole(load.reducers, shares[block], *bounds) for block, load in loads.items()}
 
 
 def _fill(load: Load, busy: Mapping[str, float], rates: Mapping[str, float]) -> dict[str, float]:
@@ -92,7 +98,7 @@ def _fill(load: Load, busy: Mapping[str, float], rates: Mapping[str, float]) -> 
     """
     slope = offset = done = 0.0
     filled: list[str] = []
-    for peer in sorted(load.receivers, key=lambda peer: busy[peer] / rates[peer]):
+    for peer in sorted(load.reducers, key=lambda peer: busy[peer] / rates[peer]):
         if filled and slope * busy[peer] / rates[peer] - offset >= 1.0:
             break
         filled.append(peer)

@@ -6,11 +6,11 @@ released and changes nothing. There is one, or some more where steps overlap (do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.early import Due, EarlyTensors, Origin, Waiting, due_outside
-from hetpeer.averaging.effects import Effect, EndStep, Shard, StepId
+from hetpeer.averaging.effects import Effect, EndStep, Look, Shard, StepId
 from hetpeer.averaging.holding import Bundle, HeldStep
 from hetpeer.stages.execution.bench import Bench
 from hetpeer.stages.execution.effects import Handle, Release, TaskKey
@@ -146,10 +146,12 @@ class Working:
         held = self._in(step)
         return [] if held is None else held.unusable(shard, part, why)
 
-    def inspected(self, step: StepId, plan: int, vote: m.BlockVote, gradient: Handle) -> list[Effect]:
-        """`Inspect` is done."""
+    def inspected(
+        self, step: StepId, plan: int, vote: m.BlockVote, gradient: Handle, looks: Sequence[Look] = ()
+    ) -> list[Effect]:
+        """`Inspect` is done; `looks`: at each piece, if that was asked for."""
         held = self._in(step)
-        return [Release(gradient)] if held is None else held.inspected(plan, vote, gradient)
+        return [Release(gradient)] if held is None else held.inspected(plan, vote, gradient, looks)
 
     # ── links and tensors ────────────────────────────────────────────────────────────────────────────────────────
 

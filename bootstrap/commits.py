@@ -41,14 +41,14 @@ def _commit_record(
         "batch": step.batch,
         **({"behind": step.behind} if step.behind else {}),
         "workers": step.workers,
-        "plan": step.reduce.plan,
+        "plan": step.sums.reduce.plan,
         "loss": step.ledger.train_loss(step.sizes),
         "norm": norm,
         "coefficient": clip_coefficient(norm, reign.config.clip_norm),
         "gradients": {block: vote.digest for block, vote in sorted(decision.items())},
-        **written(work_in(step.covers.values(), step.sizes), reign.history.contributors),
-        "seconds": now - step.awaited_at,
-        "reduce_seconds": now - step.reduce.began_at,
+        **written(work_in(step.sums.covers.values(), step.sizes), reign.history.contributors),
+        "seconds": now - step.sums.awaited_at,
+        "reduce_seconds": now - step.sums.reduce.began_at,
     }
 
 
@@ -72,7 +72,7 @@ def found_out(reign: Reign, step: CoordinatedStep) -> Found:
     with two apart of whom one is false.
     """
     found = Found()
-    for check in step.checks.take():
+    for check in step.sums.checks.take():
         verdict, culprit, against, apart, witness = check.outcome
         about = {"step": step.number, "checked": check.peer, "checkers": check.checkers}
         if verdict is Verdict.CONVICTED:
@@ -91,6 +91,12 @@ def found_out(reign: Reign, step: CoordinatedStep) -> Found:
                 why = "most of those next to it cannot work with it, and two others found them right"
                 found.ban(reign, peer, why, about)
     return found
+
+
+def done_with(reign: Reign, step: CoordinatedStep, out: Mapping[str, str]) -> list[Effect]:
+    """Who of those turned out of the reduce of `step`, with the reason for each, is not to come back: the log says so."""
+    done = [peer for peer in out if reign.quarrels.is_done_with(peer)]
+    return [reign.log(kind="banned", peer=peer, why=out[peer], step=step.number) for peer in done]
 
 
 def _shunned(reign: Reign, pairs: Iterable[frozenset[str]]) -> set[str]:

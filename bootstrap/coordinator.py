@@ -14,7 +14,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.admission import Admission
 from hetpeer.bootstrap.arranging import Arrangement, Arranging
 from hetpeer.bootstrap.border import Border
-from hetpeer.bootstrap.commits import commit, evaluation_record, found_out
+from hetpeer.bootstrap.commits import commit, done_with, evaluation_record, found_out
 from hetpeer.bootstrap.decisions import CollectCheckpoint, Disconnect, Effect, Halt, Send, State
 from hetpeer.bootstrap.entering import Entering
 from hetpeer.bootstrap.membership import Standing, Volunteer
@@ -224,14 +224,14 @@ class Coordinator(Reigning):
         step = self._steps.numbered(getattr(message, "step", None))
         if step is None or volunteer.peer not in step.roster:
             return []
-        if isinstance(message, m.Objection):
-            return self._fence(step.reduce.accused(message, step.roster), now)
         return [*step.receive(volunteer.peer, message, now), *self._follow(step, now)]
 
     def _follow(self, step: CoordinatedStep, now: float) -> list[Effect]:
         """What became of the step, as the run's state."""
         if step.trouble is not None:
             return self._end(step.trouble, completed=False)
+        if out := step.sums.turned_out():
+            return [*done_with(self._reign, step, out), *self._fence(out, now)]
         found, line = found_out(self._reign, step), self.line
         logged = found.logged
         if out := {peer: why for peer, why in found.out.items() if peer in self.members.volunteers}:
@@ -240,18 +240,18 @@ class Coordinator(Reigning):
             return [*logged, *self._go_back(self.history.version, found.anew, now)]
         if out:
             return logged
-        if step.decision is not None:
-            return [*logged, *self._commit(step, step.decision, now)]
+        if step.sums.decision is not None:
+            return [*logged, *self._commit(step, step.sums.decision, now)]
         if step.evaluated_only:
             self._steps.remove(step)
             self._reign.state = State.WAITING
             return [self._reign.log(**evaluation_record(step)), *self._cross(now)]
-        self._reign.state = State.REDUCING if self._steps.first.reduce.under_way else State.TRAINING
+        self._reign.state = State.REDUCING if self._steps.first.sums.under_way else State.TRAINING
         return logged
 
     def _patience(self, now: float) -> list[Effect]:
         step = self._steps.first
-        mute = dict.fromkeys(step.reduce.mute(step.roster, now), "it did not vote on three plans")
+        mute = dict.fromkeys(step.sums.reduce.mute(step.roster, now), "it did not vote on three plans")
         if mute:
             return self._fence(mute, now)
         if self._entering.hopeless(step, now):
@@ -347,6 +347,7 @@ class Coordinator(Reigning):
         m.Evaluated: _in_step,
         m.Failed: _in_step,
         m.Reducing: _in_step,
+        m.Missed: _in_step,
         m.Objection: _in_step,
         m.Vote: _in_step,
         m.Checked: _in_step,

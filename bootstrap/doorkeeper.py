@@ -78,7 +78,7 @@ class Doorkeeper:
         if peer in self._banned:
             return m.Rejected(reason="banned", why="the run's author has banned this peer")
         if peer in self._convicted:
-            return m.Rejected(reason="banned", why=f"banned by spot checks: {self._convicted[peer]}")
+            return m.Rejected(reason="banned", why=f"banned as others have found: {self._convicted[peer]}")
         if self.bans(peer):
             return m.Rejected(reason="uninvited", why="the run is for peers that its author has listed")
         if not is_proof(hello.work, self._run_id, peer, settings.work_bits):

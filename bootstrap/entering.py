@@ -40,7 +40,8 @@ class Entering:
         """Whether `volunteer`, who has the current state, comes into the running step."""
         if step is None or volunteer not in self._outside(step):
             return False
-        return self._is_missing(step, volunteer) or not step.reduce.under_way
+        welcome = volunteer.peer not in step.sums.unwanted and not step.sums.under_way
+        return self._is_missing(step, volunteer) or welcome
 
     def hopeless(self, step: CoordinatedStep, now: float) -> bool:
         """Whether nobody prepares for an orphaned block for too long, while a redundant volunteer could move there."""
@@ -62,6 +63,8 @@ class Entering:
         return not set(step.orphaned).isdisjoint(range(*(volunteer.place or (0, 0))))
 
     def _pays(self, step: CoordinatedStep, volunteer: Volunteer, now: float) -> bool:
-        if step.reduce.under_way or not self._border.available(volunteer.place):
+        if volunteer.peer in step.sums.unwanted or step.sums.under_way:
+            return False
+        if not self._border.available(volunteer.place):
             return False
         return step.remaining_s(now) >= PAYS * self._border.fetch_s

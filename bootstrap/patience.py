@@ -26,6 +26,10 @@ class Pace:
         """Something took longer than our patience."""
         self._factor = min(2 * self._factor, MAX_FACTOR)
 
+    def blamed(self) -> None:
+        """It was somebody's doing, and not too short."""
+        self._factor = max(1.0, self._factor / 2)
+
     def committed(self) -> None:
         """A step was committed."""
         self._factor = max(1.0, DECAY * self._factor)

@@ -1,38 +1,43 @@
 """A reduce at the coordinator: one plan after the other, until everybody has voted alike on the latest.
 
-Pure. What is summed, a step's exact cover or the states of clusters that average, is the caller's business.
+Pure. What is summed, a step's exact cover or the states of clusters that average, is the caller's business. Who spoils a plan, or holds it up, others know: from what they
+say follows who adds up nothing for whom in the next one (complaints.py).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.shares import Load, alike, divide
+from hetpeer.bootstrap.complaints import Complaints, reducers
 from hetpeer.bootstrap.decisions import CoordinatorConfig
 from hetpeer.bootstrap.membership import Range
 from hetpeer.bootstrap.patience import Pace
+from hetpeer.bootstrap.quarrels import Quarrels
+from hetpeer.bootstrap.splits import is_close, same_bits
+from hetpeer.dht.errors import ProtocolError
 
 MAX_PLANS = 3
-"""So many plans in a row may run out of time before those who do not vote are fenced, or end in differing votes."""
+"""So many plans in a row may run out of time before those who do not vote are fenced."""
 
 LARGEST_NORM = 1e300
 """Of a block, squared: no sum of float32 comes near it, and what all blocks have can be added."""
-ALIKE = 1e-6
-"""Norms of the same bits, as different processors add them."""
 
 Sums = tuple[str, tuple[int, ...]]
 """A holder, and the ids whose sum it sends."""
 
 
 class Reduce:
-    """Plans and votes. `uplinks` is what leaves each holder, in bytes/s; 0: not known. `guarded`: spot checks look at what reducers receive."""
+    """Plans and votes. `uplinks` is what leaves each holder, in bytes/s; 0: not known. `known`: who is in quarrel with whom. `guarded`: spot checks look at
+    what reducers receive.
+    """
 
     def __init__(
         self,
         config: CoordinatorConfig,
         uplinks: Mapping[str, float],
+        known: Quarrels,
         pace: Pace,
         now: float,
         *,
@@ -46,13 +51,19 @@ class Reduce:
         """The votes of all holders on each block's sum, once they agree."""
         self.trouble: str | None = None
         """Why there will be no decision."""
+        self.complaints = Complaints(known)
+        self.closely: tuple[int, ...] = ()
+        """Blocks whose votes are to name what has come from each reducer."""
         self._config = config
         self._uplinks = alike(uplinks)
+        self._known = known
         self._pace = pace
         self._guarded = guarded
-        self._votes: dict[str, dict[int, m.BlockVote]] = {}
+        self._reducers: dict[int, list[str]] = {}
+        self._votes: dict[str, m.Vote] = {}
         self._late = 0
-        self._split = 0
+        self._overran = 0
+        """The last plan that has run out of time."""
 
     def make(
         self, sums: Mapping[int, Sequence[Sums]], roster: Mapping[str, Range], now: float
@@ -64,7 +75,11 @@ class Reduce:
         self.began_at = self._moved_at = now
         self._votes.clear()
         sizes = {block: self._config.costs[block].elements for block in sums}
-        covers = divided(sums, roster, sizes, self._config.ties, self._uplinks, guarded=self._guarded)
+        covers = divided(
+            sums, roster, sizes, self._config.ties, self._uplinks, self._known, guarded=self._guarded
+        )
+        self._reducers = {cover.block: [peer for peer, _ in cover.reducers] for cover in covers}
+        self.closely = self.complaints.begin(covers, dict(roster))
         return {
             peer: tuple(
                 cover
@@ -87,45 +102,46 @@ class Reduce:
         self._votes.clear()
 
     def vote(self, peer: str, message: m.Vote, roster: Mapping[str, Range]) -> bool:
-        """A holder's word on the sums of its blocks. True: all have voted, and differ, so that another plan is needed."""
+        """A holder's word on the sums of its blocks. True: all have voted, and another plan is needed. Raises `ProtocolError` for a norm that no sum has."""
         if not self.under_way or message.plan != self.plan:
             return False
-        votes = {b.block: b for b in message.blocks}
-        if votes.keys() != set(range(*roster[peer])):
+        if any(vote.finite and vote.squared_norm > LARGEST_NORM for vote in message.blocks):
+            raise ProtocolError("a vote with a norm that no sum has", peer=peer)
+        if {vote.block for vote in message.blocks} != set(range(*roster[peer])):
             return False
-        self._votes[peer] = votes
+        if not is_close(message, self.closely, self._reducers):
+            return False
+        self._votes[peer] = message
         if self._votes.keys() != roster.keys():
             return False
         agreed, split = self._outcome()
-        broken = [b for b, vote in agreed.items() if not vote.finite or vote.squared_norm > LARGEST_NORM]
-        if split:
-            self._split += 1
-            if self._split < MAX_PLANS:
-                return True
-            self.trouble = (
-                f"holders of block {min(split)} differ in the bits of the sum after {MAX_PLANS} plans"
-            )
-        elif broken:
-            self.trouble = f"the sum of block {broken[0]} is not finite"
-        else:
+        broken = {block for block, vote in agreed.items() if not vote.finite} - split
+        if not split and not broken:
             self.decision = agreed
-        return False
+            return False
+        if not split | broken <= set(self.closely):
+            self.complaints.look_closely(split | broken)
+            return True
+        if split:
+            return self.complaints.torn(self._votes, sorted(split))
+        again = self.complaints.spoilt(self._votes, min(broken))
+        if self.complaints.overflow:
+            self.trouble = f"the sum of block {min(broken)} is not finite, whoever adds it up"
+        return again and self.trouble is None
 
     def _outcome(self) -> tuple[dict[int, m.BlockVote], set[int]]:
         """One vote per block, and the blocks whose votes differ."""
         agreed: dict[int, m.BlockVote] = {}
         split: set[int] = set()
-        for votes in self._votes.values():
-            for block, vote in votes.items():
-                if not _alike(agreed.setdefault(block, vote), vote):
-                    split.add(block)
+        for message in self._votes.values():
+            for vote in message.blocks:
+                if not same_bits(agreed.setdefault(vote.block, vote), vote):
+                    split.add(vote.block)
         return agreed, split
 
-    def accused(self, message: m.Objection, roster: Iterable[str]) -> dict[str, str]:
-        """Who is to come back as another, with the reason: nobody for a plan that is not the latest."""
-        if not self.under_way or message.plan != self.plan or message.peer not in roster:
-            return {}
-        return {message.peer: f"what it sent of block {message.block} cannot be added: {message.why}"}
+    def objected(self, peer: str, message: m.Objection) -> bool:
+        """`peer` cannot add what another has sent. True: another plan is needed."""
+        return self.under_way and self.complaints.objected(peer, message, self.plan)
 
     # ── patience ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -142,10 +158,19 @@ class Reduce:
             and now - self._moved_at >= self._pace.patience(self._config.reduce_s)
         )
 
-    def ran_out(self) -> None:
-        """It is made anew for that reason."""
-        self._pace.ran_out()
-        self._late += 1
+    def ran_out(self) -> bool:
+        """It is to be made anew for that reason, by others, if what was said of the one before helps. False: once those have gone who are turned out."""
+        helps = self.complaints.late()
+        blamed = helps or self.complaints.pending
+        self._pace.blamed() if blamed else self._pace.ran_out()
+        self._late = min(self._late + 1, MAX_PLANS - 2) if blamed else self._late + 1
+        self._overran = self.plan
+        return not self.complaints.pending
+
+    def missed(self, peer: str, message: m.Missed) -> None:
+        """What had not come to `peer` of a plan that was given up."""
+        if message.plan == self._overran:
+            self.complaints.missed(peer, message)
 
     def mute(self, roster: Iterable[str], now: float) -> list[str]:
         """Who of `roster` did not vote in time on the last plan that they are given."""
@@ -160,15 +185,17 @@ def divided(
     sizes: Mapping[int, int],
     ties: Mapping[int, Sequence[int]],
     uplinks: Mapping[str, float],
+    known: Quarrels,
     *,
     guarded: bool = False,
 ) -> list[m.Cover]:
     """Who adds how much of each of `sums` (block → in this order), and who gets it. `sizes` are the blocks' elements, `ties` the blocks that share
-    a parameter with one; `uplinks` and `guarded` as in `Reduce`.
+    a parameter with one; `uplinks`, `known` and `guarded` as in `Reduce`. Where everybody is in quarrel with somebody, all add up.
     """
     holders = {b: sorted(p for p, (i, j) in roster.items() if i <= b < j) for b in sums}
     senders = {b: frozenset(peer for peer, _ in sums[b]) for b in sums}
-    loads = {b: Load(sizes[b], senders[b], tuple(holders[b])) for b in sums}
+    fit = {b: reducers(known, tuple(holders[b]), senders[b]) for b in sums}
+    loads = {b: Load(sizes[b], senders[b], tuple(holders[b]), fit[b]) for b in sums}
     shares = divide(loads, uplinks, guarded=guarded)
     observers = {
         block: sorted({p for other in ties.get(block, ()) for p in holders[other]} - set(holders[block]))
@@ -184,9 +211,3 @@ def divided(
         )
         for block in sorted(sums)
     ]
-
-
-def _alike(one: m.BlockVote, other: m.BlockVote) -> bool:
-    """Whether two votes are on the same bits. One that lies about the norm alone would scale everybody's update."""
-    same = (one.digest, one.finite) == (other.digest, other.finite)
-    return same and math.isclose(one.squared_norm, other.squared_norm, rel_tol=ALIKE)

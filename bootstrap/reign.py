@@ -16,6 +16,7 @@ from hetpeer.bootstrap.allowance import Allowances
 from hetpeer.bootstrap.decisions import CoordinatorConfig, Record, State
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import Membership
+from hetpeer.bootstrap.quarrels import Quarrels
 from hetpeer.bootstrap.standing import Standings
 
 
@@ -30,6 +31,7 @@ class Reign:
     members: Membership
     allowances: Allowances = field(default_factory=Allowances)
     standings: Standings = field(default_factory=Standings)
+    quarrels: Quarrels = field(default_factory=Quarrels)
     state: State = State.WAITING
     end: Finished | None = None
     """How the run ended, once it is FINISHED."""

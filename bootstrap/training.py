@@ -1,7 +1,7 @@
-"""One step at the coordinator: from Begin over the exact cover and the reduce plan to the decision.
+"""One step at the coordinator: from Begin to the exact cover, which is then summed (summing.py).
 
-Pure. It hands out ids, keeps the books (ledger.py), makes plans and counts votes; what the outcome means for the run is
-the coordinator's business: it looks at `decision`, `trouble` and `evaluated_only` after each event.
+Pure. It hands out ids and keeps the books (ledger.py); what the outcome means for the run is the coordinator's business: it
+looks at `sums`, `trouble` and `evaluated_only` after each event.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from hetpeer.bootstrap.decisions import Effect, Send, Work
 from hetpeer.bootstrap.ledger import StepLedger
 from hetpeer.bootstrap.membership import Range
 from hetpeer.bootstrap.patience import Lull, Pace, few
-from hetpeer.bootstrap.reduce import Reduce, Sums
 from hetpeer.bootstrap.reign import Reign
 from hetpeer.bootstrap.routing import Assignments
-from hetpeer.bootstrap.spotchecks import SpotChecks
+from hetpeer.bootstrap.summing import Summing
 from hetpeer.dht.errors import ProtocolError
 from hetpeer.stages.execution.routes import cheapest_path
 
@@ -45,22 +44,12 @@ class CoordinatedStep:
         """So many versions older than `number` are the parameters with which it is computed."""
         self.batch = work.batch
         self.workers = work.workers
-        self.began_at = self.awaited_at = now
-        """It is `awaited` from when all before it are committed, or from its beginning."""
+        self.began_at = now
         self.roster = members.roster()
         self.ledger = StepLedger(train, evaluation, members.blocks)
         self.sizes = dict(enumerate(config.sizes))
         """Training id → how many samples it has."""
-        checked = config.checks is not None and config.checks.share > 0
-        self.reduce = Reduce(config, members.uplinks(), pace, now, guarded=checked)
-        self.covers: Mapping[int, Sequence[Sums]] = {}
-        """Block → whose slots, with which ids, the latest plan adds."""
-        self.trouble: str | None = None
-        """Why the run cannot go on."""
-        self._told: dict[int, m.Cover] = {}
-        """Block → its part of the latest plan."""
-        self._decided_at = self._checked_at = now
-        """When all had voted, and when a spot check last went on."""
+        self._trouble: str | None = None
         self._reign = reign
         self._pace = pace
         self.line = reign.line
@@ -80,15 +69,7 @@ class CoordinatedStep:
             reign.allowances.limits(self.roster, len(train) or len(evaluation)),
             reign.standings.apart,
         )
-        self.checks = SpotChecks(
-            config.checks,
-            reign.standings,
-            self.line,
-            self.number,
-            self.roster,
-            [cost.elements for cost in config.costs],
-            self._ways.trodden,
-        )
+        self.sums = Summing(reign, self.number, self.roster, self.ledger, self._ways.trodden, pace, now)
         self._target = members.target(config.link_ratio)
         self._failures: dict[int, list[tuple[str, str]]] = {}
         """Microbatch → who said that it failed, and who is to blame: itself, or who had sent what it could not use."""
@@ -125,6 +106,11 @@ class CoordinatedStep:
         return not self.ledger.ids and self.ledger.complete()
 
     @property
+    def trouble(self) -> str | None:
+        """Why the run cannot go on."""
+        return self._trouble or self.sums.trouble
+
+    @property
     def taken(self) -> Mapping[str, int]:
         """Holder → how many ids were taken from it, because nothing came of them."""
         return self._ways.taken
@@ -132,7 +118,7 @@ class CoordinatedStep:
     def counted(self) -> dict[str, int]:
         """Holder → how many ids it counts, by the latest plan."""
         counted: dict[str, int] = {}
-        for sums in self.covers.values():
+        for sums in self.sums.covers.values():
             for holder, ids in sums:
                 counted[holder] = max(counted.get(holder, 0), len(ids))
         return counted
@@ -148,16 +134,8 @@ class CoordinatedStep:
                 return self._evaluated(message, now)
             case m.Failed():
                 return self._failed(peer, message, now)
-            case m.Reducing():
-                self.reduce.moves(message, now)
-            case m.Vote():
-                return self._vote(peer, message, now)
-            case m.Checked() | m.Compared() | m.Shown():
-                self._checked_at = now
-                return [*self.checks.receive(peer, message), *self._compare()]
             case _:
-                pass
-        return []
+                return self.sums.receive(peer, message, now)
 
     def _sealed(self, peer: str, message: m.Sealed, now: float) -> list[Effect]:
         """A holder's report of a slot: block by block it counts or not. What it says of blocks that it does not hold never does."""
@@ -170,9 +148,9 @@ class CoordinatedStep:
         settled = m.Settled(line=self.line, step=self.number, slot=message.slot, refused=verdict.refused)
         effects: list[Effect] = [Send(peer, settled)]
         if verdict.progress:
-            effects += self.checks.accepted(peer, theirs, verdict.refused)
+            effects += self.sums.checks.accepted(peer, theirs, verdict.refused)
         for rival, blocks in verdict.evicted.items():
-            self.checks.lost(rival)
+            self.sums.checks.lost(rival)
             evict = m.Evict(line=self.line, step=self.number, blocks=tuple(blocks))
             effects.append(Send(rival, evict))
         if verdict.progress:
@@ -219,7 +197,7 @@ class CoordinatedStep:
         others_can = cheapest_path(others, 0, self._blocks, {}) is not None
         times = sum(reporter == culprit for reporter, culprit in failed)
         if not others_can and times >= MAX_FAILURES:
-            self.trouble = (
+            self._trouble = (
                 f"microbatch {message.id} of step {self.number} failed {times} times: {message.why}"
             )
             return []
@@ -266,27 +244,20 @@ class CoordinatedStep:
     def without(self, peers: Sequence[str], now: float) -> list[Effect]:
         """`peers` have left the roster, and the others know; the caller has checked that every block keeps a holder, or may wait for one."""
         lost = [peer for peer in peers if self.ledger.lose(peer)]
-        for peer in peers:
-            self.checks.lost(peer)
         self._lull.over(now)
-        self.reduce.left()
+        self.sums.left(peers)
         effects = self._hand_out(self._ways.beginning_at(peers) & self.ledger.undone())
-        if self.reduce.under_way and not lost and self.ledger.complete():
-            return effects + self._make_plan(now)
-        self.reduce.void()
+        if self.sums.under_way and not lost and self.ledger.complete():
+            return effects + self.sums.plan(now)
+        self.sums.reduce.void()
         return effects + self.advance(now)
 
     # ── patience ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def tick(self, now: float) -> list[Effect]:
         """Make a plan anew that is not voted on for too long; urge, and hedge the last ids, where it takes unusually long."""
-        if self.reduce.decision is not None:
-            return self._hurry(now)
-        if self.reduce.under_way:
-            if not self.reduce.overdue(now):
-                return []
-            self.reduce.ran_out()
-            return self._make_plan(now)
+        if self.sums.under_way:
+            return self.sums.tick(now)
         if self.orphaned:
             self._lull.over(now)
         undone = self.ledger.undone()
@@ -297,7 +268,7 @@ class CoordinatedStep:
     def is_overdue(self, now: float) -> bool:
         """Whether nothing was counted for too long, though every block has a holder and no sum is under way."""
         patience = self._pace.patience(self._reign.config.stall_s)
-        return not self.reduce.under_way and not self.orphaned and now - self._lull.since >= patience
+        return not self.sums.under_way and not self.orphaned and now - self._lull.since >= patience
 
     def again(self, now: float) -> list[Effect]:
         """Hand out what is not counted once more."""
@@ -322,60 +293,16 @@ class CoordinatedStep:
     def _tell(self, first: str, tasks: tuple[m.Task, ...]) -> Effect:
         return Send(first, m.Reroute(line=self.line, step=self.number, tasks=tasks))
 
-    # ── reduce and vote ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── when all is counted ──────────────────────────────────────────────────────────────────────────────────────
 
     def advance(self, now: float) -> list[Effect]:
         """All counted, and it is its turn: reduce."""
-        if not self.is_next or self.reduce.under_way or not self.ledger.ids or not self.ledger.complete():
+        if not self.is_next or self.sums.under_way or not self.ledger.ids or not self.ledger.complete():
             return []
-        return self._make_plan(now)
+        return self.sums.plan(now)
 
     def comes_next(self, now: float) -> list[Effect]:
         """All before it are committed: from now on it is waited for."""
-        self.awaited_at = now
+        self.sums.awaited_at = now
         self._lull.over(now)
         return self.advance(now)
-
-    def _make_plan(self, now: float) -> list[Effect]:
-        self.covers = self.ledger.covers()
-        self.checks.void()
-        told = self.reduce.make(self.covers, self.roster, now)
-        self._told = {cover.block: cover for covers in told.values() for cover in covers}
-        return [
-            Send(peer, m.Plan(line=self.line, step=self.number, plan=self.reduce.plan, covers=covers))
-            for peer, covers in told.items()
-        ]
-
-    def _vote(self, peer: str, message: m.Vote, now: float) -> list[Effect]:
-        """A holder's word on the reduced gradients of its blocks; the last one decides."""
-        again = self.reduce.vote(peer, message, self.roster)
-        if self.reduce.trouble is not None:
-            self.trouble = f"{self.reduce.trouble} at step {self.number}"
-        if again:
-            return self._make_plan(now)
-        if self.reduce.decision is not None:
-            self._decided_at = self._checked_at = now
-        return self._compare()
-
-    # ── spot checks ──────────────────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def decision(self) -> Mapping[int, m.BlockVote] | None:
-        """What is to be committed: all have voted alike, and nothing is left to be checked."""
-        return self.reduce.decision if self.checks.over else None
-
-    def _compare(self) -> list[Effect]:
-        """The sums are decided: what was computed once more is compared with what they are made of."""
-        if self.reduce.decision is None:
-            return []
-        return self.checks.compare(self.reduce.plan, self.covers, self._told.values())
-
-    def _hurry(self, now: float) -> list[Effect]:
-        """Spot checks are not waited for longer than a plan would be while nothing comes of them, and no longer than the step has taken: a third opinion is all that somebody
-        counts, computed once more.
-        """
-        patience = self._pace.patience(self._reign.config.reduce_s)
-        longest = max(self._decided_at - self.awaited_at, patience)
-        if now - self._checked_at >= patience or now - self._decided_at >= patience + longest:
-            self.checks.expire()
-        return []

@@ -64,6 +64,7 @@ class UnderWay:
     def committed(self, step: CoordinatedStep) -> None:
         """`step` is done, and all went well."""
         self.pace.committed()
+        self._reign.quarrels.committed()
         self._reign.allowances.judge(step.taken, step.counted(), len(step.ledger.ids))
         self._steps.remove(step)
 

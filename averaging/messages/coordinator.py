@@ -210,6 +210,8 @@ class Plan(OfPlan):
 
     kind: Literal["plan"] = "plan"
     covers: tuple[Cover, ...]
+    closely: tuple[Block, ...] = ()
+    """Votes on these are to name what has come from each reducer."""
 
 
 class RolledBack(Schema):

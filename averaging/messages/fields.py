@@ -92,6 +92,18 @@ class BlockVote(Schema):
     finite: bool
 
 
+class Received(Schema):
+    """What `reducer` has given to a holder of `block` as its share of the sum of block `of`, which is that block or one that is tied to it: digest of the digests of its
+    shards, and whether all of it are numbers.
+    """
+
+    block: Block
+    of: Block
+    reducer: Peer
+    digest: Digest
+    finite: bool
+
+
 class Cover(Schema):
     """The exact cover of one block: (holder, ids) of the sums in the order in which they are added, and who does what.
 

@@ -23,6 +23,7 @@ from hetpeer.averaging.messages.fields import (
     Peer,
     Peers,
     Range,
+    Received,
     Schema,
     Speed,
     Text,
@@ -113,6 +114,16 @@ class Vote(OfPlan):
 
     kind: Literal["vote"] = "vote"
     blocks: tuple[BlockVote, ...]
+    received: Annotated[tuple[Received, ...], Field(max_length=1 << 12)] = ()
+    """Of the blocks that the plan names as `closely`."""
+
+
+class Missed(OfPlan):
+    """Plan `plan` was given up, and this is what had not come by then: sums of these reducers, and to us as a reducer parts of these holders."""
+
+    kind: Literal["missed"] = "missed"
+    sums: Peers = ()
+    parts: Peers = ()
 
 
 class Reducing(OfPlan):
@@ -227,6 +238,7 @@ FromVolunteer = (
     | Failed
     | Reducing
     | Objection
+    | Missed
     | Vote
     | Checked
     | Compared

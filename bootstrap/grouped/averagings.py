@@ -107,6 +107,7 @@ class Averagings:
             return None
         record = one.decided(now)
         self._pace.committed()
+        one.quarrels.committed()
         for cluster in one.clusters:
             del self._rounds[cluster]
             self._promised[cluster] = record

@@ -37,7 +37,8 @@ class Round:
         uplinks = {peer: rate for reign in reigns.values() for peer, rate in reign.members.uplinks().items()}
         first = next(iter(reigns.values()))
         self._blocks = first.members.blocks
-        self.reduce = Reduce(first.config, uplinks, pace, now)
+        self.quarrels = first.quarrels
+        self.reduce = Reduce(first.config, uplinks, self.quarrels, pace, now)
 
     @property
     def clusters(self) -> tuple[int, ...]:
@@ -90,6 +91,7 @@ class Round:
                     group=self.number,
                     plan=self.reduce.plan,
                     covers=covers[peer],
+                    closely=self.reduce.closely,
                 ),
             )
             for peer, (line, version) in self._addresses()
@@ -110,9 +112,20 @@ class Round:
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def vote(self, peer: str, message: m.Vote, now: float) -> list[Effect]:
-        """A member's word on the sums of its blocks; the last one decides."""
-        return self._plan(now) if self.reduce.vote(peer, message, self.roster()) else []
+    def receive(self, peer: str, message: m.Message, now: float) -> list[Effect]:
+        """A member's word on the sums of its blocks: the last vote decides."""
+        match message:
+            case m.Vote() if self.reduce.vote(peer, message, self.roster()):
+                return self._plan(now)
+            case m.Objection() if self.reduce.objected(peer, message):
+                return self._plan(now)
+            case m.Reducing():
+                self.reduce.moves(message, now)
+            case m.Missed():
+                self.reduce.missed(peer, message)
+            case _:
+                pass
+        return []
 
     def without(self, clusters: Iterable[int], now: float) -> list[Effect]:
         """`clusters` have fallen apart; the others average without them, if there are any."""
@@ -126,10 +139,7 @@ class Round:
 
     def tick(self, now: float) -> list[Effect]:
         """A plan of which nothing comes for too long is made anew."""
-        if not self.reduce.overdue(now):
-            return []
-        self.reduce.ran_out()
-        return self._plan(now)
+        return self._plan(now) if self.reduce.overdue(now) and self.reduce.ran_out() else []
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────
 

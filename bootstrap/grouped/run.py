@@ -89,22 +89,24 @@ class Grouped:
 
     def _to(self, cluster: Cluster, peer: str, message: m.Message, now: float) -> list[Effect]:
         """`cluster`'s volunteer says something to it, or of an averaging."""
-        if not isinstance(message, m.Vote | m.Reducing | m.Objection) or not message.group:
+        if not isinstance(message, m.OfPlan) or not message.group:
             return self._course.by(cluster, cluster.receive(peer, message, now))
         one = self._averagings.of(cluster.number)
         if one is None or (message.line, message.group) != (cluster.line, one.number):
             return []
         cluster.resumed(peer, now)
-        match message:
-            case m.Vote():
-                return one.vote(peer, message, now)
-            case m.Reducing():
-                one.reduce.moves(message, now)
-            case m.Objection():
-                for accused, why in one.reduce.accused(message, one.roster()).items():
-                    other = self.clusters.of(accused)
-                    return [] if other is None else self._course.by(other, other.silence([accused], why, now))
-        return []
+        return [*one.receive(peer, message, now), *self._turn_out(one.reduce.complaints.turned_out(), now)]
+
+    def _turn_out(self, peers: Mapping[str, str], now: float) -> list[Effect]:
+        """These, with the reason for each, have to come back as others."""
+        effects: list[Effect] = []
+        for peer, why in peers.items():
+            if self.clusters.quarrels.is_done_with(peer):
+                effects.append(self.clusters.log(kind="banned", peer=peer, why=why))
+            cluster = self.clusters.of(peer)
+            if cluster is not None:
+                effects += self._course.by(cluster, cluster.silence([peer], why, now))
+        return effects
 
     def broken(self, peer: str, now: float) -> list[Effect]:
         """The stream of `peer` broke; it may come back within the grace."""
@@ -150,10 +152,8 @@ class Grouped:
         """Who does not vote on what it averages has to come back."""
         effects: list[Effect] = []
         for one in self._averagings.under_way():
-            for peer in one.reduce.mute(one.roster(), now):
-                cluster = self.clusters.of(peer)
-                if cluster is not None:
-                    effects += self._course.by(cluster, cluster.silence([peer], MUTE, now))
+            out = one.reduce.complaints.turned_out() | dict.fromkeys(one.reduce.mute(one.roster(), now), MUTE)
+            effects += self._turn_out(out, now)
         return effects
 
     # ── what others show of it ───────────────────────────────────────────────────────────────────────────────────

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from hetpeer.averaging.reduction import shards_of
 from hetpeer.averaging.ties import Ties
 from hetpeer.bootstrap.manifest import Manifest
+from hetpeer.bootstrap.quarrels import Quarrels
 from hetpeer.bootstrap.reduce import divided
 from hetpeer.peer.transport.schema import FLOAT_BYTES
 from hetpeer.stages.execution.routes import Roster, Route
@@ -24,7 +25,7 @@ def sums_bytes(
     partners = {block: ties.partners(block) for block in sizes}
     sent: defaultdict[tuple[str, str], int] = defaultdict(int)
     guarded = manifest.trust.spot_checks > 0
-    for cover in divided(sums, roster, sizes, partners, uplinks, guarded=guarded):
+    for cover in divided(sums, roster, sizes, partners, uplinks, Quarrels(), guarded=guarded):
         for shard in shards_of(0, cover, sizes[cover.block]):
             count = shard.end - shard.begin
             nbytes = FLOAT_BYTES * count if codec.values is None else value_bytes(codec.values, count)

@@ -11,6 +11,7 @@ from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.given import Given, Seen
 from hetpeer.averaging.received import Received
+from hetpeer.peer.simulate.lying import Lying
 from hetpeer.peer.simulate.numerics import Numerics
 from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.fingerprint import KEY_BYTES, pack
@@ -36,6 +37,7 @@ class Checking:
         self._name = name
         self._numerics = numerics
         self._lies = lies
+        self.lying = Lying(name, numerics, lies)
         self._checks = checks
         self._keys = itertools.count()
         self._received = Received(self._draw)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from hetpeer.averaging.holding import Shape
 from hetpeer.averaging.reduction import LENGTH
 from hetpeer.averaging.ties import Tie, Ties
+from hetpeer.averaging.voting import Shape
 from hetpeer.bootstrap.decisions import CoordinatorConfig
 from hetpeer.bootstrap.membership import BlockCost
 from hetpeer.bootstrap.spotcheck import CheckRules
@@ -60,7 +60,8 @@ class SwarmConfig:
     """Volunteer → what is false of it, several joined by "+". Sums: that it "sends", that it computes for a "check", or that it has "received". Bundles: "outputs", "gradients",
     what it "lends" for a check, what it "answers" to a checker, what it "accuses" others by as a checker. Words: it "slanders" who has given it something, or
     "excuses" itself with digests of something else. Or it "refuses" to check, "hides" what it has received, is "mute" about bundles, "evades"
-    the question what it has computed from.
+    the question what it has computed from. In a reduce: it "tears" what it adds up, others get something else than itself, "spoils" it, so that it is no number, or "withholds"
+    it; "objects" to others' parts; "votes" falsely, or "denies" what it was given, too.
     """
     arranged_s: float = 0.0
     """Another division of the blocks is proposed so often; 0: never."""

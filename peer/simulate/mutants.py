@@ -77,8 +77,8 @@ def tied_apart() -> AbstractContextManager[None]:
     """Holders of one block of a tied parameter update it by that block's uses alone."""
     divided = reduce.divided
 
-    def without_ties(sums: Any, roster: Any, sizes: Any, _ties: Any, uplinks: Any, **how: Any) -> Any:
-        return divided(sums, roster, sizes, {}, uplinks, **how)
+    def without_ties(sums: Any, roster: Any, sizes: Any, _ties: Any, *known: Any, **how: Any) -> Any:
+        return divided(sums, roster, sizes, {}, *known, **how)
 
     def partners(_self: Ties, _block: int) -> list[int]:
         return []

@@ -191,7 +191,9 @@ class Symbols:
     def forge(self, bundle: Any, by: str) -> Any:
         return (*bundle, by)
 
-    def lie(self, gradient: Sum, by: str) -> Sum:
+    def lie(self, gradient: Any, by: str) -> Any:
+        if isinstance(gradient, Average):
+            return Average((*gradient.states, Chain(by, by)))
         return Sum(gradient.ids + Counter({(-1, -1, by): 1}), _hash((gradient.bits, by)))
 
     def inspect(self, block: int, gradient: Any) -> tuple[str, float]:  # noqa: ARG002

@@ -67,20 +67,20 @@ class Sending:
                     GRADIENTS,
                     nbytes=freight.bundle(self._name, to, border, back=True),
                 )
-            case e.ShareUplink():  # a line here carries one thing after the other
-                pass
             case e.SendPart():
                 self._send_part(step, effect)
-            case e.SendResult(shard, to, handle):
+            case e.SendResult(shard, to, handle) if (lying := self._worker.checking.lying).gives(to):
                 self._carry(
                     to,
-                    self._boxes.value(handle),
+                    lying.given(to, self._boxes.value(handle)),
                     self._origin(step, shard.plan),
                     lambda core, at, h: core.result(at, shard.block, shard.index, h),
                     SHARDS,
                     shard.end - shard.begin,
                     nbytes=freight.reduced(shard),
                 )
+            case e.ShareUplink() | e.SendResult():  # a line here carries one thing after the other
+                pass
             case _:
                 raise AssertionError(effect)
 

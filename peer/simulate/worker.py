@@ -6,6 +6,7 @@ those of the moment it was submitted. It refuses to work on a state of another v
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,6 +16,7 @@ from hetpeer.averaging.member import Effect, Member
 from hetpeer.peer.simulate.boxes import Boxes
 from hetpeer.peer.simulate.checking import Checking
 from hetpeer.peer.simulate.checks import ViolationError
+from hetpeer.peer.simulate.lying import SPOILT
 from hetpeer.peer.simulate.numerics import Numerics
 from hetpeer.peer.simulate.wires import Ground
 from hetpeer.peer.simulate.world import World
@@ -27,8 +29,6 @@ Answer = Callable[[Finish], None]
 
 FORWARD_S, BACKWARD_S, REDUCE_S, APPLY_S, LOAD_S = 0.05, 0.1, 0.01, 0.02, 0.05
 """Virtual seconds: per block, per block, per call, per block, per block; at speed 1."""
-SPOILT = "spoilt"
-"""In the place of a part: numbers that are none, or too few."""
 
 
 class Worker:
@@ -202,12 +202,14 @@ class Worker:
         parts = [self._boxes.value(handle) for handle in work.parts]
 
         def finish(core: Member) -> Iterable[Effect]:
-            spoilt = next((place for place, part in enumerate(parts) if part is SPOILT), None)
+            lying = self.checking.lying
+            spoilt = next((place for place, part in enumerate(parts) if part is SPOILT), lying.objects(work))
             if spoilt is not None:
                 return core.unusable(step, work.shard, spoilt, "it is spoilt")
             if not step.group:
                 self.checking.summed(step, work, parts)
-            return core.summed(step, work.shard, self._boxes.new(step, self._numerics.add(parts)))
+            total = lying.added(self._numerics.add(parts))
+            return core.summed(step, work.shard, self._boxes.new(step, total))
 
         self.submit(self._besides(REDUCE_S), finish)
 
@@ -239,15 +241,25 @@ class Worker:
             block: (piece.begin, [self._boxes.value(handle) for handle in piece.shards])
             for block, piece in work.tied.items()
         }
+        each = [self._boxes.value(handle) for handle in work.pieces] if work.closely else []
+
+        def look(value: Any) -> e.Look:
+            if value is SPOILT:
+                return e.Look("spoilt", finite=False)
+            return e.Look(numerics.inspect(work.block, value)[0], finite=True)
 
         def finish(core: Member) -> Iterable[Effect]:
-            gradient = numerics.join(shards)
-            if pieces:
+            spoilt = any(
+                value is SPOILT for value in (*shards, *(p for _, own in pieces.values() for p in own))
+            )
+            gradient = SPOILT if spoilt else numerics.join(shards)
+            if pieces and not spoilt:
                 tied = {block: (begin, numerics.join(parts)) for block, (begin, parts) in pieces.items()}
                 gradient = numerics.tie(work.block, gradient, tied)
-            digest, norm = numerics.inspect(work.block, gradient)
-            vote = m.BlockVote(block=work.block, digest=digest, squared_norm=norm, finite=True)
-            return core.inspected(step, work.plan, vote, self._boxes.new(step, gradient))
+            digest, norm = ("spoilt", math.inf) if spoilt else numerics.inspect(work.block, gradient)
+            vote = m.BlockVote(block=work.block, digest=digest, squared_norm=norm, finite=not spoilt)
+            vote, looks = self.checking.lying.voted(vote, list(map(look, each)))
+            return core.inspected(step, work.plan, vote, self._boxes.new(step, gradient), looks)
 
         self.submit(self._besides(REDUCE_S), finish)
 

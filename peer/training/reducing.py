@@ -115,7 +115,7 @@ class Reducing:
 
     def sum(self, member: Member, step: e.StepId, work: e.SumParts) -> Answer | None:
         """`SumParts` → `Member.summed`, or `Member.unusable`: parts of another length, or numbers that are not finite. No honest holder sends
-        such: its worker refuses each gradient that is not. A sum of finite parts that is not is everybody's business: it is voted on, and the run halts.
+        such: its worker refuses each gradient that is not. A sum of finite parts that is not is everybody's business: it is voted on.
         """
         shard = work.shard
         elements = shard.end - shard.begin
@@ -224,6 +224,7 @@ class Reducing:
         shards = [shard for shard in work.shards if isinstance(shard, Tensor)]
         if sum(shard.extent.nbytes for shard in shards) != elements * FLOAT_BYTES:
             return None
+        pieces = [piece for piece in work.pieces if isinstance(piece, Tensor)] if work.closely else []
         tied = self._add_tied(step, work, shards)
         whole = len(shards) == 1 and not tied
         gradient = shards[0] if whole else self._join(step, shards, elements * FLOAT_BYTES)
@@ -236,15 +237,21 @@ class Reducing:
                 self._store.view(gradient)[place] = self._store.view(total)
                 self._store.release(total)
             normed = self._schema.ties.counted(work.block, spec.parameter_count)
-            command = v.Inspect(extent=gradient.extent, elements=elements, normed=normed)
-            seen = await self._posts.post(command, [gradient])
+            command = v.Inspect(
+                extent=gradient.extent,
+                elements=elements,
+                normed=normed,
+                pieces=tuple(piece.extent for piece in pieces),
+            )
+            seen = await self._posts.post(command, [gradient, *pieces])
             if not step.group:
                 self._book.computed("inspect", seen.seconds)
             norm = seen.squared_norm if seen.finite else math.inf  # not NaN, which is no norm
             vote = m.BlockVote(block=work.block, digest=seen.digest, squared_norm=norm, finite=seen.finite)
-            self._answer(member.inspected(step, work.plan, vote, gradient))
+            looks = [e.Look(digest, finite) for digest, finite in seen.pieces]
+            self._answer(member.inspected(step, work.plan, vote, gradient, looks))
 
-        pinned = self._store.pin([gradient])
+        pinned = self._store.pin([gradient, *pieces])
         return _finally(answer(), lambda: self._store.unpin(pinned))
 
     def _add_tied(

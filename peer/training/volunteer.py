@@ -18,10 +18,10 @@ from typing import Any
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.heads import ActivationHead, Introduction
-from hetpeer.averaging.holding import Shape
 from hetpeer.averaging.member import Effect, InStep, Member, Origin, Phase
 from hetpeer.averaging.places import choose_place
 from hetpeer.averaging.ties import Ties
+from hetpeer.averaging.voting import Shape
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.bootstrap.serving import Served
 from hetpeer.dht import failpoints

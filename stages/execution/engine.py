@@ -272,10 +272,16 @@ class Engine(Executor):
         started = time.perf_counter()
         vector = self._staging.floats(command.extent, command.elements)
         norm = math.fsum(squared_norm(vector[begin:end]) for begin, end in command.normed)
-        digest = blake3(vector.numpy().data.cast("B")).hexdigest()
-        finite = is_finite(vector)
+        digest, finite = _look(vector)
+        pieces = [
+            self._staging.floats(piece, piece.nbytes // torch.float32.itemsize) for piece in command.pieces
+        ]
         return r.Inspected(
-            digest=digest, squared_norm=norm, finite=finite, seconds=time.perf_counter() - started
+            digest=digest,
+            squared_norm=norm,
+            finite=finite,
+            pieces=tuple(map(_look, pieces)),
+            seconds=time.perf_counter() - started,
         )
 
     # ── the worker itself ────────────────────────────────────────────────────────────────────────────────────────
@@ -299,6 +305,11 @@ class Engine(Executor):
             blocks=tuple(sorted(self._blocks)),
             tasks=len(self._tasks),
         )
+
+
+def _look(vector: torch.Tensor) -> tuple[str, bool]:
+    """Digest of its bytes, and whether all of it are numbers."""
+    return blake3(vector.numpy().data.cast("B")).hexdigest(), is_finite(vector)
 
 
 def _mark(vector: torch.Tensor, how: v.Marking) -> bytes:

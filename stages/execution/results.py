@@ -120,13 +120,16 @@ class BundleMarked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspected:
-    """Blake3 (hex) of the bytes, sum of squares in float64 (numerics.py), and whether every value is finite. `seconds` of wall time."""
+    """Blake3 (hex) of the bytes, sum of squares in float64 (numerics.py), and whether every value is finite; digest and finiteness of each
+    piece. `seconds` of wall time.
+    """
 
     kind: Literal["inspected"] = "inspected"
     digest: Name
     squared_norm: float
     finite: bool
     seconds: Number
+    pieces: tuple[tuple[Name, bool], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,13 +125,14 @@ class MarkSlot(Command[Marked]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspect(Command[Inspected]):
-    """Look at `elements` float32 values; those in the ranges [begin, end) of `normed` count for the norm."""
+    """Look at `elements` float32 values; those in the ranges [begin, end) of `normed` count for the norm. Then at each of `pieces`."""
 
     answer: ClassVar[type[Any]] = Inspected
     kind: Literal["inspect"] = "inspect"
     extent: Extent
     elements: Count
     normed: tuple[tuple[Count, Count], ...]
+    pieces: tuple[Extent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.effects import Inspect, SendPart, SendResult, Shard, SumParts
+from hetpeer.averaging.effects import Inspect, Look, SendPart, SendResult, Shard, SumParts
 from hetpeer.averaging.reduction import NEWS, PIECES, Reduction, in_turns, shards_of
-from hetpeer.averaging.ties import Ties
+from hetpeer.averaging.ties import Tie, Ties
 from hetpeer.stages.execution.effects import Release
 
 SIZES = {0: 10, 1: 7}
@@ -121,6 +121,48 @@ def test_the_vote_is_complete_when_every_block_of_ours_was_inspected():
     assert core.matches({0: "d", 1: "?"}, [0])
     assert not core.matches({0: "e"}, [0])
     assert not core.matches({0: "d"}, [0, 1])
+
+
+def test_of_a_block_that_is_looked_at_closely_it_is_known_what_came_from_whom():
+    plan = m.Plan(line=m.Line(term=1, view=0), step=0, plan=3, covers=(cover(),), closely=(0,))
+    core = Reduction("a", plan, SIZES, Ties(), length=3)
+    for shard, handle in zip(shards_of(3, cover(), 10, 3), "wxyz", strict=True):
+        inspect = core.result(0, shard.index, shard.reducer, handle)
+    assert inspect == [Inspect(3, 0, tuple("wxyz"), closely=True)]
+    vote = m.BlockVote(block=0, digest="d", squared_norm=1.0, finite=True)
+    looks = [Look(digest, finite=digest != "4") for digest in "1234"]
+    core.inspected(vote, "gradient", looks)
+    assert [(one.of, one.reducer, one.finite) for one in core.received] == [(0, "a", True), (0, "b", False)]
+    other = Reduction("a", plan, SIZES, Ties(), length=3)
+    other.inspected(vote, "gradient", [*looks[:3], Look("5", finite=True)])
+    assert other.received[0] == core.received[0]
+    assert other.received[1].digest != core.received[1].digest
+
+
+def test_what_is_tied_to_a_block_is_looked_at_with_it():
+    ties = Ties((Tie(uses=((0, 0, 4), (1, 0, 4))),))
+    covers = (cover(), cover(1, receivers=("b",)).model_copy(update={"observers": ("a",)}))
+    plan = m.Plan(line=m.Line(term=1, view=0), step=0, plan=3, covers=covers, closely=(0,))
+    core = Reduction("a", plan, SIZES, ties)
+    for block, index, sender in ((0, 0, "a"), (0, 1, "b"), (1, 0, "a"), (1, 1, "b")):
+        inspect = core.result(block, index, sender, f"{block} {index}")
+    (work,) = inspect
+    vote = m.BlockVote(block=0, digest="d", squared_norm=1.0, finite=True)
+    core.inspected(vote, "gradient", [Look(str(number), finite=True) for number, _ in enumerate(work.pieces)])
+    assert {(one.block, one.of, one.reducer) for one in core.received} >= {
+        (0, 0, "a"),
+        (0, 0, "b"),
+        (0, 1, "a"),
+    }
+
+
+def test_what_is_missing_is_named_by_whose_it_is():
+    core = reduction()
+    assert core.missing() == ({"b"}, {"b"})
+    core.result(0, 1, "b", "sum of b")
+    assert core.missing() == (set(), {"b"})
+    core.part(0, 0, "b", "from b")
+    assert core.missing() == (set(), set())
 
 
 def test_a_plan_that_is_void_lets_its_shards_go():

@@ -101,12 +101,20 @@ class Court:
         )
 
     def vote(self, peer, plan=None, digest="gradient", finite=True, norm=1.0):
-        plan = self.sent[peer, "plan"].plan if plan is None else plan
+        """What it has got from each reducer is `digest`, too, where it is to say so."""
+        told = self.sent[peer, "plan"]
         begin, end = self.core.members.volunteers[peer].place
-        blocks = tuple(
-            m.BlockVote(block=b, digest=digest, squared_norm=norm, finite=finite) for b in range(begin, end)
+        seen = {"digest": digest, "finite": finite}
+        blocks = tuple(m.BlockVote(block=b, squared_norm=norm, **seen) for b in range(begin, end))
+        received = tuple(
+            m.Received(block=cover.block, of=cover.block, reducer=reducer, **seen)
+            for cover in told.covers
+            if cover.block in told.closely
+            for reducer, _ in cover.reducers
         )
-        return self.tell(peer, m.Vote(line=self.line, step=self.core.step, plan=plan, blocks=blocks))
+        plan = told.plan if plan is None else plan
+        message = m.Vote(line=self.line, step=self.core.step, plan=plan, blocks=blocks, received=received)
+        return self.tell(peer, message)
 
     def applied(self, peer, digest="next"):
         version = self.core.history.version

@@ -5,7 +5,8 @@ import pytest
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.decisions import Disconnect, State
 from hetpeer.bootstrap.membership import Standing
-from tests.bootstrap.court import COURTS, Court, finished, kinds, reducing, training
+from hetpeer.bootstrap.training import MAX_FAILURES
+from tests.bootstrap.court import COURTS, Court, failed, finished, kinds, training
 
 
 @pytest.mark.parametrize(
@@ -111,8 +112,8 @@ def test_who_comes_after_the_end_is_told_how_it_ended():
     court = finished()
     told, _ = court.hello("z")
     assert (told.message.kind, told.message.completed) == ("finished", True)
-    halted = reducing()
-    halted.vote("a", finite=False)
-    halted.vote("b", finite=False)
+    halted = Court().begin("a")
+    for _ in range(MAX_FAILURES):
+        failed(halted, "a")
     told, _ = halted.hello("z")
-    assert (told.message.completed, "not finite" in told.message.why) == (False, True)
+    assert (told.message.completed, "non-finite" in told.message.why) == (False, True)

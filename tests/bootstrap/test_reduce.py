@@ -1,8 +1,9 @@
 """Plans and votes of a reduce."""
 
-from hetpeer.averaging.messages import BlockVote, Line, Reducing, Vote
+from hetpeer.averaging.messages import BlockVote, Line, Missed, Received, Reducing, Vote
 from hetpeer.bootstrap.decisions import CoordinatorConfig
 from hetpeer.bootstrap.patience import Pace
+from hetpeer.bootstrap.quarrels import Quarrels
 from hetpeer.bootstrap.reduce import MAX_PLANS, Reduce
 from tests.bootstrap.court import CONFIG as SETTINGS
 
@@ -21,20 +22,20 @@ def vote(plan=1, digests=("x", "y"), *, finite=True):
 
 
 def reduce():
-    one = Reduce(CONFIG, {}, Pace(), 0.0)
+    one = Reduce(CONFIG, {}, Quarrels(), Pace(), 0.0)
     told = one.make(SUMS, ROSTER, 0.0)
     assert told.keys() == ROSTER.keys()
     return one
 
 
 def test_a_plan_names_sums_in_the_callers_order():
-    told = Reduce(CONFIG, {}, Pace(), 0.0).make(SUMS, ROSTER, 0.0)
+    told = Reduce(CONFIG, {}, Quarrels(), Pace(), 0.0).make(SUMS, ROSTER, 0.0)
     assert [cover.slots for cover in told["b"]] == [(("a", (0, 1)),), (("a", (0,)), ("b", (1,)))]
     assert {cover.receivers for cover in told["b"]} == {("a", "b")}
 
 
 def test_who_only_sends_is_told_of_that_block_alone():
-    told = Reduce(CONFIG, {}, Pace(), 0.0).make(
+    told = Reduce(CONFIG, {}, Quarrels(), Pace(), 0.0).make(
         {0: [("c", (0,))], 1: [("b", (0,))]}, {"a": (0, 1), "b": (1, 2), "c": (1, 2)}, 0.0
     )
     assert [c.block for c in told["a"]] == [0]
@@ -61,23 +62,42 @@ def test_votes_of_other_blocks_than_ones_own_do_not_count():
     assert one.decision is None
 
 
-def test_differing_votes_ask_for_another_plan_and_are_trouble_in_the_end():
+def test_differing_votes_ask_for_another_plan_whose_votes_say_what_has_come_from_whom():
     one = reduce()
-    for plan in range(1, MAX_PLANS + 1):
-        one.vote("a", vote(plan=plan), ROSTER)
-        again = one.vote("b", vote(plan=plan, digests=("x", "z")), ROSTER)
-        assert again == (plan < MAX_PLANS)
-        if again:
-            one.make(SUMS, ROSTER, float(plan))
-    assert "block 1 differ in the bits" in one.trouble
-    assert one.decision is None
+    one.vote("a", vote(), ROSTER)
+    assert one.vote("b", vote(digests=("x", "z")), ROSTER)
+    one.make(SUMS, ROSTER, 1.0)
+    assert one.closely == (1,)
+    one.vote("a", vote(plan=2), ROSTER)
+    one.vote("b", vote(plan=2), ROSTER)
+    assert one.decision is None, "they do not say it"
+    received = [Received(block=1, of=1, reducer=peer, digest="y", finite=True) for peer in "ab"]
+    for peer in "ab":
+        assert not one.vote(peer, vote(plan=2).model_copy(update={"received": received}), ROSTER)
+    assert one.decision is not None
 
 
-def test_a_sum_that_is_not_finite_is_trouble():
+def test_who_is_in_quarrel_adds_up_nothing_and_only_if_others_can():
+    known = Quarrels()
+    known.add([frozenset("ab")])
+    told = Reduce(CONFIG, {}, known, Pace(), 0.0).make(SUMS, ROSTER | {"c": (0, 2)}, 0.0)
+    assert [[peer for peer, _ in cover.reducers] for cover in told["c"]] == [["c"], ["c"]]
+    told = Reduce(CONFIG, {}, known, Pace(), 0.0).make(SUMS, ROSTER, 0.0)
+    assert {peer for cover in told["a"] for peer, _ in cover.reducers} <= {"a", "b"}
+
+
+def test_what_was_missed_counts_for_the_plan_that_ran_out_of_time_alone():
     one = reduce()
-    one.vote("a", vote(finite=False), ROSTER)
-    one.vote("b", vote(finite=False), ROSTER)
-    assert one.trouble == "the sum of block 0 is not finite"
+    roster = ROSTER | {"c": (0, 2)}
+    one.make(SUMS, roster, 1.0)
+    missed = Missed(line=LINE, step=0, plan=1, sums=("a",))
+    one.missed("c", missed)
+    assert one.ran_out()
+    one.make(SUMS, roster, 2.0)
+    one.missed("c", missed.model_copy(update={"plan": 2}))
+    one.ran_out()
+    told = one.make(SUMS, roster, 3.0)
+    assert [[peer for peer, _ in cover.reducers] for cover in told["c"]] == [["b"], ["b"]]
 
 
 def test_who_leaves_takes_the_votes_with_it_and_excuses_who_was_late():

@@ -5,9 +5,12 @@ import math
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.decisions import Halt, State
+from hetpeer.bootstrap.complaints import REFUSED
+from hetpeer.bootstrap.decisions import Halt, Send, State
+from hetpeer.bootstrap.quarrels import OVERFLOW
 from hetpeer.bootstrap.spotcheck import CheckRules
 from hetpeer.bootstrap.training import MAX_FAILURES
+from hetpeer.dht.errors import ProtocolError
 from hetpeer.stages.execution.fingerprint import distance
 from tests.bootstrap.court import BLOCKS, Court, failed, kinds, objection, reducing, training
 
@@ -89,16 +92,30 @@ def test_messages_of_another_line_or_step_change_nothing():
         assert court.tell("a", message) == []
 
 
-def test_a_vote_for_something_not_finite_halts_the_run_by_name():
-    court = reducing()
-    court.vote("a", finite=False)
-    effects = court.vote("b", finite=False)
+def test_sums_that_are_no_numbers_whoever_adds_them_up_halt_the_run_by_name():
+    peers = "abcdef"[: OVERFLOW + 1]
+    court = Court().begin(*peers)
+    court.count("a")
+    while court.core.state is not State.FINISHED:
+        for peer in peers:
+            effects = court.vote(peer, finite=False)
     assert kinds(effects) == ["halt"]
-    assert "the sum of block 0 is not finite at step 0" in effects[-1].why
+    assert "the sum of block 0 is not finite, whoever adds it up at step 0" in effects[-1].why
     assert not effects[-1].completed
 
 
-@pytest.mark.parametrize("lie", [0.0, 1e200, math.inf])
+def test_two_that_add_up_to_no_number_halt_nothing():
+    court = reducing()
+    fenced = set()
+    while not fenced:
+        court.vote("a", finite=False)
+        effects = court.vote("b", finite=False)
+        fenced = {x.to for x in effects if isinstance(x, Send) and x.message.kind == "fenced"}
+    assert len(fenced) == 1, "who has added up last"
+    assert court.core.state is not State.FINISHED
+
+
+@pytest.mark.parametrize("lie", [0.0, 1e200])
 def test_a_norm_that_nobody_else_has_found_scales_no_update(lie):
     court = reducing()
     court.vote("a", norm=lie)
@@ -107,22 +124,40 @@ def test_a_norm_that_nobody_else_has_found_scales_no_update(lie):
     assert court.told("b", effects) == ["plan"]
 
 
-def test_norms_that_cannot_be_added_halt_the_run_and_not_the_coordinator():
+@pytest.mark.parametrize("norm", [1e308, math.inf])
+def test_a_norm_that_no_sum_has_is_an_offence(norm):
     court = reducing()
-    court.vote("a", norm=1e308)
-    effects = court.vote("b", norm=1e308)
-    assert kinds(effects) == ["halt"]
-    assert "not finite" in effects[-1].why
+    with pytest.raises(ProtocolError) as caught:
+        court.vote("a", norm=norm)
+    assert caught.value.peer == "a"
+    court.vote("b")
+    assert kinds(court.vote("a"))[0] == "commit"
 
 
-def test_votes_that_differ_are_taken_again_and_then_halt():
+def test_votes_that_differ_are_taken_again_and_looked_at_closely():
+    court = reducing()
+    court.vote("a")
+    assert court.told("a", court.vote("b", digest="other")) == ["plan"]
+    assert court.sent["a", "plan"].closely == (0, 1)
+    court.vote("a")
+    effects = court.vote("b", digest="other")
+    assert "fenced" in [kind for peer in "ab" for kind in court.told(peer, effects)], "nobody else adds up"
+    assert court.core.state is not State.FINISHED
+
+
+def test_who_was_turned_out_does_not_come_into_the_same_step_again():
     court = reducing()
     for _ in range(2):
         court.vote("a")
-        assert court.told("a", court.vote("b", digest="other")) == ["plan"]
-    court.vote("a")
-    effects = court.vote("b", digest="other")
-    assert "differ in the bits" in effects[-1].why
+        court.vote("b", digest="other")
+    (gone,) = [record["peer"] for record in court.records if record["kind"] == "gone"]
+    left = next(peer for peer in "ab" if peer != gone)
+    court.sent.clear()
+    court.prepare(gone)
+    assert (gone, "fetch") not in court.sent
+    court.count(left)
+    assert "commit" in kinds(court.vote(left))
+    assert (gone, "fetch") in court.sent
 
 
 def test_plans_that_died_with_their_holders_do_not_make_a_split_vote_fatal():
@@ -169,13 +204,14 @@ def test_who_is_silent_on_three_plans_is_fenced():
 
 def test_who_sends_what_cannot_be_added_has_to_come_back_and_its_work_is_done_again():
     court = training()
-    court.count("a")
+    court.sealed("a", (0,))
+    court.sealed("b", (1,))
     assert court.core.state is State.REDUCING
     assert court.tell("a", objection(court, "b", plan=2)) == []
     assert court.tell("a", objection(court, "stranger")) == []
     assert court.told("b", court.tell("a", objection(court, "b"))) == ["fenced"]
     (gone,) = [record for record in court.records if record["kind"] == "gone"]
-    assert (gone["peer"], gone["why"]) == ("b", "what it sent of block 1 cannot be added: not finite")
+    assert (gone["peer"], gone["why"]) == ("b", REFUSED)
 
 
 def test_ids_are_handed_out_again_and_then_on_another_way():

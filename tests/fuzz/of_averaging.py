@@ -32,6 +32,8 @@ PLACE = m.Place(cluster=0, begin=0, end=2, memory_bytes=1 << 30, flops=1e9, hold
 AT: dict[str, Any] = {"line": LINE, "step": 7}
 PLAN: dict[str, Any] = {**AT, "plan": 2}
 COVER = m.Cover(block=1, slots=((A, (1, 2)), (B, (3,))), reducers=((A, 2), (B, 1)), receivers=(A, B))
+VOTE = m.BlockVote(block=0, digest="ab" * 32, squared_norm=1.5, finite=True)
+RECEIVED = m.Received(block=0, of=3, reducer=B, digest="ef" * 16, finite=False)
 COMMIT = m.Commit(**PLAN, coefficient=0.5, loss=2.25, digests={0: "cd" * 32})
 MARK = m.Mark(block=1, begin=0, end=9, key=bytes(16))
 GIVEN = m.Given(id=3, begin=2, back=False, peer=A, digest=bytes(16))
@@ -46,7 +48,9 @@ MESSAGES = [
     m.Failed(**AT, id=3, why="no shard"),
     m.Reducing(**PLAN),
     m.Objection(**PLAN, block=1, peer=B, why="not finite"),
-    m.Vote(**PLAN, blocks=(m.BlockVote(block=0, digest="ab" * 32, squared_norm=1.5, finite=True),)),
+    m.Missed(**PLAN, sums=(A,), parts=(A, B)),
+    m.Vote(**PLAN, blocks=(VOTE,)),
+    m.Vote(**PLAN, blocks=(VOTE,), received=(RECEIVED,)),
     m.Checked(**AT, check=1, id=3, begin=2),
     m.Compared(**AT, check=1, id=3, border=2, back=True, peer=B, alike=(A,), differ=(B,)),
     m.Shown(**PLAN, check=1, marks=(MARK.model_copy(update={"values": bytes(64)}),), given=(GIVEN,)),
@@ -72,7 +76,7 @@ MESSAGES = [
     m.Gone(line=LINE, peers=(B,)),
     m.Settled(**AT, slot=1, refused=(1,)),
     m.Evict(**AT, blocks=(1,)),
-    m.Plan(**PLAN, covers=(COVER,)),
+    m.Plan(**PLAN, covers=(COVER,), closely=(1,)),
     COMMIT,
     m.RolledBack(line=LINE, version=4, why="a block is gone"),
     m.Save(line=LINE, version=8, blocks=(0, 1)),

@@ -18,7 +18,7 @@ ONCE_BROKEN = (36, 92, 140, 1730)
 """A copy outlived its averaging; a plan was made and its cluster silenced at once; a checkpoint had a copy of another cluster's state; what was saved
 of one cluster's version counted as another's version of the same number."""
 FAULTS = 20
-DELAYED = [seed for seed in range(64) if seed // 4 % 2]
+DELAYED = [seed for seed in range(96) if seed // 4 % 2]
 
 
 def test_histories_with_many_faults_keep_every_invariant():
@@ -93,6 +93,6 @@ MUTANTS = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_seeded_bug_is_caught_three_times(name):
     with MUTANTS[name]():
-        seeds = DELAYED if name in ("live", "midway") else range(16)
+        seeds = DELAYED if name in ("live", "midway") else range(32)
         broken = (seed for seed in seeds if simulate(seed, faults=FAULTS).violation)
         assert len(list(islice(broken, 3))) == 3

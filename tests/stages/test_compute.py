@@ -19,6 +19,7 @@ from hetpeer.averaging.updates import rule_of
 from hetpeer.bootstrap.ledger import clip_coefficient
 from hetpeer.dht.errors import LocalError
 from hetpeer.stages.execution import compute as compute_module
+from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.commands import DropTask, Info, Shutdown, Unload, WarmUp
 from hetpeer.stages.execution.compute import Compute, ComputeConfig, WorkerDiedError
 from hetpeer.stages.execution.executor import Executor
@@ -138,6 +139,18 @@ async def compute():
     await started.close()
 
 
+async def test_pieces_are_looked_at_each(compute):
+    extent = compute.arena.allocate(12)
+    compute.arena.view(extent)[:] = np.array([3, 4, np.inf], dtype=np.float32).tobytes()
+    both, last = (Extent(offset=extent.offset + at, nbytes=length) for at, length in ((0, 8), (8, 4)))
+    look = Inspect(extent=extent, elements=3, normed=(), pieces=(both, last))
+    seen = await compute.submit(look)
+    again = await compute.submit(Inspect(extent=both, elements=2, normed=((0, 2),)))
+    assert not seen.finite
+    assert seen.pieces[0] == (again.digest, True)
+    assert seen.pieces[1][1] is False
+
+
 async def test_answers_come_in_order_until_the_worker_leaves(compute):
     extent = compute.arena.allocate(8)
     compute.arena.view(extent)[:] = np.array([3, 4], dtype=np.float32).tobytes()
@@ -152,7 +165,7 @@ async def test_answers_come_in_order_until_the_worker_leaves(compute):
     assert answers[0] == Done()
     assert isinstance(answers[1], CommandFailedError)
     assert answers[1].code == "HP-WORK-001"
-    assert (answers[2].squared_norm, answers[2].finite) == (25.0, True)
+    assert (answers[2].squared_norm, answers[2].finite, answers[2].pieces) == (25.0, True, ())
     assert isinstance(answers[3], CommandFailedError)
     assert answers[3].code == "HP-WIRE-001"
     assert answers[4].threads == 1
@@ -242,6 +255,7 @@ async def test_a_worker_that_cannot_start_is_an_error_and_leaves_nothing(worker,
 PARENT = f"""
 import asyncio
 from hetpeer.stages.execution import compute as compute_module
+from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.commands import WarmUp
 from hetpeer.stages.execution.compute import Compute, ComputeConfig
 

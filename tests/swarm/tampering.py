@@ -126,6 +126,36 @@ def sends_opposite() -> None:
     install(lambda _me: "opposite")
 
 
+def votes_falsely() -> None:
+    """A volunteer whose votes are on other sums than it has got."""
+    from hetpeer.averaging.holding import HeldStep
+
+    inspected = HeldStep.inspected
+
+    def false(self, plan, vote, gradient, looks):
+        return inspected(self, plan, vote.model_copy(update={"digest": "0" * 64}), gradient, looks)
+
+    HeldStep.inspected = false
+
+
+def tears_sums() -> None:
+    """A volunteer that adds up something else for others than for itself."""
+    import numpy as np
+
+    from hetpeer.peer.transport import dataplane
+
+    depart = dataplane._departing
+
+    def torn(store, tensor, parcel):
+        parcel = depart(store, tensor, parcel)
+        if parcel is not None and parcel.header["kind"] == "result":
+            payload = -np.frombuffer(bytes(parcel.payload[0]), np.float32)
+            parcel = dataclasses.replace(parcel, payload=(payload.tobytes(),))
+        return parcel
+
+    dataplane._departing = torn
+
+
 def sends_stale() -> None:
     """A volunteer that sends its sums of the step before."""
     from tests.hostile.lies import install

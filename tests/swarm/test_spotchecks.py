@@ -22,7 +22,7 @@ async def test_who_sends_other_sums_than_its_own_is_banned_and_nothing_of_it_cou
     (banned,) = swarm.records("banned")
     assert banned["peer"] == liar.peer_id
     assert "is not what two others found" in banned["why"]
-    await liar.says("banned by spot checks")
+    await liar.says("banned as others have found")
     assert not swarm.records("dispute")
     swarm.exact(reference)
 

@@ -1,0 +1,151 @@
+"""What follows from what the members of a reduce say against each other (docs/trust.md, "Quarrels in a reduce").
+
+Pure. Votes that differ, a sum that is no number, a part that cannot be added, a plan that runs out of time: each is somebody's doing, and another one's word. So the next plan lets neither add up
+for the other; who is in quarrel with most others is turned out, and one of two where nobody else is left to add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.membership import Range
+from hetpeer.bootstrap.quarrels import Pair, Quarrels
+from hetpeer.bootstrap.splits import quarrels, spoilers
+
+DIFFERS = "what it says of sums is not what others say"
+SPOILS = "what it adds up is no number"
+REFUSED = "parts that it has sent or refused could not be added"
+LATE = "others wait for it in vain, or it for them"
+
+
+class Complaints:
+    """Those of one reduce; `known` is what is known by now, of earlier ones, too."""
+
+    def __init__(self, known: Quarrels) -> None:
+        self._known = known
+        self._covers: Mapping[int, m.Cover] = {}
+        self._roster: Mapping[str, Range] = {}
+        self._out: dict[str, str] = {}
+        self._missed: dict[str, m.Missed] = {}
+        """What has not come when the last plan ran out of time, as its members say."""
+
+    def begin(self, covers: Iterable[m.Cover], roster: Mapping[str, Range]) -> tuple[int, ...]:
+        """A new plan. Returns the blocks whose votes are to name what has come from each reducer."""
+        self._covers = {cover.block: cover for cover in covers}
+        self._roster = roster
+        return self._known.closely(self._covers)
+
+    @property
+    def pending(self) -> bool:
+        """Whether somebody is to be turned out."""
+        return bool(self._out)
+
+    def turned_out(self) -> dict[str, str]:
+        """Who is to come back as another, with the reason, since this was last asked."""
+        out, self._out = self._out, {}
+        return out
+
+    # ── votes ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def look_closely(self, blocks: Collection[int]) -> None:
+        """Votes on these have differed, or were on something that is no number."""
+        self._known.look_closely(blocks)
+
+    def torn(self, votes: Mapping[str, m.Vote], blocks: Iterable[int]) -> bool:
+        """Votes on `blocks` differ, and name what has come from whom. Whether another plan helps; else somebody is turned out."""
+        found = {block: quarrels(votes, block) for block in blocks}
+        return self._follow({pair for pairs in found.values() for pair in pairs}, found, DIFFERS)
+
+    def spoilt(self, votes: Mapping[str, m.Vote], block: int) -> bool:
+        """All have the same of `block`, and it is no number. Whether another plan helps; else whoever has added it up is turned out."""
+        found = spoilers(votes, block)
+        for peer in found:
+            self._known.spoils(peer)
+        if self._has_reducers(block):
+            return True
+        self._go(found or {self._known.blamed(self._covers[block].receivers)}, SPOILS, shunned=found)
+        return False
+
+    @property
+    def overflow(self) -> bool:
+        """Whether so many have added up something that is no number that it must be the model's doing."""
+        return self._known.overflow
+
+    # ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def objected(self, peer: str, message: m.Objection, plan: int) -> bool:
+        """A holder of a block cannot add what another has sent of it. Whether another plan than `plan`, the latest, is needed, and helps."""
+        cover = self._covers.get(message.block)
+        if cover is None or peer not in cover.receivers or message.peer == peer or message.plan > plan:
+            return False
+        if message.peer not in {holder for holder, _ in cover.slots}:
+            return False
+        pair = frozenset((peer, message.peer))
+        latest = message.plan == plan
+        helps = self._follow({pair}, {message.block: {pair}} if latest else {}, REFUSED, message.peer)
+        return latest and helps
+
+    # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def missed(self, peer: str, message: m.Missed) -> None:
+        """What has not come to `peer` of the plan that ran out of time last."""
+        if peer in self._roster:
+            self._missed[peer] = message
+
+    def late(self) -> bool:
+        """One more plan has run out of time. Whether others than before are to add up in the next one, by what was said of the one before."""
+        missed, self._missed = self._missed, {}
+        pairs = {
+            frozenset((peer, other))
+            for peer, word in missed.items()
+            for other in self._roster.keys() & {*word.parts, *word.sums} - {peer}
+            if other in word.parts or not (other in missed and missed[other].parts)
+        }
+        new = self._known.add(pairs, late=True)
+        stuck = [block for block in self._covers if not self._has_reducers(block)]
+        out = self._shunned(pairs, late=True)
+        if pairs and stuck and not out:
+            out = {self._known.blamed({peer for pair in pairs for peer in pair})}
+        self._go(out, LATE)
+        return new and not stuck
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _follow(
+        self, pairs: set[Pair], about: Mapping[int, Collection[Pair]], why: str, accused: str = ""
+    ) -> bool:
+        """They are in quarrel, `about` these blocks. Whether there are others to add them up; else, or where most are against one, somebody is turned out."""
+        new = self._known.add(pairs)
+        shunned = self._shunned(pairs)
+        out = set(shunned)
+        for block, theirs in about.items():
+            if not out and theirs and not (new and self._has_reducers(block)):
+                out = {self._known.blamed({peer for pair in theirs for peer in pair}, accused)}
+        self._go(out, why, shunned=shunned)
+        return not out
+
+    def _go(self, peers: Iterable[str], why: str, shunned: Collection[str] = ()) -> None:
+        """They are turned out, those who are `shunned` because most others' words are against theirs."""
+        for peer in peers:
+            self._known.turned_out(peer, shunned=peer in shunned)
+            self._out[peer] = why
+
+    def _has_reducers(self, block: int) -> bool:
+        """Whether somebody is left who may add up `block`."""
+        return bool(reducers(self._known, self._covers[block].receivers, dict(self._covers[block].slots)))
+
+    def _shunned(self, pairs: Iterable[Pair], *, late: bool = False) -> set[str]:
+        """Who of these has most others against it who hold a block of its own."""
+        return {
+            peer
+            for peer in {peer for pair in pairs for peer in pair}
+            for cover in self._covers.values()
+            if peer in cover.receivers
+            if self._known.is_shunned(peer, cover.receivers, late=late)
+        }
+
+
+def reducers(known: Quarrels, holders: tuple[str, ...], senders: Collection[str]) -> tuple[str, ...]:
+    """Which holders of a block may add up what `senders` have of it, and give it to all holders."""
+    return known.fit(holders, {*senders, *holders})

@@ -1,0 +1,49 @@
+"""What a simulated volunteer does wrong in a reduce, on purpose (config.py)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from hetpeer.averaging import effects as e
+from hetpeer.averaging import messages as m
+from hetpeer.peer.simulate.numerics import Numerics
+
+SPOILT = "spoilt"
+"""In the place of a part or a sum: numbers that are none, or too few."""
+
+
+class Lying:
+    """Of volunteer `name`, whose `lies` are told."""
+
+    def __init__(self, name: str, numerics: Numerics, lies: frozenset[str]) -> None:
+        self._name = name
+        self._numerics = numerics
+        self._lies = lies
+
+    def objects(self, work: e.SumParts) -> int | None:
+        """The place of somebody else's part that it says cannot be added."""
+        others = [place for place, holder in enumerate(work.holders) if holder != self._name]
+        return others[0] if "objects" in self._lies and others else None
+
+    def added(self, value: Any) -> Any:
+        """A sum that it has made."""
+        return SPOILT if "spoils" in self._lies else value
+
+    def gives(self, to: str) -> bool:
+        """Whether `to` gets that sum."""
+        return to == self._name or "withholds" not in self._lies
+
+    def given(self, to: str, value: Any) -> Any:
+        """What `to` gets in its place."""
+        tears = "tears" in self._lies and to != self._name
+        return self._numerics.lie(value, f"a reducer to {to}") if tears else value
+
+    def voted(self, vote: m.BlockVote, looks: Sequence[e.Look]) -> tuple[m.BlockVote, Sequence[e.Look]]:
+        """What it says of what has come."""
+        if not self._lies & {"votes", "denies"}:
+            return vote, looks
+        if "denies" in self._lies:
+            looks = [dataclasses.replace(look, digest=f"not {look.digest}") for look in looks]
+        return vote.model_copy(update={"digest": "false"}), looks

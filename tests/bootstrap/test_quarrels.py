@@ -1,0 +1,167 @@
+"""Who adds up nothing for whom any more, and who has to go."""
+
+import pytest
+
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.quarrels import CLOSELY, OVERFLOW, REMEMBERED, TIMES, Quarrels
+from hetpeer.bootstrap.splits import is_close, quarrels, spoilers
+
+LINE = m.Line(term=1, view=0)
+
+
+def pairs(*names):
+    return {frozenset(name) for name in names}
+
+
+@pytest.fixture
+def known():
+    return Quarrels()
+
+
+# ── what is remembered ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_neither_adds_up_for_the_other_whatever_the_quarrel_is_about(known):
+    assert known.fit("abc", "abc") == ("a", "b", "c")
+    assert known.add(pairs("ab"))
+    assert known.fit("abc", "abc") == ("c",)
+    assert known.fit("abc", "ac") == ("a", "c"), "b has no part in it"
+    assert known.add(pairs("bc"), late=True)
+    assert known.fit("abc", "bc") == ()
+
+
+def test_who_is_in_quarrel_with_most_does_not_take_the_others_with_it(known):
+    known.add(pairs("ad", "bd", "cd"))
+    assert known.fit("abcd", "abcd") == ("a", "b", "c")
+
+
+def test_the_same_quarrel_is_no_news_and_is_forgotten_in_the_end(known):
+    assert known.add(pairs("ab"))
+    assert not known.add(pairs("ab"))
+    for _ in range(REMEMBERED):
+        assert known.fit("ab", "ab") == ()
+        known.committed()
+    assert known.fit("ab", "ab") == ("a", "b")
+    assert known.add(pairs("ab"))
+
+
+def test_blocks_are_looked_at_closely_for_a_while(known):
+    known.look_closely([3, 1])
+    for _ in range(CLOSELY):
+        assert known.closely(range(3)) == (1,)
+        known.committed()
+    assert known.closely(range(4)) == ()
+
+
+def test_who_spoils_sums_adds_up_no_more_and_many_of_them_are_the_models_doing(known):
+    for number, peer in enumerate("abcd"):
+        assert known.overflow == (number > OVERFLOW)
+        known.spoils(peer)
+        assert peer not in known.fit("abcde", "abcde")
+    assert known.overflow
+    assert known.fit("abcde", "abcde") == ("e",)
+
+
+# ── who has to go ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("quarrels", "holders", "shunned"),
+    [
+        (["ab"], "ab", ""),
+        (["ab"], "abc", ""),
+        (["ab", "ac"], "abc", "a"),
+        (["ab", "ac"], "abcde", ""),
+        (["ab", "ac", "ad"], "abcde", "a"),
+        (["ab", "ac", "bc"], "abc", "abc"),
+        (["ab", "ac"], "bc", ""),
+    ],
+)
+def test_one_is_shunned_by_most_others_and_by_more_than_one(known, quarrels, holders, shunned):
+    known.add(pairs(*quarrels))
+    assert {peer for peer in holders if known.is_shunned(peer, holders)} == set(shunned)
+    assert not any(known.is_shunned(peer, holders, late=True) for peer in holders)
+
+
+def test_of_two_it_is_now_the_one_and_now_the_other(known):
+    blamed = []
+    for _ in range(4):
+        blamed.append(known.blamed("ab", accused="b"))
+        known.turned_out(blamed[-1], shunned=False)
+    assert blamed == ["b", "a", "b", "a"]
+    assert not known.is_done_with("a")
+
+
+def test_who_was_shunned_several_times_does_not_come_back(known):
+    for times in range(TIMES):
+        assert not known.is_done_with("a"), times
+        known.turned_out("a", shunned=True)
+    assert known.is_done_with("a")
+
+
+# ── what votes show ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def vote(digest, received, *, finite=True, block=0):
+    """`received`: (block, reducer) → digest; one that ends in "!" is no number."""
+    return m.Vote(
+        line=LINE,
+        step=0,
+        plan=1,
+        blocks=(m.BlockVote(block=block, digest=digest, squared_norm=1.0, finite=finite),),
+        received=tuple(
+            m.Received(block=block, of=of, reducer=reducer, digest=seen, finite=not seen.endswith("!"))
+            for (of, reducer), seen in received.items()
+        ),
+    )
+
+
+def both(a, b):
+    return {(0, "a"): a, (0, "b"): b}
+
+
+@pytest.mark.parametrize(
+    ("votes", "found"),
+    [
+        ({"a": ("x", both("1", "2")), "b": ("y", both("0", "2"))}, ["ab"]),
+        ({"a": ("x", both("1", "2")), "b": ("x", both("1", "2")), "c": ("y", both("1", "0"))}, ["bc"]),
+        ({"a": ("x", both("1", "2")), "b": ("y", both("0", "2")), "c": ("y", both("0", "2"))}, ["ab", "ac"]),
+        ({"a": ("x", both("1", "2")), "b": ("x", both("1", "2")), "c": ("y", both("1", "2"))}, ["ac", "bc"]),
+    ],
+    ids=[
+        "of two",
+        "a reducer and who says otherwise",
+        "a reducer and all others",
+        "alike, but for the whole",
+    ],
+)
+def test_who_differs_from_the_reducer_is_in_quarrel_with_it(votes, found):
+    assert quarrels({peer: vote(*said) for peer, said in votes.items()}, 0) == pairs(*found)
+
+
+def test_a_reducer_of_a_tied_block_has_no_say_of_its_own_and_most_decide():
+    votes = {peer: vote(peer, {(5, "r"): seen}) for peer, seen in {"a": "1", "b": "1", "c": "2"}.items()}
+    assert quarrels(votes, 0) == pairs("rc")
+
+
+def test_a_norm_alone_is_a_quarrel_too():
+    one, other = vote("x", both("1", "2")), vote("x", both("1", "2"))
+    lies = other.model_copy(update={"blocks": (other.blocks[0].model_copy(update={"squared_norm": 2.0}),)})
+    assert quarrels({"a": one, "b": lies}, 0) == pairs("ab")
+
+
+def test_a_sum_is_spoilt_if_half_of_those_who_have_it_say_so():
+    spoilt = vote("x", both("1", "2!"), finite=False)
+    framing = vote("x", both("1!", "2"), finite=False)
+    assert spoilers({"a": spoilt, "b": spoilt, "c": framing}, 0) == {"b"}
+    assert spoilers({"a": spoilt, "b": framing}, 0) == {"a", "b"}
+    assert spoilers({"a": spoilt}, 1) == set()
+
+
+def test_a_vote_on_what_is_looked_at_closely_names_all_reducers():
+    reducers = {0: ["a", "b"], 1: ["a"]}
+    assert is_close(vote("x", {}), (), reducers)
+    assert is_close(vote("x", {}), (1,), reducers), "it is on another block"
+    assert not is_close(vote("x", {}), (0,), reducers)
+    assert not is_close(vote("x", {(0, "a"): "1"}), (0, 1), reducers)
+    assert is_close(vote("x", both("1", "2")), (0, 1), reducers)

@@ -1,0 +1,99 @@
+"""Volunteers that spoil reduces, or hold them up, in the simulator: whoever they are, the run goes on to its end (docs/trust.md, "Quarrels in a reduce").
+
+That it ends in the state of one machine is looked at in each history.
+"""
+
+import dataclasses
+from statistics import fmean
+
+import pytest
+
+from hetpeer.peer.simulate.config import SwarmConfig
+from hetpeer.peer.simulate.coverage import Coverage
+from hetpeer.peer.simulate.faults import Faults
+from hetpeer.peer.simulate.grouped import GroupedSwarm
+from hetpeer.peer.simulate.numerics import Symbols
+from hetpeer.peer.simulate.run import LAYOUTS, TIES
+from hetpeer.peer.simulate.swarm import Swarm
+
+BLOCKS = 4
+KINDS = ["votes", "denies", "tears", "spoils", "objects", "withholds"]
+LIES = pytest.mark.parametrize("lie", KINDS)
+SEVERAL = {
+    "one stage": SwarmConfig(volunteers=4, layouts=LAYOUTS[0]),
+    "two stages": SwarmConfig(volunteers=8, layouts=LAYOUTS[1]),
+    "uneven, tied": SwarmConfig(volunteers=6, layouts=LAYOUTS[3], ties=TIES),
+}
+PAIRS = {
+    "two": SwarmConfig(volunteers=2, layouts=LAYOUTS[0]),
+    "two stages": SwarmConfig(volunteers=4, layouts=LAYOUTS[1]),
+}
+SOON = 3
+"""Steps until it is over, whatever it was."""
+
+
+def lying(config, lie, seed=0, faults=0, **more):
+    """The last volunteer lies. Returns the swarm at the run's end."""
+    liar = f"v{config.volunteers - 1}"
+    config = dataclasses.replace(config, lies={liar: lie}, steps=12, evaluate_every=100, **more)
+    swarm = Swarm(seed, config, Symbols(BLOCKS), Coverage())
+    Faults(swarm, faults)
+    swarm.run(900.0)
+    return swarm, liar
+
+
+def said(swarm, kind):
+    return [record for record in swarm.log if record["kind"] == kind]
+
+
+@pytest.mark.parametrize(
+    ("shape", "lie"),
+    [
+        *((shape, lie) for shape in SEVERAL for lie in KINDS),
+        ("one stage", "objects+denies"),
+        ("one stage", "tears+withholds"),
+    ],
+)
+def test_one_of_several_holds_up_a_few_steps_and_nobody_else_is_blamed(lie, shape):
+    swarm, liar = lying(SEVERAL[shape], lie)
+    assert {record["peer"] for record in said(swarm, "gone")} <= {liar}
+    assert {record["peer"] for record in said(swarm, "banned")} <= {liar}
+    assert [record["plan"] for record in said(swarm, "commit")][SOON:] == [1] * (12 - SOON)
+    assert not said(swarm, "rollback")
+
+
+@pytest.mark.parametrize("lie", ["votes", "denies"])
+def test_who_contradicts_most_others_again_and_again_does_not_come_back(lie):
+    swarm, liar = lying(SEVERAL["one stage"], lie)
+    (banned,) = said(swarm, "banned")
+    assert banned["peer"] == liar
+    assert not swarm.volunteers[liar].alive
+
+
+@pytest.mark.parametrize("shape", PAIRS)
+@LIES
+def test_where_it_is_word_against_word_the_run_goes_on_with_one_of_the_two(lie, shape):
+    swarm, _ = lying(PAIRS[shape], lie)
+    assert not said(swarm, "banned"), "nobody knows which of the two"
+    steps = {record["step"]: record["seconds"] for record in said(swarm, "commit")}
+    assert steps.keys() == set(range(12))
+    assert fmean(steps.values()) < 5 * swarm.config.reduce_s
+
+
+@pytest.mark.parametrize("lie", ["votes", "tears", "withholds"])
+@pytest.mark.parametrize("seed", range(2))
+def test_with_steps_that_overlap_and_faults_besides(lie, seed):
+    swarm, liar = lying(SEVERAL["two stages"], lie, seed, faults=4, staleness=seed)
+    assert {record["peer"] for record in said(swarm, "banned")} <= {liar}
+
+
+@pytest.mark.parametrize("layout", [0, 1])
+@LIES
+def test_an_averaging_is_not_spoilt_for_ever_either(lie, layout):
+    volunteers = 3 * (layout + 1)
+    liar = f"v{volunteers - 1}"
+    config = SwarmConfig(volunteers=volunteers, layouts=LAYOUTS[layout], steps=12, lies={liar: lie})
+    swarm = GroupedSwarm(0, config, Symbols(BLOCKS), Coverage(), delayed=bool(layout))
+    swarm.run(900.0)
+    assert {record["peer"] for record in said(swarm, "banned")} <= {liar}
+    assert len(said(swarm, "average")) > 1
