@@ -28,7 +28,7 @@ class Admission:
 
     def _refusal(self, peer: str, hello: m.Hello) -> m.Message | None:
         run = self._reign.config.run
-        if hello.wire_version != m.WIRE_VERSION:
+        if not hello.understands_us:
             why = f"wire version {hello.wire_version} here, {m.WIRE_VERSION} at the coordinator"
             return m.Rejected(reason="version", why=why)
         if hello.run != run:

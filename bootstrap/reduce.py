@@ -15,7 +15,7 @@ from hetpeer.bootstrap.decisions import CoordinatorConfig
 from hetpeer.bootstrap.membership import Range
 from hetpeer.bootstrap.patience import Pace
 from hetpeer.bootstrap.quarrels import Quarrels
-from hetpeer.bootstrap.splits import is_close, same_bits
+from hetpeer.bootstrap.splits import same_bits
 from hetpeer.dht.errors import ProtocolError
 
 MAX_PLANS = 3
@@ -59,7 +59,6 @@ class Reduce:
         self._known = known
         self._pace = pace
         self._guarded = guarded
-        self._reducers: dict[int, list[str]] = {}
         self._votes: dict[str, m.Vote] = {}
         self._late = 0
         self._overran = 0
@@ -78,7 +77,6 @@ class Reduce:
         covers = divided(
             sums, roster, sizes, self._config.ties, self._uplinks, self._known, guarded=self._guarded
         )
-        self._reducers = {cover.block: [peer for peer, _ in cover.reducers] for cover in covers}
         self.closely = self.complaints.begin(covers, dict(roster))
         return {
             peer: tuple(
@@ -108,8 +106,6 @@ class Reduce:
         if any(vote.finite and vote.squared_norm > LARGEST_NORM for vote in message.blocks):
             raise ProtocolError("a vote with a norm that no sum has", peer=peer)
         if {vote.block for vote in message.blocks} != set(range(*roster[peer])):
-            return False
-        if not is_close(message, self.closely, self._reducers):
             return False
         self._votes[peer] = message
         if self._votes.keys() != roster.keys():

@@ -199,7 +199,7 @@ class CoordinatorService:
 
     def _lets_in(self, peer: str, hello: m.Hello) -> bool:
         """Whether the core is to answer `hello`; else `peer` is turned away."""
-        if (hello.wire_version, hello.run) != (m.WIRE_VERSION, self._run.run_id):
+        if not hello.understands_us or hello.run != self._run.run_id:
             return True  # it says what is wrong with that
         others = [self._network(other) for other in self._inside - {peer}]
         verdict = self._door.judge(peer, hello, self._clock.wall(), self._network(peer), others)

@@ -1,14 +1,14 @@
 """Whose words are against each other when holders of a block have voted differently on its sum (docs/trust.md, "Quarrels in a reduce"). Pure.
 
-A vote that is looked at closely names what has come from each reducer. Where two name different things, either the reducer has sent them different things, or
-one of them says something false.
+A vote that is looked at closely names what has come from each reducer; one of an older version does not. Where two name different things, either the reducer has sent
+them different things, or one of them says something false.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from itertools import combinations
 
 from hetpeer.averaging import messages as m
@@ -27,26 +27,20 @@ def same_bits(one: m.BlockVote, other: m.BlockVote) -> bool:
     return same and math.isclose(one.squared_norm, other.squared_norm, rel_tol=ALIKE)
 
 
-def is_close(vote: m.Vote, closely: Collection[int], reducers: Mapping[int, Iterable[str]]) -> bool:
-    """Whether `vote` names, of each block of it that is looked at `closely`, what has come from all of its `reducers`."""
-    named = {(one.block, one.of, one.reducer) for one in vote.received}
-    blocks = {one.block for one in vote.blocks}.intersection(closely)
-    return all((block, block, reducer) in named for block in blocks for reducer in reducers[block])
-
-
 def quarrels(votes: Mapping[str, m.Vote], block: int) -> set[Pair]:
     """Pairs whose words are against each other, after votes on `block` that differ."""
-    words = {peer: _received(vote, block) for peer, vote in votes.items() if _on(vote, block)}
-    sources = {source for word in words.values() for source in word}
+    words = {peer: _received(vote, block) for peer, vote in votes.items()}
     found: set[Pair] = set()
-    for source in sources:
-        found |= _apart(source[1], {peer: word.get(source) for peer, word in words.items()})
-    return found or _among({peer: vote for peer in words if (vote := _on(votes[peer], block)) is not None})
+    for source in {source for word in words.values() for source in word}:
+        found |= _apart(source[1], {peer: word[source] for peer, word in words.items() if source in word})
+    return found or _among(
+        {peer: one for peer, vote in votes.items() if (one := _on(vote, block)) is not None}
+    )
 
 
 def spoilers(votes: Mapping[str, m.Vote], block: int) -> set[str]:
     """Who has added up something of `block`, or of what is tied to it, that is no number, as half of its holders say, or more."""
-    words = [_received(vote, block) for vote in votes.values() if _on(vote, block) is not None]
+    words = [word for vote in votes.values() if (word := _received(vote, block))]
     against = Counter(reducer for word in words for (_, reducer), (_, finite) in word.items() if not finite)
     return {reducer for reducer, said in against.items() if 2 * said >= len(words)}
 
@@ -69,7 +63,7 @@ def _apart(reducer: str, words: Mapping[str, Hashable]) -> set[Pair]:
 
 
 def _among(votes: Mapping[str, m.BlockVote]) -> set[Pair]:
-    """All have the same from everybody, and make something else of it."""
+    """As far as they say they have the same from everybody, and make something else of it."""
     return {
         frozenset((one, other))
         for (one, mine), (other, theirs) in combinations(sorted(votes.items()), 2)

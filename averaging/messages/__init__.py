@@ -1,14 +1,14 @@
 """Every message between a volunteer and the coordinator, and the headers of tensors between volunteers.
 
-One schema, validated at the border: `decode` gives a typed message or ProtocolError, never anything else. Unknown
-fields are ignored so that a newer minor version can add some; an unknown wire version is refused by name at the
-handshake (`Hello`). Numbers are bounded, lists too: a peer's claim about itself is never trusted for its size.
+One schema, validated at the border: `decode` gives a typed message or ProtocolError, never anything else. Fields and
+kinds of a later version are ignored, so two versions in a row work together; who speaks neither ours nor the one before is refused
+by name at the handshake (`Hello`; docs/protocol.md, "Versions"). Numbers are bounded, lists too: a peer's claim about itself is never trusted for its size.
 Who sent a message comes from the transport, not from the message.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 import msgpack
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
@@ -16,14 +16,17 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from hetpeer.averaging.messages.coordinator import *  # noqa: F403 - all of the protocol is known by one name
 from hetpeer.averaging.messages.coordinator import FromCoordinator
 from hetpeer.averaging.messages.fields import *  # noqa: F403
+from hetpeer.averaging.messages.fields import MAX_KIND, Unknown
 from hetpeer.averaging.messages.volunteer import *  # noqa: F403
 from hetpeer.averaging.messages.volunteer import FromVolunteer
 from hetpeer.dht.errors import ProtocolError
 from hetpeer.dht.plain import unpack
 
-Message = FromVolunteer | FromCoordinator
+Known = FromVolunteer | FromCoordinator
+Message = Known | Unknown
 
-_ADAPTER: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
+_ADAPTER: TypeAdapter[Known] = TypeAdapter(Annotated[Known, Field(discriminator="kind")])
+_KINDS = {kind.model_fields["kind"].default for kind in get_args(Known)}
 
 
 def encode(message: BaseModel) -> bytes:
@@ -35,6 +38,9 @@ def encode(message: BaseModel) -> bytes:
 def decode(data: bytes | bytearray) -> Message:
     """A message from its bytes; ProtocolError says which field is wrong."""
     plain = unpack(data, "a message", strict_map_key=False, max_ext_len=0)
+    kind = plain.get("kind") if isinstance(plain, dict) else None
+    if isinstance(kind, str) and len(kind) <= MAX_KIND and kind not in _KINDS:
+        return Unknown(kind=kind)
     try:
         return _ADAPTER.validate_python(plain)
     except ValidationError as error:

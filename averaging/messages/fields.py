@@ -8,8 +8,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hetpeer.stages.execution.routes import Hop
 
-WIRE_VERSION: Final = 1
+WIRE_VERSION: Final = 2
+OLDEST_VERSION: Final = WIRE_VERSION - 1
+"""That we work with, too."""
 MAX_MESSAGE_BYTES: Final = 1 << 20
+MAX_KIND: Final = 64
 
 Count = Annotated[int, Field(ge=0, lt=1 << 48)]
 Block = Annotated[int, Field(ge=0, lt=1 << 16)]
@@ -33,6 +36,12 @@ class Schema(BaseModel):
     """Frozen, and open to fields of later versions."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Unknown(Schema):
+    """A message of a later version, whose fields we do not know: nothing follows from it."""
+
+    kind: Annotated[str, Field(max_length=MAX_KIND)]
 
 
 EVERYBODY: Final = 1 << 32

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from hetpeer.averaging.messages.fields import (
+    OLDEST_VERSION,
     WIRE_VERSION,
     Block,
     BlockVote,
@@ -35,6 +36,8 @@ class Hello(Schema):
 
     kind: Literal["hello"] = "hello"
     wire_version: Count = WIRE_VERSION
+    oldest_version: Count = 0
+    """That it works with, too; 0: no older one."""
     run: Text
     incarnation: Count
     name: Text = ""
@@ -48,6 +51,13 @@ class Hello(Schema):
     """Of the invite by which it came, if the run asks for one (bootstrap/vouchers.py)."""
     work: Annotated[bytes, Field(max_length=8)] = b""
     """Its proof of work, if the run asks for one (bootstrap/proofofwork.py)."""
+
+    @property
+    def understands_us(self) -> bool:
+        """Whether there is a version that both sides speak."""
+        return (
+            self.wire_version >= OLDEST_VERSION and (self.oldest_version or self.wire_version) <= WIRE_VERSION
+        )
 
 
 class Claim(Schema):

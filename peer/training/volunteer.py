@@ -92,6 +92,7 @@ class Volunteer:
         self.figures = Figures()
         hello = m.Hello(
             run=files.run.run_id,
+            oldest_version=m.OLDEST_VERSION,
             incarnation=home.next_incarnation(),
             name=offer.name,
             memory_bytes=offer.memory_bytes,

@@ -4,7 +4,7 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.quarrels import CLOSELY, OVERFLOW, REMEMBERED, TIMES, Quarrels
-from hetpeer.bootstrap.splits import is_close, quarrels, spoilers
+from hetpeer.bootstrap.splits import quarrels, spoilers
 
 LINE = m.Line(term=1, view=0)
 
@@ -158,10 +158,11 @@ def test_a_sum_is_spoilt_if_half_of_those_who_have_it_say_so():
     assert spoilers({"a": spoilt}, 1) == set()
 
 
-def test_a_vote_on_what_is_looked_at_closely_names_all_reducers():
-    reducers = {0: ["a", "b"], 1: ["a"]}
-    assert is_close(vote("x", {}), (), reducers)
-    assert is_close(vote("x", {}), (1,), reducers), "it is on another block"
-    assert not is_close(vote("x", {}), (0,), reducers)
-    assert not is_close(vote("x", {(0, "a"): "1"}), (0, 1), reducers)
-    assert is_close(vote("x", both("1", "2")), (0, 1), reducers)
+def test_who_does_not_say_what_came_from_whom_is_in_quarrel_with_those_who_vote_otherwise():
+    """It is of an older version, or hides something."""
+    votes = {"a": ("x", both("1", "2")), "b": ("x", both("1", "2")), "c": ("y", {})}
+    assert quarrels({peer: vote(*said) for peer, said in votes.items()}, 0) == pairs("ac", "bc")
+    spoilt = vote("x", both("1", "2!"), finite=False)
+    assert spoilers({"a": spoilt, "b": vote("x", {}, finite=False), "c": vote("x", {}, finite=False)}, 0) == {
+        "b"
+    }

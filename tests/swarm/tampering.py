@@ -34,10 +34,53 @@ def clock_behind() -> None:
 
 
 def newer_wire() -> None:
-    """A later version of hetpeer, whose messages this coordinator does not know."""
+    """A later version of hetpeer that does not work with this one any more."""
     from hetpeer.averaging import messages
 
-    messages.Hello.model_fields["wire_version"].default = messages.WIRE_VERSION + 1
+    _speaks(messages.WIRE_VERSION + 1, oldest=messages.WIRE_VERSION + 1)
+
+
+def next_version() -> None:
+    """The next version of hetpeer, which works with this one: its messages have a field that we do not know, and there are some that we do not know at all."""
+    import msgpack
+
+    from hetpeer.averaging import messages
+    from hetpeer.dht.channel import Channel
+    from hetpeer.dht.outbox import Parcel
+
+    _speaks(messages.WIRE_VERSION + 1, oldest=messages.WIRE_VERSION)
+    encode, send = messages.encode, Channel.send
+
+    def newer(message):
+        fields = msgpack.unpackb(encode(message), strict_map_key=False)
+        return msgpack.packb(fields | {"novelty": [1, 2, 3]})
+
+    def with_news(self, parcel):
+        if not parcel.header:
+            send(self, Parcel({}, (encode(messages.Unknown(kind="news")),)))
+        send(self, parcel)
+
+    messages.encode, Channel.send = newer, with_news
+
+
+def previous_version() -> None:
+    """The version before this one: it does not say what has come from whom, nor for whom it has waited."""
+    from hetpeer.averaging import messages
+    from hetpeer.averaging.holding import HeldStep
+    from hetpeer.averaging.reduction import Reduction
+
+    _speaks(messages.WIRE_VERSION - 1, oldest=0)
+    Reduction.received = property(lambda _self: ())
+    HeldStep._missed = lambda _self: []
+
+
+def _speaks(version: int, oldest: int) -> None:
+    from hetpeer.averaging import messages
+    from hetpeer.averaging.messages import volunteer
+
+    messages.WIRE_VERSION = volunteer.WIRE_VERSION = version
+    messages.OLDEST_VERSION = volunteer.OLDEST_VERSION = oldest or version
+    messages.Hello.model_fields["wire_version"].default = version
     messages.Hello.model_rebuild(force=True)
 
 

@@ -91,7 +91,7 @@ async def test_a_volunteer_that_cannot_take_part(swarm: Swarm) -> None:
     (behind,) = re.findall(r"(\d+) s behind", late.said)
     assert abs(int(behind) - 600) <= MAX_CLOCK_OFFSET_S, late.said
     await fails(small, ExitCode.TOO_SMALL, "HP-FIT-001", "--ram-limit")
-    await fails(newer, ExitCode.VERSION, "HP-RUN-002", "wire version 2")
+    await fails(newer, ExitCode.VERSION, "HP-RUN-002", "wire version 3")
 
     starting = swarm.volunteer("starting")
     bootstrap.signal(signal.SIGINT)
