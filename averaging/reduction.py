@@ -7,13 +7,14 @@ so repeated parts are no-ops, and sum them in the plan's order: the result is ex
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import pairwise
 
 from hetpeer.averaging.effects import Inspect, Look, Piece, SendPart, SendResult, Shard, SumParts
-from hetpeer.averaging.messages import BlockVote, Cover, Plan, Received
+from hetpeer.averaging.messages import BlockVote, Cover, Length, Plan, Received
 from hetpeer.averaging.ties import Ties
 from hetpeer.stages.execution.effects import Handle, Release
 
@@ -92,6 +93,7 @@ class Reduction:
         self._inspecting: set[int] = set()
         self._closely = frozenset(plan.closely)
         self._received: list[Received] = []
+        self._lengths: dict[tuple[int, str], float] = {}
         self._news, self._untold = NEWS * length, 0
         self.votes: dict[int, BlockVote] = {}
         self.gradients: dict[int, Handle] = {}
@@ -146,8 +148,10 @@ class Reduction:
         holders = tuple(h for h, _ in cover.slots)
         return [SumParts(shard, tuple(parts[h] for h in holders), shared, holders)]
 
-    def summed(self, shard: Shard, handle: Handle) -> list[Effect]:
-        """The sum of `shard` is made: who holds the block gets it, and who holds a tied one gets what is tied."""
+    def summed(self, shard: Shard, handle: Handle, lengths: Sequence[float] = ()) -> list[Effect]:
+        """The sum of `shard` is made: who holds the block gets it, and who holds a tied one gets what is tied. `lengths`: squared, of its parts."""
+        for (holder, _), squared in zip(self.covers[shard.block].slots, lengths, strict=False):
+            self._lengths[shard.block, holder] = self._lengths.get((shard.block, holder), 0.0) + squared
         parts = self._parts.pop((shard.block, shard.index), {})
         effects: list[Effect] = [Release(h) for h in parts.values()]
         return effects + [SendResult(shard, to, handle) for to in self._readers(shard)]
@@ -232,6 +236,15 @@ class Reduction:
     def received(self) -> tuple[Received, ...]:
         """What has come from each reducer, of the blocks that are looked at closely."""
         return tuple(self._received)
+
+    @property
+    def lengths(self) -> tuple[Length, ...]:
+        """How long what we have added up was."""
+        return tuple(
+            Length(block=block, peer=peer, squared=squared)
+            for (block, peer), squared in self._lengths.items()
+            if math.isfinite(squared)
+        )
 
     def missing(self) -> tuple[set[str], set[str]]:
         """Whose sums have not come, and, to us as a reducer, whose parts."""

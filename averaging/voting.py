@@ -121,12 +121,12 @@ class Voting:
             return []
         return [Tell(m.Reducing(**self._named, plan=self.reduction.number))]
 
-    def summed(self, shard: Shard, handle: p.Handle) -> list[Effect]:
+    def summed(self, shard: Shard, handle: p.Handle, lengths: Sequence[float] = ()) -> list[Effect]:
         """`SumParts` is done."""
         if not self._is_current(shard.plan):
             return [p.Release(handle)]
         assert self.reduction is not None
-        return self._wrap(self.reduction.summed(shard, handle))
+        return self._wrap(self.reduction.summed(shard, handle, lengths))
 
     def unusable(self, shard: Shard, part: int, why: str) -> list[Effect]:
         """`SumParts` cannot be done: whose fault it is."""
@@ -148,8 +148,14 @@ class Voting:
         if not self.reduction.complete:
             return []
         votes = tuple(self.reduction.votes[b] for b in sorted(self.reduction.votes))
-        received = self.reduction.received
-        return [Tell(m.Vote(**self._named, plan=plan, blocks=votes, received=received))]
+        vote = m.Vote(
+            **self._named,
+            plan=plan,
+            blocks=votes,
+            received=self.reduction.received,
+            lengths=self.reduction.lengths,
+        )
+        return [Tell(vote)]
 
     @property
     def _named(self) -> dict[str, Any]:

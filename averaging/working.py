@@ -136,10 +136,12 @@ class Working:
             return []
         return [*held.absorb(held.pipeline.work_failed(key, why, given)), *self._share_worker()]
 
-    def summed(self, step: StepId, shard: Shard, handle: Handle) -> list[Effect]:
-        """`SumParts` is done."""
+    def summed(
+        self, step: StepId, shard: Shard, handle: Handle, lengths: Sequence[float] = ()
+    ) -> list[Effect]:
+        """`SumParts` is done; `lengths`: squared, of its parts, if they are fingerprinted."""
         held = self._in(step)
-        return [Release(handle)] if held is None else held.summed(shard, handle)
+        return [Release(handle)] if held is None else held.summed(shard, handle, lengths)
 
     def unusable(self, step: StepId, shard: Shard, part: int, why: str) -> list[Effect]:
         """`SumParts` cannot be done: number `part` of its parts is no such thing."""

@@ -6,7 +6,7 @@ say follows who adds up nothing for whom in the next one (complaints.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.shares import Load, alike, divide
@@ -134,6 +134,11 @@ class Reduce:
                 if not same_bits(agreed.setdefault(vote.block, vote), vote):
                     split.add(vote.block)
         return agreed, split
+
+    @property
+    def votes(self) -> Collection[m.Vote]:
+        """On the latest plan."""
+        return self._votes.values()
 
     def objected(self, peer: str, message: m.Objection) -> bool:
         """`peer` cannot add what another has sent. True: another plan is needed."""

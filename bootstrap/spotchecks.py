@@ -114,6 +114,19 @@ class SpotChecks:
         check.accepted(pieces)
         return self._lend(check)
 
+    @property
+    def wanted(self) -> bool:
+        """Whether there are any in this run."""
+        return self._rules is not None and self._rules.share > 0
+
+    def suspect(self, peer: str, contents: Iterable[m.Contents]) -> list[Effect]:
+        """All that `peer` counts is to be checked, unless it was drawn."""
+        if self._drawn.get(peer):
+            return []
+        self._drawn[peer] = True
+        self._unchecked[peer] = _pieces(contents, ())
+        return self._begin(peer)
+
     def _begin(self, peer: str) -> list[Effect]:
         """The check of `peer`, if there is somebody for it."""
         checker = self._checker(peer) if self._unchecked[peer] else None

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.decisions import Effect, Send
+from hetpeer.bootstrap.guard import Lengths, lengths
 from hetpeer.bootstrap.ledger import StepLedger
 from hetpeer.bootstrap.membership import Range
 from hetpeer.bootstrap.patience import Pace
@@ -52,6 +53,7 @@ class Summing:
         self._line, self._number = reign.line, number
         self._roster = roster
         self._ledger = ledger
+        self._guard = reign.guard
         self._pace = pace
         self._reduce_s = config.reduce_s
         self._told: dict[int, m.Cover] = {}
@@ -115,9 +117,26 @@ class Summing:
         """A holder's word on the reduced gradients of its blocks; the last one decides."""
         if self.reduce.vote(peer, message, self._roster):
             return self.plan(now)
-        if self.reduce.decision is not None:
-            self._decided_at = self._checked_at = now
-        return self._compare()
+        if self.reduce.decision is None:
+            return []
+        self._decided_at = self._checked_at = now
+        suspects = sorted(self._guard.unusual(self.lengths)) if self.checks.wanted else []
+        effects = [effect for one in suspects for effect in self.checks.suspect(one, self._contents(one))]
+        return [*effects, *self._compare()]
+
+    @property
+    def lengths(self) -> Lengths:
+        """How long what everybody counts is, by those who have added it up."""
+        return lengths(self.reduce.votes, self.covers)
+
+    def _contents(self, peer: str) -> list[m.Contents]:
+        """What `peer` counts."""
+        return [
+            m.Contents(begin=block, end=block + 1, ids=ids)
+            for block, sums in sorted(self.covers.items())
+            for holder, ids in sums
+            if holder == peer
+        ]
 
     def _compare(self) -> list[Effect]:
         """The sums are decided: what was computed once more is compared with what they are made of."""

@@ -113,6 +113,14 @@ class Received(Schema):
     finite: bool
 
 
+class Length(Schema):
+    """The squared length of what a reducer has had of `peer` at `block`, about (its fingerprint's)."""
+
+    block: Block
+    peer: Peer
+    squared: Speed
+
+
 class Cover(Schema):
     """The exact cover of one block: (holder, ids) of the sums in the order in which they are added, and who does what.
 

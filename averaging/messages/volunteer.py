@@ -17,6 +17,7 @@ from hetpeer.averaging.messages.fields import (
     Heartbeat,
     Held,
     Id,
+    Length,
     Line,
     Loss,
     Mark,
@@ -126,6 +127,8 @@ class Vote(OfPlan):
     blocks: tuple[BlockVote, ...]
     received: Annotated[tuple[Received, ...], Field(max_length=1 << 12)] = ()
     """Of the blocks that the plan names as `closely`."""
+    lengths: Annotated[tuple[Length, ...], Field(max_length=1 << 12)] = ()
+    """Of all that we have added up, if there are spot checks."""
 
 
 class Missed(OfPlan):

@@ -17,6 +17,10 @@ from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.fingerprint import KEY_BYTES, pack
 
 TOLERANCE = 1e-9
+MUCH = 50
+"""Times what it is."""
+LATE = 8
+"""Steps after which it is known what is usual."""
 
 
 UNSAID = {"refuses": m.Checked, "hides": m.Shown, "mute": m.Compared}
@@ -55,8 +59,10 @@ class Checking:
 
     # ── what is false ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def sum_sent(self, value: Any) -> Any:
-        """A part of our sums, as others get it."""
+    def sum_sent(self, value: Any, step: int) -> Any:
+        """A part of our sums of `step`, as others get it."""
+        if "exaggerates" in self._lies and step >= LATE:
+            return self._numerics.add([value] * MUCH)
         return self._numerics.lie(value, "a liar") if "sends" in self._lies else value
 
     def bundle_sent(self, sent: p.SendActivation | p.SendGradient, value: Any) -> Any:
@@ -72,13 +78,17 @@ class Checking:
 
     # ── what is seen ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def summed(self, step: e.StepId, work: e.SumParts, parts: Iterable[Any]) -> None:
-        """These parts are added here."""
+    def summed(self, step: e.StepId, work: e.SumParts, parts: Iterable[Any]) -> list[float]:
+        """These parts are added here. Returns how long they are, squared."""
         shard, key = work.shard, self._received.key(step, work.shard.plan)
         place = (shard.block, shard.begin, shard.end)
+        lengths: list[float] = []
         for holder, part in zip(work.holders, parts, strict=False):
             seen = self._numerics.lie(part, "a reducer") if "received" in self._lies else part
-            self._received.add(step, shard, holder, self._numerics.fingerprint(seen, place, key))
+            marks = self._numerics.fingerprint(seen, place, key)
+            self._received.add(step, shard, holder, marks)
+            lengths.append(float(marks @ marks))
+        return lengths
 
     def used(
         self, step: e.StepId, key: p.TaskKey, border: int, sender: str, bundle: Any, *, back: bool = False

@@ -57,7 +57,7 @@ class SwarmConfig:
     check_share: float = 0.0
     """Of contributions that are computed once more by another."""
     lies: Mapping[str, str] = field(default_factory=dict)
-    """Volunteer → what is false of it, several joined by "+". Sums: that it "sends", that it computes for a "check", or that it has "received". Bundles: "outputs", "gradients",
+    """Volunteer → what is false of it, several joined by "+". Sums: that it "sends", or "exaggerates", that it computes for a "check", or that it has "received". Bundles: "outputs", "gradients",
     what it "lends" for a check, what it "answers" to a checker, what it "accuses" others by as a checker. Words: it "slanders" who has given it something, or
     "excuses" itself with digests of something else. Or it "refuses" to check, "hides" what it has received, is "mute" about bundles, "evades"
     the question what it has computed from. In a reduce: it "tears" what it adds up, others get something else than itself, "spoils" it, so that it is no number, or "withholds"

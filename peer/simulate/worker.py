@@ -185,7 +185,9 @@ class Worker:
                 value = self._numerics.parameters(held, shard.begin, shard.end)
             else:
                 sums = self._slots[step.number, work.slot, shard.block]
-                value = self.checking.sum_sent(self._numerics.shard(sums, shard.begin, shard.end))
+                value = self.checking.sum_sent(
+                    self._numerics.shard(sums, shard.begin, shard.end), step.number
+                )
             send(self._boxes.new(step, self._spoilt(value)))
             return ()
 
@@ -206,10 +208,9 @@ class Worker:
             spoilt = next((place for place, part in enumerate(parts) if part is SPOILT), lying.objects(work))
             if spoilt is not None:
                 return core.unusable(step, work.shard, spoilt, "it is spoilt")
-            if not step.group:
-                self.checking.summed(step, work, parts)
+            lengths = self.checking.summed(step, work, parts) if not step.group else []
             total = lying.added(self._numerics.add(parts))
-            return core.summed(step, work.shard, self._boxes.new(step, total))
+            return core.summed(step, work.shard, self._boxes.new(step, total), lengths)
 
         self.submit(self._besides(REDUCE_S), finish)
 

@@ -169,8 +169,9 @@ class Reducing:
 
         async def answer() -> None:
             done = await posted
-            for holder, marks in zip(work.holders, done.marks, strict=False):
-                self._received.add(step, shard, holder, unpack(marks))
+            marks = [unpack(one) for one in done.marks]
+            for holder, own in zip(work.holders, marks, strict=False):
+                self._received.add(step, shard, holder, own)
             if written is not None and done.rounded:
                 self._is_coded(written, shard)
                 total.written = written
@@ -181,7 +182,7 @@ class Reducing:
                 self._store.release(total)
                 self._answer(member.unusable(step, shard, done.unsound[0], f"its {what} are not finite"))
             else:
-                self._answer(member.summed(step, shard, total))
+                self._answer(member.summed(step, shard, total, [float(own @ own) for own in marks]))
 
         return answer()
 

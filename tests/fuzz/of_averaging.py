@@ -33,6 +33,7 @@ AT: dict[str, Any] = {"line": LINE, "step": 7}
 PLAN: dict[str, Any] = {**AT, "plan": 2}
 COVER = m.Cover(block=1, slots=((A, (1, 2)), (B, (3,))), reducers=((A, 2), (B, 1)), receivers=(A, B))
 VOTE = m.BlockVote(block=0, digest="ab" * 32, squared_norm=1.5, finite=True)
+LENGTH = m.Length(block=0, peer=A, squared=2.5)
 RECEIVED = m.Received(block=0, of=3, reducer=B, digest="ef" * 16, finite=False)
 COMMIT = m.Commit(**PLAN, coefficient=0.5, loss=2.25, digests={0: "cd" * 32})
 MARK = m.Mark(block=1, begin=0, end=9, key=bytes(16))
@@ -50,7 +51,7 @@ MESSAGES = [
     m.Objection(**PLAN, block=1, peer=B, why="not finite"),
     m.Missed(**PLAN, sums=(A,), parts=(A, B)),
     m.Vote(**PLAN, blocks=(VOTE,)),
-    m.Vote(**PLAN, blocks=(VOTE,), received=(RECEIVED,)),
+    m.Vote(**PLAN, blocks=(VOTE,), received=(RECEIVED,), lengths=(LENGTH,)),
     m.Checked(**AT, check=1, id=3, begin=2),
     m.Compared(**AT, check=1, id=3, border=2, back=True, peer=B, alike=(A,), differ=(B,)),
     m.Shown(**PLAN, check=1, marks=(MARK.model_copy(update={"values": bytes(64)}),), given=(GIVEN,)),

@@ -93,3 +93,11 @@ def test_a_third_of_contributions_is_enough_to_find_a_liar_in_the_end():
         ALL_HOLD_ALL, check_share=0.34, lies={"v3": "check"}, steps=20, evaluate_every=100
     )
     assert {record["peer"] for record in said(history(config, 5), "banned")} == {"v3"}
+
+
+@SHAPES
+def test_who_counts_much_more_than_others_is_checked_though_nobody_was_drawn(config, liar):
+    config = dataclasses.replace(config, check_share=1e-9, steps=12, evaluate_every=100)
+    assert not said(history(config, 0), "banned")
+    swarm = history(dataclasses.replace(config, lies={liar: "exaggerates"}), 0)
+    assert {record["peer"] for record in said(swarm, "banned")} == {liar}
