@@ -115,6 +115,7 @@ proof-9: setup
 proof-10: setup
 	$(PY) -m benchmarks.honest
 	$(PY) -m benchmarks.liars
+	$(PY) -m benchmarks.robust
 
 # Twelve volunteers in the laboratory (root), a fault every half minute for twenty minutes.
 chaos: setup

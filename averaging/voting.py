@@ -148,14 +148,14 @@ class Voting:
         if not self.reduction.complete:
             return []
         votes = tuple(self.reduction.votes[b] for b in sorted(self.reduction.votes))
-        vote = m.Vote(
+        word = m.Vote(
             **self._named,
             plan=plan,
             blocks=votes,
             received=self.reduction.received,
             lengths=self.reduction.lengths,
         )
-        return [Tell(vote)]
+        return [Tell(word)]
 
     @property
     def _named(self) -> dict[str, Any]:

@@ -94,6 +94,13 @@ def found_out(reign: Reign, step: CoordinatedStep) -> Found:
     return found
 
 
+def quarrelled(reign: Reign, step: CoordinatedStep) -> list[Effect]:
+    """Who is in quarrel with whom after the plans of `step`: the log says so."""
+    return [
+        reign.log(kind="quarrel", step=step.number, **news) for news in step.sums.reduce.complaints.news()
+    ]
+
+
 def done_with(reign: Reign, step: CoordinatedStep, out: Mapping[str, str]) -> list[Effect]:
     """Who of those turned out of the reduce of `step`, with the reason for each, is not to come back: the log says so."""
     done = [peer for peer in out if reign.quarrels.is_done_with(peer)]

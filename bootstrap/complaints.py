@@ -7,6 +7,7 @@ for the other; who is in quarrel with most others is turned out, and one of two 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.membership import Range
@@ -27,6 +28,7 @@ class Complaints:
         self._covers: Mapping[int, m.Cover] = {}
         self._roster: Mapping[str, Range] = {}
         self._out: dict[str, str] = {}
+        self._news: list[dict[str, Any]] = []
         self._missed: dict[str, m.Missed] = {}
         """What has not come when the last plan ran out of time, as its members say."""
 
@@ -35,6 +37,11 @@ class Complaints:
         self._covers = {cover.block: cover for cover in covers}
         self._roster = roster
         return self._known.closely(self._covers)
+
+    def news(self) -> list[dict[str, Any]]:
+        """What the log is to say since this was last asked: who is in quarrel with whom, and why."""
+        news, self._news = self._news, []
+        return news
 
     @property
     def pending(self) -> bool:
@@ -55,7 +62,8 @@ class Complaints:
     def torn(self, votes: Mapping[str, m.Vote], blocks: Iterable[int]) -> bool:
         """Votes on `blocks` differ, and name what has come from whom. Whether another plan helps; else somebody is turned out."""
         found = {block: quarrels(votes, block) for block in blocks}
-        return self._follow({pair for pairs in found.values() for pair in pairs}, found, DIFFERS)
+        what = f"they say different things of a sum of block {min(found)}"
+        return self._follow({pair for pairs in found.values() for pair in pairs}, found, DIFFERS, what)
 
     def spoilt(self, votes: Mapping[str, m.Vote], block: int) -> bool:
         """All have the same of `block`, and it is no number. Whether another plan helps; else whoever has added it up is turned out."""
@@ -83,7 +91,9 @@ class Complaints:
             return False
         pair = frozenset((peer, message.peer))
         latest = message.plan == plan
-        helps = self._follow({pair}, {message.block: {pair}} if latest else {}, REFUSED, message.peer)
+        about = {message.block: {pair}} if latest else {}
+        what = f"what {message.peer} sent of block {message.block} cannot be added: {message.why}"
+        helps = self._follow({pair}, about, REFUSED, what, message.peer)
         return latest and helps
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -103,20 +113,29 @@ class Complaints:
             if other in word.parts or not (other in missed and missed[other].parts)
         }
         new = self._known.add(pairs, late=True)
+        self._note(new, "one waits for the other")
         stuck = [block for block in self._covers if not self._has_reducers(block)]
         out = self._shunned(pairs, late=True)
         if pairs and stuck and not out:
             out = {self._known.blamed({peer for pair in pairs for peer in pair})}
         self._go(out, LATE)
-        return new and not stuck
+        return bool(new) and not stuck
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _follow(
-        self, pairs: set[Pair], about: Mapping[int, Collection[Pair]], why: str, accused: str = ""
+        self,
+        pairs: set[Pair],
+        about: Mapping[int, Collection[Pair]],
+        why: str,
+        what: str,
+        accused: str = "",
     ) -> bool:
-        """They are in quarrel, `about` these blocks. Whether there are others to add them up; else, or where most are against one, somebody is turned out."""
+        """They are in quarrel, `about` these blocks, as the log is told (`what`). Whether there are others to add them up; else, or where most are against one,
+        somebody is turned out (`why`).
+        """
         new = self._known.add(pairs)
+        self._note(new, what)
         shunned = self._shunned(pairs)
         out = set(shunned)
         for block, theirs in about.items():
@@ -124,6 +143,9 @@ class Complaints:
                 out = {self._known.blamed({peer for pair in theirs for peer in pair}, accused)}
         self._go(out, why, shunned=shunned)
         return not out
+
+    def _note(self, pairs: Iterable[Pair], what: str) -> None:
+        self._news += [{"peers": peers, "why": what} for peers in sorted(map(sorted, pairs))]
 
     def _go(self, peers: Iterable[str], why: str, shunned: Collection[str] = ()) -> None:
         """They are turned out, those who are `shunned` because most others' words are against theirs."""

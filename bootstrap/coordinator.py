@@ -14,7 +14,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.admission import Admission
 from hetpeer.bootstrap.arranging import Arrangement, Arranging
 from hetpeer.bootstrap.border import Border
-from hetpeer.bootstrap.commits import commit, done_with, evaluation_record, found_out
+from hetpeer.bootstrap.commits import commit, done_with, evaluation_record, found_out, quarrelled
 from hetpeer.bootstrap.decisions import CollectCheckpoint, Disconnect, Effect, Halt, Send, State
 from hetpeer.bootstrap.entering import Entering
 from hetpeer.bootstrap.membership import Standing, Volunteer
@@ -227,7 +227,10 @@ class Coordinator(Reigning):
         return [*step.receive(volunteer.peer, message, now), *self._follow(step, now)]
 
     def _follow(self, step: CoordinatedStep, now: float) -> list[Effect]:
-        """What became of the step, as the run's state."""
+        """What became of the step, as the log says it and the run's state."""
+        return [*quarrelled(self._reign, step), *self._outcome(step, now)]
+
+    def _outcome(self, step: CoordinatedStep, now: float) -> list[Effect]:
         if step.trouble is not None:
             return self._end(step.trouble, completed=False)
         if out := step.sums.turned_out():

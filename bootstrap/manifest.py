@@ -200,6 +200,14 @@ class Manifest(Entry):
             )
         return self
 
+    @model_validator(mode="after")
+    def _can_be_robust(self) -> Manifest:
+        if self.averaging is not None and self.averaging.robust and self.ties:
+            raise ValueError(
+                "averaging.robust does not go with parameters that blocks share: each block would clip them otherwise"
+            )
+        return self
+
     @property
     def tolerance(self) -> float:
         """How far apart the sums of two honest volunteers may be, relative to their length."""

@@ -62,13 +62,13 @@ class Quarrels:
 
     # ── who with whom ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def add(self, pairs: Collection[Pair], *, late: bool = False) -> bool:
-        """These two and two are in quarrel; `late`: one has waited for the other. Whether any of that is new."""
+    def add(self, pairs: Collection[Pair], *, late: bool = False) -> set[Pair]:
+        """These two and two are in quarrel; `late`: one has waited for the other. Returns those of whom that is new."""
         known = self._delays if late else self._words
-        fresh = [pair for pair in pairs if pair not in known]
+        fresh = {pair for pair in pairs if pair not in known}
         if len(known) < MAX_PAIRS:
             known |= dict.fromkeys(pairs, self._commits + REMEMBERED)
-        return bool(fresh)
+        return fresh
 
     def spoils(self, peer: str) -> None:
         """What it has added up is no number, and everybody says so: others are to reduce."""

@@ -169,7 +169,7 @@ class CoordinatorService:
         self._door.recorded(record)
         if record["kind"] == "checkpoint":
             await self._checkpoints.sealed(record)
-        if record["kind"] in ("rollback", "gone", "arranged", "banned", "dispute"):
+        if record["kind"] in ("rollback", "gone", "arranged", "banned", "dispute", "quarrel"):
             _log.warning("%s", {k: v for k, v in record.items() if k != "kind"})
 
     async def _disconnect(self, peer: str) -> None:

@@ -125,6 +125,8 @@ class AveragingSettings(Entry):
     """How long the first that is ready waits for others; `all`: for all of them, `adaptive`: as it turns out to be worth."""
     outer: Outer | None = None
     """None: a cluster goes on from the mean."""
+    robust: bool = False
+    """Whether what is far from the others' parameters is clipped: so a few clusters cannot move the mean far."""
 
 
 class AdamW(Entry):

@@ -19,6 +19,7 @@ from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.grouped.clusters import Clusters
 from hetpeer.bootstrap.grouped.course import Course
 from hetpeer.bootstrap.grouped.door import Door
+from hetpeer.bootstrap.grouped.round import Round
 from hetpeer.bootstrap.grouped.sharing import Sharing
 from hetpeer.bootstrap.grouped.waiting import Waiting
 from hetpeer.bootstrap.membership import Volunteer
@@ -95,7 +96,13 @@ class Grouped:
         if one is None or (message.line, message.group) != (cluster.line, one.number):
             return []
         cluster.resumed(peer, now)
-        return [*one.receive(peer, message, now), *self._turn_out(one.reduce.complaints.turned_out(), now)]
+        return [*one.receive(peer, message, now), *self._quarrelled(one, now)]
+
+    def _quarrelled(self, one: Round, now: float) -> list[Effect]:
+        """Who of an averaging is in quarrel, and who has to go."""
+        complaints = one.reduce.complaints
+        told = [self.clusters.log(kind="quarrel", group=one.number, **news) for news in complaints.news()]
+        return [*told, *self._turn_out(complaints.turned_out(), now)]
 
     def _turn_out(self, peers: Mapping[str, str], now: float) -> list[Effect]:
         """These, with the reason for each, have to come back as others."""
@@ -152,8 +159,8 @@ class Grouped:
         """Who does not vote on what it averages has to come back."""
         effects: list[Effect] = []
         for one in self._averagings.under_way():
-            out = one.reduce.complaints.turned_out() | dict.fromkeys(one.reduce.mute(one.roster(), now), MUTE)
-            effects += self._turn_out(out, now)
+            effects += self._quarrelled(one, now)
+            effects += self._turn_out(dict.fromkeys(one.reduce.mute(one.roster(), now), MUTE), now)
         return effects
 
     # ── what others show of it ───────────────────────────────────────────────────────────────────────────────────

@@ -181,6 +181,13 @@ def init(
             "--corrected", help="Of grouped with AdamW: divide the gradient's variance by the group's size."
         ),
     ] = False,
+    robust: Annotated[
+        bool,
+        typer.Option(
+            "--robust",
+            help="Of grouped: clip what is far from the others, so that a few pipelines cannot move the mean far.",
+        ),
+    ] = False,
     outer_learning_rate: Annotated[
         float | None,
         typer.Option(help="Of grouped: an outer optimizer (DiLoCo) with this learning rate, such as 0.7."),
@@ -272,12 +279,13 @@ def init(
         "delayed": delayed,
         "corrected": corrected,
         "outer": None if outer_learning_rate is None else outer,
+        "robust": robust,
     }
     averaging = validated(AveragingSettings, asked)
     if mode is Mode.EXACT and averaging != AveragingSettings():
         raise LocalError(
             "HP-RUN-001",
-            "--span, --window, --interval, --delayed, --corrected and --outer-* are not of an exact run",
+            "--span, --window, --interval, --delayed, --corrected, --robust and --outer-* are not of an exact run",
             why="pipelines of an exact run are never apart",
             fix="leave them out, or add --mode grouped",
             exit_code=ExitCode.CONFIG,

@@ -164,6 +164,7 @@ class Reducing:
             rounding=rounding,
             rounded=None if written is None else written.extent,
             marking=marking,
+            robust=step.group > 0 and self._schema.robust,
         )
         posted = self._posts.post(command, [*parts, total, written])
 

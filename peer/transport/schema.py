@@ -37,6 +37,7 @@ class Schema:
         self.ties = Ties(manifest.ties)
         self.links = manifest.links
         self.trust = manifest.trust
+        self.robust = manifest.averaging is not None and manifest.averaging.robust
         self.tolerance = manifest.tolerance
         self._elements = {block.index: block.vector_count for block in manifest.blocks}
         self._layouts: dict[tuple[int, bool, int, bool], BundleLayout] = {}

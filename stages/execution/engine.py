@@ -29,6 +29,7 @@ from hetpeer.stages.execution.groups import BlockRules, MakeRules, segments
 from hetpeer.stages.execution.held import HeldBlock, dump_bytes
 from hetpeer.stages.execution.numerics import is_finite, squared_norm
 from hetpeer.stages.execution.rehearsal import rehearse
+from hetpeer.stages.execution.robust import centered_clip
 from hetpeer.stages.execution.staging import CommandError, Staging, refuse_not_finite
 from hetpeer.stages.execution.state import dump, layout_of, load
 from hetpeer.stages.execution.tasks import Tasks
@@ -247,9 +248,12 @@ class Engine(Executor):
         marks: tuple[bytes, ...] = ()
         if command.marking is not None:
             marks = tuple(_mark(part, command.marking) for part in parts)
-        into.copy_(parts[0])
-        for part in parts[1:]:
-            into.add_(part)
+        if command.robust:
+            into.copy_(centered_clip(parts))
+        else:
+            into.copy_(parts[0])
+            for part in parts[1:]:
+                into.add_(part)
         sound = is_finite(into)
         if not sound:
             wrong = tuple(n for n, part in enumerate(parts) if not is_finite(part))

@@ -109,6 +109,8 @@ class Sum(Command[Summed]):
     rounded: Extent | None = None
     marking: Marking | None = None
     """Fingerprint every part as well."""
+    robust: bool = False
+    """What is far from the others is clipped (robust.py): as many times that mean as there are parts, in place of the sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from hetpeer.bootstrap.manifest import (
     sign,
     validated,
 )
+from hetpeer.bootstrap.settings import AveragingSettings
 from hetpeer.bootstrap.signing import MANIFEST
 from hetpeer.dht.errors import ExitCode, LocalError
 
@@ -102,6 +103,13 @@ def test_the_data_plan_is_the_manifests() -> None:
     assert (plan.kind, plan.seed, plan.batch_size, plan.microbatch_size) == ("arrays", 7, 128, 8)
     assert (plan.sample["x"].dtype, plan.sample["x"].shape) == ("float32", (2, 3))
     assert [shard.samples for shard in plan.train] == [20]
+
+
+def test_what_is_clipped_is_not_shared_between_blocks() -> None:
+    robust = make_fields() | {"averaging": {"robust": True}}
+    assert validated(Manifest, robust).averaging == AveragingSettings(robust=True)
+    with pytest.raises(LocalError, match="each block would clip them otherwise"):
+        validated(Manifest, robust | {"ties": [{"uses": [[0, 0, 2], [2, 0, 2]]}]})
 
 
 def test_run_id_follows_content_and_owner() -> None:

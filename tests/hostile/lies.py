@@ -54,7 +54,7 @@ class Liar:
     def planned(self, me: str, message: Any) -> None:
         """A plan has come."""
         kind = self._kind_of(me)
-        if kind and not message.group and min(len(cover.receivers) for cover in message.covers) > OTHERS:
+        if kind and min(len(cover.receivers) for cover in message.covers) > OTHERS:
             self._plans[message.step, message.plan] = kind
 
     def sends(self, head: Any, sums: Vector, elements: int) -> None:

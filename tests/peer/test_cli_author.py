@@ -66,13 +66,18 @@ def test_bad_setting_is_named(tmp_path: Path) -> None:
 
 def test_options_of_a_grouped_run_reach_the_manifest(tmp_path: Path) -> None:
     model = make_author(tmp_path / "author")
-    options = "--batch-size 8 --microbatch-size 2 --sequence-length 16 --mode grouped --span 3 --window all --delayed"
+    options = "--batch-size 8 --microbatch-size 2 --sequence-length 16 --mode grouped --span 3 --window all --delayed --robust"
     more = "--interval 5 --outer-learning-rate 0.7 --outer-momentum 0.8 --optimizer SGD --momentum 0.5"
     text = tmp_path / "author" / "text.txt"
     run_command("init", tmp_path / "run", "--model", model, "--data", text, *options.split(), *more.split())
     manifest = RunDirectory.open(tmp_path / "run").manifest
     assert manifest.averaging == AveragingSettings(
-        span=3, window_s="all", interval=5, delayed=True, outer=Outer(learning_rate=0.7, momentum=0.8)
+        span=3,
+        window_s="all",
+        interval=5,
+        delayed=True,
+        robust=True,
+        outer=Outer(learning_rate=0.7, momentum=0.8),
     )
     assert manifest.optimizer_state == ("momentum_buffer", "outer_anchor", "outer_momentum")
 
