@@ -114,7 +114,10 @@ class Complaints:
         }
         new = self._known.add(pairs, late=True)
         self._note(new, "one waits for the other")
-        stuck = [block for block in self._covers if not self._has_reducers(block)]
+        between = [
+            cover for cover in self._covers.values() if any(pair <= {*cover.receivers} for pair in pairs)
+        ]
+        stuck = [cover.block for cover in between if not self._has_reducers(cover.block)]
         out = self._shunned(pairs, late=True)
         if pairs and stuck and not out:
             out = {self._known.blamed({peer for pair in pairs for peer in pair})}
