@@ -31,8 +31,8 @@ from hetpeer.averaging.ties import Ties
 from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.pipeline import Pipeline
 
-MOST_MISSED = 256
-"""Peers that are named."""
+MOST_MISSED, MOST_NAMED = 256, 1 << 12
+"""Peers that are named; blocks and peers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +152,8 @@ class Voting:
             **self._named,
             plan=plan,
             blocks=votes,
-            received=self.reduction.received,
-            lengths=self.reduction.lengths,
+            received=self.reduction.received[:MOST_NAMED],
+            lengths=self.reduction.lengths[:MOST_NAMED],
         )
         return [Tell(word)]
 

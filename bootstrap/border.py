@@ -64,6 +64,7 @@ class Border:
         if not reign.members.uncovered():
             late = MISSES if self._steps_are_long else 1
             joiners = [v for v in joiners if v.missed >= late and self._times(v) < IN_VAIN]
+            joiners = [v for v in joiners if not reign.quarrels.rests(v.peer)]
         if joiners and reign.state is not State.SYNCING:
             halved = min(map(self._times, joiners))
             reign.state, self._sync_by = State.SYNCING, now + reign.config.sync_s / 2**halved
@@ -72,7 +73,10 @@ class Border:
     def expects(self) -> bool:
         """Whether somebody comes who can only come in when steps do not overlap."""
         return any(
-            self.available(v.place) and not v.slow and self._times(v) < IN_VAIN
+            self.available(v.place)
+            and not v.slow
+            and self._times(v) < IN_VAIN
+            and not self._reign.quarrels.rests(v.peer)
             for v in self._reign.members.volunteers.values()
             if v.standing in (Standing.PREPARED, Standing.SYNCING)
         )

@@ -22,7 +22,7 @@ def commit(
 ) -> list[Effect]:
     """`step` is committed by `decision`: the log says so, and then those who work on it are told."""
     logged = reign.log(**_commit_record(step, decision, reign, now))
-    reign.guard.committed(step.sums.lengths)
+    reign.guard.committed(step.sums.lengths if step.sums.checks.wanted else {})
     effects: list[Effect] = [logged]
     if step.ledger.evaluation:
         effects.append(reign.log(**evaluation_record(step)))

@@ -17,14 +17,17 @@ from hetpeer.bootstrap.splits import quarrels, spoilers
 DIFFERS = "what it says of sums is not what others say"
 SPOILS = "what it adds up is no number"
 REFUSED = "parts that it has sent or refused could not be added"
+MOST_NAMED = 16
+"""Pairs in one line of the log."""
 LATE = "others wait for it in vain, or it for them"
 
 
 class Complaints:
-    """Those of one reduce; `known` is what is known by now, of earlier ones, too."""
+    """Those of one reduce; `known` is what is known by now, of earlier ones, too, `ties` the blocks that share a parameter with one."""
 
-    def __init__(self, known: Quarrels) -> None:
+    def __init__(self, known: Quarrels, ties: Mapping[int, Collection[int]]) -> None:
         self._known = known
+        self._ties = ties
         self._covers: Mapping[int, m.Cover] = {}
         self._roster: Mapping[str, Range] = {}
         self._out: dict[str, str] = {}
@@ -67,34 +70,33 @@ class Complaints:
 
     def spoilt(self, votes: Mapping[str, m.Vote], block: int) -> bool:
         """All have the same of `block`, and it is no number. Whether another plan helps; else whoever has added it up is turned out."""
-        found = spoilers(votes, block)
+        concerned = [
+            cover for cover in self._covers.values() if cover.block in (block, *self._ties.get(block, ()))
+        ]
+        found = spoilers(votes, block, {peer for cover in concerned for peer, _ in cover.reducers})
         for peer in found:
             self._known.spoils(peer)
-        if self._has_reducers(block):
+        if found and self._has_reducers(block):
             return True
         self._go(found or {self._known.blamed(self._covers[block].receivers)}, SPOILS, shunned=found)
         return False
 
-    @property
-    def overflow(self) -> bool:
-        """Whether so many have added up something that is no number that it must be the model's doing."""
-        return self._known.overflow
+    def overflows(self, block: int) -> bool:
+        """Whether all of several holders have added up something of `block` that is no number: it must be the model's doing."""
+        return self._known.have_all_spoilt(self._covers[block].receivers)
 
     # ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def objected(self, peer: str, message: m.Objection, plan: int) -> bool:
-        """A holder of a block cannot add what another has sent of it. Whether another plan than `plan`, the latest, is needed, and helps."""
+        """A reducer of `plan`, the latest, cannot add what another has sent. Whether another plan is needed, and helps."""
         cover = self._covers.get(message.block)
-        if cover is None or peer not in cover.receivers or message.peer == peer or message.plan > plan:
+        if cover is None or message.plan != plan or message.peer == peer:
             return False
-        if message.peer not in {holder for holder, _ in cover.slots}:
+        if peer not in dict(cover.reducers) or message.peer not in dict(cover.slots):
             return False
         pair = frozenset((peer, message.peer))
-        latest = message.plan == plan
-        about = {message.block: {pair}} if latest else {}
         what = f"what {message.peer} sent of block {message.block} cannot be added: {message.why}"
-        helps = self._follow({pair}, about, REFUSED, what, message.peer)
-        return latest and helps
+        return self._follow({pair}, {message.block: {pair}}, REFUSED, what, message.peer)
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -105,13 +107,21 @@ class Complaints:
 
     def late(self) -> bool:
         """One more plan has run out of time. Whether others than before are to add up in the next one, by what was said of the one before."""
-        missed, self._missed = self._missed, {}
-        pairs = {
-            frozenset((peer, other))
+        missed = {peer: word for peer, word in self._missed.items() if peer in self._roster}
+        self._missed = {}
+        waited_for = {
+            (peer, other)
             for peer, word in missed.items()
             for other in self._roster.keys() & {*word.parts, *word.sums} - {peer}
             if other in word.parts or not (other in missed and missed[other].parts)
         }
+        accused = {other for _, other in waited_for}
+        if any(
+            2 * len(accused.intersection(cover.receivers)) > len(cover.receivers)
+            for cover in self._covers.values()
+        ):
+            return False  # most are waited for: it is slow, and nobody's doing
+        pairs = {frozenset(pair) for pair in waited_for}
         new = self._known.add(pairs, late=True)
         self._note(new, "one waits for the other")
         between = [
@@ -122,6 +132,7 @@ class Complaints:
         if pairs and stuck and not out:
             out = {self._known.blamed({peer for pair in pairs for peer in pair})}
         self._go(out, LATE)
+        self._known.waited_in_vain(out)
         return bool(new) and not stuck
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -140,7 +151,7 @@ class Complaints:
         new = self._known.add(pairs)
         self._note(new, what)
         shunned = self._shunned(pairs)
-        out = set(shunned)
+        out = shunned
         for block, theirs in about.items():
             if not out and theirs and not (new and self._has_reducers(block)):
                 out = {self._known.blamed({peer for pair in theirs for peer in pair}, accused)}
@@ -148,7 +159,9 @@ class Complaints:
         return not out
 
     def _note(self, pairs: Iterable[Pair], what: str) -> None:
-        self._news += [{"peers": peers, "why": what} for peers in sorted(map(sorted, pairs))]
+        known = sorted(map(sorted, pairs))
+        if known:
+            self._news.append({"pairs": known[:MOST_NAMED], "of": len(known), "why": what})
 
     def _go(self, peers: Iterable[str], why: str, shunned: Collection[str] = ()) -> None:
         """They are turned out, those who are `shunned` because most others' words are against theirs."""
@@ -158,19 +171,19 @@ class Complaints:
 
     def _has_reducers(self, block: int) -> bool:
         """Whether somebody is left who may add up `block`."""
-        return bool(reducers(self._known, self._covers[block].receivers, dict(self._covers[block].slots)))
+        cover = self._covers[block]
+        return bool(reducers(self._known, cover.receivers, {*dict(cover.slots), *cover.observers}))
 
     def _shunned(self, pairs: Iterable[Pair], *, late: bool = False) -> set[str]:
         """Who of these has most others against it who hold a block of its own."""
-        return {
-            peer
-            for peer in {peer for pair in pairs for peer in pair}
-            for cover in self._covers.values()
-            if peer in cover.receivers
-            if self._known.is_shunned(peer, cover.receivers, late=late)
-        }
+        concerned = {peer for pair in pairs for peer in pair}
+        found: set[str] = set()
+        for cover in self._covers.values():
+            if not concerned.isdisjoint(cover.receivers):
+                found |= self._known.shunned(cover.receivers, late=late)
+        return found & concerned
 
 
-def reducers(known: Quarrels, holders: tuple[str, ...], senders: Collection[str]) -> tuple[str, ...]:
-    """Which holders of a block may add up what `senders` have of it, and give it to all holders."""
-    return known.fit(holders, {*senders, *holders})
+def reducers(known: Quarrels, holders: tuple[str, ...], others: Collection[str]) -> tuple[str, ...]:
+    """Which holders of a block may add it up for all of them, and for the `others` who have sums of it or get some."""
+    return known.fit(holders, {*others, *holders})

@@ -256,6 +256,7 @@ class Coordinator(Reigning):
         step = self._steps.first
         mute = dict.fromkeys(step.sums.reduce.mute(step.roster, now), "it did not vote on three plans")
         if mute:
+            self._reign.quarrels.waited_in_vain(mute)
             return self._fence(mute, now)
         if self._entering.hopeless(step, now):
             return self._roll_back(f"nobody comes for block {step.orphaned[0]}", now)

@@ -40,7 +40,7 @@ class Entering:
         """Whether `volunteer`, who has the current state, comes into the running step."""
         if step is None or volunteer not in self._outside(step):
             return False
-        welcome = volunteer.peer not in step.sums.unwanted and not step.sums.under_way
+        welcome = not step.shuts_out(volunteer.peer) and not step.sums.under_way
         return self._is_missing(step, volunteer) or welcome
 
     def hopeless(self, step: CoordinatedStep, now: float) -> bool:
@@ -63,7 +63,7 @@ class Entering:
         return not set(step.orphaned).isdisjoint(range(*(volunteer.place or (0, 0))))
 
     def _pays(self, step: CoordinatedStep, volunteer: Volunteer, now: float) -> bool:
-        if volunteer.peer in step.sums.unwanted or step.sums.under_way:
+        if step.shuts_out(volunteer.peer) or step.sums.under_way:
             return False
         if not self._border.available(volunteer.place):
             return False

@@ -17,6 +17,9 @@ class Pace:
 
     def __init__(self) -> None:
         self._factor = 1.0
+        self._before: float | None = None
+        """What it was before anything ran out since the last commit."""
+        self._blamed = False
 
     def patience(self, seconds: float) -> float:
         """`seconds`, as often as it takes here."""
@@ -24,15 +27,19 @@ class Pace:
 
     def ran_out(self) -> None:
         """Something took longer than our patience."""
+        if self._before is None:
+            self._before = self._factor
         self._factor = min(2 * self._factor, MAX_FACTOR)
 
     def blamed(self) -> None:
-        """It was somebody's doing, and not too short."""
-        self._factor = max(1.0, self._factor / 2)
+        """It was somebody's doing, if a step is committed without that one; and what ran out before was not too short."""
+        self._blamed = True
 
     def committed(self) -> None:
         """A step was committed."""
-        self._factor = max(1.0, DECAY * self._factor)
+        if self._blamed and self._before is not None:
+            self._factor = self._before
+        self._factor, self._before, self._blamed = max(1.0, DECAY * self._factor), None, False
 
 
 class Lull:

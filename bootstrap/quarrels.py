@@ -16,8 +16,8 @@ CLOSELY = 20
 """Commits for which votes on a block name what has come from each reducer, after they have differed."""
 TIMES = 3
 """Who was turned out so often by most others, because of what it has said or sent, is not let in again."""
-OVERFLOW = 3
-"""If more than so many have added up something that is no number, it is what they were given."""
+LONGEST = 6
+"""Who was waited for in vain rests for two commits, four, and so on, at most 64."""
 MAX_PAIRS = 1 << 14
 
 Pair = frozenset[str]
@@ -36,6 +36,8 @@ class Quarrels:
         self._spoilers: dict[str, int] = {}
         """Whose sums were no numbers."""
         self._closely: dict[int, int] = {}
+        self._rests: dict[str, int] = {}
+        self._vain: Counter[str] = Counter()
         self._out: Counter[str] = Counter()
         self._shunned: Counter[str] = Counter()
 
@@ -46,6 +48,9 @@ class Quarrels:
         self._delays = self._remembered(self._delays)
         self._spoilers = self._remembered(self._spoilers)
         self._closely = self._remembered(self._closely)
+        self._rests = self._remembered(self._rests)
+        if self._commits % REMEMBERED == 0:
+            self._vain = Counter({peer: times // 2 for peer, times in self._vain.items() if times > 1})
 
     def _remembered(self, known: Mapping[Known, int]) -> dict[Known, int]:
         return {one: until for one, until in known.items() if until > self._commits}
@@ -65,19 +70,17 @@ class Quarrels:
     def add(self, pairs: Collection[Pair], *, late: bool = False) -> set[Pair]:
         """These two and two are in quarrel; `late`: one has waited for the other. Returns those of whom that is new."""
         known = self._delays if late else self._words
-        fresh = {pair for pair in pairs if pair not in known}
-        if len(known) < MAX_PAIRS:
-            known |= dict.fromkeys(pairs, self._commits + REMEMBERED)
-        return fresh
+        fresh = sorted(map(sorted, (pair for pair in pairs if pair not in known)))[: MAX_PAIRS - len(known)]
+        known |= {frozenset(pair): self._commits + REMEMBERED for pair in fresh}
+        return set(map(frozenset, fresh))
 
     def spoils(self, peer: str) -> None:
         """What it has added up is no number, and everybody says so: others are to reduce."""
         self._spoilers[peer] = self._commits + REMEMBERED
 
-    @property
-    def overflow(self) -> bool:
-        """Whether so many sums were no numbers that it must be the model's doing."""
-        return len(self._spoilers) > OVERFLOW
+    def have_all_spoilt(self, holders: Collection[str]) -> bool:
+        """Whether all of several holders have added up something that is no number: it must be the model's doing."""
+        return len(holders) > 1 and self._spoilers.keys() >= set(holders)
 
     def fit(self, peers: Sequence[str], others: Collection[str]) -> tuple[str, ...]:
         """Who of `peers` may add up what `others`, they among them, send, and give it to them. What those say who are in quarrel with most does not count
@@ -98,10 +101,11 @@ class Quarrels:
 
     # ── who has to go ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def is_shunned(self, peer: str, holders: Collection[str], *, late: bool = False) -> bool:
-        """Whether `peer`, one of the `holders` of a block, is in quarrel with more than one of the others, and with most of them."""
-        known = self._delays if late else self._words
-        return self._most(sum(frozenset((peer, other)) in known for other in holders), holders)
+    def shunned(self, holders: Collection[str], *, late: bool = False) -> set[str]:
+        """Which of the `holders` of a block are in quarrel with more than one of the others, and with most of them."""
+        known, there = self._delays if late else self._words, set(holders)
+        against = Counter(peer for pair in known if pair <= there for peer in pair)
+        return {peer for peer, others in against.items() if self._most(others, there)}
 
     def blamed(self, peers: Iterable[str], accused: str = "") -> str:
         """Who of these, whose words are against each other, has to come back as another: who had to least often, `accused` before others."""
@@ -111,6 +115,16 @@ class Quarrels:
         """It has to come back as another; `shunned`: as its word is against most others'."""
         self._out[peer] += 1
         self._shunned[peer] += shunned
+
+    def waited_in_vain(self, peers: Iterable[str]) -> None:
+        """These were turned out because others had waited for them: they rest, the longer the oftener that was."""
+        for peer in peers:
+            self._vain[peer] += 1
+            self._rests[peer] = self._commits + 2 ** min(self._vain[peer], LONGEST)
+
+    def rests(self, peer: str) -> bool:
+        """Whether the others had better go on without `peer`, if they can."""
+        return peer in self._rests
 
     def is_done_with(self, peer: str) -> bool:
         """Whether it has spoilt so much that it is not to come back at all."""

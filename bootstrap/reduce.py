@@ -6,9 +6,11 @@ say follows who adds up nothing for whom in the next one (complaints.py).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.reduction import LENGTH, NEWS
 from hetpeer.averaging.shares import Load, alike, divide
 from hetpeer.bootstrap.complaints import Complaints, reducers
 from hetpeer.bootstrap.decisions import CoordinatorConfig
@@ -51,7 +53,7 @@ class Reduce:
         """The votes of all holders on each block's sum, once they agree."""
         self.trouble: str | None = None
         """Why there will be no decision."""
-        self.complaints = Complaints(known)
+        self.complaints = Complaints(known, config.ties)
         self.closely: tuple[int, ...] = ()
         """Blocks whose votes are to name what has come from each reducer."""
         self._config = config
@@ -60,8 +62,10 @@ class Reduce:
         self._pace = pace
         self._guarded = guarded
         self._votes: dict[str, m.Vote] = {}
+        self._shards: Counter[str] = Counter()
+        """How much of the plan may still arrive at whom, in shards' lengths."""
         self._late = 0
-        self._overran = 0
+        self._overran = -1
         """The last plan that has run out of time."""
 
     def make(
@@ -77,6 +81,7 @@ class Reduce:
         covers = divided(
             sums, roster, sizes, self._config.ties, self._uplinks, self._known, guarded=self._guarded
         )
+        self._shards = _shards(covers, sizes)
         self.closely = self.complaints.begin(covers, dict(roster))
         return {
             peer: tuple(
@@ -121,7 +126,7 @@ class Reduce:
         if split:
             return self.complaints.torn(self._votes, sorted(split))
         again = self.complaints.spoilt(self._votes, min(broken))
-        if self.complaints.overflow:
+        if self.complaints.overflows(min(broken)):
             self.trouble = f"the sum of block {min(broken)} is not finite, whoever adds it up"
         return again and self.trouble is None
 
@@ -136,9 +141,9 @@ class Reduce:
         return agreed, split
 
     @property
-    def votes(self) -> Collection[m.Vote]:
-        """On the latest plan."""
-        return self._votes.values()
+    def votes(self) -> Mapping[str, m.Vote]:
+        """On the latest plan, by who has voted."""
+        return self._votes
 
     def objected(self, peer: str, message: m.Objection) -> bool:
         """`peer` cannot add what another has sent. True: another plan is needed."""
@@ -146,9 +151,10 @@ class Reduce:
 
     # ── patience ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def moves(self, message: m.Reducing, now: float) -> None:
-        """Shards of the plan arrive: it is slow, not stuck."""
-        if self.under_way and message.plan == self.plan:
+    def moves(self, peer: str, message: m.Reducing, now: float) -> None:
+        """Shards of the plan arrive at `peer`: it is slow, not stuck. It cannot say so oftener than there are shards."""
+        if self.under_way and message.plan == self.plan and self._shards[peer] > 0:
+            self._shards[peer] -= NEWS
             self._moved_at = now
 
     def overdue(self, now: float) -> bool:
@@ -161,10 +167,12 @@ class Reduce:
 
     def ran_out(self) -> bool:
         """It is to be made anew for that reason, by others, if what was said of the one before helps. False: once those have gone who are turned out."""
+        self._pace.ran_out()
         helps = self.complaints.late()
-        blamed = helps or self.complaints.pending
-        self._pace.blamed() if blamed else self._pace.ran_out()
-        self._late = min(self._late + 1, MAX_PLANS - 2) if blamed else self._late + 1
+        if helps or self.complaints.pending:
+            self._pace.blamed()
+            self._late = min(self._late, MAX_PLANS - 3)
+        self._late += 1
         self._overran = self.plan
         return not self.complaints.pending
 
@@ -177,7 +185,10 @@ class Reduce:
         """Who of `roster` did not vote in time on the last plan that they are given."""
         if self._late < MAX_PLANS - 1 or not self.overdue(now):
             return []
-        return sorted(set(roster) - self._votes.keys())
+        mute = sorted(set(roster) - self._votes.keys())
+        if self._votes:
+            self._pace.blamed()
+        return mute
 
 
 def divided(
@@ -195,13 +206,13 @@ def divided(
     """
     holders = {b: sorted(p for p, (i, j) in roster.items() if i <= b < j) for b in sums}
     senders = {b: frozenset(peer for peer, _ in sums[b]) for b in sums}
-    fit = {b: reducers(known, tuple(holders[b]), senders[b]) for b in sums}
-    loads = {b: Load(sizes[b], senders[b], tuple(holders[b]), fit[b]) for b in sums}
-    shares = divide(loads, uplinks, guarded=guarded)
     observers = {
         block: sorted({p for other in ties.get(block, ()) for p in holders[other]} - set(holders[block]))
         for block in sums
     }
+    fit = {b: reducers(known, tuple(holders[b]), {*senders[b], *observers[b]}) for b in sums}
+    loads = {b: Load(sizes[b], senders[b], tuple(holders[b]), fit[b]) for b in sums}
+    shares = divide(loads, uplinks, guarded=guarded)
     return [
         m.Cover(
             block=block,
@@ -212,3 +223,15 @@ def divided(
         )
         for block in sorted(sums)
     ]
+
+
+def _shards(covers: Iterable[m.Cover], sizes: Mapping[int, int]) -> Counter[str]:
+    """Who gets how many elements in a plan, as parts and as sums, in shards' lengths; a little more where there is little."""
+    found: Counter[str] = Counter()
+    for cover in covers:
+        length, total = -(-sizes[cover.block] // LENGTH), sum(share for _, share in cover.reducers)
+        for reducer, share in cover.reducers:
+            found[reducer] += 1 + len(cover.slots) * length * share // total
+        for reader in (*cover.receivers, *cover.observers):
+            found[reader] += length
+    return found

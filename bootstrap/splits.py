@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from itertools import combinations
 
 from hetpeer.averaging import messages as m
@@ -38,11 +38,11 @@ def quarrels(votes: Mapping[str, m.Vote], block: int) -> set[Pair]:
     )
 
 
-def spoilers(votes: Mapping[str, m.Vote], block: int) -> set[str]:
-    """Who has added up something of `block`, or of what is tied to it, that is no number, as half of its holders say, or more."""
+def spoilers(votes: Mapping[str, m.Vote], block: int, reducers: Collection[str]) -> set[str]:
+    """Which of the `reducers` of `block`, and of what is tied to it, have added up something that is no number, as most of its holders say."""
     words = [word for vote in votes.values() if (word := _received(vote, block))]
     against = Counter(reducer for word in words for (_, reducer), (_, finite) in word.items() if not finite)
-    return {reducer for reducer, said in against.items() if 2 * said >= len(words)}
+    return {reducer for reducer in reducers if 2 * against[reducer] > len(words)}
 
 
 def _on(vote: m.Vote, block: int) -> m.BlockVote | None:
@@ -54,11 +54,11 @@ def _received(vote: m.Vote, block: int) -> dict[Source, tuple[str, bool]]:
 
 
 def _apart(reducer: str, words: Mapping[str, Hashable]) -> set[Pair]:
-    """`words`: what each has from `reducer`, who has it from itself, if it holds the block, too."""
-    usual = (
-        words.get(reducer)
-        or max(sorted(Counter(words.values()).items(), key=repr), key=lambda one: one[1])[0]
-    )
+    """`words`: what each has from `reducer`, who has it from itself, if it holds the block, too. Else most of them decide, and if there are not more of one kind, nobody."""
+    usual = words.get(reducer)
+    if usual is None:
+        (usual, most), *others = Counter(words.values()).most_common(2)
+        usual = None if others and others[0][1] == most else usual
     return {frozenset((reducer, peer)) for peer, word in words.items() if word != usual and peer != reducer}
 
 

@@ -99,7 +99,7 @@ class Summing:
         """A word of `peer`, who is on the roster, on plans and spot checks. Raises `ProtocolError` for what no honest peer says."""
         match message:
             case m.Reducing():
-                self.reduce.moves(message, now)
+                self.reduce.moves(peer, message, now)
             case m.Missed():
                 self.reduce.missed(peer, message)
             case m.Objection():
@@ -127,7 +127,7 @@ class Summing:
     @property
     def lengths(self) -> Lengths:
         """How long what everybody counts is, by those who have added it up."""
-        return lengths(self.reduce.votes, self.covers)
+        return lengths(self.reduce.votes, self._told.values())
 
     def _contents(self, peer: str) -> list[m.Contents]:
         """What `peer` counts."""

@@ -233,6 +233,10 @@ class CoordinatedStep:
         known = self._make_known() if shared else []
         return [begin, *fresh, *known, *(self._tell(first, tasks) for first, tasks in sorted(shared.items()))]
 
+    def shuts_out(self, peer: str) -> bool:
+        """Whether `peer` was turned out of it, or rests, and the others get on without."""
+        return not self.stalls and (peer in self.sums.unwanted or self._reign.quarrels.rests(peer))
+
     def leave(self, peers: Iterable[str]) -> list[str]:
         """Strike `peers` off the roster; returns those that were on it."""
         left = [peer for peer in peers if self.roster.pop(peer, None) is not None]

@@ -12,6 +12,7 @@ from typing import Any
 from hetpeer.bootstrap.decisions import Effect
 from hetpeer.bootstrap.grouped.round import Round
 from hetpeer.bootstrap.patience import Pace
+from hetpeer.bootstrap.quarrels import Quarrels
 from hetpeer.bootstrap.reign import Reign
 
 Record = Mapping[str, Any]
@@ -34,6 +35,7 @@ class Averagings:
         self._groups = 0
         """The last group. No number is used twice."""
         self._pace = Pace()
+        self.quarrels = Quarrels()
 
     def add(self, record: Record) -> None:
         """Fold one more record of the log."""
@@ -83,7 +85,7 @@ class Averagings:
     def begin(self, reigns: Mapping[int, Reign], now: float, *, last: bool) -> list[Effect]:
         """Clusters with these reigns, two or more, average; `last`: nothing is trained after it, so nobody trains on meanwhile."""
         self._groups += 1
-        one = Round(self._groups, reigns, self._pace, now, delayed=self._delayed and not last)
+        one = Round(self._groups, reigns, self.quarrels, self._pace, now, delayed=self._delayed and not last)
         self._rounds |= dict.fromkeys(one.clusters, one)
         self._since |= one.copies
         return one.begin(now)
@@ -107,7 +109,7 @@ class Averagings:
             return None
         record = one.decided(now)
         self._pace.committed()
-        one.quarrels.committed()
+        self.quarrels.committed()
         for cluster in one.clusters:
             del self._rounds[cluster]
             self._promised[cluster] = record

@@ -15,7 +15,6 @@ from hetpeer.bootstrap.decisions import CoordinatorConfig, Record
 from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import Membership
-from hetpeer.bootstrap.quarrels import Quarrels
 from hetpeer.bootstrap.reign import Reign
 from hetpeer.bootstrap.standing import Standings
 
@@ -39,7 +38,6 @@ class Clusters:
         self._clusters: dict[int, Cluster] = {}
         self._allowances = Allowances()
         self._standings = Standings()
-        self.quarrels = Quarrels()
         self.saver: Cluster | None = None
         """Whose checkpoint is collected."""
         self.term = 0
@@ -93,7 +91,7 @@ class Clusters:
         line = m.Line(term=self.term, view=0, cluster=number)
         self._numbers = max(self._numbers, number + 1)
         self._clusters[number] = cluster = Cluster(
-            Reign(config, history, agenda, line, members, self._allowances, self._standings, self.quarrels),
+            Reign(config, history, agenda, line, members, self._allowances, self._standings),
             now,
             founded=founded,
         )

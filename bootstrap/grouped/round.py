@@ -14,6 +14,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.decisions import Effect, Send
 from hetpeer.bootstrap.membership import Range
 from hetpeer.bootstrap.patience import Pace
+from hetpeer.bootstrap.quarrels import Quarrels
 from hetpeer.bootstrap.reduce import Reduce
 from hetpeer.bootstrap.reign import Reign
 
@@ -22,7 +23,14 @@ class Round:
     """Group `number` of the clusters with these reigns, all at rest and whole. `delayed`: they train on meanwhile."""
 
     def __init__(
-        self, number: int, reigns: Mapping[int, Reign], pace: Pace, now: float, *, delayed: bool
+        self,
+        number: int,
+        reigns: Mapping[int, Reign],
+        known: Quarrels,
+        pace: Pace,
+        now: float,
+        *,
+        delayed: bool,
     ) -> None:
         self.number = number
         self.delayed = delayed
@@ -37,8 +45,7 @@ class Round:
         uplinks = {peer: rate for reign in reigns.values() for peer, rate in reign.members.uplinks().items()}
         first = next(iter(reigns.values()))
         self._blocks = first.members.blocks
-        self.quarrels = first.quarrels
-        self.reduce = Reduce(first.config, uplinks, self.quarrels, pace, now)
+        self.reduce = Reduce(first.config, uplinks, known, pace, now)
 
     @property
     def clusters(self) -> tuple[int, ...]:
@@ -120,7 +127,7 @@ class Round:
             case m.Objection() if self.reduce.objected(peer, message):
                 return self._plan(now)
             case m.Reducing():
-                self.reduce.moves(message, now)
+                self.reduce.moves(peer, message, now)
             case m.Missed():
                 self.reduce.missed(peer, message)
             case _:

@@ -108,7 +108,7 @@ class Grouped:
         """These, with the reason for each, have to come back as others."""
         effects: list[Effect] = []
         for peer, why in peers.items():
-            if self.clusters.quarrels.is_done_with(peer):
+            if self._averagings.quarrels.is_done_with(peer):
                 effects.append(self.clusters.log(kind="banned", peer=peer, why=why))
             cluster = self.clusters.of(peer)
             if cluster is not None:

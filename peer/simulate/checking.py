@@ -23,7 +23,7 @@ LATE = 8
 """Steps after which it is known what is usual."""
 
 
-UNSAID = {"refuses": m.Checked, "hides": m.Shown, "mute": m.Compared}
+UNSAID = {"refuses": m.Checked, "hides": m.Shown, "mute": m.Compared, "abstains": m.Vote}
 """Lie → the message that never comes."""
 
 

@@ -61,7 +61,7 @@ class SwarmConfig:
     what it "lends" for a check, what it "answers" to a checker, what it "accuses" others by as a checker. Words: it "slanders" who has given it something, or
     "excuses" itself with digests of something else. Or it "refuses" to check, "hides" what it has received, is "mute" about bundles, "evades"
     the question what it has computed from. In a reduce: it "tears" what it adds up, others get something else than itself, "spoils" it, so that it is no number, or "withholds"
-    it; "objects" to others' parts; "votes" falsely, or "denies" what it was given, too.
+    it; "objects" to others' parts; it "keeps" its own, or "abstains" from voting; "votes" falsely, or "denies" what it was given, too.
     """
     arranged_s: float = 0.0
     """Another division of the blocks is proposed so often; 0: never."""

@@ -31,6 +31,11 @@ class Lying:
         """A sum that it has made."""
         return SPOILT if "spoils" in self._lies else value
 
+    @property
+    def keeps(self) -> bool:
+        """Whether its own parts stay with it."""
+        return "keeps" in self._lies
+
     def gives(self, to: str) -> bool:
         """Whether `to` gets that sum."""
         return to == self._name or "withholds" not in self._lies

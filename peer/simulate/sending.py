@@ -106,6 +106,8 @@ class Sending:
 
     def _send_part(self, step: e.StepId, effect: e.SendPart) -> None:
         shard, swarm = effect.shard, self._swarm
+        if self._worker.checking.lying.keeps:
+            return
         origin = self._origin(step, shard.plan)
 
         def carry(piece: p.Handle) -> None:

@@ -106,7 +106,7 @@ def test_who_leaves_takes_the_votes_with_it_and_excuses_who_was_late():
 
 def test_a_plan_is_overdue_when_nothing_comes_and_who_is_silent_three_times_is_mute():
     one, now = reduce(), 0.0
-    one.moves(Reducing(line=LINE, step=0, plan=1), 9.0)
+    one.moves("a", Reducing(line=LINE, step=0, plan=1), 9.0)
     assert not one.overdue(18.0)
     assert one.overdue(19.0)
     for _ in range(MAX_PLANS - 1):

@@ -4,6 +4,7 @@ That it ends in the state of one machine is looked at in each history.
 """
 
 import dataclasses
+from itertools import pairwise
 from statistics import fmean
 
 import pytest
@@ -35,7 +36,7 @@ SOON = 3
 def lying(config, lie, seed=0, faults=0, **more):
     """The last volunteer lies. Returns the swarm at the run's end."""
     liar = f"v{config.volunteers - 1}"
-    config = dataclasses.replace(config, lies={liar: lie}, steps=12, evaluate_every=100, **more)
+    config = dataclasses.replace(config, **{"lies": {liar: lie}, "steps": 12, "evaluate_every": 100} | more)
     swarm = Swarm(seed, config, Symbols(BLOCKS), Coverage())
     Faults(swarm, faults)
     swarm.run(900.0)
@@ -68,6 +69,18 @@ def test_who_contradicts_most_others_again_and_again_does_not_come_back(lie):
     (banned,) = said(swarm, "banned")
     assert banned["peer"] == liar
     assert not swarm.volunteers[liar].alive
+
+
+@pytest.mark.parametrize("shape", ["one stage", "two stages"])
+@pytest.mark.parametrize("lie", ["keeps", "abstains"])
+def test_who_is_waited_for_in_vain_holds_up_ever_fewer_steps(lie, shape):
+    swarm, liar = lying(SEVERAL[shape], lie, steps=40)
+    assert {record["peer"] for record in said(swarm, "gone")} <= {liar}
+    assert not said(swarm, "banned"), "it may be its line"
+    slow = [record["step"] for record in said(swarm, "commit") if record["plan"] > 1]
+    apart = [later - earlier for earlier, later in pairwise(slow)]
+    assert 2 <= len(slow) <= 6
+    assert apart == sorted(apart)
 
 
 @pytest.mark.parametrize("shape", PAIRS)
