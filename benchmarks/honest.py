@@ -1,4 +1,4 @@
-"""Is anybody honest ever banned by spot checks? Simulated swarms of honest volunteers under faults, until they have made so many contributions.
+"""Is anybody honest ever banned, by spot checks or for what others say of reduces? Simulated swarms of honest volunteers under faults, until they have made so many contributions.
 
 Each seed is another swarm (peer/simulate/run.py has its shapes) of eight volunteers, of whose contributions a fifth is checked: they die, freeze, leave, lose
 their lines and come back, the coordinator too; steps overlap, links are narrow, volunteers are moved. Every invariant of the simulator is watched as ever.
@@ -43,6 +43,8 @@ class Tally:
     """Verdict → how many ended with it."""
     bans: list[dict[str, Any]] = field(default_factory=list)
     disputes: list[dict[str, Any]] = field(default_factory=list)
+    quarrels: int = 0
+    """Pairs of whom one has waited for the other in vain, or could not add what it sent: lines break, and parts are spoilt."""
     broken: dict[int, str] = field(default_factory=dict)
     """Seed → the invariant and how."""
 
@@ -52,7 +54,7 @@ class Tally:
 
         def taken(checks: SpotChecks) -> Any:
             ended = take(checks)
-            self.checks.update(check.verdict.value for check in ended)
+            self.checks.update(check.outcome.verdict.value for check in ended)
             return ended
 
         SpotChecks.take = taken  # type: ignore[method-assign]
@@ -77,6 +79,8 @@ class Tally:
                     self.contributions += len(record["counted"]) // 2  # a number and an amount for each
                 case "banned":
                     self.bans.append({"seed": seed, **record})
+                case "quarrel":
+                    self.quarrels += record["of"]
                 case "dispute":
                     self.disputes.append({"seed": seed, **record})
                 case _:
@@ -103,6 +107,7 @@ def measure(options: Any) -> dict[str, Any]:
         "checks": dict(tally.checks),
         "bans": tally.bans,
         "disputes": tally.disputes,
+        "quarrels": tally.quarrels,
         "violations": [{"seed": seed, "why": why} for seed, why in tally.broken.items()],
         "processor_s": round(time.process_time() - began, 1),
         "goals": goals,
@@ -114,7 +119,8 @@ def show(figures: dict[str, Any]) -> None:
     checks = ", ".join(f"{count} {verdict}" for verdict, count in sorted(figures["checks"].items()))
     print(
         f"{figures['contributions']} contributions in {figures['histories']} histories with {figures['faults']} faults;"
-        f" checks: {checks or 'none'}; {len(figures['bans'])} bans, {len(figures['disputes'])} disputes"
+        f" checks: {checks or 'none'}; {len(figures['bans'])} bans, {len(figures['disputes'])} disputes,"
+        f" {figures['quarrels']} pairs in quarrel"
     )
     for one in (*figures["bans"], *figures["disputes"], *figures["violations"]):
         print(f"  {one}")
