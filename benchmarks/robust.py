@@ -107,8 +107,8 @@ def measure(options: Any) -> dict[str, Any]:
     honest = middle["mean"]
     apart = {name: loss / honest - 1.0 for name, loss in middle.items()}
     goals = {
-        "clipped, the loss is that of honest means, whoever lies": all(
-            abs(apart[name]) <= NEAR for name in apart if name.startswith("robust")
+        "clipped, the loss is no worse than that of honest means, whoever lies": all(
+            apart[name] <= NEAR for name in apart if name.startswith("robust")
         ),
         "the lies do harm to the mean": all(apart[f"mean {lie}"] >= FAR for lie in LIES if lie),
     }
