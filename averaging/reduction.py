@@ -57,7 +57,7 @@ def in_turns(shards: Iterable[Shard]) -> list[Shard]:
     return [shard for _, _, shard in sorted(turns, key=lambda turn: turn[:2])]
 
 
-def received(block: int, shards: Sequence[Shard], looks: Sequence[Look]) -> list[Received]:
+def by_reducer(block: int, shards: Sequence[Shard], looks: Sequence[Look]) -> list[Received]:
     """What each reducer has given for `block`, as `looks` at its `shards` and those tied to it show."""
     given: dict[tuple[int, str], list[Look]] = {}
     for shard, look in zip(shards, looks, strict=True):
@@ -230,7 +230,7 @@ class Reduction:
         self.gradients[vote.block] = gradient
         if looks:
             tied = [shard for _, shards in self._tied_to(vote.block) for shard in shards]
-            self._received += received(vote.block, [*self._shards[vote.block], *tied], looks)
+            self._received += by_reducer(vote.block, [*self._shards[vote.block], *tied], looks)
 
     @property
     def received(self) -> tuple[Received, ...]:

@@ -197,8 +197,7 @@ def show(figures: dict[str, Any]) -> None:
     print(f"  goodput: {figures['goodput']:.0%} of what was computed was counted")
     for problem in (*verdict["problems"][:10], *comparison["problems"][:10]):
         print(f"  problem: {problem}")
-    for goal, met in figures["goals"].items():
-        print(f"  {goal}: {'met' if met else 'MISSED'}")
+    report.show_goals(figures["goals"])
 
 
 def main() -> int:

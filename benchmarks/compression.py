@@ -192,8 +192,7 @@ def show(figures: dict[str, Any]) -> None:
             f"{row['codec']}: {row['bytes']:.3f} B an element, encode {row['encode_gb_s']:.2f} GB/s, "
             f"decode {row['decode_gb_s']:.2f} GB/s, relative error {row['error']:.1e}"
         )
-    for goal, met in figures["goals"].items():
-        print(f"{goal}: {'met' if met else 'MISSED'}")
+    report.show_goals(figures["goals"])
 
 
 def main() -> int:

@@ -164,8 +164,7 @@ def show(figures: dict[str, Any]) -> None:
     for way, speed in sorted(figures["tokens_per_second"].items(), key=lambda one: -one[1]):
         times = figures["over_the_plan"][way]
         print(f"{way:30} {speed:7,} tokens/s, {times:.2f} times as long as hetpeer with its plan")
-    for goal, met in figures["goals"].items():
-        print(f"{goal}: {'met' if met else 'MISSED'}")
+    report.show_goals(figures["goals"])
 
 
 def main() -> int:

@@ -214,8 +214,7 @@ def show(figures: dict[str, Any]) -> None:
     )
     if figures["few"]:
         print(f"  fewer executions than asked for: {', '.join(figures['few'])}")
-    for goal, met in figures["goals"].items():
-        print(f"  {goal}: {'met' if met else 'MISSED'}")
+    report.show_goals(figures["goals"])
 
 
 def main() -> int:

@@ -159,8 +159,7 @@ def show(figures: dict[str, Any]) -> None:
             for one in figures["found"][kind].values()
         ]
         print(f"{kind:12} above the lower bound by {statistics.median(gaps):.0%} (middle)")
-    for goal, met in figures["goals"].items():
-        print(f"{goal}: {'met' if met else 'MISSED'}")
+    report.show_goals(figures["goals"])
 
 
 def main() -> int:

@@ -194,8 +194,7 @@ def show(figures: dict[str, Any]) -> None:
             rate = found["iterations_per_s"]
             apart = "" if found["apart"] is None else f", {found['apart']:.1%} apart"
             print(f"  {way:20} {rate / alone:.2f} ({rate / together:.2f}), {found['mean_group']:.1f}{apart}")
-    for goal, met in figures["goals"].items():
-        print(f"{goal}: {'met' if met else 'MISSED'}")
+    report.show_goals(figures["goals"])
 
 
 def main() -> int:

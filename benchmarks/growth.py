@@ -85,8 +85,7 @@ def show(figures: dict[str, Any]) -> None:
             f" after {row['cpu_s']:.1f} ({row['evaluations']} swaps); {row['gap']:.0%} above the bound; random orders take"
             f" {row['random_over_ours']:.2f} times as long"
         )
-    for goal, met in figures["goals"].items():
-        print(f"{goal}: {'met' if met else 'MISSED'}")
+    report.show_goals(figures["goals"])
 
 
 def main() -> int:

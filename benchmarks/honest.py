@@ -124,8 +124,7 @@ def show(figures: dict[str, Any]) -> None:
     )
     for one in (*figures["bans"], *figures["disputes"], *figures["violations"]):
         print(f"  {one}")
-    for goal, met in figures["goals"].items():
-        print(f"  {goal}: {'met' if met else 'MISSED'}")
+    report.show_goals(figures["goals"])
 
 
 def main() -> int:

@@ -332,8 +332,7 @@ def show(figures: dict[str, Any]) -> None:
     )
     for problem in verdict["problems"][:10]:
         print(f"  problem: {problem}")
-    for goal, met in figures["goals"].items():
-        print(f"  {goal}: {'met' if met else 'MISSED'}")
+    report.show_goals(figures["goals"])
 
 
 def main() -> int:

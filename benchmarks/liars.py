@@ -164,8 +164,7 @@ def show(figures: dict[str, Any]) -> None:
             f"  {kind:9} loss {run['loss']:.4f} ({run['loss_above_clean']:+.2%}), {run['step_s']} s a step;"
             f" false contributions of the liars: {lies}; honest banned: {len(run['honest_bans'])}, disputes: {run['disputes']}"
         )
-    for goal, met in figures["goals"].items():
-        print(f"  {goal}: {'met' if met else 'MISSED'}")
+    report.show_goals(figures["goals"])
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,12 @@ def keep(name: str, figures: dict[str, Any], *, seed: int) -> dict[str, Any]:
     FOLDER.mkdir(exist_ok=True)
     (FOLDER / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
     return document
+
+
+def show_goals(goals: Mapping[str, bool]) -> None:
+    """Each on a line: met, or missed."""
+    for goal, met in goals.items():
+        print(f"{goal}: {'met' if met else 'MISSED'}")
 
 
 def finish(

@@ -128,8 +128,7 @@ def show(figures: dict[str, Any]) -> None:
         print(f"{name:16} loss {statistics.median(figures['losses'][name]):.4f} ({apart:+.1%})")
     took = figures["seconds"]
     print(f"a sum of {CLUSTERS} parts takes {took['clipped'] / took['sum']:.1f} times as long")
-    for goal, met in figures["goals"].items():
-        print(f"{goal}: {'met' if met else 'MISSED'}")
+    report.show_goals(figures["goals"])
 
 
 def main() -> int:

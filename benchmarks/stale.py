@@ -201,8 +201,7 @@ def show(figures: dict[str, Any]) -> None:
     for way, seconds in figures["seconds_to_loss"].items():
         print(f"  {way:20} {seconds:7.0f} s" if seconds else f"  {way:20} not reached")
     print("a step: " + ", ".join(f"{way} {one:.2f} s" for way, one in figures["step_s"].items()))
-    for goal, met in figures["goals"].items():
-        print(f"  {goal}: {'met' if met else 'MISSED'}")
+    report.show_goals(figures["goals"])
 
 
 def main() -> int:

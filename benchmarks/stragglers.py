@@ -205,8 +205,7 @@ def show(figures: dict[str, Any]) -> None:
         for way, one in ways.items():
             rate = one["batches_per_s"]
             print(f"{setting:12} {way:20} {rate:6.2f} batches/s ({rate / alone:.2f})  loss {one['loss']:.4f}")
-    for goal, met in figures["goals"].items():
-        print(f"{goal}: {'met' if met else 'MISSED'}")
+    report.show_goals(figures["goals"])
 
 
 def main() -> int:

@@ -223,8 +223,7 @@ def told(name: str, one: dict[str, Any]) -> Iterator[str]:
 
 
 def show(figures: dict[str, Any]) -> None:
-    for goal, met in figures["goals"].items():
-        print(f"{goal}: {'met' if met else 'MISSED'}")
+    report.show_goals(figures["goals"])
 
 
 def main() -> int:
