@@ -10,6 +10,7 @@ import time
 
 import torch
 
+from benchmarks.baselines.meeting import everybody_is_there
 from benchmarks.baselines.task import tell
 
 MATCHMAKING_S, REQUEST_S = 3.0, 1.0
@@ -20,7 +21,6 @@ POLL_S = 0.002
 def main() -> None:
     import hivemind
     from hivemind.averaging.control import AveragingStage
-    from hivemind.utils.timed_storage import get_dht_time
 
     elements, rounds, peer, peers = map(int, sys.argv[1:5])
     torch.set_num_threads(1)
@@ -46,9 +46,7 @@ def main() -> None:
         start=True,
     )
     for number in range(rounds):
-        dht.store(f"ready {number}", subkey=str(peer), value=True, expiration_time=get_dht_time() + TIMEOUT_S)
-        while len(getattr(dht.get(f"ready {number}", latest=True), "value", ())) < peers:
-            time.sleep(0.1)
+        everybody_is_there(dht, f"ready {number}", peer, peers, TIMEOUT_S)
         with averager.get_tensors() as (vector,):
             vector.fill_(float(peer + 1))
         began = time.monotonic()

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from benchmarks.baselines.meeting import everybody_is_there
 from benchmarks.baselines.task import Task, tell
 
 MATCHMAKING_S, REQUEST_S = 3.0, 1.0
@@ -21,7 +22,6 @@ TIMEOUT_S = 120.0
 
 def main() -> None:
     import hivemind
-    from hivemind.utils.timed_storage import get_dht_time
 
     run, steps, every = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     peer, peers, address = int(sys.argv[4]), int(sys.argv[5]), sys.argv[6]
@@ -46,9 +46,7 @@ def main() -> None:
         delay_state_averaging=False,
         averager_opts={"request_timeout": REQUEST_S},
     )
-    dht.store("ready", subkey=str(peer), value=True, expiration_time=get_dht_time() + TIMEOUT_S)
-    while len(getattr(dht.get("ready", latest=True), "value", ())) < peers:  # or the first would train alone
-        time.sleep(0.2)
+    everybody_is_there(dht, "ready", peer, peers, TIMEOUT_S)  # or the first would train alone
     tell(begun=True)
     snapshots = {}
     number, before = peer, optimizer.local_epoch
