@@ -12,7 +12,7 @@ def everybody_is_there(dht: Any, key: str, peer: int, peers: int, within_s: floa
     """Say at `key` that `peer` is there, and return when all of `peers` have. Raises `TimeoutError`."""
     from hivemind.utils.timed_storage import get_dht_time
 
-    dht.store(key, subkey=str(peer), value=True, expiration_time=get_dht_time() + within_s)
+    dht.store(key, subkey=str(peer), value=True, expiration_time=get_dht_time() + 2 * within_s)
     until = time.monotonic() + within_s
     while (here := len(getattr(dht.get(key, latest=True), "value", ()))) < peers:
         if time.monotonic() > until:
