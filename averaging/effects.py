@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from hetpeer.averaging.messages import EVERYBODY, Cover, Line, Message, Place, Show
+from hetpeer.averaging.messages import EVERYBODY, Cover, Line, Mark, Message, Place, Prove, Show, Testify
 from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.effects import Handle, Release
 
@@ -123,6 +123,8 @@ class SumParts:
     """Whether anybody but us gets the sum."""
     holders: tuple[str, ...] = ()
     """Whose parts they are."""
+    marks: tuple[Mark, ...] = ()
+    """How they are to be fingerprinted besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +199,24 @@ class ShowMarks:
 
 
 @dataclass(frozen=True, slots=True)
+class ProveSums:
+    """Show the coordinator the fingerprints of what we have sent, and of the `sums` that have come, as `asked`."""
+
+    asked: Prove
+    slots: Mapping[int, int]
+    """Block → our slot that the plan adds there."""
+    sums: Mapping[int, tuple[tuple[Shard, Handle], ...]]
+    """Block → all of it, one shard behind the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class TestifyParts:
+    """Show the coordinator the fingerprints of what was received, as `asked`."""
+
+    asked: Testify
+
+
+@dataclass(frozen=True, slots=True)
 class KeepCopy:
     """Copy the parameters of `block` as they are now: they are averaged while others are made of them."""
 
@@ -259,6 +279,8 @@ StepEffect = (
     | Inspect
     | ApplyUpdate
     | ShowMarks
+    | ProveSums
+    | TestifyParts
     | KeepCopy
     | InstallAverage
 )

@@ -17,6 +17,7 @@ from hetpeer.averaging.effects import (
     ShowMarks,
     StepId,
     Tell,
+    TestifyParts,
 )
 from hetpeer.averaging.voting import Shape, Voting
 from hetpeer.stages.execution import effects as p
@@ -63,14 +64,18 @@ class HeldStep(Voting):
 
     # ── what the coordinator says ────────────────────────────────────────────────────────────────────────────────
 
-    def receive(self, message: m.Reroute | m.Joined | m.Settled | m.Evict | m.Check | m.Show) -> list[Effect]:
-        """A word on this step while its microbatches are computed."""
+    def receive(self, message: m.InStep) -> list[Effect]:
+        """A word on this step."""
         match message:
             case m.Check(check=number, tasks=tasks):
                 known = (self.pipeline.check(t.id, t.route, number) for t in tasks if self._concerns(t.route))
                 return [effect for effects in known for effect in self.absorb(effects)]
             case m.Show():
                 return self._wrap([ShowMarks(message)])
+            case m.Prove():
+                return self.prove(message)
+            case m.Testify():
+                return self._wrap([TestifyParts(message)])
             case m.Reroute(tasks=()):
                 return self.absorb(self.pipeline.urge())
             case m.Reroute(tasks=tasks):

@@ -247,9 +247,7 @@ class Member(Working):
             return False
         return self.version is None or message.step >= self.version
 
-    def _in_step(
-        self, message: m.Reroute | m.Joined | m.Settled | m.Evict | m.Check | m.Show
-    ) -> list[Effect]:
+    def _in_step(self, message: m.InStep) -> list[Effect]:
         step = self._at(message.step)
         if step is None:
             return []
@@ -368,6 +366,8 @@ class Member(Working):
         m.Evict: _in_step,
         m.Check: _in_step,
         m.Show: _in_step,
+        m.Prove: _in_step,
+        m.Testify: _in_step,
         m.Plan: _plan,
         m.Commit: _commit,
         m.Save: _save,

@@ -1,16 +1,18 @@
-"""What a reducer has received of whom, as fingerprints: kept until the step ends, in case that a spot check asks (docs/trust.md).
+"""What a reducer has received of whom, as fingerprints: kept until the step ends, in case that a spot check or a proof asks (docs/trust.md).
 
-Of every plan under a key of its own, that nobody else hears before it is asked for.
+Of every plan under a key of its own, that nobody else hears before all have voted; and under others, where the plan says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from hetpeer.averaging.effects import Shard, StepId
-from hetpeer.averaging.messages import Mark
+from hetpeer.averaging.messages import MOST_RECEIPTS, Mark, Receipt
 from hetpeer.stages.execution.fingerprint import Fingerprint, pack
+
+Place = tuple[int, int, int, bytes]
 
 
 @dataclass(slots=True)
@@ -25,6 +27,8 @@ class _Plan:
     key: bytes
     parts: dict[tuple[str, int], _Range] = field(default_factory=dict)
     """(holder, block) → what it has sent of our share."""
+    besides: dict[tuple[str, Place], Fingerprint] = field(default_factory=dict)
+    """Holder and what the plan has named → how what has come of that looks."""
 
 
 class Received:
@@ -44,15 +48,37 @@ class Received:
             known = self._plans[step, plan] = _Plan(self._draw())
         return known
 
-    def add(self, step: StepId, shard: Shard, holder: str, marks: Fingerprint) -> None:
-        """`marks` are those of `holder`'s part of `shard`. The shards of a reducer are neighbours."""
-        parts = self._plan(step, shard.plan).parts
-        known = parts.get((holder, shard.block))
+    def wanted(self, step: StepId, shard: Shard, named: Iterable[Mark]) -> list[Mark]:
+        """How parts of `shard` are fingerprinted: all of it, and what is in it of those that the plan has `named`."""
+        key = self.key(step, shard.plan)
+        within = [
+            one.model_copy(update={"begin": max(one.begin, shard.begin), "end": min(one.end, shard.end)})
+            for one in named
+        ]
+        own = Mark(block=shard.block, begin=shard.begin, end=shard.end, key=key)
+        return [own, *(one for one in within if one.begin < one.end)]
+
+    def add(
+        self,
+        step: StepId,
+        shard: Shard,
+        holder: str,
+        marks: Sequence[Fingerprint],
+        named: Sequence[Mark] = (),
+    ) -> None:
+        """`marks` are those of `holder`'s part of `shard`, as `wanted`. The shards of a reducer are neighbours."""
+        plan = self._plan(step, shard.plan)
+        whole, *more = marks
+        known = plan.parts.get((holder, shard.block))
         if known is None:
-            parts[holder, shard.block] = _Range(shard.begin, shard.end, marks)
-            return
-        known.begin, known.end = min(known.begin, shard.begin), max(known.end, shard.end)
-        known.marks = known.marks + marks
+            plan.parts[holder, shard.block] = _Range(shard.begin, shard.end, whole)
+        else:
+            known.begin, known.end = min(known.begin, shard.begin), max(known.end, shard.end)
+            known.marks = known.marks + whole
+        within = [one for one in named if max(one.begin, shard.begin) < min(one.end, shard.end)]
+        for one, own in zip(within, more, strict=True):
+            before = plan.besides.get((holder, _place(one)))
+            plan.besides[holder, _place(one)] = own if before is None else before + own
 
     def of(self, step: StepId, plan: int, holder: str) -> tuple[Mark, ...]:
         """What `holder` has sent us under `plan`."""
@@ -65,6 +91,32 @@ class Received:
             if peer == holder
         )
 
+    def testify(self, step: StepId, plan: int, asked: Iterable[Mark]) -> tuple[Receipt, ...]:
+        """What everybody has sent us under `plan`, of what is `asked` for."""
+        known = self._plans.get((step, plan))
+        if known is None:
+            return ()
+        seen = known.besides | {
+            (peer, (block, one.begin, one.end, known.key)): one.marks
+            for (peer, block), one in known.parts.items()
+        }
+        places = {_place(one) for one in asked}
+        found = [
+            Receipt(peer=peer, mark=_mark(place, values))
+            for (peer, place), values in sorted(seen.items(), key=lambda one: one[0])
+            if place in places
+        ]
+        return tuple(found[:MOST_RECEIPTS])
+
     def end_step(self, step: StepId) -> None:
         """Nobody will ask for it any more."""
         self._plans = {named: plan for named, plan in self._plans.items() if named[0] != step}
+
+
+def _place(mark: Mark) -> Place:
+    return mark.block, mark.begin, mark.end, mark.key
+
+
+def _mark(place: Place, marks: Fingerprint) -> Mark:
+    block, begin, end, key = place
+    return Mark(block=block, begin=begin, end=end, key=key, values=pack(marks))

@@ -30,20 +30,28 @@ PIECES = 64
 """A share is cut into so many shards at most."""
 
 
-def shards_of(plan: int, cover: Cover, elements: int, length: int = LENGTH) -> list[Shard]:
-    """`cover.block`'s flat gradient of `elements` floats: each reducer's share of it, in shards of `length` or more."""
+def shares_of(cover: Cover, elements: int) -> list[tuple[str, int, int]]:
+    """Which of the `elements` floats of `cover.block`'s flat gradient each reducer adds up: [begin, end)."""
     total, given, begin = sum(share for _, share in cover.reducers), 0, 0
-    shards: list[Shard] = []
+    shares: list[tuple[str, int, int]] = []
     for reducer, share in cover.reducers:
         given += share
         end = elements * given // total
+        shares.append((reducer, begin, end))
+        begin = end
+    return shares
+
+
+def shards_of(plan: int, cover: Cover, elements: int, length: int = LENGTH) -> list[Shard]:
+    """Those shares, in shards of `length` or more."""
+    shards: list[Shard] = []
+    for reducer, begin, end in shares_of(cover, elements):
         count = max(1, min(PIECES, -(-(end - begin) // length)))
         borders = [begin + (end - begin) * piece // count for piece in range(count + 1)]
         shards += [
             Shard(plan, cover.block, index, *pair, reducer)
             for index, pair in enumerate(pairwise(borders), len(shards))
         ]
-        begin = end
     return shards
 
 
@@ -92,6 +100,7 @@ class Reduction:
         self._observed = {c.block for c in plan.covers if me in c.observers}
         self._inspecting: set[int] = set()
         self._closely = frozenset(plan.closely)
+        self._marks = plan.marks
         self._received: list[Received] = []
         self._lengths: dict[tuple[int, str], float] = {}
         self._news, self._untold = NEWS * length, 0
@@ -146,7 +155,8 @@ class Reduction:
         shard = self._shards[block][index]
         shared = any(peer != self._me for peer in self._readers(shard))
         holders = tuple(h for h, _ in cover.slots)
-        return [SumParts(shard, tuple(parts[h] for h in holders), shared, holders)]
+        marks = tuple(one for one in self._marks if one.block == block)
+        return [SumParts(shard, tuple(parts[h] for h in holders), shared, holders, marks)]
 
     def summed(self, shard: Shard, handle: Handle, lengths: Sequence[float] = ()) -> list[Effect]:
         """The sum of `shard` is made: who holds the block gets it, and who holds a tied one gets what is tied. `lengths`: squared, of its parts."""
@@ -245,6 +255,18 @@ class Reduction:
             for (block, peer), squared in self._lengths.items()
             if math.isfinite(squared)
         )
+
+    def counted(self) -> frozenset[int]:
+        """The blocks to which the plan adds what we have."""
+        return frozenset(b for b, cover in self.covers.items() if self._me in dict(cover.slots))
+
+    def sums(self, blocks: Iterable[int]) -> dict[int, tuple[tuple[Shard, Handle], ...]]:
+        """What has come of these `blocks`, as far as we hold them: one shard behind the other."""
+        return {
+            block: tuple((shard, self._results[block][shard.index]) for shard in self._shards[block])
+            for block in blocks
+            if block in self._mine
+        }
 
     def missing(self) -> tuple[set[str], set[str]]:
         """Whose sums have not come, and, to us as a reducer, whose parts."""

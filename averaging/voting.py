@@ -19,6 +19,7 @@ from hetpeer.averaging.effects import (
     InStep,
     KeepCopy,
     Look,
+    ProveSums,
     RecordApplied,
     Shard,
     ShareUplink,
@@ -58,6 +59,8 @@ class Voting:
         self.reduction: Reduction | None = None
         self.commit: m.Commit | None = None
         self.delayed = delayed
+        self._slot: int | None = None
+        """What we send under the latest plan."""
         self._me = me
         self._place = place
         self._shape = shape
@@ -85,7 +88,8 @@ class Voting:
         self.reduction = Reduction(self._me, message, self._shape.sizes, ties, self._shape.shard_length)
         outgoing = self.reduction.outgoing()
         shared = [ShareUplink(outgoing)] if outgoing else []
-        return [*missed, *self._wrap([*void, *shared, *self.reduction.start(*self._sums())])]
+        self._slot, ids = self._sums()
+        return [*missed, *self._wrap([*void, *shared, *self.reduction.start(self._slot, ids)])]
 
     def _missed(self) -> list[Effect]:
         """What a plan that is given up has waited for here."""
@@ -156,6 +160,15 @@ class Voting:
             lengths=self.reduction.lengths[:MOST_NAMED],
         )
         return [Tell(word)]
+
+    def prove(self, asked: m.Prove) -> list[Effect]:
+        """We have voted, and are to say how what we have sent and got looks."""
+        reduction = self.reduction
+        if reduction is None or reduction.number != asked.plan or not reduction.complete:
+            return []
+        sums = reduction.sums({mark.block for mark in asked.marks})
+        slots = {} if self._slot is None else dict.fromkeys(reduction.counted(), self._slot)
+        return self._wrap([ProveSums(asked, slots, sums)])
 
     @property
     def _named(self) -> dict[str, Any]:

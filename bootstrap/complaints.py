@@ -17,6 +17,8 @@ from hetpeer.bootstrap.splits import quarrels, spoilers
 DIFFERS = "what it says of sums is not what others say"
 SPOILS = "what it adds up is no number"
 REFUSED = "parts that it has sent or refused could not be added"
+FALSE = "what it has sent or added up is not what it says, or what others say"
+HUGE = "what it counts is so much more than what others do that nothing would be left of theirs in a sum"
 MOST_NAMED = 16
 """Pairs in one line of the log."""
 LATE = "others wait for it in vain, or it for them"
@@ -84,6 +86,23 @@ class Complaints:
     def overflows(self, block: int) -> bool:
         """Whether all of several holders have added up something of `block` that is no number: it must be the model's doing."""
         return self._known.have_all_spoilt(self._covers[block].receivers)
+
+    def proven(self, pairs: Mapping[int, set[Pair]]) -> None:
+        """Block → who says something else than another of what was sent and added up there."""
+        everybody = {pair for theirs in pairs.values() for pair in theirs}
+        self._note(
+            self._known.add(everybody),
+            f"a sum of block {min(pairs)} is not what was sent, or one of them says so falsely",
+        )
+        out = shunned = self._shunned(everybody)
+        for block, theirs in pairs.items():
+            if not out and not self._has_reducers(block):
+                out = {self._known.blamed({peer for pair in theirs for peer in pair})}
+        self._go(out, FALSE, shunned=shunned)
+
+    def drowns(self, peers: Collection[str]) -> None:
+        """What these have sent is so long that nothing would be left of what others have."""
+        self._go(peers, HUGE, shunned=peers)
 
     # ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────
 

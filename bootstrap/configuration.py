@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import secrets
 
 from hetpeer.averaging.ties import Ties
 from hetpeer.bootstrap.decisions import CoordinatorConfig
 from hetpeer.bootstrap.membership import BlockCost
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.spotcheck import CheckRules
-from hetpeer.stages.execution.fingerprint import distance
+from hetpeer.stages.execution.fingerprint import KEY_BYTES, distance
 from hetpeer.stages.execution.slots import LIVE
 
 
@@ -34,7 +35,9 @@ def coordinator_config(run: RunDirectory) -> CoordinatorConfig:
         checks=CheckRules(
             share=manifest.trust.spot_checks,
             tolerance=manifest.tolerance,
+            proves=manifest.links.reduce == "none",
             draw=random.SystemRandom().random,
+            key=lambda: secrets.token_bytes(KEY_BYTES),
             distance=distance,
         ),
         ties={block.index: Ties(manifest.ties).partners(block.index) for block in manifest.blocks},

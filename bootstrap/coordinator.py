@@ -254,8 +254,7 @@ class Coordinator(Reigning):
 
     def _patience(self, now: float) -> list[Effect]:
         step = self._steps.first
-        mute = dict.fromkeys(step.sums.reduce.mute(step.roster, now), "it did not vote on three plans")
-        if mute:
+        if mute := step.sums.mute(now):
             self._reign.quarrels.waited_in_vain(mute)
             return self._fence(mute, now)
         if self._entering.hopeless(step, now):
@@ -357,6 +356,8 @@ class Coordinator(Reigning):
         m.Checked: _in_step,
         m.Compared: _in_step,
         m.Shown: _in_step,
+        m.Proved: _in_step,
+        m.Testimony: _in_step,
         m.Applied: _applied,
         m.Paced: _paced,
         m.Farewell: _farewell,

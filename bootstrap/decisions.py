@@ -61,6 +61,11 @@ class CoordinatorConfig:
     """A block that nobody holds or prepares for so long is given to a volunteer who is redundant elsewhere."""
 
     @property
+    def proves(self) -> bool:
+        """Whether sums are proven before they are committed."""
+        return self.checks is not None and self.checks.share > 0 and self.checks.proves
+
+    @property
     def microbatches(self) -> int:
         """M: training microbatches of one step."""
         return len(self.sizes)

@@ -108,8 +108,11 @@ class Quarrels:
         return {peer for peer, others in against.items() if self._most(others, there)}
 
     def blamed(self, peers: Iterable[str], accused: str = "") -> str:
-        """Who of these, whose words are against each other, has to come back as another: who had to least often, `accused` before others."""
-        return min(peers, key=lambda peer: (self._out[peer], peer != accused, peer))
+        """Who of these, whose words are against each other, has to come back as another: who is in quarrel with most others, then who had to least often,
+        `accused` before others.
+        """
+        against = Counter(peer for pair in self._words for peer in pair)
+        return min(peers, key=lambda peer: (-against[peer], self._out[peer], peer != accused, peer))
 
     def turned_out(self, peer: str, *, shunned: bool) -> None:
         """It has to come back as another; `shunned`: as its word is against most others'."""

@@ -7,7 +7,7 @@ say follows who adds up nothing for whom in the next one (complaints.py).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.reduction import LENGTH, NEWS
@@ -28,6 +28,13 @@ LARGEST_NORM = 1e300
 
 Sums = tuple[str, tuple[int, ...]]
 """A holder, and the ids whose sum it sends."""
+Choice = Callable[[int, Sequence[str], Sequence[str]], tuple[str, ...]]
+"""A block, who of its holders is fit to add it up, and all of them → who does."""
+
+
+def anybody(_block: int, fit: Sequence[str], _holders: Sequence[str]) -> tuple[str, ...]:
+    """All who may."""
+    return tuple(fit)
 
 
 class Reduce:
@@ -69,7 +76,11 @@ class Reduce:
         """The last plan that has run out of time."""
 
     def make(
-        self, sums: Mapping[int, Sequence[Sums]], roster: Mapping[str, Range], now: float
+        self,
+        sums: Mapping[int, Sequence[Sums]],
+        roster: Mapping[str, Range],
+        now: float,
+        choose: Choice = anybody,
     ) -> dict[str, tuple[m.Cover, ...]]:
         """A new plan that adds `sums` (block → in this order) for the holders in `roster`. Returns what each is told."""
         self.plan += 1
@@ -79,7 +90,7 @@ class Reduce:
         self._votes.clear()
         sizes = {block: self._config.costs[block].elements for block in sums}
         covers = divided(
-            sums, roster, sizes, self._config.ties, self._uplinks, self._known, guarded=self._guarded
+            sums, roster, sizes, self._config.ties, self._uplinks, self._known, choose, guarded=self._guarded
         )
         self._shards = _shards(covers, sizes)
         self.closely = self.complaints.begin(covers, dict(roster))
@@ -198,6 +209,7 @@ def divided(
     ties: Mapping[int, Sequence[int]],
     uplinks: Mapping[str, float],
     known: Quarrels,
+    choose: Choice = anybody,
     *,
     guarded: bool = False,
 ) -> list[m.Cover]:
@@ -210,7 +222,10 @@ def divided(
         block: sorted({p for other in ties.get(block, ()) for p in holders[other]} - set(holders[block]))
         for block in sums
     }
-    fit = {b: reducers(known, tuple(holders[b]), {*senders[b], *observers[b]}) for b in sums}
+    fit = {
+        b: choose(b, reducers(known, tuple(holders[b]), {*senders[b], *observers[b]}), holders[b])
+        for b in sums
+    }
     loads = {b: Load(sizes[b], senders[b], tuple(holders[b]), fit[b]) for b in sums}
     shares = divide(loads, uplinks, guarded=guarded)
     return [

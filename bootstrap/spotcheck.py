@@ -14,21 +14,31 @@ from hetpeer.bootstrap.opinions import Opinion, Piece, Source, Way, Word
 from hetpeer.bootstrap.standing import Duty, Part
 from hetpeer.bootstrap.verdicts import Case, Outcome, Verdict, marks_of
 
+EQUAL = 1e-9
+"""Relative distance of two fingerprints of the same bits, as different processors add float64."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckRules:
-    """What the manifest says of them. `draw`: a number in [0, 1) that nobody can foresee."""
+    """What the manifest says of them, and of proofs of sums. `draw`: a number in [0, 1), and `key`: of a fingerprint, that nobody can foresee."""
 
     share: float = 0.0
     """Of contributions that are checked."""
     tolerance: float = 1e-3
     """Relative distance of two honest sums, at most."""
+    proves: bool = True
+    """Sums are proven before they are committed."""
     draw: Callable[[], float]
+    key: Callable[[], bytes]
     distance: Callable[[bytes, bytes], float]
 
     def same(self, one: bytes, other: bytes) -> bool:
         """Whether two fingerprints are of the same."""
         return self.distance(one, other) <= self.tolerance
+
+    def equal(self, one: bytes, other: bytes) -> bool:
+        """Whether two fingerprints are of the same bits."""
+        return self.distance(one, other) <= EQUAL
 
 
 class SpotCheck:
@@ -48,6 +58,8 @@ class SpotCheck:
         self._asked: set[str] = set()
         self._received: dict[str, tuple[m.Mark, ...]] = {}
         """Reducer → what it had from `peer`."""
+        self._said: tuple[m.Mark, ...] = ()
+        """How all that it has sent looks, as `peer` says itself: of its own share nobody else knows."""
         self._heard = False
         """Whether `peer` is asked what it has computed from."""
         self._given: Mapping[Source, m.Given] | None = None
@@ -125,14 +137,17 @@ class SpotCheck:
         """There is another plan, or another opinion to be heard: everything is to be shown once more."""
         self._asked.clear()
         self._received.clear()
+        self._said = ()
         for opinion in self.opinions:
             opinion.marks = None
 
-    def ask(self, plan: int, reducers: Iterable[str], *, mute: bool = False) -> list[str]:
-        """All have computed: these of `reducers` are to show what they have received under `plan`; and `peer` what it has computed from, if somebody
-        says that it has given something false; but not if it is `mute`: then it has no excuse.
+    def ask(
+        self, plan: int, reducers: Iterable[str], *, said: Iterable[m.Mark] = (), mute: bool = False
+    ) -> list[str]:
+        """All have computed: these of `reducers` are to show what they have received under `plan`, beside what `peer` has `said`; and `peer` what it has computed from,
+        if somebody says that it has given something false; but not if it is `mute`: then it has no excuse.
         """
-        self._plan = plan
+        self._plan, self._said = plan, tuple(said)
         self._asked = {peer for peer in reducers if peer != self.peer}
         self.took_part |= {(peer, Part.SHOWS) for peer in self._asked}
         self._heard = not mute and (len(self.opinions) > 1 or bool(self.opinions[0].accusations))
@@ -157,9 +172,8 @@ class SpotCheck:
         self._received[reducer] = marks
         if self._received.keys() != self._asked:
             return None
-        return tuple(
-            mark.model_copy(update={"values": b""}) for own in self._received.values() for mark in own
-        )
+        known = [mark for own in (*self._received.values(), self._said) for mark in own]
+        return tuple(mark.model_copy(update={"values": b""}) for mark in known)
 
     def shown(self, peer: str, marks: Iterable[m.Mark], given: Iterable[m.Given]) -> None:
         """A checker shows its own, or `peer` what it has computed from."""
@@ -193,4 +207,5 @@ class SpotCheck:
         return self._case(rules).unfinished()
 
     def _case(self, rules: CheckRules) -> Case:
-        return Case(self.peer, self._received, self._given or {}, self.opinions, rules.same)
+        received = self._received | ({self.peer: self._said} if self._said else {})
+        return Case(self.peer, received, self._given or {}, self.opinions, rules.same)

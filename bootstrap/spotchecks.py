@@ -198,9 +198,15 @@ class SpotChecks:
                 check.void()
 
     def compare(
-        self, plan: int, covers: Mapping[int, Sequence[tuple[str, tuple[int, ...]]]], told: Iterable[m.Cover]
+        self,
+        plan: int,
+        covers: Mapping[int, Sequence[tuple[str, tuple[int, ...]]]],
+        told: Iterable[m.Cover],
+        said: Callable[[str], Iterable[m.Mark]],
     ) -> list[Effect]:
-        """All have voted on `plan`, which adds `covers`: whose checkers are done, of those others show what they have received."""
+        """All have voted on `plan`, which adds `covers`: whose checkers are done, of those others show what they have received. `said`: how what somebody has sent looks,
+        as it says itself.
+        """
         effects = [effect for peer in list(self._unchecked) for effect in self._begin(peer)]
         reducers = {cover.block: [peer for peer, _ in cover.reducers] for cover in told}
         for check in self._checks.values():
@@ -214,7 +220,8 @@ class SpotChecks:
             elif check.computed:
                 mute = self._standings.is_mute
                 hear = {peer for block in check.blocks for peer in reducers[block] if not mute(peer)}
-                asked = check.ask(plan, hear, mute=mute(check.peer))
+                own = [mark for mark in said(check.peer) if mark.block in check.blocks]
+                asked = check.ask(plan, hear, said=own, mute=mute(check.peer))
                 effects += [Send(to, self._show(check, plan, peer=check.peer)) for to in asked]
                 if not check.asks:
                     self._unfinished(check)  # it reduces all that it sends

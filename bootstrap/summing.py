@@ -1,4 +1,4 @@
-"""How the sums of one step come about: plans, votes and spot checks, until there is a decision.
+"""How the sums of one step come about: plans, votes, proofs and spot checks, until there is a decision.
 
 Pure. What there is to sum, and when all of it is counted, is the step's business (training.py).
 """
@@ -13,6 +13,7 @@ from hetpeer.bootstrap.guard import Lengths, lengths
 from hetpeer.bootstrap.ledger import StepLedger
 from hetpeer.bootstrap.membership import Range
 from hetpeer.bootstrap.patience import Pace
+from hetpeer.bootstrap.proofs import Proofs
 from hetpeer.bootstrap.reduce import Reduce, Sums
 from hetpeer.bootstrap.reign import Reign
 from hetpeer.bootstrap.spotchecks import SpotChecks
@@ -37,13 +38,17 @@ class Summing:
         self.reduce = Reduce(config, reign.members.uplinks(), reign.quarrels, pace, now, guarded=checked)
         self.covers: Mapping[int, Sequence[Sums]] = {}
         """Block → whose slots, with which ids, the latest plan adds."""
+        elements = [cost.elements for cost in config.costs]
+        self.proofs = Proofs(
+            config.checks if config.proves else None, reign.line, number, dict(enumerate(elements))
+        )
         self.checks = SpotChecks(
             config.checks,
             reign.standings,
             reign.line,
             number,
             roster,
-            [cost.elements for cost in config.costs],
+            elements,
             trodden,
         )
         self.awaited_at = now
@@ -51,6 +56,7 @@ class Summing:
         self.unwanted: set[str] = set()
         """Who was turned out of its reduce: the others are to end it among themselves, if they can."""
         self._line, self._number = reign.line, number
+        self._quarrels = reign.quarrels
         self._roster = roster
         self._ledger = ledger
         self._guard = reign.guard
@@ -58,8 +64,10 @@ class Summing:
         self._reduce_s = config.reduce_s
         self._told: dict[int, m.Cover] = {}
         """Block → its part of the latest plan."""
-        self._decided_at = self._checked_at = now
-        """When all had voted, and when a spot check last went on."""
+        self._said_at = self._decided_at = self._checked_at = now
+        """When somebody last said something that proves a sum, when all was proven, and when a spot check last went on."""
+        self._waits = 0
+        """Times that a proof has taken longer than our patience."""
 
     @property
     def under_way(self) -> bool:
@@ -68,8 +76,9 @@ class Summing:
 
     @property
     def decision(self) -> Mapping[int, m.BlockVote] | None:
-        """What is to be committed: all have voted alike, and nothing is left to be checked."""
-        return self.reduce.decision if self.checks.over else None
+        """What is to be committed: all have voted alike, it is what was sent, and nothing is left to be checked."""
+        proven = self.proofs.over and not self.proofs.found_false
+        return self.reduce.decision if proven and self.checks.over else None
 
     @property
     def trouble(self) -> str | None:
@@ -80,17 +89,20 @@ class Summing:
         """All is counted: a plan that adds it up, in place of the one before."""
         self.covers = self._ledger.covers()
         self.checks.void()
-        told = self.reduce.make(self.covers, self._roster, now)
+        told = self.reduce.make(self.covers, self._roster, now, self.proofs.choose)
         self._told = {cover.block: cover for covers in told.values() for cover in covers}
-        return [Send(peer, self._plan(covers)) for peer, covers in told.items()]
+        self.proofs.plan(self.reduce.plan, self._told.values())
+        self._quarrels.waited_in_vain(self.proofs.fled())
+        return [Send(peer, self._plan(peer, covers)) for peer, covers in told.items()]
 
-    def _plan(self, covers: tuple[m.Cover, ...]) -> m.Plan:
+    def _plan(self, peer: str, covers: tuple[m.Cover, ...]) -> m.Plan:
         return m.Plan(
             line=self._line,
             step=self._number,
             plan=self.reduce.plan,
             covers=covers,
             closely=self.reduce.closely,
+            marks=self.proofs.marks(peer),
         )
 
     # ── what holders say ─────────────────────────────────────────────────────────────────────────────────────────
@@ -106,6 +118,11 @@ class Summing:
                 return self.plan(now) if self.reduce.objected(peer, message) else []
             case m.Vote():
                 return self._vote(peer, message, now)
+            case m.Proved() | m.Testimony() if not self.proofs.over:
+                before = self.proofs.silent
+                effects = self.proofs.receive(peer, message)
+                self._said_at = self._said_at if self.proofs.silent == before else now
+                return [*effects, *self._proven(now)]
             case m.Checked() | m.Compared() | m.Shown():
                 self._checked_at = now
                 return [*self.checks.receive(peer, message), *self._compare()]
@@ -115,10 +132,25 @@ class Summing:
 
     def _vote(self, peer: str, message: m.Vote, now: float) -> list[Effect]:
         """A holder's word on the reduced gradients of its blocks; the last one decides."""
+        if self.reduce.decision is not None:
+            return []
         if self.reduce.vote(peer, message, self._roster):
             return self.plan(now)
         if self.reduce.decision is None:
             return []
+        self._said_at, self._waits = now, 0
+        return [*self.proofs.begin(), *self._proven(now)]
+
+    def _proven(self, now: float) -> list[Effect]:
+        """What follows from the proofs, if they are over: the sums are added up anew, or what they are made of is checked."""
+        if not self.proofs.over:
+            return []
+        if pairs := self.proofs.quarrels():
+            self.reduce.complaints.proven(pairs)
+        if huge := self.proofs.huge():
+            self.reduce.complaints.drowns(huge)
+        if self.proofs.found_false:
+            return [] if self.reduce.complaints.pending else self.plan(now)
         self._decided_at = self._checked_at = now
         suspects = sorted(self._guard.unusual(self.lengths)) if self.checks.wanted else []
         effects = [effect for one in suspects for effect in self.checks.suspect(one, self._contents(one))]
@@ -140,9 +172,9 @@ class Summing:
 
     def _compare(self) -> list[Effect]:
         """The sums are decided: what was computed once more is compared with what they are made of."""
-        if self.reduce.decision is None:
+        if self.reduce.decision is None or not self.proofs.over:
             return []
-        return self.checks.compare(self.reduce.plan, self.covers, self._told.values())
+        return self.checks.compare(self.reduce.plan, self.covers, self._told.values(), self.proofs.said)
 
     # ── who has to go, and time ──────────────────────────────────────────────────────────────────────────────────
 
@@ -156,12 +188,30 @@ class Summing:
         """`peers` are not on the roster any more: who has voted may have to vote again."""
         for peer in peers:
             self.checks.lost(peer)
+        self.proofs.void()
         self.reduce.left()
+
+    def mute(self, now: float) -> dict[str, str]:
+        """Who does not say what it is waited for, with the reason for which it is to leave."""
+        mute = dict.fromkeys(self.reduce.mute(self._roster, now), "it did not vote on three plans")
+        return mute | dict.fromkeys(self._unsaid(now), "it did not say what it had sent or received")
+
+    def _unsaid(self, now: float) -> list[str]:
+        """Who has not proven anything for too long, the second time that it seems so: the first time all may be slow."""
+        if self.proofs.over or now - self._said_at < self._pace.patience(self._reduce_s):
+            return []
+        self._pace.ran_out()
+        self._said_at, self._waits = now, self._waits + 1
+        if self._waits < 2:
+            return []
+        self._pace.blamed()
+        return sorted(self.proofs.silent & self._roster.keys())
 
     def tick(self, now: float) -> list[Effect]:
         """Make a plan anew that is not voted on for too long; do not wait for spot checks for ever."""
         if self.reduce.decision is not None:
-            self._hurry(now)
+            if self.proofs.over:
+                self._hurry(now)
         elif self.reduce.overdue(now) and self.reduce.ran_out():
             return self.plan(now)
         return []

@@ -58,7 +58,7 @@ class Case:
 
     peer: str
     received: Mapping[str, Sequence[m.Mark]]
-    """Reducer → what it had of it."""
+    """Reducer → what it had of it, and `peer` → what it says of that itself."""
     given: Mapping[Source, m.Given]
     """What it says that it has computed from."""
     opinions: Sequence[Opinion]
@@ -72,11 +72,15 @@ class Case:
             return Outcome(Verdict.LAPSED)  # it has sent nothing to anybody else
         if not charges and not first.accusations:
             return Outcome(Verdict.PASSED)
-        if charges.keys() == {SUMS} and not first.accusations and not charges[SUMS].may_be_true:
+        if charges.keys() == {SUMS} and not first.accusations and not self._may_be_true(charges[SUMS]):
             return Outcome(Verdict.DISPUTED, min(charges[SUMS].accusers), self.peer)
         if more:
             return self._settle(first, more[0])
         return self._unsettled(first) if alone else Outcome(Verdict.OPEN)
+
+    def _may_be_true(self, charge: Charge) -> bool:
+        """Whether it is more than one word; or what `peer` says itself."""
+        return charge.may_be_true or self.peer in charge.accusers
 
     def unfinished(self) -> Outcome:
         """It goes on no longer: what somebody has said by now of bundles is not forgotten."""
@@ -122,11 +126,10 @@ class Case:
         suspect, accuser = min(pairs, default=(self.peer, first.peer))
         return Outcome(Verdict.DISPUTED, accuser, suspect, frozenset(map(frozenset, pairs)))
 
-    @staticmethod
-    def _cleared(first: Opinion, second: Opinion, charges: Mapping[str, Charge]) -> Outcome:
+    def _cleared(self, first: Opinion, second: Opinion, charges: Mapping[str, Charge]) -> Outcome:
         """The second finds nothing: the first is false, or was given something else than the others, or is accused falsely itself."""
         apart = torn(first.given, second.given)
-        if apart is None and any(charge.may_be_true for charge in (*charges.values(), _all_of(charges))):
+        if apart is None and any(map(self._may_be_true, (*charges.values(), _all_of(charges)))):
             return Outcome(Verdict.CONVICTED, first.peer)
         accusers = {peer for charge in charges.values() for peer in charge.accusers}
         accusers |= {one.accuser for one in first.accusations}
@@ -141,7 +144,9 @@ class Case:
             )
             return one.may_be_true and other.may_be_true and bool(set.intersection(*places))
         mine, theirs = first.marks or {}, second.marks or {}
-        return min(len(one.accusers), len(other.accusers)) > 1 and self._alike(mine, theirs, mine)
+        several = min(len(one.accusers), len(other.accusers)) > 1
+        own = self.peer in one.accusers & other.accusers
+        return (several or own) and self._alike(mine, theirs, mine)
 
     def _alike(self, one: Marks, other: Marks, places: Iterable[Place]) -> bool:
         return all(self.same(other.get(place, b""), one.get(place, b"")) for place in places)

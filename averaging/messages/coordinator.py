@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from hetpeer.averaging.messages.fields import (
+    MOST_MARKS,
     Block,
     Count,
     Cover,
@@ -212,6 +213,22 @@ class Plan(OfPlan):
     covers: tuple[Cover, ...]
     closely: tuple[Block, ...] = ()
     """Votes on these are to name what has come from each reducer."""
+    marks: Annotated[tuple[Mark, ...], Field(max_length=MOST_MARKS)] = ()
+    """How what you receive of these as reducer is fingerprinted besides."""
+
+
+class Prove(OfPlan):
+    """All have voted alike on `plan`: say how your parts, and what has come of all, look at these of your blocks, under their keys (docs/trust.md, "Proofs of sums")."""
+
+    kind: Literal["prove"] = "prove"
+    marks: Annotated[tuple[Mark, ...], Field(max_length=MOST_MARKS)]
+
+
+class Testify(OfPlan):
+    """Say how the parts look that you have received under `plan` as reducer, at these."""
+
+    kind: Literal["testify"] = "testify"
+    marks: Annotated[tuple[Mark, ...], Field(max_length=MOST_MARKS)]
 
 
 class RolledBack(Schema):
@@ -255,6 +272,9 @@ class Rejected(Schema):
     why: Text
 
 
+InStep = Reroute | Joined | Settled | Evict | Check | Show | Prove | Testify
+"""Of a step in progress, but for what begins and ends it."""
+
 FromCoordinator = (
     Kept
     | Amended
@@ -271,6 +291,8 @@ FromCoordinator = (
     | Check
     | Show
     | Plan
+    | Prove
+    | Testify
     | Commit
     | RolledBack
     | Save

@@ -8,11 +8,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hetpeer.stages.execution.routes import Hop
 
-WIRE_VERSION: Final = 2
+WIRE_VERSION: Final = 3
 OLDEST_VERSION: Final = WIRE_VERSION - 1
 """That we work with, too."""
+PROVES: Final = 3
+"""From this version on sums are proven."""
 MAX_MESSAGE_BYTES: Final = 1 << 20
 MAX_KIND: Final = 64
+MOST_MARKS: Final = 128
+"""Fingerprints of one kind in a message."""
+MOST_RECEIPTS: Final = 384
 
 Count = Annotated[int, Field(ge=0, lt=1 << 48)]
 Block = Annotated[int, Field(ge=0, lt=1 << 16)]
@@ -167,6 +172,13 @@ class Mark(Schema):
     end: Count
     key: Annotated[bytes, Field(max_length=16)]
     values: Annotated[bytes, Field(max_length=1 << 11)] = b""
+
+
+class Receipt(Schema):
+    """The fingerprint of what `peer` has sent, as its reducer has received it."""
+
+    peer: Peer
+    mark: Mark
 
 
 class Heartbeat(Schema):

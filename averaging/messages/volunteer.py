@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from hetpeer.averaging.messages.fields import (
+    MOST_MARKS,
+    MOST_RECEIPTS,
     OLDEST_VERSION,
     WIRE_VERSION,
     Block,
@@ -25,6 +27,7 @@ from hetpeer.averaging.messages.fields import (
     Peer,
     Peers,
     Range,
+    Receipt,
     Received,
     Schema,
     Speed,
@@ -129,6 +132,23 @@ class Vote(OfPlan):
     """Of the blocks that the plan names as `closely`."""
     lengths: Annotated[tuple[Length, ...], Field(max_length=1 << 12)] = ()
     """Of all that we have added up, if there are spot checks."""
+
+
+class Proved(OfPlan):
+    """How what we have sent under `plan` looks, and what has come of it, at each of what was asked for that is of our blocks."""
+
+    kind: Literal["proved"] = "proved"
+    parts: Annotated[tuple[Mark, ...], Field(max_length=MOST_MARKS)]
+    sums: Annotated[tuple[Mark, ...], Field(max_length=MOST_MARKS)]
+    key: Annotated[bytes, Field(max_length=16)] = b""
+    """Under which we have fingerprinted what others sent."""
+
+
+class Testimony(OfPlan):
+    """How what we have received under `plan` looks."""
+
+    kind: Literal["testimony"] = "testimony"
+    received: Annotated[tuple[Receipt, ...], Field(max_length=MOST_RECEIPTS)]
 
 
 class Missed(OfPlan):
@@ -253,6 +273,8 @@ FromVolunteer = (
     | Objection
     | Missed
     | Vote
+    | Proved
+    | Testimony
     | Checked
     | Compared
     | Shown

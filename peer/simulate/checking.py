@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
@@ -14,7 +16,7 @@ from hetpeer.averaging.received import Received
 from hetpeer.peer.simulate.lying import Lying
 from hetpeer.peer.simulate.numerics import Numerics
 from hetpeer.stages.execution import effects as p
-from hetpeer.stages.execution.fingerprint import KEY_BYTES, pack
+from hetpeer.stages.execution.fingerprint import KEY_BYTES, PLACES, pack
 
 TOLERANCE = 1e-9
 MUCH = 50
@@ -59,11 +61,12 @@ class Checking:
 
     # ── what is false ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def sum_sent(self, value: Any, step: int) -> Any:
-        """A part of our sums of `step`, as others get it."""
+    def sum_sent(self, value: Any, step: int, to: str) -> Any:
+        """A part of our sums of `step`, as `to` gets it, its reducer."""
         if "exaggerates" in self._lies and step >= LATE:
             return self._numerics.add([value] * MUCH)
-        return self._numerics.lie(value, "a liar") if "sends" in self._lies else value
+        lies = "sends" in self._lies or ("pads" in self._lies and to == self._name)
+        return self._numerics.lie(value, "a liar") if lies else value
 
     def bundle_sent(self, sent: p.SendActivation | p.SendGradient, value: Any) -> Any:
         """A bundle of ours, as others get it."""
@@ -80,14 +83,15 @@ class Checking:
 
     def summed(self, step: e.StepId, work: e.SumParts, parts: Iterable[Any]) -> list[float]:
         """These parts are added here. Returns how long they are, squared."""
-        shard, key = work.shard, self._received.key(step, work.shard.plan)
-        place = (shard.block, shard.begin, shard.end)
+        wanted = self._received.wanted(step, work.shard, work.marks)
         lengths: list[float] = []
         for holder, part in zip(work.holders, parts, strict=False):
             seen = self._numerics.lie(part, "a reducer") if "received" in self._lies else part
-            marks = self._numerics.fingerprint(seen, place, key)
-            self._received.add(step, shard, holder, marks)
-            lengths.append(float(marks @ marks))
+            marks = [
+                self._numerics.fingerprint(seen, (one.block, one.begin, one.end), one.key) for one in wanted
+            ]
+            self._received.add(step, work.shard, holder, marks, work.marks)
+            lengths.append(float(marks[0] @ marks[0]))
         return lengths
 
     def used(
@@ -136,7 +140,64 @@ class Checking:
         )
 
     def _shown(self, mark: m.Mark, sums: Any) -> m.Mark:
-        sums = self._numerics.lie(sums, "a checker") if "check" in self._lies else sums
-        piece = self._numerics.shard(sums, mark.begin, mark.end)
+        return self._marked(mark, self._numerics.lie(sums, "a checker") if "check" in self._lies else sums)
+
+    def _marked(self, mark: m.Mark, value: Any) -> m.Mark:
+        """`mark` as it is of a block's whole vector."""
+        piece = self._numerics.shard(value, mark.begin, mark.end)
         seen = self._numerics.fingerprint(piece, (mark.block, mark.begin, mark.end), mark.key)
         return mark.model_copy(update={"values": pack(seen)})
+
+    # ── proofs of sums ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def proved(
+        self,
+        step: e.StepId,
+        asked: m.Prove,
+        parts: Mapping[int, Any],
+        sums: Mapping[int, Sequence[tuple[e.Shard, Any]]],
+    ) -> m.Proved:
+        """`ProveSums` → a message to the coordinator. `parts` and `sums` per block."""
+        sent = {
+            block: self._sent(parts[block], shards, step.number)
+            for block, shards in sums.items()
+            if block in parts
+        }
+        return m.Proved(
+            line=asked.line,
+            step=asked.step,
+            plan=asked.plan,
+            parts=tuple(
+                self._of_shards(mark, sent[mark.block]) for mark in asked.marks if mark.block in sent
+            ),
+            sums=tuple(
+                self._of_shards(mark, [(shard, self.lying.got(value)) for shard, value in sums[mark.block]])
+                for mark in asked.marks
+                if mark.block in sums
+            ),
+            key=self._received.key(step, asked.plan),
+        )
+
+    def _sent(self, own: Any, shards: Sequence[tuple[e.Shard, Any]], step: int) -> list[tuple[e.Shard, Any]]:
+        """What of our sums at a block was sent to whom, as we say."""
+        pieces = [(shard, self._numerics.shard(own, shard.begin, shard.end)) for shard, _ in shards]
+        return [
+            (shard, self.lying.claimed(self.sum_sent(piece, step, shard.reducer))) for shard, piece in pieces
+        ]
+
+    def _of_shards(self, mark: m.Mark, shards: Sequence[tuple[e.Shard, Any]]) -> m.Mark:
+        """`mark` of a vector that lies in `shards`."""
+        total = np.zeros(PLACES)
+        for shard, value in shards:
+            begin, end = max(mark.begin, shard.begin), min(mark.end, shard.end)
+            if begin < end:
+                piece = self._numerics.shard(value, begin - shard.begin, end - shard.begin)
+                total += self._numerics.fingerprint(piece, (mark.block, begin, end), mark.key)
+        return mark.model_copy(update={"values": pack(total)})
+
+    def testimony(self, step: e.StepId, asked: m.Testify) -> m.Testimony:
+        """`TestifyParts` → a message to the coordinator."""
+        received = self._received.testify(step, asked.plan, asked.marks)
+        return m.Testimony(
+            line=asked.line, step=asked.step, plan=asked.plan, received=self.lying.testified(received)
+        )

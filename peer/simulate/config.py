@@ -13,7 +13,7 @@ from hetpeer.bootstrap.membership import BlockCost
 from hetpeer.bootstrap.spotcheck import CheckRules
 from hetpeer.peer.simulate.numerics import Numerics
 from hetpeer.peer.simulate.wires import Ground
-from hetpeer.stages.execution.fingerprint import distance
+from hetpeer.stages.execution.fingerprint import KEY_BYTES, distance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +57,12 @@ class SwarmConfig:
     check_share: float = 0.0
     """Of contributions that are computed once more by another."""
     lies: Mapping[str, str] = field(default_factory=dict)
-    """Volunteer → what is false of it, several joined by "+". Sums: that it "sends", or "exaggerates", that it computes for a "check", or that it has "received". Bundles: "outputs", "gradients",
+    """Volunteer → what is false of it, several joined by "+". Sums: that it "sends", or "pads" where it adds them up itself, or "exaggerates", that it computes for a "check", or that it has "received". Bundles: "outputs", "gradients",
     what it "lends" for a check, what it "answers" to a checker, what it "accuses" others by as a checker. Words: it "slanders" who has given it something, or
     "excuses" itself with digests of something else. Or it "refuses" to check, "hides" what it has received, is "mute" about bundles, "evades"
     the question what it has computed from. In a reduce: it "tears" what it adds up, others get something else than itself, "spoils" it, so that it is no number, or "withholds"
-    it; "objects" to others' parts; it "keeps" its own, or "abstains" from voting; "votes" falsely, or "denies" what it was given, too.
+    it; "objects" to others' parts; it "keeps" its own, or "abstains" from voting; "votes" falsely, or "denies" what it was given, too. In a proof: as reducer it "adds" something else than it has received, it "frames" others by what it says of its parts,
+    or "disowns" what it got; as a witness, or in question, it "perjures" itself.
     """
     arranged_s: float = 0.0
     """Another division of the blocks is proposed so often; 0: never."""
@@ -92,7 +93,13 @@ class SwarmConfig:
             reduce_s=self.reduce_s,
             sync_s=self.sync_s,
             staleness=self.staleness,
-            checks=CheckRules(share=self.check_share, tolerance=1e-9, draw=draw, distance=distance)
+            checks=CheckRules(
+                share=self.check_share,
+                tolerance=1e-9,
+                draw=draw,
+                key=lambda: int(draw() * 2**64).to_bytes(KEY_BYTES, "little"),
+                distance=distance,
+            )
             if self.check_share
             else None,
         )

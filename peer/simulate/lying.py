@@ -9,6 +9,7 @@ from typing import Any
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
 from hetpeer.peer.simulate.numerics import Numerics
+from hetpeer.stages.execution.fingerprint import pack, unpack
 
 SPOILT = "spoilt"
 """In the place of a part or a sum: numbers that are none, or too few."""
@@ -27,9 +28,31 @@ class Lying:
         others = [place for place, holder in enumerate(work.holders) if holder != self._name]
         return others[0] if "objects" in self._lies and others else None
 
-    def added(self, value: Any) -> Any:
-        """A sum that it has made."""
-        return SPOILT if "spoils" in self._lies else value
+    def added(self, value: Any, *, exact: bool) -> Any:
+        """A sum that it has made; `exact`: of gradients."""
+        if "spoils" in self._lies:
+            return SPOILT
+        return self._numerics.lie(value, "a reducer") if "adds" in self._lies and exact else value
+
+    def claimed(self, value: Any) -> Any:
+        """What it says that it has sent."""
+        return self._numerics.lie(value, "a sender") if "frames" in self._lies else value
+
+    def got(self, value: Any) -> Any:
+        """What it says that it has got."""
+        return self._numerics.lie(value, "a holder") if "disowns" in self._lies else value
+
+    def testified(self, received: tuple[m.Receipt, ...]) -> tuple[m.Receipt, ...]:
+        """What it says that it has received."""
+        if "perjures" not in self._lies:
+            return received
+        return tuple(
+            one.model_copy(
+                update={"mark": one.mark.model_copy(update={"values": pack(2 * unpack(one.mark.values))})}
+            )
+            for one in received
+            if one.peer != self._name
+        )
 
     @property
     def keeps(self) -> bool:

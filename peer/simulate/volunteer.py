@@ -210,6 +210,10 @@ class Volunteer:
                 worker.compare(step, effect)
             case e.ShowMarks(asked):
                 worker.show(step, asked)
+            case e.ProveSums():
+                worker.prove(step, effect)
+            case e.TestifyParts(asked):
+                worker.testify(step, asked)
             case e.KeepCopy():
                 worker.keep_copy(step, effect)
             case p.Release(handle):

@@ -186,7 +186,7 @@ class Worker:
             else:
                 sums = self._slots[step.number, work.slot, shard.block]
                 value = self.checking.sum_sent(
-                    self._numerics.shard(sums, shard.begin, shard.end), step.number
+                    self._numerics.shard(sums, shard.begin, shard.end), step.number, shard.reducer
                 )
             send(self._boxes.new(step, self._spoilt(value)))
             return ()
@@ -209,7 +209,7 @@ class Worker:
             if spoilt is not None:
                 return core.unusable(step, work.shard, spoilt, "it is spoilt")
             lengths = self.checking.summed(step, work, parts) if not step.group else []
-            total = lying.added(self._numerics.add(parts))
+            total = lying.added(self._numerics.add(parts), exact=not step.group)
             return core.summed(step, work.shard, self._boxes.new(step, total), lengths)
 
         self.submit(self._besides(REDUCE_S), finish)
@@ -233,6 +233,27 @@ class Worker:
             return [e.Tell(self.checking.shown(step, asked, sums))] if core.works_on(step) else []
 
         self.submit(self._besides(REDUCE_S), finish)
+
+    def prove(self, step: e.StepId, work: e.ProveSums) -> None:
+        """`ProveSums` → a message to the coordinator."""
+        sums = {
+            block: [(one, self._boxes.value(handle)) for one, handle in own]
+            for block, own in work.sums.items()
+        }
+
+        def finish(core: Member) -> Iterable[Effect]:
+            if not core.works_on(step):
+                return []
+            parts = {block: self._slots[step.number, slot, block] for block, slot in work.slots.items()}
+            return [e.Tell(self.checking.proved(step, work.asked, parts, sums))]
+
+        self.submit(self._besides(REDUCE_S), finish)
+
+    def testify(self, step: e.StepId, asked: m.Testify) -> None:
+        """`TestifyParts` → a message to the coordinator."""
+        self.submit(
+            0.0, lambda core: [e.Tell(self.checking.testimony(step, asked))] if core.works_on(step) else []
+        )
 
     def inspect(self, step: e.StepId, work: e.Inspect) -> None:
         """`Inspect` → `inspected`."""

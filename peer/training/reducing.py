@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -11,17 +10,14 @@ from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.heads import Coded
 from hetpeer.averaging.member import Effect, Member
-from hetpeer.averaging.received import Received
 from hetpeer.averaging.ties import Use
+from hetpeer.peer.training.proving import Proving
 from hetpeer.peer.transport.linkbook import LinkBook
 from hetpeer.peer.transport.posting import Answer, Posts
 from hetpeer.peer.transport.schema import FLOAT_BYTES, Schema
 from hetpeer.peer.transport.tensors import Tensor
-from hetpeer.stages.execution import results as r
 from hetpeer.stages.execution import vectors as v
 from hetpeer.stages.execution.arena import Extent
-from hetpeer.stages.execution.fingerprint import KEY_BYTES, unpack
-from hetpeer.stages.execution.slots import CHECKS
 from hetpeer.stages.links.codec import Codec, Written, value_bytes
 
 
@@ -34,6 +30,7 @@ class Reducing:
         schema: Schema,
         book: LinkBook,
         me: str,
+        proving: Proving,
         answer: Callable[[Sequence[Effect]], None],
     ) -> None:
         self._posts = posts
@@ -44,7 +41,7 @@ class Reducing:
         self._me = me
         self._codec = Codec.of(schema.links.reduce)
         self._feedback = schema.links.feedback
-        self._received = Received(lambda: secrets.token_bytes(KEY_BYTES))
+        self._proving = proving
 
     # ── as others get it ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -126,9 +123,9 @@ class Reducing:
                 self._answer(member.unusable(step, shard, place, why))
                 return None
         rounding = self._rounding(step, shard, len(parts)) if work.shared else None
-        marking = self._marking(step, shard)
+        markings = self._proving.markings(step, work)
         if (
-            len(parts) == 1 and rounding is None and marking is None and not parts[0].sender
+            len(parts) == 1 and rounding is None and not markings and not parts[0].sender
         ):  # our own: nothing is added to zeros
             total = self._store.share(parts[0])
 
@@ -136,13 +133,7 @@ class Reducing:
                 self._answer(member.summed(step, shard, total))
 
             return at_once()
-        return self._sum(member, step, work, rounding, marking)
-
-    def _marking(self, step: e.StepId, shard: e.Shard) -> v.Marking | None:
-        """How parts are fingerprinted, if there are spot checks."""
-        if not self._schema.trust.spot_checks or step.group:
-            return None
-        return v.Marking(block=shard.block, begin=shard.begin, key=self._received.key(step, shard.plan))
+        return self._sum(member, step, work, rounding, markings)
 
     def _sum(
         self,
@@ -150,7 +141,7 @@ class Reducing:
         step: e.StepId,
         work: e.SumParts,
         rounding: v.Rounding | None,
-        marking: v.Marking | None,
+        markings: tuple[v.Marking, ...],
     ) -> Answer:
         shard = work.shard
         parts = [part for part in work.parts if isinstance(part, Tensor)]
@@ -163,16 +154,15 @@ class Reducing:
             elements=elements,
             rounding=rounding,
             rounded=None if written is None else written.extent,
-            marking=marking,
+            begin=shard.begin,
+            markings=markings,
             robust=step.group > 0 and self._schema.robust,
         )
         posted = self._posts.post(command, [*parts, total, written])
 
         async def answer() -> None:
             done = await posted
-            marks = [unpack(one) for one in done.marks]
-            for holder, own in zip(work.holders, marks, strict=False):
-                self._received.add(step, shard, holder, own)
+            lengths = self._proving.received(step, work, done.marks, len(markings))
             if written is not None and done.rounded:
                 self._is_coded(written, shard)
                 total.written = written
@@ -183,42 +173,9 @@ class Reducing:
                 self._store.release(total)
                 self._answer(member.unusable(step, shard, done.unsound[0], f"its {what} are not finite"))
             else:
-                self._answer(member.summed(step, shard, total, [float(own @ own) for own in marks]))
+                self._answer(member.summed(step, shard, total, lengths))
 
         return answer()
-
-    def show(self, step: e.StepId, work: e.ShowMarks, given: tuple[m.Given, ...]) -> Answer:
-        """`ShowMarks` → a message to the coordinator: what we have received of a peer, or what is in the slot of a spot check; and what was `given` to compute it."""
-        asked = work.asked
-        posted = [] if asked.peer else [self._post_marks(step, asked.check, mark) for mark in asked.marks]
-
-        async def answer() -> None:
-            marks = self._received.of(step, asked.plan, asked.peer)
-            if not asked.peer:
-                found = [(await one).marks for one in posted]
-                marks = tuple(
-                    mark.model_copy(update={"values": values})
-                    for mark, values in zip(asked.marks, found, strict=True)
-                )
-            named: dict[str, Any] = {
-                "line": asked.line,
-                "step": asked.step,
-                "check": asked.check,
-                "plan": asked.plan,
-            }
-            shown = m.Shown(**named, marks=marks, given=given)
-            self._answer([e.Tell(shown)])
-
-        return answer()
-
-    def _post_marks(self, step: e.StepId, check: int, mark: m.Mark) -> Coroutine[Any, Any, r.Marked]:
-        marking = v.Marking(block=mark.block, begin=mark.begin, key=mark.key)
-        slot = v.MarkSlot(step=step.number, slot=CHECKS + check, end=mark.end, marking=marking)
-        return self._posts.post(slot, ())
-
-    def end_step(self, step: e.StepId) -> None:
-        """No spot check will ask for anything of it."""
-        self._received.end_step(step)
 
     def inspect(self, member: Member, step: e.StepId, work: e.Inspect) -> Answer | None:
         """`Inspect` → `Member.inspected`: shards are joined into the block's whole gradient, tied uses added."""

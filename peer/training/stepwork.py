@@ -24,6 +24,7 @@ from hetpeer.peer.training.checking import Checking
 from hetpeer.peer.training.execution import Execution
 from hetpeer.peer.training.figures import Figures
 from hetpeer.peer.training.gate import DataGate
+from hetpeer.peer.training.proving import Proving
 from hetpeer.peer.training.reducing import Reducing
 from hetpeer.peer.transport.dataplane import DataPlane
 from hetpeer.peer.transport.posting import Posts
@@ -53,6 +54,7 @@ class Place:
     tasks: Execution
     checking: Checking
     reducing: Reducing
+    proving: Proving
     transcoding: Transcoding
     gate: DataGate
 
@@ -118,7 +120,11 @@ class StepWork:
             case p.CompareBundle():
                 self._start(place.checking.compare(step, effect))
             case e.ShowMarks(asked):
-                self._start(place.reducing.show(step, effect, place.checking.given(step, asked)))
+                self._start(place.proving.show(step, effect, place.checking.given(step, asked)))
+            case e.ProveSums():
+                self._start(place.proving.prove(step, effect))
+            case e.TestifyParts(asked):
+                place.proving.testify(step, asked)
             case e.ShareUplink(elements):
                 if not place.reducing.coded_smaller:
                     self._plane.share_uplink(step.on_wire, elements)
@@ -143,7 +149,7 @@ class StepWork:
                 self._place.tasks.end_step(name)
                 self._place.transcoding.end_step(name)
                 self._place.checking.end_step(name)
-                self._place.reducing.end_step(name)
+                self._place.proving.end_step(name)
         if self._place is not None:
             self._start(
                 self._place.posts.command(v.DropCopies() if step.group else c.ClearStep(step=step.number))

@@ -40,6 +40,7 @@ from hetpeer.peer.training.figures import Figures, Offer
 from hetpeer.peer.training.gate import DataGate
 from hetpeer.peer.training.leftovers import LeftoverWatch
 from hetpeer.peer.training.preparing import RunFiles, StateFetcher, keep_trying, prepare_block
+from hetpeer.peer.training.proving import Proving
 from hetpeer.peer.training.reducing import Reducing
 from hetpeer.peer.training.rehearsing import speed_on
 from hetpeer.peer.training.session import ControlSession
@@ -341,9 +342,10 @@ class Volunteer:
             self.unread,
         )
         checking = Checking(posts, schema, self._node.peer_id, self.perform)
-        reducing = Reducing(posts, schema, self.links, self._node.peer_id, self.perform)
+        proving = Proving(posts, schema, self.perform)
+        reducing = Reducing(posts, schema, self.links, self._node.peer_id, proving, self.perform)
         gate = DataGate(self._source, self._tasks)
-        self._steps.use(Place(schema, posts, tasks, checking, reducing, transcoding, gate))
+        self._steps.use(Place(schema, posts, tasks, checking, reducing, proving, transcoding, gate))
         self._states.use(posts, self._prepared)
         speed = await speed_on(self._compute, specs, self.offer.flops_per_second)
         self.perform(self.member.prepared(speed))

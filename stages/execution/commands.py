@@ -38,6 +38,7 @@ from hetpeer.stages.execution.vectors import (
     Install,
     KeepCopy,
     MarkSlot,
+    MarkVector,
     Sum,
 )
 
@@ -232,6 +233,7 @@ AnyCommand = (
     | ClearStep
     | Sum
     | MarkSlot
+    | MarkVector
     | Inspect
     | Apply
     | Install

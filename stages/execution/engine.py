@@ -7,7 +7,6 @@ as an exception, for nothing can be computed after it: the process ends and the 
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,6 @@ from dataclasses import dataclass
 
 import psutil
 import torch
-from blake3 import blake3
 
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import device as devices
@@ -24,14 +22,12 @@ from hetpeer.stages.execution import results as r
 from hetpeer.stages.execution import vectors as v
 from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.executor import Executor
-from hetpeer.stages.execution.fingerprint import fingerprint, pack
 from hetpeer.stages.execution.groups import BlockRules, MakeRules, segments
 from hetpeer.stages.execution.held import HeldBlock, dump_bytes
-from hetpeer.stages.execution.numerics import is_finite, squared_norm
 from hetpeer.stages.execution.rehearsal import rehearse
-from hetpeer.stages.execution.robust import centered_clip
 from hetpeer.stages.execution.staging import CommandError, Staging, refuse_not_finite
 from hetpeer.stages.execution.state import dump, layout_of, load
+from hetpeer.stages.execution.sums import Sums, mark
 from hetpeer.stages.execution.tasks import Tasks
 from hetpeer.stages.graph.spec import BlockSpec
 from hetpeer.stages.graph.wire import Limits, read_block
@@ -57,6 +53,7 @@ class Engine(Executor):
         self._prepared: dict[int, _Prepared] = {}
         self._blocks: dict[int, HeldBlock] = {}
         self._tasks = Tasks(self._staging, self._held)
+        sums = Sums(self._staging, self._round)
         super().__init__(
             {
                 c.Prepare: self._prepare,
@@ -72,9 +69,10 @@ class Engine(Executor):
                 v.KeepCopy: self._keep_copy,
                 v.DropCopies: self._drop_copies,
                 c.ClearStep: self._clear_step,
-                v.Sum: self._sum,
+                v.Sum: sums.add,
                 v.MarkSlot: self._mark_slot,
-                v.Inspect: self._inspect,
+                v.MarkVector: sums.mark,
+                v.Inspect: sums.inspect,
                 v.Apply: self._apply,
                 v.Install: self._install,
                 c.DumpState: self._dump_state,
@@ -231,62 +229,16 @@ class Engine(Executor):
             parts=how.parts,
         )
 
+    def _mark_slot(self, command: v.MarkSlot) -> r.Marked:
+        slot = self._held(command.marking.block).slot(command.step, command.slot)
+        return r.Marked(marks=mark(slot, 0, command.marking))
+
     def _clear_step(self, command: c.ClearStep) -> r.Done:
         self._tasks.clear(command.step)
         for held in self._blocks.values():
             held.clear_slots(command.step)
             held.losses.drop(*v.GRADIENTS)
         return r.Done()
-
-    # ── gradients in the arena ───────────────────────────────────────────────────────────────────────────────────
-
-    def _sum(self, command: v.Sum) -> r.Summed:
-        if command.into in command.parts:
-            raise CommandError("a sum would overwrite one of its parts")
-        into = self._staging.floats(command.into, command.elements)
-        parts = [self._staging.floats(part, command.elements) for part in command.parts]
-        marks: tuple[bytes, ...] = ()
-        if command.marking is not None:
-            marks = tuple(_mark(part, command.marking) for part in parts)
-        if command.robust:
-            into.copy_(centered_clip(parts))
-        else:
-            into.copy_(parts[0])
-            for part in parts[1:]:
-                into.add_(part)
-        sound = is_finite(into)
-        if not sound:
-            wrong = tuple(n for n, part in enumerate(parts) if not is_finite(part))
-            return r.Summed(unsound=wrong, marks=marks)
-        read = None
-        if command.rounding is not None and command.rounded is not None:
-            read = self._round(command.rounding, into, command.rounded)
-        if read is not None:
-            into.copy_(read)
-        return r.Summed(unsound=(), rounded=read is not None, marks=marks)
-
-    def _mark_slot(self, command: v.MarkSlot) -> r.Marked:
-        begin = command.marking.begin
-        slot = self._held(command.marking.block).slot(command.step, command.slot)
-        if not begin < command.end <= len(slot):
-            raise CommandError(f"a vector of {len(slot)} elements has no part [{begin}, {command.end})")
-        return r.Marked(marks=_mark(slot[begin : command.end].cpu(), command.marking))
-
-    def _inspect(self, command: v.Inspect) -> r.Inspected:
-        started = time.perf_counter()
-        vector = self._staging.floats(command.extent, command.elements)
-        norm = math.fsum(squared_norm(vector[begin:end]) for begin, end in command.normed)
-        digest, finite = _look(vector)
-        pieces = [
-            self._staging.floats(piece, piece.nbytes // torch.float32.itemsize) for piece in command.pieces
-        ]
-        return r.Inspected(
-            digest=digest,
-            squared_norm=norm,
-            finite=finite,
-            pieces=tuple(map(_look, pieces)),
-            seconds=time.perf_counter() - started,
-        )
 
     # ── the worker itself ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -309,12 +261,3 @@ class Engine(Executor):
             blocks=tuple(sorted(self._blocks)),
             tasks=len(self._tasks),
         )
-
-
-def _look(vector: torch.Tensor) -> tuple[str, bool]:
-    """Digest of its bytes, and whether all of it are numbers."""
-    return blake3(vector.numpy().data.cast("B")).hexdigest(), is_finite(vector)
-
-
-def _mark(vector: torch.Tensor, how: v.Marking) -> bytes:
-    return pack(fingerprint(vector.numpy(), how.block, how.begin, how.key))

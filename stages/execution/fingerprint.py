@@ -8,6 +8,8 @@ vectors that differ by d have fingerprints that differ by about the length of d,
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from statistics import median
 from typing import Final
 
 import numpy as np
@@ -17,6 +19,8 @@ PLACES: Final = 256
 """Numbers in a fingerprint: as many as Philox gives bits for one place of its counter."""
 NBYTES: Final = PLACES * 8
 KEY_BYTES: Final = 16
+MUCH: Final = 100
+"""Times as long as is usual."""
 _ROWS = 512
 """So many rows of signs at once: half a megabyte of float32."""
 
@@ -53,6 +57,33 @@ def pack(marks: Fingerprint) -> bytes:
 def unpack(data: bytes) -> Fingerprint:
     """From its `NBYTES`."""
     return np.frombuffer(data, "<f8").astype(np.float64)
+
+
+def is_fingerprint(data: bytes) -> bool:
+    """Whether it is one, of numbers."""
+    return len(data) == NBYTES and bool(np.isfinite(unpack(data)).all())
+
+
+class Expected:
+    """The sum of some vectors: `parts` are their fingerprints, by who has sent them. What is more than `MUCH` times as long as is usual is `huge`, and does not count as
+    longer than that: two that are said to be huge and opposite would hide everything.
+    """
+
+    def __init__(self, parts: Mapping[str, bytes]) -> None:
+        with np.errstate(over="ignore", invalid="ignore"):
+            vectors = {peer: unpack(part) for peer, part in parts.items()}
+            self._total = sum(vectors.values(), np.zeros(PLACES))
+            lengths = {peer: float(np.linalg.norm(one)) for peer, one in vectors.items()}
+        most = MUCH * median([length for length in lengths.values() if length] or [0.0])
+        self.huge = {peer for peer, length in lengths.items() if length > most}
+        self._capped = sum(min(length, most) for length in lengths.values())
+        self._length = sum(lengths.values())
+
+    def is_near(self, total: bytes, within: float, *, capped: bool = True) -> bool:
+        """Whether a vector with the fingerprint `total` is that sum, up to `within` of the lengths of its parts. False where such large ones cannot be added."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            apart = float(np.linalg.norm(self._total - unpack(total)))
+        return math.isfinite(apart) and apart <= within * (self._capped if capped else self._length)
 
 
 def distance(one: bytes, other: bytes) -> float:

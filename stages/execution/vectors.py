@@ -42,10 +42,11 @@ class Rounding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marking:
-    """How a piece of a vector of `block`, from element `begin` on, is fingerprinted (fingerprint.py)."""
+    """How the elements [begin, end) of a vector of `block` are fingerprinted (fingerprint.py)."""
 
     block: Count
     begin: Count
+    end: Count
     key: Annotated[bytes, Field(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 
 
@@ -107,21 +108,33 @@ class Sum(Command[Summed]):
     elements: Count
     rounding: Rounding | None = None
     rounded: Extent | None = None
-    marking: Marking | None = None
-    """Fingerprint every part as well."""
+    begin: Count = 0
+    """Where in its block the first element is."""
+    markings: tuple[Marking, ...] = ()
+    """Fingerprint every part as well, in each of these ways."""
     robust: bool = False
     """What is far from the others is clipped (robust.py): as many times that mean as there are parts, in place of the sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkSlot(Command[Marked]):
-    """Fingerprint the elements [marking.begin, end) of a step's slot."""
+    """Fingerprint elements of a step's slot."""
 
     answer: ClassVar[type[Any]] = Marked
     kind: Literal["mark_slot"] = "mark_slot"
     step: Count
     slot: Count
-    end: Count
+    marking: Marking
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkVector(Command[Marked]):
+    """Fingerprint elements of a float32 vector that lies in `pieces`, one behind the other, from element `begin` of its block on."""
+
+    answer: ClassVar[type[Any]] = Marked
+    kind: Literal["mark_vector"] = "mark_vector"
+    pieces: tuple[Extent, ...]
+    begin: Count
     marking: Marking
 
 

@@ -30,6 +30,8 @@ OLD = m.Line(term=2, view=0)
 NEW = m.Line(term=2, view=2)
 ROUTE = (Hop(ME, 0, 2),)
 OLD_STEP = e.StepId(OLD, STEP.number)
+OF_PLAN = {"line": LINE, "step": STEP.number, "plan": 1}
+MARKS = tuple(m.Mark(block=block, begin=0, end=10, key=bytes(16)) for block in (0, 1, 2))
 
 MESSAGES = {
     "welcome": welcome(),
@@ -43,6 +45,8 @@ MESSAGES = {
     "settled": m.Settled(line=LINE, step=3, slot=5),
     "evict": m.Evict(line=LINE, step=3, blocks=(1,)),
     "plan": plan(number=1),
+    "prove": m.Prove(**OF_PLAN, marks=MARKS),
+    "testify": m.Testify(**OF_PLAN, marks=MARKS),
     "commit": commit(),
     "rolled_back": m.RolledBack(line=NEW, version=0, why="lost"),
     "save": m.Save(line=LINE, version=1, blocks=(0,)),
@@ -56,7 +60,20 @@ IGNORED, DEFERRED = "ignored", "deferred"
 ANSWERS = {
     Phase.JOINING: {
         **dict.fromkeys(
-            ("begin", "joined", "reroute", "gone", "settled", "evict", "plan", "commit", "save"), IGNORED
+            (
+                "begin",
+                "joined",
+                "reroute",
+                "gone",
+                "settled",
+                "evict",
+                "plan",
+                "prove",
+                "testify",
+                "commit",
+                "save",
+            ),
+            IGNORED,
         ),
         "rolled_back": IGNORED,
         "fetch": IGNORED,
@@ -68,7 +85,20 @@ ANSWERS = {
     },
     Phase.PREPARING: {
         **dict.fromkeys(
-            ("begin", "joined", "reroute", "gone", "settled", "evict", "plan", "commit", "save"), IGNORED
+            (
+                "begin",
+                "joined",
+                "reroute",
+                "gone",
+                "settled",
+                "evict",
+                "plan",
+                "prove",
+                "testify",
+                "commit",
+                "save",
+            ),
+            IGNORED,
         ),
         "rolled_back": IGNORED,
         "refused": IGNORED,
@@ -80,7 +110,20 @@ ANSWERS = {
     },
     Phase.SYNCING: {
         **dict.fromkeys(
-            ("joined", "reroute", "gone", "settled", "evict", "plan", "commit", "save", "refused"), IGNORED
+            (
+                "joined",
+                "reroute",
+                "gone",
+                "settled",
+                "evict",
+                "plan",
+                "prove",
+                "testify",
+                "commit",
+                "save",
+                "refused",
+            ),
+            IGNORED,
         ),
         "begin": "Tell prepared",
         "rolled_back": "Tell prepared",
@@ -92,7 +135,20 @@ ANSWERS = {
     },
     Phase.READY: {
         **dict.fromkeys(
-            ("joined", "reroute", "gone", "settled", "evict", "plan", "commit", "save", "refused"), IGNORED
+            (
+                "joined",
+                "reroute",
+                "gone",
+                "settled",
+                "evict",
+                "plan",
+                "prove",
+                "testify",
+                "commit",
+                "save",
+                "refused",
+            ),
+            IGNORED,
         ),
         "begin": "RunForward",
         "rolled_back": "Tell prepared",
@@ -104,8 +160,10 @@ ANSWERS = {
     },
     Phase.TRAINING: {
         **dict.fromkeys(
-            ("begin", "joined", "reroute", "gone", "settled", "evict", "plan", "save", "refused"), IGNORED
+            ("begin", "joined", "reroute", "gone", "settled", "evict", "plan", "prove", "save", "refused"),
+            IGNORED,
         ),
+        "testify": "TestifyParts",
         "commit": "EndStep, Tell prepared",
         "rolled_back": "EndStep, Tell prepared",
         "fetch": "EndStep, FetchState",
@@ -119,6 +177,8 @@ ANSWERS = {
             ("begin", "joined", "reroute", "gone", "settled", "plan", "save", "refused"), IGNORED
         ),
         "evict": "Drop",
+        "prove": "ProveSums",
+        "testify": "TestifyParts",
         "commit": "ApplyUpdate, ApplyUpdate",
         "rolled_back": "EndStep, Tell prepared",
         "fetch": "EndStep, FetchState",
@@ -129,7 +189,20 @@ ANSWERS = {
     },
     Phase.APPLYING: {
         **dict.fromkeys(
-            ("begin", "joined", "reroute", "gone", "settled", "evict", "plan", "save", "commit"), DEFERRED
+            (
+                "begin",
+                "joined",
+                "reroute",
+                "gone",
+                "settled",
+                "evict",
+                "plan",
+                "prove",
+                "testify",
+                "save",
+                "commit",
+            ),
+            DEFERRED,
         ),
         **dict.fromkeys(("welcome", "granted", "refused", "fetch"), DEFERRED),
         "rolled_back": "EndStep, Tell prepared",
@@ -270,6 +343,19 @@ def test_a_part_of_an_older_plan_is_released():
     assert member.part(old, 0, 0, "old") == [p.Release("old")]
     assert member.part(held, 0, 0, "newer") == []
     assert p.Release("newer") not in member.receive(plan(number=3))
+
+
+def test_who_has_voted_says_what_it_has_sent_and_got_of_its_own_blocks_under_the_latest_plan():
+    member = member_in(Phase.REDUCING)
+    (proved,) = member.receive(MESSAGES["prove"])
+    assert proved.effect.slots == {0: 0, 1: 0}
+    assert {block: [handle for _, handle in own] for block, own in proved.effect.sums.items()} == {
+        0: ["result 0"],
+        1: ["result 1"],
+    }
+    assert member.receive(MESSAGES["prove"].model_copy(update={"plan": 0})) == []
+    member.receive(plan(number=2))
+    assert member.receive(MESSAGES["prove"].model_copy(update={"plan": 2})) == [], "it has not voted"
 
 
 def test_a_route_that_is_not_ours_is_refused():

@@ -1,11 +1,14 @@
 """A coordinator driven by hand: two blocks in one place, two microbatches a step, volunteers that do as they are told."""
 
+import numpy as np
+
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.coordinator import Coordinator
 from hetpeer.bootstrap.decisions import CollectCheckpoint, CoordinatorConfig, Record, Send, State
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import BlockCost
 from hetpeer.bootstrap.reigning import over_all
+from hetpeer.stages.execution.fingerprint import KEY_BYTES, PLACES, pack
 
 BLOCKS = 2
 CONFIG = {
@@ -28,6 +31,7 @@ class Court:
         self.now = 100.0
         self.records = list(records)
         config = CoordinatorConfig(**(CONFIG | changes))
+        self.proven = config.proves
         self.core = Coordinator(over_all(config, History.of(records)), self.now)
         self.sent = {}
         self.order = None
@@ -116,6 +120,15 @@ class Court:
         message = m.Vote(line=self.line, step=self.core.step, plan=plan, blocks=blocks, received=received)
         return self.tell(peer, message)
 
+    def prove(self, peer, got=0.0):
+        """All that it has sent is zeros, and what it has `got` looks like that."""
+        told = self.sent[peer, "prove"]
+        sent = {c.block for c in self.sent[peer, "plan"].covers if peer in dict(c.slots)}
+        parts = _looking(0.0, (mark for mark in told.marks if mark.block in sent))
+        sums, key = _looking(got, told.marks), bytes(KEY_BYTES)
+        proved = m.Proved(line=self.line, step=told.step, plan=told.plan, parts=parts, sums=sums, key=key)
+        return self.tell(peer, proved)
+
     def applied(self, peer, digest="next"):
         version = self.core.history.version
         held = tuple(m.Held(block=b, version=version, digest=f"{digest} {b}") for b in range(BLOCKS))
@@ -163,12 +176,18 @@ class Court:
         ]
 
     def commit(self, *peers):
-        """Count, vote, and apply."""
+        """Count, vote, prove if there are spot checks, and apply."""
         self.count(*peers)
         effects = [effect for peer in peers for effect in self.vote(peer)]
+        if self.proven:
+            effects += [effect for peer in peers for effect in self.prove(peer)]
         for peer in peers:
             self.applied(peer)
         return effects
+
+
+def _looking(like, marks):
+    return tuple(mark.model_copy(update={"values": pack(np.full(PLACES, like))}) for mark in marks)
 
 
 # ── courts in each state ─────────────────────────────────────────────────────────────────────────────────────────

@@ -3,7 +3,7 @@
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.complaints import Complaints
+from hetpeer.bootstrap.complaints import HUGE, Complaints
 from hetpeer.bootstrap.quarrels import Quarrels
 
 LINE = m.Line(term=1, view=0)
@@ -29,6 +29,32 @@ def objects(one, peer, to, plan=1):
 
 def missed(one, peer, sums="", parts=""):
     one.missed(peer, m.Missed(line=LINE, step=0, plan=1, sums=tuple(sums), parts=tuple(parts)))
+
+
+# ── sums that are not what was sent ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_is_known_of_two_turns_nobody_out_while_a_third_adds_up():
+    one = complaints("a", "b", "c")
+    for _ in range(2):
+        one.proven({0: {frozenset("ab")}})
+        assert one.turned_out() == {}
+    one.proven({0: {frozenset("ac")}})
+    assert one.turned_out().keys() == {"a"}
+
+
+def test_of_two_who_is_in_quarrel_with_others_too_has_to_go():
+    known = Quarrels()
+    known.add({frozenset("bc"), frozenset("bd")})
+    one = complaints("a", "b", known=known)
+    one.proven({0: {frozenset("ab")}})
+    assert one.turned_out().keys() == {"b"}
+
+
+def test_who_drowns_all_others_has_to_go():
+    one = complaints("a", "b", "c")
+    one.drowns({"b"})
+    assert one.turned_out() == {"b": HUGE}
 
 
 # ── parts that cannot be added ───────────────────────────────────────────────────────────────────────────────────

@@ -13,7 +13,10 @@ KEYS = {"r1": b"1", "r2": b"2"}
 PIECE = Piece(0, 0, 1)
 LINE = m.Line(term=1, view=0)
 RULES = CheckRules(
-    tolerance=0.5, draw=lambda: 0.0, distance=lambda one, other: 0.0 if one == other and one else 1.0
+    tolerance=0.5,
+    draw=lambda: 0.0,
+    key=bytes,
+    distance=lambda one, other: 0.0 if one == other and one else 1.0,
 )
 
 

@@ -11,7 +11,7 @@ from hetpeer.bootstrap.membership import BlockCost
 from hetpeer.bootstrap.spotcheck import CheckRules
 from hetpeer.bootstrap.training import MAX_FAILURES
 from hetpeer.dht.errors import ProtocolError
-from hetpeer.stages.execution.fingerprint import distance
+from hetpeer.stages.execution.fingerprint import KEY_BYTES, distance
 from tests.bootstrap.court import BLOCKS, Court, failed, kinds, objection, reducing, training
 
 
@@ -293,7 +293,9 @@ def test_a_sole_holder_has_three_tries():
 def test_who_says_that_its_line_is_the_fastest_of_all_reduces_alone_but_where_sums_are_checked(
     share, reducers
 ):
-    court = Court(checks=CheckRules(share=share, draw=lambda: 0.9, distance=distance)).begin(*"abcd")
+    court = Court(
+        checks=CheckRules(share=share, draw=lambda: 0.9, key=lambda: bytes(KEY_BYTES), distance=distance)
+    ).begin(*"abcd")
     for peer in "abcd":
         court.tell(peer, m.Paced(computing=0.0, links={}, uplink=1e12 if peer == "a" else 1.0))
     court.commit(*"abcd")

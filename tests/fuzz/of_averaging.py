@@ -37,6 +37,7 @@ LENGTH = m.Length(block=0, peer=A, squared=2.5)
 RECEIVED = m.Received(block=0, of=3, reducer=B, digest="ef" * 16, finite=False)
 COMMIT = m.Commit(**PLAN, coefficient=0.5, loss=2.25, digests={0: "cd" * 32})
 MARK = m.Mark(block=1, begin=0, end=9, key=bytes(16))
+SEEN = MARK.model_copy(update={"values": bytes(64)})
 GIVEN = m.Given(id=3, begin=2, back=False, peer=A, digest=bytes(16))
 
 MESSAGES = [
@@ -52,9 +53,11 @@ MESSAGES = [
     m.Missed(**PLAN, sums=(A,), parts=(A, B)),
     m.Vote(**PLAN, blocks=(VOTE,)),
     m.Vote(**PLAN, blocks=(VOTE,), received=(RECEIVED,), lengths=(LENGTH,)),
+    m.Proved(**PLAN, parts=(SEEN,), sums=(SEEN, SEEN), key=bytes(16)),
+    m.Testimony(**PLAN, received=(m.Receipt(peer=A, mark=SEEN),)),
     m.Checked(**AT, check=1, id=3, begin=2),
     m.Compared(**AT, check=1, id=3, border=2, back=True, peer=B, alike=(A,), differ=(B,)),
-    m.Shown(**PLAN, check=1, marks=(MARK.model_copy(update={"values": bytes(64)}),), given=(GIVEN,)),
+    m.Shown(**PLAN, check=1, marks=(SEEN,), given=(GIVEN,)),
     m.Check(**AT, check=1, tasks=(TASK,)),
     m.Show(**PLAN, check=1, peer=B),
     m.Show(**PLAN, check=1, marks=(MARK,)),
@@ -77,7 +80,9 @@ MESSAGES = [
     m.Gone(line=LINE, peers=(B,)),
     m.Settled(**AT, slot=1, refused=(1,)),
     m.Evict(**AT, blocks=(1,)),
-    m.Plan(**PLAN, covers=(COVER,), closely=(1,)),
+    m.Plan(**PLAN, covers=(COVER,), closely=(1,), marks=(MARK,)),
+    m.Prove(**PLAN, marks=(MARK, MARK)),
+    m.Testify(**PLAN, marks=(MARK,)),
     COMMIT,
     m.RolledBack(line=LINE, version=4, why="a block is gone"),
     m.Save(line=LINE, version=8, blocks=(0, 1)),

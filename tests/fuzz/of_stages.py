@@ -242,6 +242,7 @@ def placed() -> Iterable[bytes]:
 
 EXTENT = Extent(offset=64, nbytes=128)
 ROUNDING = v.Rounding(codec="int8", plan=1, block=0, begin=0, keeps=v.GRADIENTS[0])
+MARKING = v.Marking(block=1, begin=0, end=9, key=bytes(KEY_BYTES))
 COMMANDS = [
     c.Prepare(
         block=0,
@@ -274,13 +275,15 @@ COMMANDS = [
     v.DropCopies(),
     c.ClearStep(step=1),
     v.Sum(parts=(EXTENT, EXTENT), into=EXTENT, elements=32, rounding=ROUNDING, rounded=EXTENT),
+    v.Sum(parts=(EXTENT,), into=EXTENT, elements=32, begin=9, markings=(MARKING, MARKING)),
     v.Inspect(extent=EXTENT, elements=32, normed=((0, 16),)),
     v.Inspect(extent=EXTENT, elements=32, normed=((0, 16),), pieces=(EXTENT,)),
     v.Apply(block=0, gradient=EXTENT, coefficient=0.5, plan=1, batch=3, microbatches=8, needed=3, base=3),
     v.Install(block=0, total=EXTENT, coefficient=0.5, plan=1),
     c.DumpState(block=0, extent=EXTENT),
     c.WarmUp(),
-    v.MarkSlot(step=3, slot=1 << 40, end=9, marking=v.Marking(block=1, begin=0, key=bytes(KEY_BYTES))),
+    v.MarkSlot(step=3, slot=1 << 40, marking=MARKING),
+    v.MarkVector(pieces=(EXTENT, EXTENT), begin=4, marking=MARKING),
     c.Rehearse(block=0),
     c.Info(),
     c.Shutdown(),

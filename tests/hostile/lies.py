@@ -2,7 +2,7 @@
 
     python -m tests.hostile.lies FILE join …
 
-They are finite and of the right size, and everybody gets the same, the liar included. Who lies, and how, FILE says: lines of a peer's id and a kind.
+They are finite and of the right size, and everybody gets the same, the liar included; in proofs of sums it says that this is what it has sent. Who lies, and how, FILE says: lines of a peer's id and a kind.
 Nobody does before three others hold all the same blocks: where nobody could be found out there is nothing to be measured. Each step in which it lies
 is a line on its stderr.
 """
@@ -17,6 +17,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from hetpeer.stages.execution.fingerprint import fingerprint, pack
+from hetpeer.stages.execution.results import Marked
+from hetpeer.stages.execution.slots import CHECKS
 
 Vector = NDArray[np.float32]
 
@@ -50,6 +54,8 @@ class Liar:
         self._sums: dict[int, dict[int, Vector]] = {}
         """Block → step → the true sums of the last two steps in which there were any, as far as they were sent; else zeros."""
         self._told = -1
+        self._sent: dict[tuple[int, int], Vector] = {}
+        """(block, step) → what was sent in their place."""
 
     def planned(self, me: str, message: Any) -> None:
         """A plan has come."""
@@ -70,17 +76,28 @@ class Liar:
         if kind is None or len(steps) < 2:
             return
         sums[:] = LIES[kind](sums.copy(), next(iter(steps.values()))[place])
+        self._sent = {sent: vector for sent, vector in self._sent.items() if sent[1] >= head.step - 1}
+        self._sent.setdefault((head.block, head.step), np.zeros(elements, np.float32))[place] = sums
         if head.step != self._told:
             self._told = head.step
             print(f"a lie in step {head.step}", file=sys.stderr, flush=True)
+
+    def says(self, step: int, mark: Any) -> Any:
+        """`mark` as it is of what was sent, in a proof; None: of the truth."""
+        sent = self._sent.get((mark.block, step))
+        if sent is None:
+            return None
+        values = fingerprint(sent[mark.begin : mark.end], mark.block, mark.begin, mark.key)
+        return Marked(marks=pack(values))
 
 
 def install(kind_of: Callable[[str], str]) -> None:
     """Change this process: it lies as `kind_of` says of its id."""
     from hetpeer.averaging.holding import HeldStep
+    from hetpeer.peer.training.proving import Proving
     from hetpeer.peer.transport.dataplane import DataPlane
 
-    liar, plan, send = Liar(kind_of), HeldStep.plan, DataPlane.send
+    liar, plan, send, look = Liar(kind_of), HeldStep.plan, DataPlane.send, Proving._slot
 
     def planned(self: Any, message: Any) -> Any:
         liar.planned(self._me, message)
@@ -92,7 +109,11 @@ def install(kind_of: Callable[[str], str]) -> None:
             liar.sends(head, sums, self._schema.elements(head.block))
         send(self, peer, head, tensor)
 
-    HeldStep.plan, DataPlane.send = planned, sends  # type: ignore[method-assign]
+    async def looks(self: Any, step: Any, slot: int, mark: Any) -> Any:
+        said = None if slot >= CHECKS else liar.says(step.number, mark)
+        return await look(self, step, slot, mark) if said is None else said
+
+    HeldStep.plan, DataPlane.send, Proving._slot = planned, sends, looks  # type: ignore[method-assign, assignment]
 
 
 def told_in(path: Path) -> Callable[[str], str]:

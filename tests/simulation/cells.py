@@ -33,7 +33,11 @@ STEERED_COORDINATOR = {
     ("finished", "saved"),
     ("finished", "not_saved"),
     *((state.value, "paced") for state in State),
-    *((state.value, kind) for state in State for kind in ("checked", "compared", "shown")),
+    *(
+        (state.value, kind)
+        for state in State
+        for kind in ("checked", "compared", "shown", "proved", "testimony")
+    ),
 }
 """Possible, but too rare in random histories, or said by the daemon alone: tests/bootstrap/test_{coordinator,training}.py
 drive them by hand. Spot checks have histories of their own (test_spotchecks.py)."""
@@ -41,7 +45,12 @@ drive them by hand. Spot checks have histories of their own (test_spotchecks.py)
 _PAST = ("joined", "reroute", "gone", "settled", "evict", "plan", "commit", "save")
 
 STEERED_MEMBER = {
-    *((phase.value, kind) for phase in Phase if phase is not Phase.STOPPED for kind in ("check", "show")),
+    *(
+        (phase.value, kind)
+        for phase in Phase
+        if phase is not Phase.STOPPED
+        for kind in ("check", "show", "prove", "testify")
+    ),
     *(("joining", kind) for kind in (*_PAST, "begin", "fenced", "finished")),
     *(("preparing", kind) for kind in (*_PAST, "welcome", "granted", "rolled_back", "fenced", "finished")),
     *(("syncing", kind) for kind in ("granted", "joined", "evict", "commit", "save")),

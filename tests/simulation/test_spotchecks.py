@@ -37,9 +37,10 @@ def said(swarm, kind):
 
 
 @SHAPES
-@pytest.mark.parametrize("seed", range(2))
-def test_who_sends_false_sums_is_banned_before_any_of_them_is_committed(config, liar, seed):
-    swarm = history(dataclasses.replace(config, lies={liar: "sends"}), seed)
+@pytest.mark.parametrize(("lie", "seed"), [("sends", 0), ("sends", 1), ("pads", 0)])
+def test_who_counts_false_sums_is_banned_before_any_of_them_is_committed(config, liar, lie, seed):
+    """Be it only in what nobody else receives of it."""
+    swarm = history(dataclasses.replace(config, lies={liar: lie}), seed)
     assert {record["peer"] for record in said(swarm, "banned")} == {liar}
     assert not swarm.volunteers[liar].alive, "it was turned away when it came back"
 

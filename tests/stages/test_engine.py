@@ -1,11 +1,14 @@
 """The engine without a process: microbatches, slots and sums, and that a command which is refused changes nothing."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import vectors as v
 from hetpeer.stages.execution.arena import Extent
+from hetpeer.stages.execution.fingerprint import fingerprint, unpack
 from hetpeer.stages.graph.wire import pack_block
 from tests.stages.compute_rig import (
     DRAW,
@@ -94,6 +97,38 @@ async def test_a_sum_names_the_parts_that_are_no_numbers(holder):
     for chosen, unsound in (((0, 3), ()), ((0, 1, 2), (1, 2)), ((2, 0), (0,)), ((3, 4), ())):
         summed = await holder.submit(v.Sum(parts=tuple(extents[i] for i in chosen), into=into, elements=2))
         assert summed.unsound == unsound
+
+
+async def test_parts_slots_and_sums_are_fingerprinted_as_their_elements_are(holder):
+    """Each in the ways that are named, whatever pieces it lies in."""
+    spec, key = holder.blocks[0], bytes(range(16))
+    await backward(holder, 1, slot=7)
+    whole = holder.floats(await holder.export(spec, 7)).copy()
+    how = v.Marking(block=spec.index, begin=5, end=len(whole) - 3, key=key)
+    expected = fingerprint(whole[5:-3], spec.index, 5, key)
+    slot = await holder.submit(v.MarkSlot(step=0, slot=7, marking=how))
+    assert np.allclose(unpack(slot.marks), expected)
+    cuts = (0, 2, 40, 60, len(whole))
+    pieces = tuple(holder.put(whole[i:j].copy()) for i, j in pairwise(cuts))
+    vector = await holder.submit(v.MarkVector(pieces=pieces, begin=0, marking=how))
+    assert np.allclose(unpack(vector.marks), expected)
+    part, begin = holder.put(whole[2:40].copy()), 2
+    ways = tuple(v.Marking(block=spec.index, begin=i, end=j, key=key) for i, j in ((2, 40), (5, 33)))
+    into = holder.arena.allocate(part.nbytes)
+    added = await holder.submit(v.Sum(parts=(part, part), into=into, elements=38, begin=begin, markings=ways))
+    each = [fingerprint(whole[one.begin : one.end], spec.index, one.begin, key) for one in ways]
+    assert np.allclose([unpack(one) for one in added.marks], [*each, *each])
+    nothing = v.Marking(block=spec.index, begin=5, end=5, key=key)
+    assert not unpack((await holder.submit(v.MarkSlot(step=0, slot=7, marking=nothing))).marks).any()
+    outside = v.Marking(block=spec.index, begin=5, end=len(whole) + 1, key=key)
+    for command in (
+        v.MarkSlot(step=0, slot=7, marking=outside),
+        v.MarkVector(pieces=pieces, begin=0, marking=outside),
+        v.MarkVector(pieces=pieces[1:], begin=10, marking=how),
+        v.Sum(parts=(part,), into=into, elements=38, begin=begin, markings=(how,)),
+    ):
+        with refused("HP-WORK-001", "are not among"):
+            await holder.submit(command)
 
 
 async def test_a_bad_number_from_a_peer_is_named_and_changes_no_slot(engine, arena):

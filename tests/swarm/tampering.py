@@ -199,6 +199,31 @@ def tears_sums() -> None:
     dataplane._departing = torn
 
 
+def adds_falsely() -> None:
+    """A volunteer that gives everybody the opposite of what it has added up."""
+    import numpy as np
+
+    from hetpeer.peer.transport.dataplane import DataPlane
+
+    send, seen = DataPlane.send, set()
+
+    def false(self, peer, head, tensor):
+        named = (
+            head.kind == "result",
+            head.step,
+            getattr(head, "plan", 0),
+            getattr(head, "block", 0),
+            getattr(head, "index", 0),
+        )
+        if named[0] and named not in seen:
+            seen.add(named)
+            total = np.frombuffer(self._store.view(tensor), np.float32)
+            np.negative(total, out=total)
+        send(self, peer, head, tensor)
+
+    DataPlane.send = false
+
+
 def sends_stale() -> None:
     """A volunteer that sends its sums of the step before."""
     from tests.hostile.lies import install

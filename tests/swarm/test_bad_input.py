@@ -6,6 +6,7 @@ import socket
 
 import pytest
 
+from hetpeer.averaging import messages as m
 from hetpeer.dht.errors import ExitCode
 from hetpeer.dht.hello import MAX_CLOCK_OFFSET_S
 from tests.swarm.child import LEAVE_S, Child
@@ -91,7 +92,7 @@ async def test_a_volunteer_that_cannot_take_part(swarm: Swarm) -> None:
     (behind,) = re.findall(r"(\d+) s behind", late.said)
     assert abs(int(behind) - 600) <= MAX_CLOCK_OFFSET_S, late.said
     await fails(small, ExitCode.TOO_SMALL, "HP-FIT-001", "--ram-limit")
-    await fails(newer, ExitCode.VERSION, "HP-RUN-002", "wire version 3")
+    await fails(newer, ExitCode.VERSION, "HP-RUN-002", f"wire version {m.WIRE_VERSION + 1}")
 
     starting = swarm.volunteer("starting")
     bootstrap.signal(signal.SIGINT)

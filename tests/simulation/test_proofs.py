@@ -1,0 +1,91 @@
+"""Volunteers that add up something false, or say so of others, in the simulator: nothing of it is committed, and nobody else is blamed (docs/trust.md, "Proofs of sums").
+
+That a run ends in the state of one machine is looked at in each history: one false sum in one commit would be another.
+"""
+
+import dataclasses
+
+import pytest
+
+from hetpeer.peer.simulate.config import SwarmConfig
+from hetpeer.peer.simulate.coverage import Coverage
+from hetpeer.peer.simulate.faults import Faults
+from hetpeer.peer.simulate.numerics import Symbols
+from hetpeer.peer.simulate.run import LAYOUTS, TIES
+from hetpeer.peer.simulate.swarm import Swarm
+
+BLOCKS = 4
+SHAPES = {
+    "one stage": SwarmConfig(volunteers=5, layouts=LAYOUTS[0]),
+    "two stages": SwarmConfig(volunteers=8, layouts=LAYOUTS[1]),
+    "uneven, tied": SwarmConfig(volunteers=8, layouts=LAYOUTS[3], ties=TIES),
+}
+PAIRS = {
+    "two": SwarmConfig(volunteers=2, layouts=LAYOUTS[0]),
+    "two stages": SwarmConfig(volunteers=4, layouts=LAYOUTS[1]),
+}
+LIES = {
+    "one stage": [
+        "adds",
+        "frames",
+        "disowns",
+        "adds+perjures",
+        "frames+perjures",
+        "adds+frames+disowns+perjures",
+    ],
+    "two stages": ["adds", "frames"],
+    "uneven, tied": ["adds+perjures", "frames+perjures"],
+}
+RARELY = 0.01
+"""Of contributions that are computed once more, so that it is proofs that are looked at."""
+FEW = 3
+"""Steps that are held up."""
+
+
+def history(config, lie="", seed=0, faults=0, **more):
+    """The last volunteer lies. Returns the swarm at the run's end."""
+    liar = f"v{config.volunteers - 1}"
+    lies = {liar: lie} if lie else {}
+    config = dataclasses.replace(
+        config, **{"lies": lies, "steps": 12, "evaluate_every": 100, "check_share": RARELY} | more
+    )
+    swarm = Swarm(seed, config, Symbols(BLOCKS), Coverage())
+    Faults(swarm, faults)
+    swarm.run(900.0)
+    return swarm, liar
+
+
+def said(swarm, kind):
+    return [record for record in swarm.log if record["kind"] == kind]
+
+
+@pytest.mark.parametrize(("shape", "lie"), [(shape, lie) for shape, lies in LIES.items() for lie in lies])
+def test_a_liar_holds_up_a_few_steps_and_is_in_every_quarrel(shape, lie):
+    swarm, liar = history(SHAPES[shape], lie)
+    assert said(swarm, "quarrel")
+    assert all(liar in pair for record in said(swarm, "quarrel") for pair in record["pairs"])
+    assert {record["peer"] for record in (*said(swarm, "banned"), *said(swarm, "gone"))} <= {liar}
+    assert sum(record["plan"] > 1 for record in said(swarm, "commit")) <= FEW
+    assert not said(swarm, "rollback")
+
+
+@pytest.mark.parametrize("lie", ["frames", "disowns", "frames+perjures"])
+@pytest.mark.parametrize("shape", PAIRS)
+def test_where_it_is_word_against_word_the_run_goes_on_with_one_of_the_two(lie, shape):
+    swarm, _ = history(PAIRS[shape], lie)
+    assert not said(swarm, "banned")
+    assert [record["step"] for record in said(swarm, "commit")] == list(range(12))
+
+
+@pytest.mark.parametrize("lie", ["frames", "disowns", "frames+perjures"])
+@pytest.mark.parametrize("seed", range(3))
+def test_with_steps_that_overlap_and_faults_besides(lie, seed):
+    swarm, liar = history(SHAPES["two stages"], lie, seed, faults=4, staleness=seed % 2)
+    assert {record["peer"] for record in said(swarm, "banned")} <= {liar}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_honest_volunteers_come_and_go_and_nobody_is_in_quarrel_over_what_was_sent(seed):
+    swarm, _ = history(list(SHAPES.values())[seed], seed=seed, faults=8, staleness=seed % 2)
+    assert not [record for record in said(swarm, "quarrel") if "is not what was sent" in record["why"]]
+    assert not said(swarm, "banned")
