@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from hetpeer.averaging.effects import Shard, StepId
-from hetpeer.averaging.messages import MOST_RECEIPTS, Mark, Receipt
+from hetpeer.averaging.messages import MOST_RECEIPTS, Mark, Receipt, Where
 from hetpeer.stages.execution.fingerprint import Fingerprint, pack
-
-Place = tuple[int, int, int, bytes]
 
 
 @dataclass(slots=True)
@@ -27,7 +25,7 @@ class _Plan:
     key: bytes
     parts: dict[tuple[str, int], _Range] = field(default_factory=dict)
     """(holder, block) → what it has sent of our share."""
-    besides: dict[tuple[str, Place], Fingerprint] = field(default_factory=dict)
+    besides: dict[tuple[str, Where], Fingerprint] = field(default_factory=dict)
     """Holder and what the plan has named → how what has come of that looks."""
 
 
@@ -77,8 +75,8 @@ class Received:
             known.marks = known.marks + whole
         within = [one for one in named if max(one.begin, shard.begin) < min(one.end, shard.end)]
         for one, own in zip(within, more, strict=True):
-            before = plan.besides.get((holder, _place(one)))
-            plan.besides[holder, _place(one)] = own if before is None else before + own
+            before = plan.besides.get((holder, one.where))
+            plan.besides[holder, one.where] = own if before is None else before + own
 
     def of(self, step: StepId, plan: int, holder: str) -> tuple[Mark, ...]:
         """What `holder` has sent us under `plan`."""
@@ -100,7 +98,7 @@ class Received:
             (peer, (block, one.begin, one.end, known.key)): one.marks
             for (peer, block), one in known.parts.items()
         }
-        places = {_place(one) for one in asked}
+        places = {one.where for one in asked}
         found = [
             Receipt(peer=peer, mark=_mark(place, values))
             for (peer, place), values in sorted(seen.items(), key=lambda one: one[0])
@@ -113,10 +111,6 @@ class Received:
         self._plans = {named: plan for named, plan in self._plans.items() if named[0] != step}
 
 
-def _place(mark: Mark) -> Place:
-    return mark.block, mark.begin, mark.end, mark.key
-
-
-def _mark(place: Place, marks: Fingerprint) -> Mark:
+def _mark(place: Where, marks: Fingerprint) -> Mark:
     block, begin, end, key = place
     return Mark(block=block, begin=begin, end=end, key=key, values=pack(marks))

@@ -13,9 +13,7 @@ from hetpeer.bootstrap.standing import Duty, Part
 UNDER_WAY = 2
 """So many microbatches a checker computes once more at a time: they are not in its window."""
 
-Place = tuple[int, int, int, bytes]
-"""Of a fingerprint: block, elements [begin, end), key."""
-Marks = Mapping[Place, bytes]
+Marks = Mapping[m.Where, bytes]
 Source = tuple[int, int, bool]
 """What something is computed from: microbatch, the first block of the task, and whether it is the gradient."""
 

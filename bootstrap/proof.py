@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.reduction import shares_of
-from hetpeer.bootstrap.opinions import Place
 from hetpeer.bootstrap.quarrels import Pair
 from hetpeer.bootstrap.spotcheck import CheckRules
 from hetpeer.bootstrap.verdicts import marks_of
@@ -70,12 +69,12 @@ class Proof:
         self._sizes = sizes
         self._rules = rules
         self._besides = tuple(besides)
-        self._asked: dict[str, set[Place]] = {}
+        self._asked: dict[str, set[m.Where]] = {}
         """Of whom something is awaited."""
-        self._parts: dict[Place, dict[str, bytes]] = {}
-        self._sums: dict[Place, dict[str, bytes]] = {}
+        self._parts: dict[m.Where, dict[str, bytes]] = {}
+        self._sums: dict[m.Where, dict[str, bytes]] = {}
         self._secrets: dict[str, bytes] = {}
-        self._shares: dict[Place, str] = {}
+        self._shares: dict[m.Where, str] = {}
         """What was looked at more closely → whose work it is."""
 
     # ── asked ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -100,7 +99,7 @@ class Proof:
                 room -= len(receivers)
                 for peer in receivers:
                     told.setdefault(peer, []).append(mark)
-        self._asked = {peer: set(marks_of(own)) for peer, own in told.items()}
+        self._asked = {peer: {mark.where for mark in own} for peer, own in told.items()}
         self.over = not told
         return {peer: tuple(own) for peer, own in told.items()}
 
@@ -145,10 +144,10 @@ class Proof:
         }
         return self._ask(m.Mark(block=b, begin=i, end=j, key=key) for b, i, j, _ in self._shares)
 
-    def _is_whole(self, place: Place) -> bool:
+    def _is_whole(self, place: m.Where) -> bool:
         return (place[1], place[2]) == (0, self._sizes[place[0]])
 
-    def _is_torn(self, place: Place) -> bool:
+    def _is_torn(self, place: m.Where) -> bool:
         """Whether it is to be found out who has made a false sum; not if one part is so long that it cannot be."""
         if not self._deniers(place):
             return False
@@ -159,7 +158,7 @@ class Proof:
         self.unproven.add(place[0])
         return False
 
-    def _deniers(self, place: Place) -> set[str]:
+    def _deniers(self, place: m.Where) -> set[str]:
         """Who has got a sum that is not what its senders say they have sent."""
         expected = Expected(self._parts.get(place, {}))
         sums = self._sums.get(place, {})
@@ -175,8 +174,7 @@ class Proof:
 
     def own(self, mark: m.Mark) -> Mapping[str, bytes]:
         """Who says what of its part."""
-        (place,) = marks_of([mark])
-        return self._parts.get(place, {})
+        return self._parts.get(mark.where, {})
 
     # ── judged ───────────────────────────────────────────────────────────────────────────────────────────────────
 

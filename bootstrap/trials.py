@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.opinions import Place
 from hetpeer.bootstrap.proof import Claim
 from hetpeer.bootstrap.quarrels import Pair
-from hetpeer.bootstrap.verdicts import Same, marks_of
+from hetpeer.bootstrap.verdicts import Same
 
-Receipts = Mapping[tuple[str, Place], bytes]
+Receipts = Mapping[tuple[str, m.Where], bytes]
 """What a reducer has of whom."""
 
 
@@ -58,7 +57,7 @@ class Trial:
         The reducer and the witness have parts of two plans: where they differ it may be the sender's doing, so each is compared with what the sender says.
         """
         reducer, witness = self.claim.reducer, self.witness
-        (secret,), (said,) = marks_of([self.secret]), marks_of([self.claim.mark(self.claim.key)])
+        secret, said = self.secret.where, self.claim.mark(self.claim.key).where
         first, second = self._received[reducer], self._received[witness]
         pairs: set[Pair] = set()
         for peer, word in self.claim.said.items():
@@ -74,4 +73,4 @@ class Trial:
 
 def receipts(received: Sequence[m.Receipt]) -> Receipts:
     """By sender and place."""
-    return {(one.peer, place): values for one in received for place, values in marks_of([one.mark]).items()}
+    return {(one.peer, one.mark.where): one.mark.values for one in received}

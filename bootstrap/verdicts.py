@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.opinions import Accusation, Charge, Marks, Opinion, Place, Source, torn
+from hetpeer.bootstrap.opinions import Accusation, Charge, Marks, Opinion, Source, torn
 
 SUMS, OUTPUTS, GRADIENTS = "sums", "outputs", "gradients"
 Same = Callable[[bytes, bytes], bool]
@@ -148,7 +148,7 @@ class Case:
         own = self.peer in one.accusers & other.accusers
         return (several or own) and self._alike(mine, theirs, mine)
 
-    def _alike(self, one: Marks, other: Marks, places: Iterable[Place]) -> bool:
+    def _alike(self, one: Marks, other: Marks, places: Iterable[m.Where]) -> bool:
         return all(self.same(other.get(place, b""), one.get(place, b"")) for place in places)
 
 
@@ -160,4 +160,4 @@ def _all_of(charges: Mapping[str, Charge]) -> Charge:
 
 def marks_of(marks: Iterable[m.Mark]) -> Marks:
     """By their places."""
-    return {(mark.block, mark.begin, mark.end, mark.key): mark.values for mark in marks}
+    return {mark.where: mark.values for mark in marks}

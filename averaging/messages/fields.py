@@ -164,6 +164,10 @@ class OfPlan(Schema):
     plan: Count
 
 
+Where = tuple[int, int, int, bytes]
+"""Of a fingerprint: block, elements [begin, end), key."""
+
+
 class Mark(Schema):
     """The fingerprint of elements [begin, end) of the sum at `block` (stages/execution/fingerprint.py) under `key`."""
 
@@ -172,6 +176,11 @@ class Mark(Schema):
     end: Count
     key: Annotated[bytes, Field(max_length=16)]
     values: Annotated[bytes, Field(max_length=1 << 11)] = b""
+
+    @property
+    def where(self) -> Where:
+        """What it is of."""
+        return self.block, self.begin, self.end, self.key
 
 
 class Receipt(Schema):
