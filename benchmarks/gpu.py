@@ -1,6 +1,7 @@
-"""What holds on a CPU must hold on a GPU: the model table, bf16, the optimizer's bits, masks, bundles, a worker killed at work.
+"""What holds on a CPU must hold on a GPU: the model table, bf16, the optimizer's bits, masks, bundles, a worker killed at work, a swarm.
 
-Forward and backward of every model of tests/stages/zoo.py, cut into three stages, on the CPU and on the device, TF32 off.
+Forward and backward of every model of tests/stages/zoo.py, cut into three stages, on the CPU and on the device, TF32 off; what it costs
+to run a model as a graph there (seconds of the clock, with what is queued on the device); and a swarm of which not all have a GPU.
 Without a GPU it says so and measures nothing; `--device cpu` runs the same steps on a CPU, to test this file.
 
     python -m benchmarks.gpu
@@ -12,11 +13,15 @@ import asyncio
 import os
 import signal
 import sys
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
-from benchmarks import gpulanes, report
+from benchmarks import gpulanes, gpuswarm, overhead, report
+from examples.gpt import GPT
 from hetpeer.averaging.updates import Adam, AdamWSettings
 from hetpeer.stages.data import draws
 from hetpeer.stages.execution import device as devices
@@ -33,6 +38,14 @@ from tests.stages.zoo import ZOO, zoo
 STAGES = 3
 GOAL, BF16_GOAL = 1e-4, 1e-2
 WORKER_MAIN = "hetpeer.averaging.worker_main"
+ROUNDS = 9
+LARGE: Mapping[str, Callable[[], tuple[nn.Module, overhead.Data]]] = {
+    "GPT, width 2048, 8 layers, 8 x 512 tokens": lambda: (
+        GPT(2048, 8, 16, 512, 1000),
+        overhead.text(8, 512, 1000),
+    )
+}
+"""What keeps a GPU busy, which the cases of benchmarks.overhead do not."""
 
 
 def differences(one: Outcome, other: Outcome) -> dict[str, float]:
@@ -94,6 +107,21 @@ def equal_bits(device: torch.device) -> dict[str, bool]:
     }
 
 
+def graph_overhead(device: torch.device) -> dict[str, dict[str, float]]:
+    """The cases of benchmarks.overhead, by the clock."""
+
+    def clock() -> float:
+        gpulanes.wait(device)
+        return time.perf_counter()
+
+    cases = overhead.CASES if device.type == "cpu" else {**overhead.CASES, **LARGE}
+    found = {}
+    for name, make in cases.items():
+        torch.manual_seed(0)
+        found[name] = overhead.measure(ROUNDS, overhead.opponents(*make(), device), clock)
+    return found
+
+
 async def kill_at_work(device: str) -> dict[str, Any]:
     """SIGKILL while the worker multiplies matrices; a new one must find the device as it was."""
     worker = await Compute.start(ComputeConfig(device=device), WORKER_MAIN)
@@ -125,14 +153,19 @@ def main() -> int:
     device = devices.pick(options.device)
     models = {name: compare_model(name, device) for name in ZOO}
     bits, lanes = equal_bits(device), gpulanes.measure(device)
+    costs = graph_overhead(device)
     killed = asyncio.run(kill_at_work(options.device))
-    met = all(row["met"] for row in (*models.values(), lanes)) and all(bits.values()) and killed["noticed"]
+    swarm = asyncio.run(gpuswarm.train(options.device, options.seed))
+    rows = (*models.values(), lanes, swarm)
+    met = all(row["met"] for row in rows) and all(bits.values()) and killed["noticed"]
     figures = {
         "device": devices.name_of(device),
         "models": models,
         "bits": bits,
         "lanes": lanes,
+        "overhead": costs,
         "killed": killed,
+        "swarm": swarm,
         "met": met,
     }
     if device.type == "cuda":
@@ -158,7 +191,18 @@ def show(figures: dict[str, Any]) -> None:
         f" {lanes['copies against pageable']:.2f}x those from pageable memory; encoding beside products takes"
         f" {lanes['together_over_in_turns']:.2f} of one after the other"
     )
+    for name, row in figures["overhead"].items():
+        print(
+            f"  as a graph: {name}: {row['blocks_s']:.4f} s, eager {row['eager_s']:.4f} s, ratio {row['ratio']}"
+        )
     print(f"  a worker killed at work: {figures['killed']}")
+    swarm = figures["swarm"]
+    print(
+        f"  a swarm with one volunteer killed and one on a CPU: {swarm['steps']} of {gpuswarm.STEPS} steps, losses apart by"
+        f" {swarm['loss difference']:.1e}{'' if swarm['met'] else '  MISSED'}"
+    )
+    for line in (*swarm["problems"], *swarm["unconfined"]):
+        print(f"    {line}")
 
 
 if __name__ == "__main__":

@@ -58,17 +58,18 @@ def seconds(run: Callable[[], Any], device: torch.device) -> float:
     """Median, with what is queued on the device."""
 
     def once() -> float:
-        _wait(device)
+        wait(device)
         began = time.perf_counter()
         run()
-        _wait(device)
+        wait(device)
         return time.perf_counter() - began
 
     once()
     return statistics.median(once() for _ in range(ROUNDS))
 
 
-def _wait(device: torch.device) -> None:
+def wait(device: torch.device) -> None:
+    """Return when what is queued on the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -49,22 +49,26 @@ CASES: Mapping[str, Callable[[], tuple[nn.Module, Data]]] = {
 }
 
 
-def received(packed: bytes, tensors: Mapping[str, Tensor]) -> tuple[Block, list[Tensor]]:
+def received(
+    packed: bytes, tensors: Mapping[str, Tensor], device: torch.device
+) -> tuple[Block, list[Tensor]]:
     """The block as a volunteer has it, and its parameters: views into one flat vector."""
     spec = unpack_block(packed)
     owned = (*spec.parameter_specs, *spec.statistic_specs)
-    flat = torch.cat([torch.zeros(0), *(tensors[name].flatten() for name in owned)])
+    flat = torch.cat([torch.zeros(0), *(tensors[name].flatten() for name in owned)]).to(device)
     parameters = {name: view.requires_grad_() for name, view in flat_views(spec, flat).items()}
-    buffers = {name: tensors[name] for name in spec.buffer_specs}
+    buffers = {name: tensors[name].to(device) for name in spec.buffer_specs}
     statistics_ = statistic_views(spec, flat[spec.parameter_count :])
-    return Block(spec, parameters, buffers, statistics_, CPU), list(parameters.values())
+    return Block(spec, parameters, buffers, statistics_, flat.device), list(parameters.values())
 
 
-def opponents(model: nn.Module, data: Data) -> dict[str, Callable[[], object]]:
+def opponents(model: nn.Module, data: Data, device: torch.device) -> dict[str, Callable[[], object]]:
     """A forward and backward pass of each."""
     model.train()
     dag = trace(model, data)
-    held = [received(pack_block(spec), dag.tensors) for spec in cut_blocks(dag)]
+    held = [received(pack_block(spec), dag.tensors, device) for spec in cut_blocks(dag)]
+    model.to(device)
+    data = {name: values.to(device) for name, values in data.items()}
     blocks, leaves = [block for block, _ in held], [leaf for _, leaves in held for leaf in leaves]
     parameters = list(model.parameters())
     here = Draw(seed=0, step=0, microbatch=0, microbatches=1)
@@ -79,16 +83,18 @@ def opponents(model: nn.Module, data: Data) -> dict[str, Callable[[], object]]:
     return {"eager": eager, "blocks": in_blocks}
 
 
-def measure(rounds: int, contest: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Median CPU seconds of each, who starts in turn, and the median of the rounds' ratios."""
+def measure(
+    rounds: int, contest: Mapping[str, Callable[[], object]], clock: Callable[[], float]
+) -> dict[str, float]:
+    """Median seconds of each by `clock`, who starts in turn, and the median of the rounds' ratios."""
     seconds: dict[str, list[float]] = {name: [] for name in contest}
     for number in range(rounds + 1):
         names = list(contest)[:: 1 if number % 2 else -1]
         for name in names:
-            began = time.thread_time()
+            began = clock()
             contest[name]()
             if number:  # the first round wakes everything up
-                seconds[name].append(time.thread_time() - began)
+                seconds[name].append(clock() - began)
     ratios = [b / a for a, b in zip(seconds["eager"], seconds["blocks"], strict=True)]
     found = {f"{name}_s": statistics.median(times) for name, times in seconds.items()}
     return {**found, "ratio": round(statistics.median(ratios), 3)}
@@ -106,7 +112,7 @@ def main() -> int:
     figures: dict[str, Any] = {"goal": GOAL, "rounds": options.rounds, "cases": {}}
     for name, make in CASES.items():
         torch.manual_seed(options.seed)
-        found = measure(options.rounds, opponents(*make()))
+        found = measure(options.rounds, opponents(*make(), CPU), time.thread_time)
         figures["cases"][name] = found
         if not options.json:
             print(
