@@ -21,7 +21,7 @@ from hetpeer.peer.checkup import judging
 from hetpeer.peer.checkup.findings import Finding
 from hetpeer.peer.checkup.here import version_of
 from hetpeer.peer.checkup.judging import Verdict
-from hetpeer.peer.daemon.life import WORKER
+from hetpeer.peer.daemon.settings import WORKER
 from hetpeer.peer.watching import nvml
 from hetpeer.peer.watching.units import flops_text
 from hetpeer.stages.execution import commands as c

@@ -19,7 +19,7 @@ from hetpeer.dht.tasks import TaskSet
 from hetpeer.peer.daemon.amounts import share, share_or_bytes
 from hetpeer.peer.daemon.presence import Presence
 from hetpeer.peer.daemon.rejection import rejection
-from hetpeer.peer.daemon.settings import Settings
+from hetpeer.peer.daemon.settings import WORKER, Settings
 from hetpeer.peer.daemon.wishes import Daemon, Does, State, Wish
 from hetpeer.peer.home import Home
 from hetpeer.peer.lifecycle import unless
@@ -31,7 +31,6 @@ from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import device
 from hetpeer.stages.execution.compute import Compute, ComputeConfig
 
-WORKER = "hetpeer.averaging.worker_main"
 FAREWELL_S = 3.0
 FINISH_S = 600.0
 """A step that takes longer is not waited for by who is asked to finish."""

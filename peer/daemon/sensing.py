@@ -6,7 +6,6 @@ Blocking, and never an error: what cannot be read is None. Each program that is 
 from __future__ import annotations
 
 import logging
-import os
 import re
 import subprocess
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from hetpeer.peer.daemon.governor import Readings
-from hetpeer.peer.daemon.settings import Settings
+from hetpeer.peer.daemon.settings import WORKER, Settings
 from hetpeer.peer.daemon.xidle import x_idle_s
 from hetpeer.peer.watching.nvml import GpuWatch
 
@@ -51,7 +50,6 @@ class Sensors:
             _log.warning(
                 "whether anybody uses this machine is not known here (no GNOME, logind or X11): it stays paused"
             )
-        ours = _ours() if when.yield_to_games and self._gpus.there else frozenset()
         return Readings(
             minute=local.tm_hour * 60 + local.tm_min,
             on_battery=on_battery() if when.on_battery == "pause" else None,
@@ -59,7 +57,7 @@ class Sensors:
             gpu_c=self._gpus.hottest() if limits.temperature_c else None,
             gpu_w=self._gpus.drawn(time.monotonic()) if limits.gpu_power_w else None,
             cpu_c=cpu_celsius() if limits.cpu_temperature_c else None,
-            foreign_gpu=self._gpus.foreign_share(ours) if when.yield_to_games else None,
+            foreign_gpu=self._gpus.foreign_share(_is_ours) if when.yield_to_games else None,
             month_bytes=month_bytes,
         )
 
@@ -135,6 +133,13 @@ def _line(path: Path) -> str:
         return ""
 
 
-def _ours() -> frozenset[int]:
-    """The daemon and its children: the GPU's users that are no others."""
-    return frozenset({os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))})
+def _is_ours(pid: int) -> bool:
+    """Whether the process is no reason to yield: a volunteer's worker, this one's or that of another daemon on this machine; or none that can be seen
+    from here. In a container the driver says the pids of its host: there nobody knows which are its own.
+    """
+    try:
+        return WORKER in psutil.Process(pid).cmdline()
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.AccessDenied:
+        return False

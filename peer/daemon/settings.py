@@ -127,6 +127,8 @@ class Settings(_Section):
         return merged([now, Layer(source, {key: value})]).settings
 
 
+WORKER = "hetpeer.averaging.worker_main"
+"""The program that computes for a daemon."""
 WITH_WORKER = ("node.name", "compute.device", "limits.nice", "limits.ram", "limits.gpu_memory", "limits.disk")
 AT_START = ("network.host", "network.port", "network.direct_port", "network.lan", "dashboard.listen")
 KEYS = tuple(Settings().flat())

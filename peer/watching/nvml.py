@@ -6,7 +6,7 @@ Nothing is set, and nothing here raises.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -97,12 +97,12 @@ class GpuWatch:
             return float(pynvml.nvmlDeviceGetPowerUsage(gpu)) / 1000
         return None
 
-    def foreign_share(self, ours: Collection[int]) -> float | None:
-        """The largest share of one GPU that processes other than `ours` (pids) have used since the last look."""
-        shares = [self._foreign(number, ours) for number in range(len(self._gpus))]
+    def foreign_share(self, is_ours: Callable[[int], bool]) -> float | None:
+        """The largest share of one GPU that others have used since the last look; `is_ours` is asked of a process's pid."""
+        shares = [self._foreign(number, is_ours) for number in range(len(self._gpus))]
         return max((share for share in shares if share is not None), default=None)
 
-    def _foreign(self, number: int, ours: Collection[int]) -> float | None:
+    def _foreign(self, number: int, is_ours: Callable[[int], bool]) -> float | None:
         before = self._seen.get(number, 0)
         try:
             samples = pynvml.nvmlDeviceGetProcessUtilization(self._gpus[number], before)
@@ -112,7 +112,7 @@ class GpuWatch:
             )  # nobody has used it; or it does not tell
         self._seen[number] = max((sample.timeStamp for sample in samples), default=before)
         latest = {sample.pid: sample for sample in sorted(samples, key=lambda sample: sample.timeStamp)}
-        return float(sum(sample.smUtil for pid, sample in latest.items() if pid not in ours)) / 100
+        return float(sum(sample.smUtil for pid, sample in latest.items() if not is_ours(pid))) / 100
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 It runs graphs that come from the net. They can name allow-listed operators only (docs/graph.md); should one of those have a
 hole, whoever gets through it is in a process that reads Python's libraries and the GPU, computes, and answers through the one
-socket that it inherited. Landlock (Salaün, 2021) keeps it from files, TCP, and signals to others, seccomp from making sockets of any kind.
-Both need no privilege, hold for all that the process starts, and cannot be undone.
+socket that it inherited. Landlock (Salaün, 2021) keeps it from files, TCP, and signals to others, seccomp from making sockets but one kind that
+CUDA does not start without, and from connecting any. Both need no privilege, hold for all that the process starts, and cannot be undone.
 
 The system calls are made here: on PyPI there is an alpha that knows files only, and a seccomp that nobody has touched since 2021.
 """
@@ -18,10 +18,12 @@ import struct
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from errno import EACCES
 from pathlib import Path
-from typing import Final
+from socket import AF_UNIX, SOCK_SEQPACKET
+from typing import Final, NamedTuple
 
 VARIABLE: Final = "HETPEER_SANDBOX"
 """`off` leaves the worker as it is: for a driver that cannot live with this."""
@@ -31,6 +33,7 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _QUERY_ABI = 1
 _PATH_BENEATH = 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_TRUNCATE = 1 << 14
 _FILES = {1: (1 << 13) - 1, 2: 1 << 13, 3: 1 << 14, 5: 1 << 15}
 """ABI of Landlock from which on → rights on files that it knows."""
 _IOCTL = 1 << 15
@@ -56,12 +59,33 @@ _SYSTEM = (
 )
 """Of /proc what is its own, and the machine's: other processes are nobody's business."""
 
-_SECCOMP = {"x86_64": (317, 0xC000003E, 41), "aarch64": (277, 0xC00000B7, 198)}
-"""Machine → (the number of seccomp(2), what audit calls it, the number of socket(2))."""
+_THREADS = Path("/proc/self/task")
+"""CUDA's driver gives its threads names, by files here, and does not start if it cannot. All of it is the worker's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Calls:
+    """A kind of machine: what audit calls it, and the numbers of its system calls."""
+
+    audit: int
+    seccomp: int
+    socket: int
+    connect: int
+
+
+_MACHINES = {
+    "x86_64": _Calls(audit=0xC000003E, seccomp=317, socket=41, connect=42),
+    "aarch64": _Calls(audit=0xC00000B7, seccomp=277, socket=198, connect=203),
+}
 _SET_FILTER = 1
 _IO_URING_SETUP, _X32 = 425, 0x40000000
-_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
+_LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | EACCES
+_NUMBER, _MACHINE, _FIRST, _SECOND = 0, 4, 16, 24
+"""Where a filter finds the call's number, the machine, and the lower halves of its first two arguments."""
+_STEP = struct.Struct("HBBI")
+_KIND = 0xF
+"""Of what says which kind of socket it is to be; the rest are flags."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -111,6 +135,7 @@ def _confine_files() -> None:
         _allow(rules, scratch(), files & ~_EXECUTE)
         for path in devices():
             _allow(rules, path, files & (_READ_FILE | _WRITE_FILE | _IOCTL | _READ_DIR))
+        _allow(rules, _THREADS, files & (_READ_FILE | _WRITE_FILE | _TRUNCATE | _READ_DIR))
         _call(_RESTRICT_SELF, rules, 0)
     finally:
         os.close(rules)
@@ -168,31 +193,59 @@ def _allow(rules: int, path: Path, rights: int) -> None:
 # ── seccomp ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+class _Step(NamedTuple):
+    """Of a program of the classic packet filter. A comparison goes on with one of the steps `then` and `otherwise`, by default the next."""
+
+    code: int
+    value: int
+    then: str = ""
+    otherwise: str = ""
+
+
 def _confine_sockets() -> None:
     machine = platform.machine()
-    if machine not in _SECCOMP:
+    if machine not in _MACHINES:
         raise OSError(0, f"hetpeer does not know the system calls of {machine}")
-    number, audit, socket = _SECCOMP[machine]
-    program = _filter(audit, [socket, _IO_URING_SETUP])
-    code = ctypes.create_string_buffer(b"".join(program))
-    header = struct.pack("HxxxxxxP", len(program), ctypes.addressof(code))
-    _call(number, _SET_FILTER, 0, header)
+    calls = _MACHINES[machine]
+    program = _assembled(_filter(calls))
+    code = ctypes.create_string_buffer(program)
+    header = struct.pack("HxxxxxxP", len(program) // _STEP.size, ctypes.addressof(code))
+    _call(calls.seccomp, _SET_FILTER, 0, header)
 
 
-def _filter(audit: int, refused: Iterable[int]) -> list[bytes]:
-    """A program of the classic packet filter: EACCES for calls by another convention and for these, all others pass."""
-    numbers = list(refused)
-    checks = [(_EQUAL, number) for number in numbers]
-    checks.insert(0, (_AT_LEAST, _X32))
-    total = len(checks)
-    program = [_step(_LOAD, 4), _step(_EQUAL, audit, otherwise=total + 2), _step(_LOAD, 0)]
-    for place, (code, number) in enumerate(checks):
-        program.append(_step(code, number, then=total - place))
-    return [*program, _step(_RETURN, _ALLOW), _step(_RETURN, _REFUSE)]
+def _filter(calls: _Calls) -> list[_Step]:
+    """EACCES for calls by another convention, for connecting, and for sockets other than one of a kind by which nobody is reached that is not connected: CUDA binds
+    one to an abstract name of its own (`cuda-uvmfd-…`), and does not start if it cannot. Landlock keeps a path from being bound, and other processes' abstract names
+    from being connected to.
+    """
+    unreachable = (_IO_URING_SETUP, calls.connect)
+    return [
+        _Step(_LOAD, _MACHINE),
+        _Step(_EQUAL, calls.audit, otherwise="refuse"),
+        _Step(_LOAD, _NUMBER),
+        _Step(_AT_LEAST, _X32, then="refuse"),
+        *(_Step(_EQUAL, number, then="refuse") for number in unreachable),
+        _Step(_EQUAL, calls.socket, otherwise="allow"),
+        _Step(_LOAD, _FIRST),
+        _Step(_EQUAL, AF_UNIX, otherwise="refuse"),
+        _Step(_LOAD, _SECOND),
+        _Step(_AND, _KIND),
+        _Step(_EQUAL, SOCK_SEQPACKET, otherwise="refuse"),
+    ]
 
 
-def _step(code: int, value: int, *, then: int = 0, otherwise: int = 0) -> bytes:
-    return struct.pack("HBBI", code, then, otherwise, value)
+def _assembled(steps: Sequence[_Step]) -> bytes:
+    """The program, with its two ends: "allow" comes right behind `steps`, then "refuse"."""
+    ends = {"allow": len(steps), "refuse": len(steps) + 1}
+
+    def distance(place: int, to: str) -> int:
+        return ends[to] - place - 1 if to else 0
+
+    ended = [*steps, _Step(_RETURN, _ALLOW), _Step(_RETURN, _REFUSE)]
+    return b"".join(
+        _STEP.pack(step.code, distance(place, step.then), distance(place, step.otherwise), step.value)
+        for place, step in enumerate(ended)
+    )
 
 
 def _call(number: int, *arguments: int | bytes | None) -> int:

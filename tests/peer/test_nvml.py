@@ -112,9 +112,9 @@ def test_how_hot_they_are_and_who_uses_them(tmp_path: Path, driver: Callable[[st
     driver(library(tmp_path, broken=False))
     watch = GpuWatch()
     assert (watch.there, watch.hottest()) == (True, 71.0)
-    assert watch.foreign_share({41}) == 0.25, "the last word of each process counts"
-    assert watch.foreign_share({41, 42}) == 0.0
-    assert watch.foreign_share(()) == 1.15
+    assert watch.foreign_share({41}.__contains__) == 0.25, "the last word of each process counts"
+    assert watch.foreign_share({41, 42}.__contains__) == 0.0
+    assert watch.foreign_share(().__contains__) == 1.15
 
 
 def test_what_they_draw(tmp_path: Path, driver: Callable[[str], None]) -> None:
@@ -140,7 +140,7 @@ def test_without_a_driver_there_are_none(driver: Callable[[str], None]) -> None:
     assert nvml.gpus() == Gpus()
     assert nvml.loads() == []
     watch = GpuWatch()
-    assert (watch.there, watch.hottest(), watch.foreign_share({1}), watch.drawn(1.0)) == (
+    assert (watch.there, watch.hottest(), watch.foreign_share({1}.__contains__), watch.drawn(1.0)) == (
         False,
         None,
         None,

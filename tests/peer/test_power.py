@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from hetpeer.peer.daemon.governor import POWER_OVER_S, Governor, Readings
 from hetpeer.peer.daemon.holds import Reason
-from hetpeer.peer.daemon.life import WORKER, pace_forever
+from hetpeer.peer.daemon.life import pace_forever
 from hetpeer.peer.daemon.pacing import HELPLESS_S, LEAST, Pacer
-from hetpeer.peer.daemon.settings import Settings
+from hetpeer.peer.daemon.settings import WORKER, Settings
 from hetpeer.stages.execution.commands import WarmUp
 from hetpeer.stages.execution.compute import Compute, ComputeConfig
 

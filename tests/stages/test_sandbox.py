@@ -13,7 +13,7 @@ import pytest
 from hetpeer.stages.execution import sandbox
 
 ATTEMPTS = """
-import json, os, socket, subprocess, sys
+import json, os, socket, subprocess, sys, threading
 from pathlib import Path
 from hetpeer.stages.execution.sandbox import confine
 
@@ -44,8 +44,15 @@ print(json.dumps({
     "tcp": attempt(socket.socket),
     "udp": attempt(lambda: socket.socket(type=socket.SOCK_DGRAM)),
     "unix": attempt(lambda: socket.socket(socket.AF_UNIX)),
+    "connect": attempt(lambda: socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect(secret)),
+    "bind": attempt(lambda: socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).bind(secret + ".socket")),
+    "datagrams": attempt(lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)),
+    "sequences": attempt(lambda: socket.socket(type=socket.SOCK_SEQPACKET)),
     "packet": attempt(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)),
     "pair": attempt(socket.socketpair),
+    "unconnected": attempt(lambda: socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).bind("")),
+    "names": attempt(lambda: open("/proc/self/comm", "w")),
+    "names a thread": attempt(lambda: open(f"/proc/self/task/{threading.get_native_id()}/comm", "w").write("cuda")),
     "signals": attempt(lambda: os.kill(os.getppid(), 0)),
     "environment": attempt(lambda: open(f"/proc/{os.getppid()}/environ").read()),
     "memory": attempt(lambda: open(f"/proc/{os.getppid()}/mem", "rb")),
@@ -56,7 +63,8 @@ print(json.dumps({
 """
 FORBIDDEN = (
     *("reads", "writes", "removes", "lists", "truncates", "links"),
-    *("tcp", "udp", "unix", "packet", "signals", "environment", "memory", "again"),
+    *("tcp", "udp", "unix", "datagrams", "sequences", "connect", "bind", "packet"),
+    *("names", "signals", "environment", "memory", "again"),
 )
 
 
@@ -82,6 +90,7 @@ def test_nothing_is_left_but_computing(tmp_path: Path) -> None:
     assert found["left"] == [], "this kernel has all of it"
     assert {name: found[name] for name in FORBIDDEN} == dict.fromkeys(FORBIDDEN, "PermissionError")
     assert (found["child"], found["pair"], found["computes"]) == ("", "done", "done")
+    assert (found["unconnected"], found["names a thread"]) == ("done", "done"), "CUDA does not start without"
     assert (tmp_path / "identity.key").read_text() == "secret"
 
 
