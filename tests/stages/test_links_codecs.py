@@ -13,7 +13,7 @@ from hetpeer.dht.errors import LocalError, ProtocolError
 from hetpeer.stages.links.codec import GROUPS, Codec, Values, Written, kept_of, length, room
 from hetpeer.stages.links.codecs import decode, encode
 from hetpeer.stages.links.positions import Form, decode_positions, encode_positions
-from hetpeer.stages.links.selection import SMALL, largest
+from hetpeer.stages.links.selection import SMALL, _largest_there, largest
 from hetpeer.stages.links.values import STEPS
 
 NAMES = ["none", "bf16", "fp16", "int8", "int4", "topk-bf16", "topk-int8", "topk-int4"]
@@ -69,8 +69,10 @@ tensors = st.builds(
 @quick
 @given(tensors, st.floats(0.0, 1.0))
 def test_selection_is_exact(flat, share):
+    """On a CPU, and as it is done on a GPU."""
     k = kept_of(len(flat), share)
     assert largest(flat, k).equal(plain_topk(flat, k))
+    assert _largest_there(flat.abs(), k).equal(plain_topk(flat, k))
 
 
 @quick
