@@ -51,6 +51,14 @@ def begins_with(count: str) -> None:
     Membership.uncovered = too_few
 
 
+def even_handed() -> None:
+    """A coordinator for which all are as fast: what a busy machine measures may leave somebody without work."""
+    from hetpeer.bootstrap.membership import Membership
+
+    speeds = Membership.speeds
+    Membership.speeds = lambda self: dict.fromkeys(speeds(self), 1.0)
+
+
 def patient() -> None:
     """A coordinator that gives up nobody because the machine is busy."""
     from hetpeer.bootstrap import decisions

@@ -15,7 +15,7 @@ async def test_who_sends_other_sums_than_its_own_is_banned_and_nothing_of_it_cou
     swarm: Swarm, reference: ReferenceRun, wrong: str
 ) -> None:
     swarm.run = resign(swarm.run, trust=ALWAYS, layouts=(((0, 6),),))
-    bootstrap = await swarm.bootstrap(together=4)
+    bootstrap = await swarm.bootstrap(together=4, before="even_handed")
     honest = [swarm.volunteer(name) for name in "abc"]
     liar = swarm.volunteer("d", before=wrong)
     await swarm.finished(bootstrap, *honest)
@@ -31,7 +31,7 @@ async def test_who_gives_others_false_bundles_is_banned_and_nothing_that_came_of
     swarm: Swarm, reference: ReferenceRun
 ) -> None:
     swarm.run = resign(swarm.run, trust=ALWAYS, layouts=(((0, 3), (3, 6)),))
-    bootstrap = await swarm.bootstrap(together=6)
+    bootstrap = await swarm.bootstrap(together=6, before="even_handed")
     honest = [swarm.volunteer(name) for name in "abcde"]
     liar = swarm.volunteer("f", before="sends_false_bundles")
     await swarm.finished(bootstrap, *honest, within_s=180.0)
