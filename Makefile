@@ -114,6 +114,7 @@ proof-9: setup
 # Who counts false sums, and who is banned without: a quarter of an hour.
 proof-10: setup
 	$(PY) -m benchmarks.honest
+	$(PY) -m benchmarks.checked
 	$(PY) -m benchmarks.liars
 	$(PY) -m benchmarks.robust
 

@@ -61,9 +61,14 @@ class CoordinatorConfig:
     """A block that nobody holds or prepares for so long is given to a volunteer who is redundant elsewhere."""
 
     @property
+    def spot_checks(self) -> bool:
+        """Whether a share of what volunteers count is computed once more."""
+        return self.checks is not None and self.checks.share > 0
+
+    @property
     def proves(self) -> bool:
         """Whether sums are proven before they are committed."""
-        return self.checks is not None and self.checks.share > 0 and self.checks.proves
+        return self.checks is not None and self.spot_checks and self.checks.proves
 
     @property
     def microbatches(self) -> int:

@@ -70,9 +70,9 @@ class SpotChecks:
         return self._circle[peer]
 
     def _checker(self, peer: str) -> str | None:
-        """The next one in the circle that checks nobody yet."""
-        free = self._able(peer, self._busy())
-        return min(free, key=lambda other: (self._place(other) - self._place(peer)) % 1.0, default=None)
+        """The next one in the circle that checks nobody yet; any, where that is nobody: for who came into the step when all had somebody to check."""
+        among = self._able(peer, self._busy()) or self._able(peer, ())
+        return min(among, key=lambda other: (self._place(other) - self._place(peer)) % 1.0, default=None)
 
     def _third(self, check: SpotCheck) -> str | None:
         """Any of those who have not been heard, and are not known to have given false numbers in this step."""

@@ -34,8 +34,9 @@ class Summing:
         now: float,
     ) -> None:
         config = reign.config
-        checked = config.checks is not None and config.checks.share > 0
-        self.reduce = Reduce(config, reign.members.uplinks(), reign.quarrels, pace, now, guarded=checked)
+        self.reduce = Reduce(
+            config, reign.members.uplinks(), reign.quarrels, pace, now, guarded=config.spot_checks
+        )
         self.covers: Mapping[int, Sequence[Sums]] = {}
         """Block → whose slots, with which ids, the latest plan adds."""
         elements = [cost.elements for cost in config.costs]

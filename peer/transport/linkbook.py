@@ -151,8 +151,7 @@ class LinkBook:
     def paced(self) -> m.Paced:
         """What the coordinator is told once a step."""
         known = {peer: link.seconds for peer, link in self._links.items() if link.rate}
-        fastest = max((link.rate for link in self._links.values()), default=0.0)
-        return m.Paced(computing=self.computing, links=known, uplink=max(self.outflow.rate, fastest))
+        return m.Paced(computing=self.computing, links=known, uplink=self.outflow.rate)
 
     def keep_only(self, peers: frozenset[str]) -> None:
         """Forget who has left."""
