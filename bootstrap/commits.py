@@ -24,7 +24,7 @@ def commit(
     logged = reign.log(**_commit_record(step, decision, reign, now))
     reign.guard.committed(step.sums.lengths if step.sums.checks.wanted else {})
     effects: list[Effect] = [logged]
-    if step.ledger.evaluations:
+    if step.ledger.evaluation:
         effects.append(reign.log(**evaluation_record(step)))
     return effects + [Send(peer, commit_message(logged.record)) for peer in sorted(step.roster)]
 
@@ -122,10 +122,9 @@ def _shunned(reign: Reign, pairs: Iterable[frozenset[str]]) -> set[str]:
 
 
 def evaluation_record(step: CoordinatedStep) -> dict[str, Any]:
-    """The held-out loss of the state with which `step` began; `differed`: of how many microbatches two had said different things."""
-    found = step.ledger.evaluations
-    told = {"differed": found.differed} if found.differed else {}
-    return {"kind": "evaluation", "step": step.number, "batch": step.batch, "loss": found.loss, **told}
+    """The held-out loss of the state with which `step` began."""
+    loss = step.ledger.evaluation_loss()
+    return {"kind": "evaluation", "step": step.number, "batch": step.batch, "loss": loss}
 
 
 def commit_message(record: Mapping[str, Any]) -> m.Commit:

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetpeer.averaging.messages import Contents
-from hetpeer.bootstrap.evaluations import Evaluations
 
 CLIP_EPSILON = 1e-6
 """As torch.nn.utils.clip_grad_norm_ adds it to the norm."""
@@ -34,17 +33,18 @@ class Verdict:
 
 
 class StepLedger:
-    """The books of a step with training ids `ids` and `blocks` blocks, beside its `evaluations`."""
+    """The books of a step with training ids `ids`, evaluation ids `evaluation` and `blocks` blocks."""
 
-    def __init__(self, ids: Iterable[int], evaluations: Evaluations, blocks: int) -> None:
+    def __init__(self, ids: Iterable[int], evaluation: Iterable[int], blocks: int) -> None:
         self.ids = frozenset(ids)
-        self.evaluations = evaluations
+        self.evaluation = frozenset(evaluation)
         self._counted: list[dict[int, str]] = [{} for _ in range(blocks)]
         self._settled: dict[str, tuple[int, tuple[int, ...]]] = {}
         """Holder → its last slot, and the blocks of it that do not count: it seals one after the other, and numbers them upwards."""
         self._reopened: Counter[tuple[str, int]] = Counter()
         """Holder and id → how often its reports opened it again."""
         self._losses: dict[tuple[str, int], float] = {}
+        self._evaluated: dict[int, float] = {}
 
     # ── counting ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -97,6 +97,12 @@ class StepLedger:
         counted.update(dict.fromkeys(ids, holder))
         return True
 
+    def evaluated(self, losses: Mapping[int, float]) -> bool:
+        """Losses of evaluation microbatches; the first one of an id counts. Whether anything was new."""
+        fresh = {i: x for i, x in losses.items() if i in self.evaluation and i not in self._evaluated}
+        self._evaluated.update(fresh)
+        return bool(fresh)
+
     def lose(self, holder: str) -> bool:
         """`holder` is gone and its slots with it. Whether anything counted is open again."""
         lost = False
@@ -115,18 +121,18 @@ class StepLedger:
         return self._counted[block].get(microbatch)
 
     def undone(self) -> set[int]:
-        """Ids that are not counted at every block, and those wanted of the evaluations."""
+        """Ids that are not counted at every block, and evaluation ids without a loss."""
         train = {i for counted in self._counted for i in self.ids - counted.keys()}
-        return train.union(self.evaluations.wanted)
+        return train | (self.evaluation - self._evaluated.keys())
 
     def is_undone(self, microbatch: int) -> bool:
         """Whether this id of the step is among the undone ones."""
-        if microbatch in self.ids:
-            return any(microbatch not in counted for counted in self._counted)
-        return microbatch in self.evaluations.wanted
+        if microbatch in self.evaluation:
+            return microbatch not in self._evaluated
+        return any(microbatch not in counted for counted in self._counted)
 
     def complete(self) -> bool:
-        """Whether every block has its exact cover and every held-out microbatch its loss."""
+        """Whether every block has its exact cover and every evaluation microbatch its loss."""
         return not self.undone()
 
     def covers(self) -> dict[int, tuple[tuple[str, tuple[int, ...]], ...]]:
@@ -148,6 +154,10 @@ class StepLedger:
         last = self._counted[-1]
         losses = {i: self._losses[last[i], i] for i in self.ids}
         return math.fsum(sizes[i] * losses[i] for i in losses) / sum(sizes[i] for i in losses)
+
+    def evaluation_loss(self) -> float:
+        """Mean loss of the evaluation microbatches."""
+        return math.fsum(self._evaluated[i] for i in sorted(self.evaluation)) / len(self.evaluation)
 
 
 def clip_coefficient(norm: float, clip_norm: float | None) -> float:

@@ -117,17 +117,6 @@ class Assignments:
     def __contains__(self, microbatch: int) -> bool:
         return microbatch in self._routes
 
-    def add(self, microbatch: int, apart_from: Iterable[int]) -> None:
-        """One more id. It shares nobody with these, where there are others."""
-        shared = {hop.peer for other in apart_from for hop in self._routes[other]}
-        cost = {peer: seconds + LAST * (peer in shared) for peer, seconds in self._costs().items()}
-        way = _around(self._roster, 0, self._blocks, cost, self._apart) or cheapest_path(
-            self._roster, 0, self._blocks, cost
-        )
-        if way is None:  # of a block that nobody holds now
-            way = self._routes[min(apart_from)]
-        self._routes[microbatch] = way
-
     def tasks(self, first: str, ids: Collection[int] | None = None) -> tuple[Task, ...]:
         """Those of `ids` (default: all) that begin at `first`, as it is told."""
         return tuple(

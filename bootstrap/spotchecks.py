@@ -6,6 +6,7 @@ fingerprints. Where two differ a third decides. The step waits for its checks be
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
@@ -49,8 +50,10 @@ class SpotChecks:
         self._unchecked: dict[str, list[Piece]] = {}
         """What is to be checked as soon as there is somebody for it."""
 
-    def _busy(self) -> set[str]:
-        return {peer for check in self._checks.values() for peer in check.checkers}
+    def _busy(self, *, twice: bool = False) -> set[str]:
+        """Who checks somebody; or two."""
+        times = Counter(peer for check in self._checks.values() for peer in check.checkers)
+        return {peer for peer, checks in times.items() if checks > twice}
 
     def _able(self, peer: str, without: Collection[str]) -> list[str]:
         """Other holders of all blocks of `peer` that answer, none of those in `without`."""
@@ -70,8 +73,8 @@ class SpotChecks:
         return self._circle[peer]
 
     def _checker(self, peer: str) -> str | None:
-        """The next one in the circle that checks nobody yet; any, where that is nobody: for who came into the step when all had somebody to check."""
-        among = self._able(peer, self._busy()) or self._able(peer, ())
+        """The next one in the circle that checks nobody yet; else one that checks one other: for who came into the step when all had somebody to check."""
+        among = self._able(peer, self._busy()) or self._able(peer, self._busy(twice=True))
         return min(among, key=lambda other: (self._place(other) - self._place(peer)) % 1.0, default=None)
 
     def _third(self, check: SpotCheck) -> str | None:
@@ -262,12 +265,12 @@ class SpotChecks:
 
     def expire(self) -> None:
         """They have been waited for long enough."""
+        waits = {check.number: self._waited_for(check) for check in self._checks.values() if check.open}
+        self._standings.lapsed(waits.values())
         for check in self._checks.values():
             if check.open:
-                waited_for = self._waited_for(check)
-                self._standings.lapsed(waited_for)
                 self._unfinished(check)
-                if waited_for == {(check.peer, Part.EXPLAINS)}:
+                if waits[check.number] == {(check.peer, Part.EXPLAINS)}:
                     check.outcome = check.outcome._replace(verdict=Verdict.EVADED, culprit=check.peer)
 
     def _waited_for(self, check: SpotCheck) -> set[Duty]:

@@ -86,10 +86,12 @@ class Standings:
             if not self.is_mute(peer):
                 del self._of(peer).lapses[part]
 
-    def lapsed(self, duties: Collection[Duty]) -> None:
-        """A check has waited in vain: for one of these, or more."""
-        known = [duty for duty in duties if self.is_mute(duty[0])]
-        for peer, part in known or duties:
+    def lapsed(self, waits: Iterable[Collection[Duty]]) -> None:
+        """Checks of a step have waited in vain, each for one of its duties, or more. Who has held up several has done so once."""
+        blamed: set[Duty] = set()
+        for duties in waits:
+            blamed.update([duty for duty in duties if self.is_mute(duty[0])] or duties)
+        for peer, part in blamed:
             one = self._of(peer)
             one.lapses[part] += 1
             if one.lapses[part] == LAPSES:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.decisions import Effect, Send, Work
-from hetpeer.bootstrap.evaluations import Evaluations
 from hetpeer.bootstrap.ledger import StepLedger
 from hetpeer.bootstrap.membership import Range
 from hetpeer.bootstrap.patience import Lull, Pace, few
@@ -39,6 +38,7 @@ class CoordinatedStep:
         config, members = reign.config, reign.members
         first = config.microbatches
         train = range(first if work.trains else 0)
+        evaluation = range(first, first + (config.evaluation_microbatches if work.evaluates else 0))
         self.number = reign.version + behind
         self.behind = behind
         """So many versions older than `number` are the parameters with which it is computed."""
@@ -46,34 +46,29 @@ class CoordinatedStep:
         self.workers = work.workers
         self.began_at = now
         self.roster = members.roster()
-        self._blocks = members.blocks
-        heldout = config.evaluation_microbatches if work.evaluates else 0
-        checked = config.spot_checks and len(self._last()) > 1
-        self._evaluations = Evaluations(first, heldout, checked=checked)
-        self.ledger = StepLedger(train, self._evaluations, members.blocks)
+        self.ledger = StepLedger(train, evaluation, members.blocks)
         self.sizes = dict(enumerate(config.sizes))
         """Training id → how many samples it has."""
         self._trouble: str | None = None
         self._reign = reign
         self._pace = pace
         self.line = reign.line
+        self._blocks = members.blocks
         self._incarnations = {peer: members.volunteers[peer].incarnation for peer in self.roster}
         self._entries = 0
         self._entrants: dict[str, m.Entrant] = {}
         """Who came in later and was not made known to everybody."""
         self._ways = Assignments(
-            (*train, *self._evaluations.first),
+            (*train, *evaluation),
             self.roster,
             members.blocks,
             members.speeds(),
             self.ledger.undone,
             self.ledger.holder,
             members.lines(),
-            reign.allowances.limits(self.roster, len(train) or heldout),
+            reign.allowances.limits(self.roster, len(train) or len(evaluation)),
             reign.standings.apart,
         )
-        for microbatch in self._evaluations.second:
-            self._ways.add(microbatch, self._evaluations.others(microbatch))
         self.sums = Summing(reign, self.number, self.roster, self.ledger, self._ways.trodden, pace, now)
         self._target = members.target(config.link_ratio)
         self._failures: dict[int, list[tuple[str, str]]] = {}
@@ -176,18 +171,12 @@ class CoordinatedStep:
             raise ProtocolError(f"losses of ids that are not of step {self.number}", peer=peer)
 
     def _evaluated(self, peer: str, message: m.Evaluated, now: float) -> list[Effect]:
-        """Losses of held-out microbatches. Where two differ a third is asked, around both."""
-        opened = self._evaluations.said(peer, message.losses, self._last())
-        if opened is None:
+        """Losses of evaluation microbatches, as they come out of the last block."""
+        holds_the_last = self.roster[peer][1] == self._blocks
+        if not holds_the_last or not self.ledger.evaluated(message.losses):
             return []
         self._counted(now)
-        for microbatch in opened:
-            self._ways.add(microbatch, self._evaluations.others(microbatch))
-        return [*self._hand_out(set(opened)), *self.advance(now)]
-
-    def _last(self) -> list[str]:
-        """Who holds the last block."""
-        return [peer for peer, (_, end) in self.roster.items() if end == self._blocks]
+        return self.advance(now)
 
     def _counted(self, now: float) -> None:
         self.stalls = 0

@@ -142,7 +142,10 @@ def _lines(
     pairs |= {(b, a) for a, b in pairs}
     uplinks = {peer: machine.uplink for peer, machine in machines.items() if math.isfinite(machine.uplink)}
     roster = {peer: (advert.block_begin, advert.block_end) for peer, advert in working.items()}
-    sums = sums_bytes(manifest, routes, roster, uplinks)
+    said = {
+        peer: advert.uplink for peer, advert in working.items()
+    }  # by which the coordinator divides a reduce
+    sums = sums_bytes(manifest, routes, roster, said)
     lines = {}
     for sender, to in sorted(pairs | sums.keys()):
         note = next((n for n in working[sender].links if n.to == to[-8:] and n.rate), None)

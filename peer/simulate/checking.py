@@ -74,10 +74,6 @@ class Checking:
         lies = false_in(sent, answers=answers) in self._lies
         return self._numerics.forge(value, "a liar") if lies else value
 
-    def heldout(self, loss: float) -> float:
-        """What it says of a held-out microbatch."""
-        return loss / 2 if "evaluates" in self._lies else loss
-
     def says(self, message: m.Message) -> bool:
         """Whether it tells the coordinator so."""
         evades = "evades" in self._lies and isinstance(message, m.Shown) and bool(message.given)

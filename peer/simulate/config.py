@@ -62,15 +62,10 @@ class SwarmConfig:
     "excuses" itself with digests of something else. Or it "refuses" to check, "hides" what it has received, is "mute" about bundles, "evades"
     the question what it has computed from. In a reduce: it "tears" what it adds up, others get something else than itself, "spoils" it, so that it is no number, or "withholds"
     it; "objects" to others' parts; it "keeps" its own, or "abstains" from voting; "votes" falsely, or "denies" what it was given, too. In a proof: as reducer it "adds" something else than it has received, it "frames" others by what it says of its parts,
-    or "disowns" what it got; as a witness, or in question, it "perjures" itself. And of held-out microbatches: the loss that it "evaluates".
+    or "disowns" what it got; as a witness, or in question, it "perjures" itself.
     """
     arranged_s: float = 0.0
     """Another division of the blocks is proposed so often; 0: never."""
-
-    def sample(self, microbatch: int) -> int:
-        """Whose samples an id has: what is held out is computed under more than one."""
-        beyond = microbatch - self.microbatches
-        return microbatch if beyond < 0 else self.microbatches + beyond % self.evaluation_microbatches
 
     def told_by(self, volunteer: str) -> frozenset[str]:
         """Its lies."""

@@ -133,7 +133,7 @@ class Symbols:
         assert expected is None or bundle[:4] == expected, bundle
         kept = (step, number, begin, tuple(states), lies)
         if end == self.blocks:
-            return kept, float(number + 1) + 100.0 * len(lies)
+            return kept, float(number + 1)
         return kept, ("activation", step, number, end, *lies)
 
     def backward(self, kept: Any, gradient: Any) -> tuple[Any, list[Sum]]:

@@ -78,7 +78,7 @@ class Volunteer:
                 swarm.config.told_by(self.name),
                 checks=swarm.config.check_share > 0,
             ),
-            swarm.config,
+            swarm.config.ground,
         )
         self._preparing = 0
         hello = m.Hello(

@@ -16,9 +16,9 @@ from hetpeer.averaging.member import Effect, Member
 from hetpeer.peer.simulate.boxes import Boxes
 from hetpeer.peer.simulate.checking import Checking
 from hetpeer.peer.simulate.checks import ViolationError
-from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.lying import SPOILT
 from hetpeer.peer.simulate.numerics import Numerics
+from hetpeer.peer.simulate.wires import Ground
 from hetpeer.peer.simulate.world import World
 from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.slots import CHECKS, Drop, Merge
@@ -32,7 +32,7 @@ FORWARD_S, BACKWARD_S, REDUCE_S, APPLY_S, LOAD_S = 0.05, 0.1, 0.01, 0.02, 0.05
 
 
 class Worker:
-    """The worker of one process. `answer` hands a result to the core; `boxes` are the process's tensors. Where `config` has a ground, `speed` is in FLOP/s."""
+    """The worker of one process. `answer` hands a result to the core; `boxes` are the process's tensors. On a `ground`, `speed` is in FLOP/s."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Worker:
         poison: set[int],
         answer: Answer,
         checking: Checking,
-        config: SwarmConfig,
+        ground: Ground | None = None,
     ) -> None:
         self.states: dict[int, dict[int, Any]] = {}
         """Block → version → state, of those that something is computed with."""
@@ -59,8 +59,7 @@ class Worker:
         self._boxes = boxes
         self._window = window
         self._speed = speed
-        self._ground = config.ground
-        self._sample = config.sample
+        self._ground = ground
         self._poison = poison
         self._answer = answer
         self.checking = checking
@@ -118,12 +117,11 @@ class Worker:
             if self._poisoned(2 * key.id):
                 return core.work_failed(step, key, "non-finite output")
             states = [self._state(block, step.base) for block in range(key.begin, work.end)]
-            sample = step.batch, self._sample(key.id)
-            kept, out = self._numerics.forward(states, key.begin, sample, bundle)
+            kept, out = self._numerics.forward(states, key.begin, (step.batch, key.id), bundle)
             if work.train:
                 self._graphs[step.number, key] = kept
             if work.end == self._numerics.blocks:
-                return core.forward_done(step, key, None, out if work.train else self.checking.heldout(out))
+                return core.forward_done(step, key, None, out)
             return core.forward_done(step, key, self._boxes.new(step, out), None)
 
         self.submit(self._seconds(key.begin, work.end, backward=False), finish)

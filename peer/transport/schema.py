@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hetpeer.averaging.ties import Ties
-from hetpeer.bootstrap.evaluations import OPINIONS
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.stages.execution.bundles import BundleLayout
 from hetpeer.stages.execution.slots import LIVE
@@ -45,8 +44,8 @@ class Schema:
 
     @property
     def ids(self) -> int:
-        """Of a step, those of held-out microbatches included: all are smaller."""
-        return self.training.microbatches + OPINIONS * self.training.eval_microbatches
+        """Microbatches of a step, the held-out ones included: their ids are smaller."""
+        return self.training.microbatches + self.training.eval_microbatches
 
     def batch(self, microbatch: int) -> int:
         """Samples of a microbatch."""

@@ -23,7 +23,7 @@ SHARDS_OPEN = 64
 
 @dataclass(frozen=True, kw_only=True)
 class DataPlan:
-    """What of a manifest decides the data of a microbatch. Ids from `microbatches` on are held-out microbatches, over and over: each may be asked for more than once."""
+    """What of a manifest decides the data of a microbatch. Ids from `microbatches` on are held-out microbatches."""
 
     kind: Literal["text", "arrays"]
     sample: Mapping[str, ArraySpec]
@@ -88,8 +88,7 @@ class DataPlan:
         """The stream of the microbatch, the set it is of, and the number of its first sample."""
         if number < self.microbatches:
             return self._training, self.train, step * self.batch_size + number * self.microbatch_size
-        heldout = (number - self.microbatches) % self.eval_microbatches
-        return self._evaluation, self.heldout, heldout * self.microbatch_size
+        return self._evaluation, self.heldout, (number - self.microbatches) * self.microbatch_size
 
     @cached_property
     def _training(self) -> SampleOrder:

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from errno import EACCES
 from pathlib import Path
-from socket import AF_UNIX, SOCK_SEQPACKET
+from socket import AF_UNIX, SOCK_SEQPACKET, SOCK_STREAM
 from typing import Final, NamedTuple
 
 VARIABLE: Final = "HETPEER_SANDBOX"
@@ -70,12 +70,13 @@ class _Calls:
     audit: int
     seccomp: int
     socket: int
+    socketpair: int
     connect: int
 
 
 _MACHINES = {
-    "x86_64": _Calls(audit=0xC000003E, seccomp=317, socket=41, connect=42),
-    "aarch64": _Calls(audit=0xC00000B7, seccomp=277, socket=198, connect=203),
+    "x86_64": _Calls(audit=0xC000003E, seccomp=317, socket=41, socketpair=53, connect=42),
+    "aarch64": _Calls(audit=0xC00000B7, seccomp=277, socket=198, socketpair=199, connect=203),
 }
 _SET_FILTER = 1
 _IO_URING_SETUP, _X32 = 425, 0x40000000
@@ -135,7 +136,8 @@ def _confine_files() -> None:
         _allow(rules, scratch(), files & ~_EXECUTE)
         for path in devices():
             _allow(rules, path, files & (_READ_FILE | _WRITE_FILE | _IOCTL | _READ_DIR))
-        _allow(rules, _THREADS, files & (_READ_FILE | _WRITE_FILE | _TRUNCATE | _READ_DIR))
+        if _THREADS.exists():
+            _allow(rules, _THREADS, files & (_READ_FILE | _WRITE_FILE | _TRUNCATE | _READ_DIR))
         _call(_RESTRICT_SELF, rules, 0)
     finally:
         os.close(rules)
@@ -194,12 +196,13 @@ def _allow(rules: int, path: Path, rights: int) -> None:
 
 
 class _Step(NamedTuple):
-    """Of a program of the classic packet filter. A comparison goes on with one of the steps `then` and `otherwise`, by default the next."""
+    """Of a program of the classic packet filter. A comparison goes on at one of the labels `then` and `otherwise`, by default with the next step."""
 
     code: int
     value: int
     then: str = ""
     otherwise: str = ""
+    label: str = ""
 
 
 def _confine_sockets() -> None:
@@ -216,7 +219,7 @@ def _confine_sockets() -> None:
 def _filter(calls: _Calls) -> list[_Step]:
     """EACCES for calls by another convention, for connecting, and for sockets other than one of a kind by which nobody is reached that is not connected: CUDA binds
     one to an abstract name of its own (`cuda-uvmfd-…`), and does not start if it cannot. Landlock keeps a path from being bound, and other processes' abstract names
-    from being connected to.
+    from being connected to. Of pairs only those that stay among themselves: with a datagram's address others can be reached.
     """
     unreachable = (_IO_URING_SETUP, calls.connect)
     return [
@@ -225,26 +228,31 @@ def _filter(calls: _Calls) -> list[_Step]:
         _Step(_LOAD, _NUMBER),
         _Step(_AT_LEAST, _X32, then="refuse"),
         *(_Step(_EQUAL, number, then="refuse") for number in unreachable),
+        _Step(_EQUAL, calls.socketpair, then="pair"),
         _Step(_EQUAL, calls.socket, otherwise="allow"),
         _Step(_LOAD, _FIRST),
         _Step(_EQUAL, AF_UNIX, otherwise="refuse"),
         _Step(_LOAD, _SECOND),
         _Step(_AND, _KIND),
-        _Step(_EQUAL, SOCK_SEQPACKET, otherwise="refuse"),
+        _Step(_EQUAL, SOCK_SEQPACKET, then="allow", otherwise="refuse"),
+        _Step(_LOAD, _SECOND, label="pair"),
+        _Step(_AND, _KIND),
+        _Step(_EQUAL, SOCK_STREAM, then="allow"),
+        _Step(_EQUAL, SOCK_SEQPACKET, then="allow", otherwise="refuse"),
+        _Step(_RETURN, _ALLOW, label="allow"),
+        _Step(_RETURN, _REFUSE, label="refuse"),
     ]
 
 
 def _assembled(steps: Sequence[_Step]) -> bytes:
-    """The program, with its two ends: "allow" comes right behind `steps`, then "refuse"."""
-    ends = {"allow": len(steps), "refuse": len(steps) + 1}
+    places = {step.label: place for place, step in enumerate(steps) if step.label}
 
     def distance(place: int, to: str) -> int:
-        return ends[to] - place - 1 if to else 0
+        return places[to] - place - 1 if to else 0
 
-    ended = [*steps, _Step(_RETURN, _ALLOW), _Step(_RETURN, _REFUSE)]
     return b"".join(
         _STEP.pack(step.code, distance(place, step.then), distance(place, step.otherwise), step.value)
-        for place, step in enumerate(ended)
+        for place, step in enumerate(steps)
     )
 
 

@@ -160,6 +160,16 @@ def test_the_run_is_finished_when_the_last_checkpoint_is_durable():
     assert court.core.history.evaluations == {0: 3.0, 1: 2.0}
 
 
+def test_a_held_out_loss_counts_of_who_holds_the_last_block():
+    court = Court(steps=1, evaluation_microbatches=1, layouts=(((0, 1), (1, 2)),)).begin("a", "b")
+    places = {peer: volunteer.place for peer, volunteer in court.core.members.volunteers.items()}
+    last, other = sorted(places, key=places.get, reverse=True)
+    court.tell(other, m.Evaluated(line=court.line, step=0, losses={2: 9.0}))
+    court.tell(last, m.Evaluated(line=court.line, step=0, losses={2: 3.0}))
+    court.commit("a", "b")
+    assert court.core.history.evaluations == {0: 3.0}
+
+
 def test_after_the_end_nothing_is_decided():
     court = Court().begin("a")
     for _ in range(3):

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.averaging.messages import Contents
-from hetpeer.bootstrap.evaluations import Evaluations
 from hetpeer.bootstrap.ledger import StepLedger, clip_coefficient
 
 IDS, BLOCKS = range(6), 3
@@ -18,7 +17,7 @@ def contents(ids, begin=0, end=BLOCKS):
 
 
 def ledger():
-    return StepLedger(IDS, Evaluations(0, 0), BLOCKS)
+    return StepLedger(IDS, (), BLOCKS)
 
 
 def test_disjoint_reports_fill_the_cover_block_by_block():
@@ -132,18 +131,18 @@ def test_books_are_always_what_was_accepted_and_never_double(events):
 
 
 def test_losses_come_from_whoever_counts_at_the_last_block():
-    books = StepLedger(range(2), Evaluations(2, 2), 1)
+    books = StepLedger(range(2), range(2, 4), 1)
     books.report("a", 0, contents((0,), 0, 1), {0: 1.0})
     books.report("b", 0, contents((1,), 0, 1), {0: 99.0, 1: 2.0})
     assert books.train_loss({0: 1, 1: 1}) == 1.5
-    assert not books.complete()
-    assert books.undone() == {2, 3}
-    books.evaluations.said("a", {2: 4.0, 3: 6.0}, ["a"])
+    assert books.evaluated({2: 4.0, 3: 6.0, 0: 5.0})
+    assert not books.evaluated({2: 100.0})
+    assert books.evaluation_loss() == 5.0
     assert books.complete()
 
 
 def test_what_has_no_loss_does_not_count_where_losses_are():
-    books = StepLedger(range(2), Evaluations(2, 0), 2)
+    books = StepLedger(range(2), (), 2)
     verdict = books.report("a", 0, contents((0, 1), 0, 2), {0: 1.0, 99: 7.0})
     assert verdict.refused == (1,)
     assert verdict.reopened == {0, 1}
@@ -154,7 +153,7 @@ def test_what_has_no_loss_does_not_count_where_losses_are():
 
 
 def test_the_mean_is_over_samples_not_over_microbatches():
-    books = StepLedger(range(3), Evaluations(3, 0), 1)
+    books = StepLedger(range(3), (), 1)
     books.report("a", 0, contents((0, 1, 2), 0, 1), {0: 1.0, 1: 2.0, 2: 9.0})
     assert books.train_loss({0: 4, 1: 4, 2: 2}) == (4 * 1.0 + 4 * 2.0 + 2 * 9.0) / 10
 

@@ -48,6 +48,20 @@ def test_everybody_is_checked_by_another_and_none_is_left_over(seed):
     assert all(peer != checker for peer, checker in found.items())
 
 
+def test_who_comes_when_all_have_somebody_to_check_is_checked_too_and_nobody_checks_more_than_two():
+    checks, roster = step(), dict.fromkeys("abc", (0, 6))
+    checks._roster = roster
+    begun = [counts(checks, peer, number) for number, peer in enumerate(roster)]
+    assert sorted(checker for tasks in begun for checker, _ in tasks) == ["a", "b", "c"]
+    late = {}
+    for number, peer in enumerate("defg", 3):
+        roster[peer] = (0, 6)
+        late[peer] = counts(checks, peer, number)
+    assert all(late.values())
+    found = [checker for tasks in (*begun, *late.values()) for checker, _ in tasks]
+    assert max(map(found.count, found)) <= 2
+
+
 def test_nobody_can_foresee_by_whom():
     assert {checkers(seed)["a"] for seed in range(50)} == set("bcd")
 
@@ -55,7 +69,7 @@ def test_nobody_can_foresee_by_whom():
 def test_who_does_not_answer_checks_nobody():
     standings = Standings()
     for _ in range(LAPSES):
-        standings.lapsed([("a", Part.CHECKS)])
+        standings.lapsed([[("a", Part.CHECKS)]])
     assert "a" not in checkers(0, standings).values()
 
 

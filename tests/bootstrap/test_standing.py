@@ -18,7 +18,7 @@ def watched(standings, peer, contributions=2 * WATCHED):
 
 def lapse(standings, *peers, times=LAPSES):
     for _ in range(times):
-        standings.lapsed([(peer, Part.CHECKS) for peer in peers])
+        standings.lapsed([[(peer, Part.CHECKS) for peer in peers]])
 
 
 def test_who_lets_three_checks_in_a_row_lapse_is_not_asked_again_and_is_checked_for_a_while():
@@ -35,6 +35,15 @@ def test_who_lets_three_checks_in_a_row_lapse_is_not_asked_again_and_is_checked_
     assert watched(standings, "a") == WATCHED
     lapse(standings, "a")
     assert not watched(standings, "a"), "nobody has waited for it again"
+
+
+def test_who_holds_up_several_checks_of_a_step_has_done_so_once():
+    standings = Standings()
+    for _ in range(LAPSES - 1):
+        standings.lapsed([[("a", Part.CHECKS)], [("a", Part.CHECKS), ("b", Part.LENDS)]] * LAPSES)
+    assert not standings.is_mute("a")
+    lapse(standings, "a", times=1)
+    assert standings.is_mute("a")
 
 
 def test_who_shows_or_lends_has_not_checked_yet():

@@ -102,22 +102,3 @@ def test_who_counts_much_more_than_others_is_checked_though_nobody_was_drawn(con
     assert not said(history(config, 0), "banned")
     swarm = history(dataclasses.replace(config, lies={liar: "exaggerates"}), 0)
     assert {record["peer"] for record in said(swarm, "banned")} == {liar}
-
-
-@pytest.mark.parametrize(
-    ("config", "liar", "lie"),
-    [(ALL_HOLD_ALL, "v3", "evaluates"), (TWO_STAGES, "v7", "evaluates"), (TWO_STAGES, "v6", "evaluates")],
-)
-def test_who_says_false_held_out_losses_moves_none(config, liar, lie):
-    """Whoever computes the last block is believed nowhere else: not where others compute the same."""
-    swarm = history(dataclasses.replace(config, lies={liar: lie}, steps=12), 0)
-    first = config.microbatches
-    right = fmean(n + 1 for n in range(first, first + config.evaluation_microbatches))
-    found = said(swarm, "evaluation")
-    assert {record["loss"] for record in found} == {right}
-    assert config is TWO_STAGES or any(record.get("differed") for record in found)
-
-
-def test_without_spot_checks_they_are_believed():
-    config = dataclasses.replace(ALL_HOLD_ALL, check_share=0.0, lies={"v0": "evaluates"}, steps=12)
-    assert len({record["loss"] for record in said(history(config, 0), "evaluation")}) > 1

@@ -50,6 +50,8 @@ print(json.dumps({
     "sequences": attempt(lambda: socket.socket(type=socket.SOCK_SEQPACKET)),
     "packet": attempt(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)),
     "pair": attempt(socket.socketpair),
+    "datagram pair": attempt(lambda: socket.socketpair(type=socket.SOCK_DGRAM)),
+    "raw pair": attempt(lambda: socket.socketpair(type=socket.SOCK_RAW)),
     "unconnected": attempt(lambda: socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).bind("")),
     "names": attempt(lambda: open("/proc/self/comm", "w")),
     "names a thread": attempt(lambda: open(f"/proc/self/task/{threading.get_native_id()}/comm", "w").write("cuda")),
@@ -64,6 +66,7 @@ print(json.dumps({
 FORBIDDEN = (
     *("reads", "writes", "removes", "lists", "truncates", "links"),
     *("tcp", "udp", "unix", "datagrams", "sequences", "connect", "bind", "packet"),
+    *("datagram pair", "raw pair"),
     *("names", "signals", "environment", "memory", "again"),
 )
 
