@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.settings import LinkSettings
 from hetpeer.peer.transport.linkbook import LinkBook
+from hetpeer.peer.transport.outflow import ARRIVALS, SEVERAL, WINDOW_S, WINDOWS
 from hetpeer.stages.links.adaptive import coding_for, share_for
 from hetpeer.stages.links.codec import Codec
 from hetpeer.stages.links.pace import SLACK, ratio_of, target_seconds
@@ -174,6 +175,11 @@ def test_what_is_told_is_a_message():
     links.computed("forward", 1.0)
     links.measured("far", MIB, 0.1)
     links.coding("far", MIB, 4.0, gradient=False)
-    assert m.decode(m.encode(links.paced())) == m.Paced(computing=1.0, links={"far": 1.0}, uplink=MIB)
+    assert m.decode(m.encode(links.paced())) == m.Paced(computing=1.0, links={"far": 1.0})
+    for window in range(WINDOWS):
+        for arrival in range(ARRIVALS + 1):
+            now = WINDOW_S * (window + arrival / ARRIVALS)
+            links.outflow.look(now, SEVERAL, round(2 * MIB * now))
+    assert links.paced().uplink == pytest.approx(2 * MIB, rel=0.1), "of several links, not the fastest one"
     with pytest.raises(ValueError, match="finite"):
         m.Paced(computing=math.inf, links={})
