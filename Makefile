@@ -111,7 +111,7 @@ proof-9: setup
 	$(PY) -m benchmarks.firstjoin
 	$(PY) -m benchmarks.idle
 
-# Who counts false sums, and who is banned without: a quarter of an hour.
+# Who counts false sums, who is banned without, what checks cost, and what robust means keep out: two hours.
 proof-10: setup
 	$(PY) -m benchmarks.honest
 	$(PY) -m benchmarks.checked

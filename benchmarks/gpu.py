@@ -23,6 +23,7 @@ from torch import nn
 from benchmarks import gpulanes, gpuswarm, overhead, report
 from examples.gpt import GPT
 from hetpeer.averaging.updates import Adam, AdamWSettings
+from hetpeer.peer.daemon.settings import WORKER
 from hetpeer.stages.data import draws
 from hetpeer.stages.execution import device as devices
 from hetpeer.stages.execution.commands import Info, WarmUp
@@ -37,7 +38,6 @@ from tests.stages.zoo import ZOO, zoo
 
 STAGES = 3
 GOAL, BF16_GOAL = 1e-4, 1e-2
-WORKER_MAIN = "hetpeer.averaging.worker_main"
 ROUNDS = 9
 LARGE: Mapping[str, Callable[[], tuple[nn.Module, overhead.Data]]] = {
     "GPT, width 2048, 8 layers, 8 x 512 tokens": lambda: (
@@ -124,7 +124,7 @@ def graph_overhead(device: torch.device) -> dict[str, dict[str, float]]:
 
 async def kill_at_work(device: str) -> dict[str, Any]:
     """SIGKILL while the worker multiplies matrices; a new one must find the device as it was."""
-    worker = await Compute.start(ComputeConfig(device=device), WORKER_MAIN)
+    worker = await Compute.start(ComputeConfig(device=device), WORKER)
     pid = (await worker.submit(Info()), worker.pid)[1]
     work = asyncio.ensure_future(worker.submit(WarmUp()))
     await asyncio.sleep(0.2)
@@ -135,7 +135,7 @@ async def kill_at_work(device: str) -> dict[str, Any]:
     except WorkerDiedError:
         noticed = True
     await worker.close()
-    other = await Compute.start(ComputeConfig(device=device), WORKER_MAIN)
+    other = await Compute.start(ComputeConfig(device=device), WORKER)
     info = await other.submit(Info())
     speed = (await other.submit(WarmUp())).flops_per_second
     await other.close()

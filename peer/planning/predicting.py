@@ -142,9 +142,8 @@ def _lines(
     pairs |= {(b, a) for a, b in pairs}
     uplinks = {peer: machine.uplink for peer, machine in machines.items() if math.isfinite(machine.uplink)}
     roster = {peer: (advert.block_begin, advert.block_end) for peer, advert in working.items()}
-    said = {
-        peer: advert.uplink for peer, advert in working.items()
-    }  # by which the coordinator divides a reduce
+    # A reduce is divided by what they say of their uplinks, and not by what a single link carries.
+    said = {peer: advert.uplink for peer, advert in working.items()}
     sums = sums_bytes(manifest, routes, roster, said)
     lines = {}
     for sender, to in sorted(pairs | sums.keys()):

@@ -56,25 +56,15 @@ MESSAGES = {
 """One message of each kind, of the member's own line; what it answers in each phase is the table below."""
 
 IGNORED, DEFERRED = "ignored", "deferred"
+OF_STEPS = (
+    *("begin", "joined", "reroute", "gone", "settled", "evict", "plan", "prove", "testify"),
+    *("commit", "save"),
+)
+"""What is said of steps: mostly it answers only to some of it."""
 
 ANSWERS = {
     Phase.JOINING: {
-        **dict.fromkeys(
-            (
-                "begin",
-                "joined",
-                "reroute",
-                "gone",
-                "settled",
-                "evict",
-                "plan",
-                "prove",
-                "testify",
-                "commit",
-                "save",
-            ),
-            IGNORED,
-        ),
+        **dict.fromkeys(OF_STEPS, IGNORED),
         "rolled_back": IGNORED,
         "fetch": IGNORED,
         "welcome": "Choose",
@@ -84,22 +74,7 @@ ANSWERS = {
         "finished": "Stop",
     },
     Phase.PREPARING: {
-        **dict.fromkeys(
-            (
-                "begin",
-                "joined",
-                "reroute",
-                "gone",
-                "settled",
-                "evict",
-                "plan",
-                "prove",
-                "testify",
-                "commit",
-                "save",
-            ),
-            IGNORED,
-        ),
+        **dict.fromkeys(OF_STEPS, IGNORED),
         "rolled_back": IGNORED,
         "refused": IGNORED,
         "fetch": IGNORED,
@@ -109,22 +84,8 @@ ANSWERS = {
         "finished": "Stop",
     },
     Phase.SYNCING: {
-        **dict.fromkeys(
-            (
-                "joined",
-                "reroute",
-                "gone",
-                "settled",
-                "evict",
-                "plan",
-                "prove",
-                "testify",
-                "commit",
-                "save",
-                "refused",
-            ),
-            IGNORED,
-        ),
+        **dict.fromkeys(OF_STEPS, IGNORED),
+        "refused": IGNORED,
         "begin": "Tell prepared",
         "rolled_back": "Tell prepared",
         "fetch": "FetchState",
@@ -134,22 +95,8 @@ ANSWERS = {
         "finished": "Stop",
     },
     Phase.READY: {
-        **dict.fromkeys(
-            (
-                "joined",
-                "reroute",
-                "gone",
-                "settled",
-                "evict",
-                "plan",
-                "prove",
-                "testify",
-                "commit",
-                "save",
-                "refused",
-            ),
-            IGNORED,
-        ),
+        **dict.fromkeys(OF_STEPS, IGNORED),
+        "refused": IGNORED,
         "begin": "RunForward",
         "rolled_back": "Tell prepared",
         "fetch": "FetchState",
@@ -159,10 +106,8 @@ ANSWERS = {
         "finished": "Stop",
     },
     Phase.TRAINING: {
-        **dict.fromkeys(
-            ("begin", "joined", "reroute", "gone", "settled", "evict", "plan", "prove", "save", "refused"),
-            IGNORED,
-        ),
+        **dict.fromkeys(OF_STEPS, IGNORED),
+        "refused": IGNORED,
         "testify": "TestifyParts",
         "commit": "EndStep, Tell prepared",
         "rolled_back": "EndStep, Tell prepared",
@@ -173,9 +118,8 @@ ANSWERS = {
         "finished": "EndStep, Stop",
     },
     Phase.REDUCING: {
-        **dict.fromkeys(
-            ("begin", "joined", "reroute", "gone", "settled", "plan", "save", "refused"), IGNORED
-        ),
+        **dict.fromkeys(OF_STEPS, IGNORED),
+        "refused": IGNORED,
         "evict": "Drop",
         "prove": "ProveSums",
         "testify": "TestifyParts",
@@ -188,22 +132,7 @@ ANSWERS = {
         "finished": "EndStep, Stop",
     },
     Phase.APPLYING: {
-        **dict.fromkeys(
-            (
-                "begin",
-                "joined",
-                "reroute",
-                "gone",
-                "settled",
-                "evict",
-                "plan",
-                "prove",
-                "testify",
-                "save",
-                "commit",
-            ),
-            DEFERRED,
-        ),
+        **dict.fromkeys(OF_STEPS, DEFERRED),
         **dict.fromkeys(("welcome", "granted", "refused", "fetch"), DEFERRED),
         "rolled_back": "EndStep, Tell prepared",
         "fenced": "Leave",

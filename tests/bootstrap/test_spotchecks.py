@@ -13,14 +13,13 @@ from hetpeer.stages.execution.routes import Hop
 PEERS = "abcd"
 
 
-def step(seed=0, standings=None):
-    """In which all of PEERS hold all blocks, and everybody is to be checked."""
+def step(seed=0, standings=None, peers=PEERS):
+    """In which all of `peers` hold all blocks, and everybody is to be checked. Returns its checks, and the roster."""
     chance = random.Random(seed)
     rules = CheckRules(share=1.0, draw=chance.random, key=bytes, distance=lambda _one, _other: 0.0)
-    line, roster = m.Line(term=1, view=0), dict.fromkeys(PEERS, (0, 6))
-    return SpotChecks(
-        rules, standings or Standings(), line, 3, roster, [10] * 6, lambda _id: (Hop("a", 0, 6),)
-    )
+    line, roster = m.Line(term=1, view=0), dict.fromkeys(peers, (0, 6))
+    way = (Hop("a", 0, 6),)
+    return SpotChecks(rules, standings or Standings(), line, 3, roster, [10] * 6, lambda _id: way), roster
 
 
 def counts(checks, peer, microbatch):
@@ -35,7 +34,7 @@ def told(effects):
 
 def checkers(seed, standings=None):
     """Everybody counts one microbatch, in some order: who checks whom."""
-    checks = step(seed, standings)
+    checks, _ = step(seed, standings)
     order = random.Random(seed).sample(PEERS, len(PEERS))
     told = {peer: counts(checks, peer, number) for number, peer in enumerate(order)}
     return {peer: checker for peer, tasks in told.items() for checker, _ in tasks}
@@ -49,8 +48,7 @@ def test_everybody_is_checked_by_another_and_none_is_left_over(seed):
 
 
 def test_who_comes_when_all_have_somebody_to_check_is_checked_too_and_nobody_checks_more_than_two():
-    checks, roster = step(), dict.fromkeys("abc", (0, 6))
-    checks._roster = roster
+    checks, roster = step(peers="abc")
     begun = [counts(checks, peer, number) for number, peer in enumerate(roster)]
     assert sorted(checker for tasks in begun for checker, _ in tasks) == ["a", "b", "c"]
     late = {}
@@ -74,7 +72,7 @@ def test_who_does_not_answer_checks_nobody():
 
 
 def test_another_takes_over_from_a_checker_that_leaves():
-    checks = step()
+    checks, _ = step()
     ((checker, _),) = counts(checks, "a", 1)
     checks.lost(checker)
     assert checks.over
@@ -84,7 +82,7 @@ def test_another_takes_over_from_a_checker_that_leaves():
 
 
 def test_what_is_counted_after_something_was_lost_is_checked_too():
-    checks = step()
+    checks, _ = step()
     assert counts(checks, "a", 1)
     checks.lost("a")
     assert [microbatch for _, microbatch in counts(checks, "a", 2)] == [2]

@@ -1,5 +1,7 @@
 """Sensors: a kernel's files made by hand, programs that are there or not, and this machine, which never makes them fail."""
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -7,7 +9,7 @@ import pytest
 
 from hetpeer.peer.daemon import sensing
 from hetpeer.peer.daemon.sensing import Sensors, idle_s, on_battery
-from hetpeer.peer.daemon.settings import Layer, merged
+from hetpeer.peer.daemon.settings import WORKER, Layer, merged
 from hetpeer.peer.daemon.xidle import x_idle_s
 
 MAINS, OFF = {"type": "Mains", "online": "1"}, {"type": "Mains", "online": "0"}
@@ -38,6 +40,20 @@ def test_batteries(tmp_path: Path, supplies: list[Mapping[str, str]], battery: b
             (folder / name).write_text(f"{text}\n")
     assert on_battery(tmp_path) is battery
     assert on_battery(tmp_path / "gone") is None
+
+
+def test_a_volunteers_worker_is_no_game_whoevers_it_is(tmp_path: Path) -> None:
+    """Nor is what cannot be seen from here; everything else is."""
+
+    def started(*arguments: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", "input()", *arguments], stdin=subprocess.PIPE)
+
+    with started("-m", WORKER) as worker, started("game") as game:
+        found = [sensing._is_ours(one.pid) for one in (worker, game)]
+        for one in (worker, game):
+            one.kill()
+    assert found == [True, False]
+    assert sensing._is_ours(game.pid), "it has ended"
 
 
 def program(folder: Path, text: str) -> None:

@@ -3,26 +3,16 @@
 That a run ends in the state of one machine is looked at in each history: one false sum in one commit would be another.
 """
 
-import dataclasses
-
 import pytest
 
 from hetpeer.peer.simulate.config import SwarmConfig
-from hetpeer.peer.simulate.coverage import Coverage
-from hetpeer.peer.simulate.faults import Faults
-from hetpeer.peer.simulate.numerics import Symbols
 from hetpeer.peer.simulate.run import LAYOUTS, TIES
-from hetpeer.peer.simulate.swarm import Swarm
+from tests.simulation.liars import PAIRS, STEPS, lying, said
 
-BLOCKS = 4
 SHAPES = {
     "one stage": SwarmConfig(volunteers=5, layouts=LAYOUTS[0]),
     "two stages": SwarmConfig(volunteers=8, layouts=LAYOUTS[1]),
     "uneven, tied": SwarmConfig(volunteers=8, layouts=LAYOUTS[3], ties=TIES),
-}
-PAIRS = {
-    "two": SwarmConfig(volunteers=2, layouts=LAYOUTS[0]),
-    "two stages": SwarmConfig(volunteers=4, layouts=LAYOUTS[1]),
 }
 LIES = {
     "one stage": [
@@ -42,21 +32,8 @@ FEW = 3
 """Steps that are held up."""
 
 
-def history(config, lie="", seed=0, faults=0, **more):
-    """The last volunteer lies. Returns the swarm at the run's end."""
-    liar = f"v{config.volunteers - 1}"
-    lies = {liar: lie} if lie else {}
-    config = dataclasses.replace(
-        config, **{"lies": lies, "steps": 12, "evaluate_every": 100, "check_share": RARELY} | more
-    )
-    swarm = Swarm(seed, config, Symbols(BLOCKS), Coverage())
-    Faults(swarm, faults)
-    swarm.run(900.0)
-    return swarm, liar
-
-
-def said(swarm, kind):
-    return [record for record in swarm.log if record["kind"] == kind]
+def history(shape, lie="", seed=0, faults=0, **more):
+    return lying(shape, lie, seed, faults, check_share=RARELY, **more)
 
 
 @pytest.mark.parametrize(("shape", "lie"), [(shape, lie) for shape, lies in LIES.items() for lie in lies])
@@ -74,7 +51,7 @@ def test_a_liar_holds_up_a_few_steps_and_is_in_every_quarrel(shape, lie):
 def test_where_it_is_word_against_word_the_run_goes_on_with_one_of_the_two(lie, shape):
     swarm, _ = history(PAIRS[shape], lie)
     assert not said(swarm, "banned")
-    assert [record["step"] for record in said(swarm, "commit")] == list(range(12))
+    assert [record["step"] for record in said(swarm, "commit")] == list(range(STEPS))
 
 
 @pytest.mark.parametrize("lie", ["frames", "disowns", "frames+perjures"])

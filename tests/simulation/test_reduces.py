@@ -3,7 +3,6 @@
 That it ends in the state of one machine is looked at in each history.
 """
 
-import dataclasses
 from itertools import pairwise
 from statistics import fmean
 
@@ -11,13 +10,11 @@ import pytest
 
 from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.coverage import Coverage
-from hetpeer.peer.simulate.faults import Faults
 from hetpeer.peer.simulate.grouped import GroupedSwarm
 from hetpeer.peer.simulate.numerics import Symbols
 from hetpeer.peer.simulate.run import LAYOUTS, TIES
-from hetpeer.peer.simulate.swarm import Swarm
+from tests.simulation.liars import BLOCKS, PAIRS, STEPS, lying, said
 
-BLOCKS = 4
 KINDS = ["votes", "denies", "tears", "spoils", "objects", "withholds"]
 LIES = pytest.mark.parametrize("lie", KINDS)
 SEVERAL = {
@@ -25,26 +22,8 @@ SEVERAL = {
     "two stages": SwarmConfig(volunteers=8, layouts=LAYOUTS[1]),
     "uneven, tied": SwarmConfig(volunteers=6, layouts=LAYOUTS[3], ties=TIES),
 }
-PAIRS = {
-    "two": SwarmConfig(volunteers=2, layouts=LAYOUTS[0]),
-    "two stages": SwarmConfig(volunteers=4, layouts=LAYOUTS[1]),
-}
 SOON = 3
 """Steps until it is over, whatever it was."""
-
-
-def lying(config, lie, seed=0, faults=0, **more):
-    """The last volunteer lies. Returns the swarm at the run's end."""
-    liar = f"v{config.volunteers - 1}"
-    config = dataclasses.replace(config, **{"lies": {liar: lie}, "steps": 12, "evaluate_every": 100} | more)
-    swarm = Swarm(seed, config, Symbols(BLOCKS), Coverage())
-    Faults(swarm, faults)
-    swarm.run(900.0)
-    return swarm, liar
-
-
-def said(swarm, kind):
-    return [record for record in swarm.log if record["kind"] == kind]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +38,7 @@ def test_one_of_several_holds_up_a_few_steps_and_nobody_else_is_blamed(lie, shap
     swarm, liar = lying(SEVERAL[shape], lie)
     assert {record["peer"] for record in said(swarm, "gone")} <= {liar}
     assert {record["peer"] for record in said(swarm, "banned")} <= {liar}
-    assert [record["plan"] for record in said(swarm, "commit")][SOON:] == [1] * (12 - SOON)
+    assert [record["plan"] for record in said(swarm, "commit")][SOON:] == [1] * (STEPS - SOON)
     assert not said(swarm, "rollback")
 
 
@@ -89,7 +68,7 @@ def test_where_it_is_word_against_word_the_run_goes_on_with_one_of_the_two(lie, 
     swarm, _ = lying(PAIRS[shape], lie)
     assert not said(swarm, "banned"), "nobody knows which of the two"
     steps = {record["step"]: record["seconds"] for record in said(swarm, "commit")}
-    assert steps.keys() == set(range(12))
+    assert steps.keys() == set(range(STEPS))
     assert fmean(steps.values()) < 5 * swarm.config.reduce_s
 
 

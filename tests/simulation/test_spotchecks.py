@@ -10,30 +10,15 @@ import pytest
 
 from hetpeer.bootstrap.standing import LAPSES
 from hetpeer.peer.simulate.config import SwarmConfig
-from hetpeer.peer.simulate.coverage import Coverage
-from hetpeer.peer.simulate.faults import Faults
-from hetpeer.peer.simulate.numerics import Symbols
 from hetpeer.peer.simulate.run import LAYOUTS
-from hetpeer.peer.simulate.swarm import Swarm
+from tests.simulation.liars import history, said
 
-BLOCKS = 4
 ALL_HOLD_ALL = SwarmConfig(volunteers=4, layouts=LAYOUTS[0], check_share=1.0)
 TWO_STAGES = SwarmConfig(volunteers=8, layouts=LAYOUTS[1], check_share=1.0)
 SHAPES = pytest.mark.parametrize(
     ("config", "liar"), [(ALL_HOLD_ALL, "v3"), (TWO_STAGES, "v7")], ids=["one stage", "two stages"]
 )
 """The liar is the last to come: who is alone at a block is trusted."""
-
-
-def history(config, seed, faults=0):
-    swarm = Swarm(seed, config, Symbols(BLOCKS), Coverage())
-    Faults(swarm, faults)
-    swarm.run(900.0)
-    return swarm
-
-
-def said(swarm, kind):
-    return [record for record in swarm.log if record["kind"] == kind]
 
 
 @SHAPES
