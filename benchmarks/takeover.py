@@ -26,6 +26,7 @@ SETTLE = 3
 WITHIN_S = 400.0
 LOOK_S = 0.5
 LAYERS = 2
+BEFORE_ALL: Step = (0, 0, 0)
 Places = dict[str, range]
 """Name of a volunteer → its blocks."""
 
@@ -45,17 +46,17 @@ async def measure(volunteers: int, dead: int, options: Any, folder: Path) -> dic
     with Lab(network("homes", volunteers)) as lab:
         async with running(run, folder, volunteers, site=Site(lab=lab, keep_places=False)) as swarm:
             await swarm.until(SETTLE, WITHIN_S)
-            before = await places(swarm)
+            before = await places(swarm, BEFORE_ALL)
             pipeline = sorted(before, key=lambda name: before[name].start)
             name = pipeline[dead]
             await swarm.volunteers.pop(int(name[1:])).kill()
             began = time.monotonic()
             await _arranged(swarm)
             arranged_s = time.monotonic() - began
-            version = swarm.feed.history.version
-            await swarm.until(version + 1, WITHIN_S)
+            last = max(max(steps) for steps in _updates(swarm).values())
+            await swarm.until(swarm.feed.history.version + 1, WITHIN_S)
             trains_s = time.monotonic() - began
-            after = await places(swarm, version)
+            after = await places(swarm, last)
     lost = before[name]
     neighbours = [pipeline[at] for at in (dead - 1, dead + 1) if 0 <= at < volunteers]
     most = len(lost) + max(len(before[one]) for one in neighbours)
@@ -72,18 +73,18 @@ async def measure(volunteers: int, dead: int, options: Any, folder: Path) -> dic
     }
 
 
-async def places(swarm: Swarm, after: int = 0) -> Places:
-    """Who has which blocks, as all who are there have signed it with their updates in one and the same step after step `after`.
+async def places(swarm: Swarm, after: Step) -> Places:
+    """Who has which blocks, as all who are there have signed it with their updates in one and the same step later than `after`.
 
-    Whom a plan spares has blocks that another has too. Raises TimeoutError.
+    A step that a death has interrupted is done again in another view, which is later. Whom a plan spares has blocks that another has too. Raises TimeoutError.
     """
     updates: dict[str, Mapping[Step, set[int]]] = {}
     try:
         async with asyncio.timeout(WITHIN_S):
             while True:
-                updates = {f"v{number}": swarm.updates(number) for number in swarm.volunteers}
-                common = max(set.intersection(*map(set, updates.values())), default=None)
-                if common is not None and common[-1] > after:
+                updates = _updates(swarm)
+                common = max(set.intersection(*map(set, updates.values())), default=BEFORE_ALL)
+                if common > after:
                     blocks = {name: steps[common] for name, steps in updates.items()}
                     return {name: range(min(some), max(some) + 1) for name, some in blocks.items()}
                 await asyncio.sleep(LOOK_S)
@@ -91,6 +92,10 @@ async def places(swarm: Swarm, after: int = 0) -> Places:
     except TimeoutError as error:
         last = {name: max(steps, default=None) for name, steps in updates.items()}
         raise TimeoutError(f"the last updates are of different steps: {last}") from error
+
+
+def _updates(swarm: Swarm) -> dict[str, Mapping[Step, set[int]]]:
+    return {f"v{number}": swarm.updates(number) for number in swarm.volunteers}
 
 
 async def _arranged(swarm: Swarm) -> None:
