@@ -1,4 +1,4 @@
-"""How volunteers come in: the handshake, places, and the proof that all holders of a block have the same bits.
+"""How volunteers come in: the handshake, places, and what they hold.
 
 Pure. Whether a newcomer displaces an earlier session of the same volunteer, and what that means for the step in
 progress, is the coordinator's business.
@@ -74,17 +74,3 @@ class Admission:
         """Whether `held` is all of `volunteer`'s place at `version`."""
         blocks = range(*(volunteer.place or (0, 0)))
         return [h.block for h in held] == list(blocks) and all(h.version == version for h in held)
-
-    def differs(self, volunteer: Volunteer, held: Sequence[m.Held]) -> bool:
-        """Note what `volunteer` holds of the current version. Whether its bits are not those agreed upon.
-
-        These are the checkpoint's if there is one of this version, else those of whoever was ready first.
-        """
-        mine = volunteer.digests = {h.block: h.digest for h in held}
-        others = [
-            other.digests
-            for other in self._reign.members.volunteers.values()
-            if other is not volunteer and other.standing is Standing.READY
-        ]
-        agreed = [self._reign.sealed, *others]
-        return any(mine[b] != theirs[b] for theirs in agreed for b in mine.keys() & theirs.keys())

@@ -116,7 +116,7 @@ class Arranging:
             if place == volunteer.place:
                 continue
             volunteer.place, volunteer.standing = place, Standing.JOINING
-            volunteer.digests, volunteer.missed = {}, 0
+            volunteer.digests, volunteer.witness, volunteer.missed = {}, False, 0
             volunteer.computing, volunteer.links = 0.0, {}  # they were those of the other blocks
             granted = m.Granted(line=self._reign.line, begin=place[0], end=place[1])
             effects.append(Send(peer, granted))

@@ -60,15 +60,28 @@ class Border:
         """Prepared volunteers who are waited for, and whose blocks can be had somewhere, are told to fetch them."""
         reign = self._reign
         joiners = [v for v in reign.members.volunteers.values() if v.standing is Standing.PREPARED]
-        joiners = [v for v in joiners if self.available(v.place)]
+        joiners = [v for v in joiners if self.available(v.place) and not self._may_rest(v)]
         if not reign.members.uncovered():
             late = MISSES if self._steps_are_long else 1
             joiners = [v for v in joiners if v.missed >= late and self._times(v) < IN_VAIN]
-            joiners = [v for v in joiners if not reign.quarrels.rests(v.peer)]
         if joiners and reign.state is not State.SYNCING:
             halved = min(map(self._times, joiners))
             reign.state, self._sync_by = State.SYNCING, now + reign.config.sync_s / 2**halved
         return [self.fetch(volunteer, now) for volunteer in joiners]
+
+    def _may_rest(self, volunteer: Volunteer) -> bool:
+        """Whether it is not to come in now, and others who do hold its blocks, or are about to."""
+        quarrels = self._reign.quarrels
+        if not quarrels.rests(volunteer.peer):
+            return False
+        others = {
+            v.peer: v.place
+            for v in self._reign.members.volunteers.values()
+            if v.place is not None and not v.slow and not quarrels.rests(v.peer)
+        }
+        return not set(self._reign.members.uncovered(others)).intersection(
+            range(*(volunteer.place or (0, 0)))
+        )
 
     def expects(self) -> bool:
         """Whether somebody comes who can only come in when steps do not overlap."""
@@ -119,7 +132,7 @@ class Border:
     def fetch(self, volunteer: Volunteer, now: float) -> Effect:
         """Tell `volunteer` where to fetch the current version of its blocks."""
         assert volunteer.place is not None
-        volunteer.standing = Standing.SYNCING
+        volunteer.standing, volunteer.witness = Standing.SYNCING, False
         self._fetching[volunteer.peer] = now
         members, blocks = self._reign.members, range(*volunteer.place)
         digests: dict[int, str] = {}

@@ -101,10 +101,10 @@ def quarrelled(reign: Reign, step: CoordinatedStep) -> list[Effect]:
     ]
 
 
-def done_with(reign: Reign, step: CoordinatedStep, out: Mapping[str, str]) -> list[Effect]:
-    """Who of those turned out of the reduce of `step`, with the reason for each, is not to come back: the log says so."""
+def done_with(reign: Reign, step: int, out: Mapping[str, str]) -> list[Effect]:
+    """Who of those turned out because of `step`, with the reason for each, is not to come back: the log says so."""
     done = [peer for peer in out if reign.quarrels.is_done_with(peer)]
-    return [reign.log(kind="banned", peer=peer, why=out[peer], step=step.number) for peer in done]
+    return [reign.log(kind="banned", peer=peer, why=out[peer], step=step) for peer in done]
 
 
 def _shunned(reign: Reign, pairs: Iterable[frozenset[str]]) -> set[str]:

@@ -8,7 +8,7 @@ before it carries out the next effect; after a restart the folded log (`History`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.admission import Admission
@@ -63,8 +63,8 @@ class Coordinator(Reigning):
 
     def saved(self, order: CollectCheckpoint, block: int, digest: str, now: float) -> list[Effect]:
         """The state of `block` that `order` asks for has arrived and lies durably in the checkpoint store."""
-        effects = self._saving.saved(order, block, digest)
-        return effects + (self._cross(now) if effects and self._reign.resting else [])
+        self._saving.saved(order, block, digest, now)
+        return self._seal(now)
 
     def arrange(self, arrangement: Arrangement, now: float) -> list[Effect]:
         """A planner proposes who has which blocks from now on: at the next border, once the version of then is stored. A step that waits for a holder
@@ -82,7 +82,7 @@ class Coordinator(Reigning):
             return []
         self._border.excuse(self._leases.tick(now))
         self._border.look(now)
-        effects = self._lose(self._leases.expired(now), now)
+        effects = [*self._lose(self._leases.expired(now), now), *self._judge(now), *self._seal(now)]
         match self.state:
             case State.WAITING:
                 effects += self._waited(now)
@@ -127,12 +127,15 @@ class Coordinator(Reigning):
             return self._make_room(now)
         volunteer.standing, volunteer.missed = Standing.READY, 0
         self._border.in_time(volunteer)
-        effects = self._compare(volunteer, message.held, now)
-        if step is not None and not effects:
+        self._agreement.hear(volunteer, message.held)
+        line, effects = self.line, self._judge(now)
+        if self.line != line or self.members.volunteers.get(volunteer.peer) is not volunteer:
+            return effects
+        if step is not None and self._entering.takes(step, volunteer):
             assert volunteer.place is not None
             speed = self.members.speeds()[volunteer.peer]
             entered = step.enter(volunteer.peer, volunteer.incarnation, volunteer.place, speed, now)
-            return entered + self._overlap(now)
+            return [*effects, *entered, *self._overlap(now)]
         return effects + self._make_room(now)
 
     def _make_room(self, now: float) -> list[Effect]:
@@ -143,11 +146,6 @@ class Coordinator(Reigning):
         """Who is to come into the step that runs fetches its state."""
         step = self._steps.fresh
         return [] if step is None else self._entering.fetch(step, now)
-
-    def _compare(self, volunteer: Volunteer, held: Sequence[m.Held], now: float) -> list[Effect]:
-        if not self._admission.differs(volunteer, held):
-            return []
-        return self._fence({volunteer.peer: "its state differs from that of another holder"}, now)
 
     def _paced(self, volunteer: Volunteer, message: m.Paced, _now: float) -> list[Effect]:
         volunteer.computing, volunteer.links = message.computing, message.links
@@ -234,7 +232,7 @@ class Coordinator(Reigning):
         if step.trouble is not None:
             return self._end(step.trouble, completed=False)
         if out := step.sums.turned_out():
-            return [*done_with(self._reign, step, out), *self._fence(out, now)]
+            return [*done_with(self._reign, step.number, out), *self._fence(out, now)]
         found, line = found_out(self._reign, step), self.line
         logged = found.logged
         if out := {peer: why for peer, why in found.out.items() if peer in self.members.volunteers}:
@@ -244,6 +242,9 @@ class Coordinator(Reigning):
         if out:
             return logged
         if step.sums.decision is not None:
+            if differing := self._judge(now, last=True):
+                return [*logged, *differing]
+            self._saving.settle()
             return [*logged, *self._commit(step, step.sums.decision, now)]
         if step.evaluated_only:
             self._steps.remove(step)
@@ -280,7 +281,42 @@ class Coordinator(Reigning):
     def _applied(self, volunteer: Volunteer, message: m.Applied, now: float) -> list[Effect]:
         if message.step != self.history.version - 1 or volunteer.standing is not Standing.READY:
             return []
-        return self._compare(volunteer, message.held, now)
+        if volunteer.digests or not self._admission.holds(volunteer, message.held, self.history.version):
+            return []
+        self._agreement.hear(volunteer, message.held)
+        return [*self._judge(now), *self._seal(now)]
+
+    def _judge(self, now: float, *, last: bool = False) -> list[Effect]:
+        """Whose state is another than that of most has to fetch it; where nobody knows which is right, the run goes back to one that all had alike."""
+        found = self._agreement.judge(last=last)
+        out = dict.fromkeys(sorted(found.wrong), "its state is not that of most holders")
+        effects = self._turn_out(out, found.made, now)
+        if found.torn is None:
+            return effects
+        quarrels, line = self._reign.quarrels, self.line
+        why = f"holders of block {found.torn[0]} have different states"
+        one = quarrels.blamed(found.torn[1])
+        quarrels.turned_out(one, shunned=False)
+        quarrels.waited_in_vain([one])
+        effects += self._fence({one: why}, now)
+        if self.line == line:
+            effects += self._roll_back(why, now)
+        self._saving.soon()
+        return effects
+
+    def _turn_out(self, out: Mapping[str, str], liars: Collection[str], now: float) -> list[Effect]:
+        """`out` (with the reason for each) have to come back as others; `liars` among them not after the third time."""
+        for peer in liars:
+            self._reign.quarrels.turned_out(peer, shunned=True)
+        banned = done_with(self._reign, self.history.version - 1, out)
+        return [*banned, *self._fence(out, now)]
+
+    def _seal(self, now: float) -> list[Effect]:
+        """The checkpoint that is collected may be complete by now."""
+        if false := self._saving.false(now):
+            return self._turn_out(false, false, now)
+        effects = self._saving.look(now)
+        return effects + (self._cross(now) if effects and self._reign.resting else [])
 
     # ── losing volunteers ────────────────────────────────────────────────────────────────────────────────────────
 

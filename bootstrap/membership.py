@@ -56,6 +56,8 @@ class Volunteer:
     """Bytes/s that leave it, by what it has said lately; 0 before."""
     digests: dict[int, str] = field(default_factory=dict)
     """Block → digest of its state at the current version, as far as it has said."""
+    witness: bool = False
+    """Whether it has made its state of the current version itself, and not copied another's."""
 
     @classmethod
     def of(cls, peer: str, hello: Hello, now: float) -> Volunteer:
@@ -72,7 +74,14 @@ class Volunteer:
     def homeless(self) -> Volunteer:
         """The same without a place."""
         return replace(
-            self, standing=Standing.JOINING, cluster=-1, place=None, slow=False, missed=0, digests={}
+            self,
+            standing=Standing.JOINING,
+            cluster=-1,
+            place=None,
+            slow=False,
+            missed=0,
+            digests={},
+            witness=False,
         )
 
     def measured(self, uplink: float) -> None:
@@ -225,7 +234,7 @@ class Membership:
     def outdate(self, roster: Collection[str]) -> None:
         """A new version was made by `roster`: all others are behind, and nobody has said its digests yet."""
         for volunteer in self.volunteers.values():
-            volunteer.digests = {}
+            volunteer.digests, volunteer.witness = {}, volunteer.peer in roster
             behind = volunteer.standing in (Standing.READY, Standing.SYNCING)
             if behind and volunteer.peer not in roster:
                 volunteer.standing = Standing.PREPARED

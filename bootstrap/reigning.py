@@ -10,6 +10,7 @@ from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.agenda import InOrder
+from hetpeer.bootstrap.agreement import Agreement
 from hetpeer.bootstrap.decisions import CollectCheckpoint, CoordinatorConfig, Effect, State
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.leases import Leases
@@ -33,7 +34,8 @@ class Reigning:
     def __init__(self, reign: Reign, now: float) -> None:
         self._reign = reign
         self._leases = Leases(self._reign, now)
-        self._saving = Saving(self._reign)
+        self._agreement = Agreement(self._reign)
+        self._saving = Saving(self._reign, self._agreement)
         self._steps = UnderWay(self._reign)
 
     @property

@@ -11,6 +11,8 @@ from hetpeer.averaging import messages as m
 from hetpeer.peer.simulate.numerics import Numerics
 from hetpeer.stages.execution.fingerprint import pack, unpack
 
+FLIPPED = 7
+"""Which of the states that it has made has a wrong bit, where its memory errs once."""
 SPOILT = "spoilt"
 """In the place of a part or a sum: numbers that are none, or too few."""
 
@@ -22,6 +24,7 @@ class Lying:
         self._name = name
         self._numerics = numerics
         self._lies = lies
+        self._made = 0
 
     def objects(self, work: e.SumParts) -> int | None:
         """The place of somebody else's part that it says cannot be added."""
@@ -58,6 +61,21 @@ class Lying:
     def keeps(self) -> bool:
         """Whether its own parts stay with it."""
         return "keeps" in self._lies
+
+    def made(self, state: Any) -> Any:
+        """A block's state after an update."""
+        self._made += 1
+        false = "alters" in self._lies or ("flips" in self._lies and self._made == FLIPPED)
+        return self._numerics.lie(state, "a holder") if false else state
+
+    def saved(self, state: Any) -> Any:
+        """What it gives of it for a checkpoint."""
+        return self._numerics.lie(state, "a saver") if "saves" in self._lies else state
+
+    @property
+    def hurries(self) -> bool:
+        """Whether it says what has come of an update before anybody else does."""
+        return bool(self._lies & {"alters", "flips"})
 
     def gives(self, to: str) -> bool:
         """Whether `to` gets that sum."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -194,6 +194,8 @@ class Symbols:
     def lie(self, gradient: Any, by: str) -> Any:
         if isinstance(gradient, Average):
             return Average((*gradient.states, Chain(by, by)))
+        if isinstance(gradient, Chain):
+            return replace(gradient, exact=_hash((gradient.exact, by)), bits=_hash((gradient.bits, by)))
         return Sum(gradient.ids + Counter({(-1, -1, by): 1}), _hash((gradient.bits, by)))
 
     def inspect(self, block: int, gradient: Any) -> tuple[str, float]:  # noqa: ARG002

@@ -91,7 +91,7 @@ class States:
                 state = self._worker.states[block][version]
                 exact = (version, self._swarm.numerics.digest(state)) == (order.version, digest)
                 require(exact, f"{self._name} is to copy version {order.version} of block {block}")
-                self._copies[order.line, order.version, block] = state
+                self._copies[order.line, order.version, block] = self._worker.checking.lying.saved(state)
             return ()
 
         self._worker.submit(0.0, copy)

@@ -168,7 +168,8 @@ class Volunteer:
             case e.SaveState():
                 self._states.copy(effect)
             case e.RecordApplied():
-                swarm.checks.applied(self.name, effect, self.worker.before)
+                if not self.worker.checking.lying.hurries:
+                    swarm.checks.applied(self.name, effect, self.worker.before)
                 versions = max(map(len, self.worker.states.values()))
                 swarm.checks.keeps(self.name, versions, sum(not one.group for one in self.member.steps))
                 if self._uplink:

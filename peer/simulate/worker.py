@@ -297,13 +297,14 @@ class Worker:
                 after = self._numerics.install(before, given, work.coefficient, copy)
             else:
                 after = self._numerics.apply(before, given, work.coefficient)
+            after = self.checking.lying.made(after)
             needed = version + 1 if isinstance(work, e.InstallAverage) else work.needed
             older = {v: state for v, state in self.states[work.block].items() if v >= needed}
             self.states[work.block] = {**older, version + 1: after}
             self.before[work.block] = self._numerics.digest(before)
             return core.applied(step, work.block, self._numerics.digest(after))
 
-        self.submit(self._besides(APPLY_S), finish)
+        self.submit(0.0 if self.checking.lying.hurries else self._besides(APPLY_S), finish)
 
     def keep_copy(self, step: e.StepId, work: e.KeepCopy) -> None:
         """`KeepCopy`."""

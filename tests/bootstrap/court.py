@@ -129,12 +129,16 @@ class Court:
         proved = m.Proved(line=self.line, step=told.step, plan=told.plan, parts=parts, sums=sums, key=key)
         return self.tell(peer, proved)
 
-    def applied(self, peer, digest="next"):
+    def applied(self, peer, digest="state"):
         version = self.core.history.version
-        held = tuple(m.Held(block=b, version=version, digest=f"{digest} {b}") for b in range(BLOCKS))
+        blocks = range(*self.core.members.volunteers[peer].place)
+        held = tuple(m.Held(block=b, version=version, digest=f"{digest} {b}") for b in blocks)
         return self.tell(peer, m.Applied(line=self.line, step=version - 1, held=held))
 
     def save(self):
+        """All holders have said what they have, and it arrives."""
+        for peer in self.core.working():
+            self.applied(peer)
         for block in range(BLOCKS):
             self.do(self.core.saved(self.order, block, f"state {block}", self.now))
 

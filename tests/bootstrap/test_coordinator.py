@@ -121,13 +121,13 @@ def test_a_checkpoint_is_one_record_of_all_blocks():
     elsewhere = replace(collect, line=court.line.model_copy(update={"cluster": 1}))
     for other in (older, elsewhere):
         court.do(court.core.saved(other, 0, "of another order", court.now))
-    court.do(court.core.saved(collect, 0, "x", court.now))
+    court.do(court.core.saved(collect, 0, "state 0", court.now))
     assert court.records[-1]["kind"] == "commit"
     for other in (older, elsewhere):
         court.do(court.core.saved(other, 1, "of another order", court.now))
     assert court.records[-1]["kind"] == "commit"
-    court.do(court.core.saved(collect, 1, "y", court.now))
-    assert court.records[-1] == {"kind": "checkpoint", "version": 1, "blocks": ["x", "y"]}
+    court.do(court.core.saved(collect, 1, "state 1", court.now))
+    assert court.records[-1] == {"kind": "checkpoint", "version": 1, "blocks": ["state 0", "state 1"]}
 
 
 def test_a_checkpoint_that_fails_is_asked_of_others_at_the_next_border():

@@ -119,7 +119,7 @@ def test_a_newcomer_is_let_in_between_steps_that_do_not_overlap():
     effects = one.commit("a")
     assert begun(effects) == [(2, 0)]
     assert one.sent["b", "fetch"].version == 2
-    effects = one.ready("b", digest="next")
+    effects = one.ready("b")
     assert begun(effects, "b") == [(2, 0), (3, 1)], (
         "it comes into the step that runs, and from then on they overlap"
     )
