@@ -6,6 +6,7 @@ coroutine that waits for the answer. What a command reads or writes stays pinned
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -23,11 +24,13 @@ from hetpeer.peer.transport.tensors import Tensor
 from hetpeer.stages.data.draws import Draw
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import effects as p
-from hetpeer.stages.execution.results import CommandFailedError
+from hetpeer.stages.execution.results import NO_MEMORY, CommandFailedError
 from hetpeer.stages.execution.window import Window
 
 NOT_FINITE = "HP-NUM-001"
 """What the worker calls a tensor with NaN or infinity in it (stages/execution/staging.py)."""
+
+_log = logging.getLogger(__name__)
 
 
 class Execution:
@@ -54,6 +57,7 @@ class Execution:
         self._sparse: set[tuple[e.StepId, p.TaskKey]] = set()
         """Tasks whose input came through a sparse codec: so do their gradients."""
         self._data_tensors: dict[tuple[e.StepId, p.TaskKey], list[Tensor]] = {}
+        self._told_of_memory = False
 
     # ── tasks ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -95,6 +99,7 @@ class Execution:
                 done = await posted
             except CommandFailedError as error:
                 self._drop_data(step, key)
+                self._mind_memory(error)
                 given = self._blame(error, f"task {key}, input", source)
                 self._answer(member.work_failed(step, key, error.what, given))
                 return
@@ -134,6 +139,7 @@ class Execution:
             try:
                 done = await posted
             except CommandFailedError as error:
+                self._mind_memory(error)
                 given = self._blame(error, f"task {key}, gradient of output", gradient)
                 self._answer(member.work_failed(step, key, error.what, given))
                 return
@@ -145,6 +151,12 @@ class Execution:
             self._answer(member.backward_done(step, key, back))
 
         return answer()
+
+    def _mind_memory(self, error: CommandFailedError) -> None:
+        """Others do the task; that this machine may be no good at this place, its owner hears once."""
+        if error.code == NO_MEMORY and not self._told_of_memory:
+            self._told_of_memory = True
+            _log.warning("a microbatch is left to others, as may be more of them: %s", error)
 
     def _blame(self, error: CommandFailedError, what: str, given: Tensor | None) -> str:
         """Whose fault it is, if it is what was sent: an honest peer sends no NaN, as its own worker refuses it."""

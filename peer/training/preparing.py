@@ -24,7 +24,7 @@ from hetpeer.peer.arrival.manifests import amended
 from hetpeer.peer.home import place_file
 from hetpeer.peer.training.room import Room
 from hetpeer.stages.execution import commands as c
-from hetpeer.stages.execution.arena import Extent
+from hetpeer.stages.execution.arena import ArenaFullError, Extent
 from hetpeer.stages.execution.compute import Compute
 from hetpeer.stages.execution.results import Loaded
 from hetpeer.stages.execution.state import file_bytes, layout_of, load_constants
@@ -32,6 +32,8 @@ from hetpeer.stages.graph.spec import BlockSpec
 
 RETRY_S = 0.3
 PREPARE_RETRY_S = 2.0
+HOPELESS = ("HP-GPU-001", "HP-MEM-")
+"""Codes of what no other copy of a state mends: there is no worker, or no memory for it."""
 ASKED_FIRST = 2
 """Volunteers that are asked for a shard before the bootstrap node is: they share the work of serving the data."""
 
@@ -129,7 +131,7 @@ class StateFetcher:
         """Load the version that `order` names of every block of `specs`; returns the digests of what was loaded.
 
         Tries the holders, then the reliable peers' checkpoints, again and again: cancel it when the version is no longer
-        wanted. Raises `WorkerDiedError`.
+        wanted. Raises `WorkerDiedError`, and `LocalError` HP-MEM-* where there is no memory for it: that is no better the next time.
         """
         return {spec.index: await self._load_block(order, spec) for spec in specs}
 
@@ -146,7 +148,7 @@ class StateFetcher:
                     data, _ = await fetch(self._node, peer, name, limit)
                     loaded = await self._load_into_worker(spec.index, data)
                 except (RemoteError, LocalError) as error:
-                    if isinstance(error, LocalError) and error.code == "HP-GPU-001":
+                    if isinstance(error, LocalError) and error.code.startswith(HOPELESS):
                         raise
                     _log.debug("state of block %d from %s: %s", spec.index, peer[-6:], error)
                     continue
@@ -156,7 +158,7 @@ class StateFetcher:
             await asyncio.sleep(RETRY_S)
 
     async def _load_into_worker(self, block: int, data: bytearray) -> Loaded:
-        extent = self._compute.arena.allocate(len(data))
+        extent = await self._room(len(data))
         self._compute.arena.view(extent)[:] = data
 
         async def load() -> Loaded:
@@ -167,6 +169,17 @@ class StateFetcher:
 
         # The version may be no longer wanted; the worker reads all the same, and the extent stays until it has.
         return await going_on(load())
+
+    async def _room(self, nbytes: int) -> Extent:
+        """In the arena, once steps that end have left it. Raises ArenaFullError where it would take more than all."""
+        while True:
+            try:
+                return self._compute.arena.allocate(nbytes)
+            except ArenaFullError as error:
+                if nbytes > self._compute.arena.capacity:
+                    raise
+                _log.info("a state waits: %s", error)
+            await asyncio.sleep(RETRY_S)
 
 
 async def prepare_block(compute: Compute, files: RunFiles, block: int) -> tuple[BlockSpec, int]:

@@ -89,11 +89,22 @@ def name_of(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def free_bytes(device: torch.device) -> int:
-    """Memory that may still be had there: of the GPU, or RAM."""
+def uuid_of(device: torch.device) -> str:
+    """A GPU's name in the driver and its management library, `GPU-…`, whatever number it has here; empty for the processor."""
     import torch
 
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else survey().ram_free_bytes
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else ""
+
+
+def memory_of(device: torch.device) -> tuple[int, int]:
+    """Bytes that may still be had there, and of all: of the GPU, or RAM."""
+    import torch
+
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return free, total
+    machine = survey()
+    return machine.ram_free_bytes, machine.ram_bytes
 
 
 def measure_flops(

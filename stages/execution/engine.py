@@ -251,13 +251,16 @@ class Engine(Executor):
 
     def _info(self, _: c.Info) -> r.WorkerInfo:
         on_gpu = self._device.type == "cuda"
+        free, total = devices.memory_of(self._device)
         return r.WorkerInfo(
             device=str(self._device),
             device_name=devices.name_of(self._device),
+            device_uuid=devices.uuid_of(self._device),
             threads=torch.get_num_threads(),
             rss_bytes=psutil.Process(os.getpid()).memory_info().rss,
             device_bytes=torch.cuda.memory_reserved(self._device) if on_gpu else 0,
-            device_free_bytes=devices.free_bytes(self._device),
+            device_free_bytes=free,
+            device_total_bytes=total,
             blocks=tuple(sorted(self._blocks)),
             tasks=len(self._tasks),
         )

@@ -11,6 +11,8 @@ from hetpeer.dht.errors import HetpeerError
 from hetpeer.stages.execution import results as r
 from hetpeer.stages.execution.command import Command
 
+NO_MEMORY_TEXTS = ("can't allocate memory", "_STATUS_ALLOC_FAILED")
+
 Handlers = Mapping[type[Command[Any]], Callable[[Any], r.Result]]
 
 
@@ -26,18 +28,13 @@ class Executor:
             return self._handlers[type(command)](command)
         except torch.AcceleratorError:
             raise
-        except HetpeerError as error:
+        except HetpeerError as error:  # what a graph's kernel says may be its cause
             if isinstance(error.__cause__, torch.AcceleratorError):
                 raise error.__cause__ from error
-            return r.failed(error)
-        except (MemoryError, torch.OutOfMemoryError) as error:
-            return r.Failed(
-                code="HP-MEM-002",
-                what="the compute worker is out of memory",
-                why=_line(error),
-                fix="close what else uses the device's memory, or take part with fewer blocks",
-            )
+            return _no_memory(error.__cause__) if _lacks_memory(error.__cause__) else r.failed(error)
         except Exception as error:  # noqa: BLE001 - kernels raise what they like, and one task must not end the worker
+            if _lacks_memory(error):
+                return _no_memory(error)
             return r.Failed(
                 code="HP-WORK-002",
                 what=f"{type(command).__name__} failed",
@@ -46,6 +43,22 @@ class Executor:
             )
 
 
-def _line(error: Exception) -> str:
+def _lacks_memory(error: BaseException | None) -> bool:
+    """Whether that is what a kernel says; torch's allocator for the CPU and CUDA's libraries have no class for it."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(text in str(error) for text in NO_MEMORY_TEXTS)
+    )
+
+
+def _no_memory(error: BaseException | None) -> r.Failed:
+    return r.Failed(
+        code="HP-MEM-002",
+        what="the compute worker is out of memory",
+        why=_line(error),
+        fix="close what else uses the device's memory, or allow less with --ram-limit, so that a smaller place is taken",
+    )
+
+
+def _line(error: BaseException | None) -> str:
     """The first line of what a kernel says, without its stack."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    return (str(error).strip().splitlines() or [f"{type(error).__name__}, and no more is said"])[0][:300]

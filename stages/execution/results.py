@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hetpeer.dht.errors import HetpeerError, LocalError
+from hetpeer.dht.errors import ExitCode, HetpeerError, LocalError
 from hetpeer.stages.execution.fingerprint import NBYTES
 from hetpeer.stages.links.codec import Written
 
@@ -20,6 +20,8 @@ Name = Annotated[str, Field(max_length=256, strict=True)]
 Marks = Annotated[bytes, Field(min_length=NBYTES, max_length=NBYTES, strict=True)]
 DIGEST_BYTES = 16
 Short = Annotated[bytes, Field(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES, strict=True)]
+NO_MEMORY = "HP-MEM-002"
+"""What a command is answered with for which the device has no memory."""
 MAX_TEXT = 1000
 Text = Annotated[str, Field(max_length=MAX_TEXT, strict=True)]
 """For people. The worker runs graphs from the net, and what it says goes into the daemon's log."""
@@ -177,15 +179,19 @@ class Rehearsed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """The worker as it is now. `device_bytes`: memory torch holds on the GPU, 0 on a CPU."""
+    """The worker as it is now. `device_uuid`: of the GPU, as NVML says it; empty on a CPU. `device_bytes`: memory torch holds on the GPU, 0 on
+    a CPU; what it holds is not in `device_free_bytes`.
+    """
 
     kind: Literal["worker_info"] = "worker_info"
     device: Name
     device_name: Name
+    device_uuid: Name
     threads: Count
     rss_bytes: Count
     device_bytes: Count
     device_free_bytes: Count
+    device_total_bytes: Count
     blocks: tuple[Count, ...]
     tasks: Count
 
@@ -215,7 +221,8 @@ class CommandFailedError(LocalError):
     """The worker answered `Failed`: it lives on, and the command changed nothing."""
 
     def __init__(self, failed: Failed) -> None:
-        super().__init__(failed.code, failed.what, why=failed.why, fix=failed.fix)
+        status = ExitCode.TOO_SMALL if failed.code == NO_MEMORY else ExitCode.UNEXPECTED
+        super().__init__(failed.code, failed.what, why=failed.why, fix=failed.fix, exit_code=status)
 
 
 def failed(error: HetpeerError) -> Failed:

@@ -315,10 +315,12 @@ RESULTS = [
     r.WorkerInfo(
         device="cpu",
         device_name="a processor",
+        device_uuid="",
         threads=2,
         rss_bytes=1,
         device_bytes=0,
         device_free_bytes=0,
+        device_total_bytes=0,
         blocks=(0, 1),
         tasks=0,
     ),

@@ -17,7 +17,7 @@ import uvloop
 
 from hetpeer.averaging.updates import rule_of
 from hetpeer.bootstrap.ledger import clip_coefficient
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.stages.execution import compute as compute_module
 from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.commands import DropTask, Info, Shutdown, Unload, WarmUp
@@ -299,3 +299,23 @@ def test_a_kernel_that_fails_is_an_answer():
     answer = Executor({Info: lambda _: torch.ones(2, 3) @ torch.ones(2, 3)}).execute(Info())
     assert (answer.code, answer.what) == ("HP-WORK-002", "Info failed")
     assert "cannot be multiplied" in answer.why
+
+
+def test_no_memory_is_an_answer_of_its_own_whoever_finds_it():
+    """Torch's allocator for the CPU says it with the class of any other mistake."""
+
+    def kernel(_):
+        return torch.empty(1 << 50)
+
+    def numpy(_):
+        return np.empty(1 << 50)
+
+    def python(_):
+        raise MemoryError
+
+    for handler in (kernel, numpy, python):
+        answer = Executor({Info: handler}).execute(Info())
+        assert (answer.code, answer.what) == ("HP-MEM-002", "the compute worker is out of memory")
+        error = CommandFailedError(answer)
+        assert error.exit_code is ExitCode.TOO_SMALL
+        assert "--ram-limit" in error.fix

@@ -1,0 +1,180 @@
+"""No memory for what a volunteer is to work on: a real worker under a limit of the kernel's, and an arena that is too small."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hetpeer.averaging.effects import FetchState, StepId
+from hetpeer.averaging.messages import Line
+from hetpeer.dht.clock import SystemClock
+from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.peer.daemon.settings import WORKER
+from hetpeer.peer.tracing import Trace
+from hetpeer.peer.training import preparing
+from hetpeer.peer.training.execution import Execution
+from hetpeer.peer.training.preparing import StateFetcher
+from hetpeer.peer.transport.posting import Posts
+from hetpeer.peer.transport.tensors import TensorStore
+from hetpeer.stages.execution.commands import Info, Prepare
+from hetpeer.stages.execution.compute import Compute, ComputeConfig
+from hetpeer.stages.execution.effects import RunForward, TaskKey
+from hetpeer.stages.execution.state import BlockState, dump, layout_of
+from hetpeer.stages.execution.window import Window
+from hetpeer.stages.graph.cut import cut_blocks
+from hetpeer.stages.graph.spec import BlockSpec
+from hetpeer.stages.graph.trace import trace
+from hetpeer.stages.graph.wire import pack_block
+from tests.stages.compute_rig import KEPT, UPDATE
+
+WIDE = 4096
+"""Rows and columns: 64 MiB of parameters, which a heap asks the system for."""
+STATE_BYTES = 4 * WIDE * WIDE
+ORDER = FetchState(Line(term=1, view=0), 0, {0: ("holder",)}, {})
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(WIDE, WIDE))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return ((x @ (2 * self.weight) - y) ** 2).mean()
+
+
+@pytest.fixture(scope="module")
+def spec() -> BlockSpec:
+    (block,) = cut_blocks(trace(Wide(), {"x": torch.zeros(1, WIDE), "y": torch.zeros(1, WIDE)}), 1)
+    return block
+
+
+@pytest.fixture(scope="module")
+def state(spec: BlockSpec) -> bytes:
+    return dump(BlockState(version=0, parameters=np.zeros(WIDE * WIDE, np.float32)), 0, layout_of(spec))
+
+
+class Held:
+    """A peer that has the state, and how often it was asked for it."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.asked = 0
+
+    async def fetch(self, *_: object) -> tuple[bytes, dict[str, str]]:
+        self.asked += 1
+        return self._data, {}
+
+
+@pytest.fixture
+def held(state: bytes, monkeypatch: pytest.MonkeyPatch) -> Held:
+    peer = Held(state)
+    monkeypatch.setattr(preparing, "fetch", peer.fetch)
+    return peer
+
+
+async def prepared(spec: BlockSpec, arena_bytes: int) -> Compute:
+    """A worker that waits for the block's state."""
+    compute = await Compute.start(ComputeConfig(device="cpu", arena_bytes=arena_bytes), WORKER)
+    await compute.submit(Prepare(block=0, graph=pack_block(spec), update=UPDATE, keeps=KEPT))
+    return compute
+
+
+@pytest.fixture
+async def compute(spec: BlockSpec) -> AsyncIterator[Compute]:
+    made = await prepared(spec, 2 * STATE_BYTES)
+    yield made
+    await made.close()
+
+
+def limit(compute: Compute) -> None:
+    """From now on the worker gets no more memory than for half a state."""
+    taken = psutil.Process(compute.pid).memory_info().vms
+    resource.prlimit(compute.pid, resource.RLIMIT_AS, (taken + STATE_BYTES // 2, resource.RLIM_INFINITY))
+
+
+def fetcher(compute: Compute) -> StateFetcher:
+    return StateFetcher(SimpleNamespace(peer_id="us"), compute, (), len(KEPT))  # type: ignore[arg-type]
+
+
+async def test_a_state_for_which_there_is_no_memory_ends_it_and_is_not_fetched_again(
+    compute: Compute, spec: BlockSpec, held: Held
+) -> None:
+    limit(compute)
+    with pytest.raises(LocalError) as caught:
+        await asyncio.wait_for(fetcher(compute).load(ORDER, [spec]), 60.0)
+    assert (caught.value.code, caught.value.exit_code, held.asked) == ("HP-MEM-002", ExitCode.TOO_SMALL, 1)
+    assert compute.arena.used == 0
+    assert (await compute.submit(Info())).blocks == (), "the worker lives on"
+    resource.prlimit(compute.pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert (await fetcher(compute).load(ORDER, [spec])).keys() == {0}
+
+
+async def test_a_state_that_is_larger_than_the_arena_ends_it_too(spec: BlockSpec, held: Held) -> None:
+    compute = await prepared(spec, STATE_BYTES // 2)
+    try:
+        with pytest.raises(LocalError) as caught:
+            await asyncio.wait_for(fetcher(compute).load(ORDER, [spec]), 60.0)
+    finally:
+        await compute.close()
+    assert (caught.value.code, caught.value.exit_code, held.asked) == ("HP-MEM-001", ExitCode.TOO_SMALL, 1)
+
+
+async def test_a_state_waits_for_what_is_in_its_way(
+    compute: Compute, spec: BlockSpec, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that ends leaves the arena; what is here is not fetched again."""
+    room = fetcher(compute)
+    tensor = compute.arena.allocate(compute.arena.capacity - STATE_BYTES // 2)
+    waits = asyncio.Event()
+    sleep = asyncio.sleep
+
+    async def noticed(seconds: float) -> None:
+        waits.set()
+        await sleep(seconds)
+
+    monkeypatch.setattr(preparing.asyncio, "sleep", noticed)
+    loading = asyncio.ensure_future(room.load(ORDER, [spec]))
+    await asyncio.wait_for(waits.wait(), 60.0)
+    compute.arena.release(tensor)
+    assert (await asyncio.wait_for(loading, 60.0)).keys() == {0}
+    assert held.asked == 1
+
+
+async def test_a_microbatch_for_which_there_is_no_memory_is_left_to_others_and_said_once(
+    compute: Compute, spec: BlockSpec, held: Held, caplog: pytest.LogCaptureFixture
+) -> None:
+    await fetcher(compute).load(ORDER, [spec])
+    limit(compute)
+    row = np.zeros((1, WIDE), np.float32)
+    failed: list[tuple[object, ...]] = []
+    execution = Execution(
+        Posts(compute, TensorStore(compute.arena), Trace(SystemClock(), None, peer="us", name="")),
+        SimpleNamespace(
+            specs={0: spec},
+            output_layout=lambda *_: None,
+            batch=lambda _: 1,
+            seed=0,
+            training=SimpleNamespace(microbatches=2),
+        ),  # type: ignore[arg-type]
+        SimpleNamespace(microbatch=lambda *_: {"x": row, "y": row}),  # type: ignore[arg-type]
+        SimpleNamespace(),  # type: ignore[arg-type]
+        Window(),
+        lambda _: None,
+        lambda *_: None,
+    )
+    member = SimpleNamespace(work_failed=lambda *args: failed.append(args))
+    for number in (0, 1):
+        work = RunForward(TaskKey(number, 0), 1, None, train=True, hops_after=0)
+        await execution.forward(member, StepId(ORDER.line, 0), work)  # type: ignore[arg-type]
+    assert [why for _, _, why, _ in failed] == ["the compute worker is out of memory"] * 2
+    (said,) = [record.message for record in caplog.records if "HP-MEM-002" in record.message]
+    assert f"you tried to allocate {STATE_BYTES} bytes" in said
+    assert "allow less with --ram-limit" in said
