@@ -113,17 +113,7 @@ def device(name: str, *, on_cpu: bool, speed: str, torch: str, gpus: Gpus) -> Ve
     """What the compute worker found: it computes on `name` at `speed`. `torch`: its version."""
     if not on_cpu:
         return f"{name}, {speed} in float32, driver {gpus.driver or 'unknown'}"
-    if gpus.names or gpus.wrong:
-        what = f"{', '.join(gpus.names) or 'an NVIDIA GPU'} is there, and torch cannot use it"
-        built = "was built without CUDA" if torch.endswith("+cpu") else "finds no device that fits the driver"
-        return LocalError(
-            "HP-GPU-004",
-            what,
-            why=gpus.wrong or f"torch {torch} {built} ({gpus.driver})",
-            fix="install torch for CUDA, or a newer driver; until then the processor computes",
-            exit_code=ExitCode.NO_DEVICE,
-        )
-    return f"no NVIDIA GPU; a processor core computes {speed} in float32"
+    return gpus.unused(torch) or f"no NVIDIA GPU; a processor core computes {speed} in float32"
 
 
 def _unfit(what: str, why: str, fix: str) -> LocalError:

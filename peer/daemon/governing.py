@@ -22,6 +22,7 @@ from hetpeer.peer.daemon.amounts import rate
 from hetpeer.peer.daemon.cores import restrict
 from hetpeer.peer.daemon.governor import Governor
 from hetpeer.peer.daemon.holds import Reason
+from hetpeer.peer.daemon.lookout import Lookout
 from hetpeer.peer.daemon.sensing import Sensors
 from hetpeer.peer.daemon.settings import Settings
 from hetpeer.peer.daemon.wishes import Daemon, Wish
@@ -44,6 +45,7 @@ class Governing:
         self._daemon = daemon
         self._home = home.path
         self._sensors = sensors
+        self._lookout = Lookout(sensors)
         self._clock = SystemClock()
         self._governor = Governor()
         self._holding: frozenset[Reason] = frozenset()
@@ -75,6 +77,10 @@ class Governing:
         self._throttle = throttle
         self._set_rates()
 
+    def computes_on(self, asked: str, uuid: str) -> None:
+        """The worker that was started for the device `asked` uses the GPU with this UUID, or none: the sensors heed that one."""
+        self._sensors.computes_on(asked, uuid)
+
     def answer(self, request: Request) -> Standing:
         """Do what the owner asks for. Raises `LocalError` HP-CONF-003 for a setting that cannot be."""
         if request.key is not None and request.value is not None:
@@ -96,7 +102,7 @@ class Governing:
         """Count, read the sensors, and have the daemon held for what follows."""
         self.count()
         settings = self.settings
-        readings = await asyncio.to_thread(self._sensors.read, settings, self._month.nbytes)
+        readings = await self._lookout.look(settings, self._month.nbytes)
         found = self._governor.look(self._clock.boottime(), readings, settings)
         for reason in found - self._holding:
             _log.info("held back: %s", reason)

@@ -32,9 +32,9 @@ class Readings:
     gpu_c: float | None = None
     cpu_c: float | None = None
     gpu_w: float | None = None
-    """Of the GPU that draws most, on average since the last look."""
+    """On average since the last look. Of the GPU that is computed on, as is `gpu_c`."""
     foreign_gpu: float | None = None
-    """Share of a GPU that other programs use."""
+    """Share of that GPU that other programs use; of any GPU, where the processor computes."""
     month_bytes: float = 0.0
 
 

@@ -1,6 +1,6 @@
 """What the machine says of itself: battery, whether somebody uses it, temperatures, other programs on the GPUs.
 
-Blocking, and never an error: what cannot be read is None. Each program that is asked gets ASK_S.
+Blocking, and never an error: what cannot be read is None. Each program that is asked gets ASK_S; drivers and kernel take what they take (lookout.py).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 import subprocess
 import time
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,7 @@ import psutil
 from hetpeer.peer.daemon.governor import Readings
 from hetpeer.peer.daemon.settings import WORKER, Settings
 from hetpeer.peer.daemon.xidle import x_idle_s
-from hetpeer.peer.watching.nvml import GpuWatch
+from hetpeer.peer.watching.nvml import GpuWatch, gpus
 
 SUPPLIES = Path("/sys/class/power_supply")
 ASK_S = 2.0
@@ -38,12 +39,18 @@ class Sensors:
 
     def __init__(self) -> None:
         self._gpus = GpuWatch()
-        self._told_idle = False
+        self._used: tuple[str, str] | None = None
+        """Of which `compute.device` it is known what that is, and the GPU's UUID; empty: none."""
+        self._told_idle = self._told_unused = False
 
-    def read(self, settings: Settings, month_bytes: float) -> Readings:
+    def computes_on(self, asked: str, uuid: str) -> None:
+        """A worker that was started for the device `asked` computes on the GPU with this UUID, or on none."""
+        self._used = asked, uuid
+
+    def read(self, settings: Settings) -> Readings:
         """Now. Takes some milliseconds; seconds where something hangs."""
         limits, when = settings.limits, settings.when
-        local = time.localtime()
+        self._gpus.heed(self._gpu_of(settings.compute.device))
         idle = idle_s() if when.mode == "idle" else None
         if when.mode == "idle" and idle is None and not self._told_idle:
             self._told_idle = True
@@ -51,15 +58,32 @@ class Sensors:
                 "whether anybody uses this machine is not known here (no GNOME, logind or X11): it stays paused"
             )
         return Readings(
-            minute=local.tm_hour * 60 + local.tm_min,
+            minute=minute_of_day(),
             on_battery=on_battery() if when.on_battery == "pause" else None,
             idle_s=idle,
             gpu_c=self._gpus.hottest() if limits.temperature_c else None,
             gpu_w=self._gpus.drawn(time.monotonic()) if limits.gpu_power_w else None,
             cpu_c=cpu_celsius() if limits.cpu_temperature_c else None,
             foreign_gpu=self._gpus.foreign_share(_is_ours) if when.yield_to_games else None,
-            month_bytes=month_bytes,
         )
+
+    def _gpu_of(self, asked: str) -> str | None:
+        """The UUID of the GPU that the device `asked` is; empty: it is none; None: no worker has said so yet."""
+        if asked == "cpu":
+            return ""
+        if self._used is None or self._used[0] != asked:
+            return None
+        if not self._used[1] and not self._told_unused:
+            self._told_unused = True
+            if (unused := gpus().unused(metadata.version("torch"))) is not None:
+                _log.warning("%s", unused)
+        return self._used[1]
+
+
+def minute_of_day() -> int:
+    """By the local clock, 0…1439."""
+    local = time.localtime()
+    return local.tm_hour * 60 + local.tm_min
 
 
 def on_battery(supplies: Path = SUPPLIES) -> bool | None:

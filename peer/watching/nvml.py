@@ -1,17 +1,19 @@
 """NVIDIA's management library: which GPUs the driver sees, whatever torch was built for, how busy and hot they are, and by whom they are used.
 
-Nothing is set, and nothing here raises.
+Nothing is set, and nothing here raises. A driver that hangs keeps its caller for as long.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import pynvml
+
+from hetpeer.dht.errors import ExitCode, LocalError
 
 _log = logging.getLogger(__name__)
 
@@ -23,6 +25,19 @@ class Gpus:
     driver: str = ""
     names: tuple[str, ...] = ()
     wrong: str = ""
+
+    def unused(self, torch: str) -> LocalError | None:
+        """Why `torch`, its version, computes on none of them: HP-GPU-004. None where there is none. Pure."""
+        if not self.names and not self.wrong:
+            return None
+        built = "was built without CUDA" if torch.endswith("+cpu") else "finds no device that fits the driver"
+        return LocalError(
+            "HP-GPU-004",
+            f"{', '.join(self.names) or 'an NVIDIA GPU'} {'are' if len(self.names) > 1 else 'is'} there, and torch cannot use it",
+            why=self.wrong or f"torch {torch} {built} ({self.driver})",
+            fix="install torch for CUDA, or a newer driver; until then the processor computes",
+            exit_code=ExitCode.NO_DEVICE,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,40 +70,75 @@ def loads() -> list[GpuLoad]:
 
 
 class GpuWatch:
-    """The machine's GPUs, looked at again and again."""
+    """The machine's GPUs, looked at again and again: at the one that is computed on, as `heed` says. Nothing is asked before the first look."""
 
     def __init__(self) -> None:
-        self._gpus: list[Any] = []
+        self._gpus: list[Any] | None = None
+        self._uuids: list[str] = []
+        self._heeded: str | None = None
         self._seen: dict[int, int] = {}
         """Number of a GPU → time stamp of the last sample of its users, in µs."""
         self._energy: dict[int, tuple[float, int]] = {}
         """Number of a GPU → when its energy was read last, and mJ."""
-        try:
-            pynvml.nvmlInit()  # and never shut down: as long as the process lives
-            self._gpus = list(_all())
-        except pynvml.NVMLError as error:
-            _log.info("no limits by a GPU's temperature or its other users: %s", error)
+
+    def heed(self, uuid: str | None) -> None:
+        """From now on the GPU with this UUID alone, or none (""). None: one of them, and which is not known yet. One that is not found may be any."""
+        self._heeded = uuid
 
     @property
     def there(self) -> bool:
         """Whether there is any."""
-        return bool(self._gpus)
+        return bool(self._handles())
 
     def hottest(self) -> float | None:
-        """°C of the hottest."""
-        found = []
-        for gpu in self._gpus:
-            with suppress(pynvml.NVMLError):
-                found.append(float(pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU)))
-        return max(found, default=None)
+        """°C."""
+        return self._of(self._used(), self._celsius)
 
     def drawn(self, now: float) -> float | None:
-        """W of the one that draws most: its mean since the last look, at `now` in seconds, or of the moment where it counts no energy."""
-        found = [self._drawn(number, now) for number in range(len(self._gpus))]
-        return max((watts for watts in found if watts is not None), default=None)
+        """W: the mean since the last look, at `now` in seconds, or of the moment where a GPU counts no energy."""
+        return self._of(self._used(), lambda number: self._drawn(number, now))
+
+    def foreign_share(self, is_ours: Callable[[int], bool]) -> float | None:
+        """The share that others have used of it since the last look, of any where none is computed on: a game is no less a game.
+
+        `is_ours` is asked of a process's pid.
+        """
+        numbers = self._used() or range(len(self._handles()))
+        return self._of(numbers, lambda number: self._foreign(number, is_ours))
+
+    def _handles(self) -> list[Any]:
+        if self._gpus is None:
+            self._gpus = []
+            try:
+                pynvml.nvmlInit()  # and never shut down: as long as the process lives
+                self._gpus = list(_all())
+            except pynvml.NVMLError as error:
+                _log.info("no limits by a GPU's temperature or its other users: %s", error)
+            self._uuids = [_uuid(gpu) for gpu in self._gpus]
+        return self._gpus
+
+    def _used(self) -> Sequence[int]:
+        """Numbers of those that are computed on, or may be."""
+        everything = range(len(self._handles()))
+        if self._heeded == "":
+            return ()
+        return [number for number in everything if self._uuids[number] == self._heeded] or everything
+
+    def _of(self, numbers: Sequence[int], read: Callable[[int], float | None]) -> float | None:
+        """The largest. Of one of them and nobody knows which, the least: that much it is in any case."""
+        found = [value for number in numbers if (value := read(number)) is not None]
+        choose = min if self._heeded is None else max
+        return choose(found, default=None)
+
+    def _celsius(self, number: int) -> float | None:
+        with suppress(pynvml.NVMLError):
+            return float(
+                pynvml.nvmlDeviceGetTemperature(self._handles()[number], pynvml.NVML_TEMPERATURE_GPU)
+            )
+        return None
 
     def _drawn(self, number: int, now: float) -> float | None:
-        gpu, before = self._gpus[number], self._energy.get(number)
+        gpu, before = self._handles()[number], self._energy.get(number)
         with suppress(pynvml.NVMLError):  # cards before Volta
             self._energy[number] = now, pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu)
             if before is not None and before[0] < now and before[1] <= self._energy[number][1]:
@@ -97,15 +147,10 @@ class GpuWatch:
             return float(pynvml.nvmlDeviceGetPowerUsage(gpu)) / 1000
         return None
 
-    def foreign_share(self, is_ours: Callable[[int], bool]) -> float | None:
-        """The largest share of one GPU that others have used since the last look; `is_ours` is asked of a process's pid."""
-        shares = [self._foreign(number, is_ours) for number in range(len(self._gpus))]
-        return max((share for share in shares if share is not None), default=None)
-
     def _foreign(self, number: int, is_ours: Callable[[int], bool]) -> float | None:
         before = self._seen.get(number, 0)
         try:
-            samples = pynvml.nvmlDeviceGetProcessUtilization(self._gpus[number], before)
+            samples = pynvml.nvmlDeviceGetProcessUtilization(self._handles()[number], before)
         except pynvml.NVMLError as error:
             return (
                 0.0 if error.value == pynvml.NVML_ERROR_NOT_FOUND else None
@@ -133,6 +178,13 @@ def _all() -> Iterator[Any]:
 
 def _name(gpu: Any) -> str:
     return pynvml.nvmlDeviceGetName(gpu) or "a GPU"
+
+
+def _uuid(gpu: Any) -> str:
+    """`GPU-…`; empty where it says none."""
+    with suppress(pynvml.NVMLError):
+        return pynvml.nvmlDeviceGetUUID(gpu) or ""
+    return ""
 
 
 def _load(gpu: Any) -> GpuLoad | None:

@@ -2,6 +2,9 @@
 
 import asyncio
 import os
+import subprocess
+import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +18,8 @@ from hetpeer.dht.throttle import Throttle
 from hetpeer.peer.children import Child, end_all
 from hetpeer.peer.control.wire import Request
 from hetpeer.peer.daemon import governing as module
+from hetpeer.peer.daemon import lookout
+from hetpeer.peer.daemon.aside import aside
 from hetpeer.peer.daemon.cores import ALLOWED, chosen, restrict
 from hetpeer.peer.daemon.governing import Governing
 from hetpeer.peer.daemon.governor import Readings
@@ -32,8 +37,15 @@ class Given:
         self.battery = False
         self.idle_s: float | None = None
 
-    def read(self, _settings: Settings, month_bytes: float) -> Readings:
-        return Readings(minute=0, on_battery=self.battery, idle_s=self.idle_s, month_bytes=month_bytes)
+        self.answers = threading.Event()
+        """Until it is set, whoever reads hangs."""
+        self.answers.set()
+        self.reads = 0
+
+    def read(self, _settings: Settings) -> Readings:
+        self.reads += 1
+        self.answers.wait()
+        return Readings(minute=0, on_battery=self.battery, idle_s=self.idle_s)
 
 
 class Rig:
@@ -135,6 +147,70 @@ async def test_a_home_that_takes_no_file_ends_nothing(
         made.throttle.up.passed(7)
         home.rmdir()
     assert "not written down" in caplog.text
+
+
+async def test_a_sensor_that_hangs_leaves_the_others_in_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was read last goes on counting, with the clock and the month's bytes of now; and it is said once."""
+    monkeypatch.setattr(lookout, "PATIENCE_S", 0.05)
+    async with rig(tmp_path, Settings().changed("limits.transfer_cap", "1MB", "")) as made:
+        made.sensors.battery = True
+        await made.governing.look()
+        assert made.held == "battery"
+        made.sensors.answers.clear()
+        made.sensors.battery = False
+        before = made.sensors.reads
+        made.throttle.up.passed(2_000_000)
+        for _ in range(3):
+            await asyncio.wait_for(made.governing.look(), 10.0)
+        assert made.held == "battery,transfer_cap"
+        assert made.sensors.reads == before + 1, "nobody is asked again who has not answered"
+        monkeypatch.setattr(lookout, "minute_of_day", lambda: 12 * 60)
+        made.set("when.hours", "22:00-07:00")
+        made.set("when.mode", "schedule")
+        await made.governing.look()
+        assert made.held == "battery,schedule,transfer_cap"
+        assert caplog.text.count("the sensors have not answered") == 1
+        made.set("when.on_battery", "run")
+        await made.governing.look()
+        assert made.held == "schedule,transfer_cap", "a setting releases, whoever hangs"
+        made.sensors.answers.set()
+        for thread in threading.enumerate():
+            if thread.name == "sensors":
+                thread.join()
+        await made.governing.look()
+        assert caplog.text.count("the sensors answer again") == 1
+
+
+def test_a_sensor_that_hangs_keeps_no_process(tmp_path: Path) -> None:
+    """Neither its start, nor its end."""
+    code = f"""
+import asyncio, threading
+from pathlib import Path
+from hetpeer.peer.daemon import lookout
+from tests.peer.test_governing import Given, rig
+
+async def main():
+    lookout.PATIENCE_S = 0.05
+    Given.read = lambda *_: threading.Event().wait()
+    async with rig(Path({str(tmp_path)!r})) as made:
+        print(made.daemon.wish.value)
+
+asyncio.run(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "work"), done.stderr
+
+
+async def test_what_fails_aside_is_raised() -> None:
+    def fails() -> None:
+        raise OSError("no such sensor")
+
+    with pytest.raises(OSError, match="no such sensor"):
+        await aside(fails, name="fails")
 
 
 def test_cores_are_the_last_ones() -> None:

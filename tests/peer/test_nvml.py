@@ -14,6 +14,7 @@ import pytest
 from hetpeer.peer.watching import nvml
 from hetpeer.peer.watching.nvml import GpuLoad, Gpus, GpuWatch
 
+FIRST, SECOND, ELSEWHERE = "GPU-0a00", "GPU-0b1c", "GPU-0c2d"
 SOURCE = r"""
 #include <stdio.h>
 #include <string.h>
@@ -33,6 +34,11 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned int index, void **device) {
 }
 int nvmlDeviceGetName(void *device, char *name, unsigned int room) {
     snprintf(name, room, "Card %d", (int)((char *)device - devices));
+    return 0;
+}
+int nvmlDeviceGetUUID(void *device, char *uuid, unsigned int room) {
+    if (device == devices + 1) snprintf(uuid, room, "GPU-0b1c");
+    else snprintf(uuid, room, "GPU-0a00");
     return 0;
 }
 int nvmlDeviceGetMemoryInfo(void *device, memory_t *memory) {
@@ -109,8 +115,10 @@ def test_the_driver_and_what_it_sees(tmp_path: Path, driver: Callable[[str], Non
 
 
 def test_how_hot_they_are_and_who_uses_them(tmp_path: Path, driver: Callable[[str], None]) -> None:
+    """Of one that is not found among them nobody knows which it is: any may be the one."""
     driver(library(tmp_path, broken=False))
     watch = GpuWatch()
+    watch.heed(ELSEWHERE)
     assert (watch.there, watch.hottest()) == (True, 71.0)
     assert watch.foreign_share({41}.__contains__) == 0.25, "the last word of each process counts"
     assert watch.foreign_share({41, 42}.__contains__) == 0.0
@@ -121,9 +129,48 @@ def test_what_they_draw(tmp_path: Path, driver: Callable[[str], None]) -> None:
     """By the energy since the last look where a card counts it; the other one says what it takes at the moment."""
     driver(library(tmp_path, broken=False))
     watch = GpuWatch()
+    watch.heed(ELSEWHERE)
     assert watch.drawn(10.0) == 120.25, "of the first one nothing is known yet but the moment"
     assert watch.drawn(12.0) == 180.0
     assert watch.drawn(22.0) == 120.25, "the first one has drawn 36 W"
+
+
+def test_the_one_that_is_computed_on_counts(tmp_path: Path, driver: Callable[[str], None]) -> None:
+    """Somebody's work on the first card is no business of who computes on the second, nor is its heat."""
+    driver(library(tmp_path, broken=False))
+    watch = GpuWatch()
+    watch.heed(FIRST)
+    assert (watch.hottest(), watch.foreign_share(().__contains__)) == (71.0, 1.15)
+    assert (watch.drawn(10.0), watch.drawn(12.0)) == (99.5, 180.0)
+    watch.heed(SECOND)
+    assert (watch.hottest(), watch.foreign_share(().__contains__), watch.drawn(14.0)) == (64.0, 0.0, 120.25)
+
+
+def test_who_computes_on_none_yields_to_a_game_on_any(tmp_path: Path, driver: Callable[[str], None]) -> None:
+    driver(library(tmp_path, broken=False))
+    watch = GpuWatch()
+    watch.heed("")
+    assert (watch.hottest(), watch.drawn(10.0), watch.foreign_share(().__contains__)) == (None, None, 1.15)
+
+
+def test_before_a_worker_says_which_it_is_what_all_of_them_have_counts(
+    tmp_path: Path, driver: Callable[[str], None]
+) -> None:
+    """Else who is asked to use the second would be held for ever by a game on the first, before any worker could say so."""
+    driver(library(tmp_path, broken=False))
+    watch = GpuWatch()
+    assert (watch.hottest(), watch.foreign_share(().__contains__), watch.drawn(10.0)) == (64.0, 0.0, 99.5)
+
+
+def test_why_torch_uses_none() -> None:
+    assert Gpus().unused("2.13.0") is None
+    found = Gpus(driver="580", names=("A10", "A2")).unused("2.13.0+cpu")
+    assert found is not None
+    assert found.code == "HP-GPU-004"
+    assert found.line() == (
+        "HP-GPU-004: A10, A2 are there, and torch cannot use it; why: torch 2.13.0+cpu was built without CUDA (580);"
+        " do: install torch for CUDA, or a newer driver; until then the processor computes"
+    )
 
 
 def test_a_driver_that_does_not_answer_says_why(tmp_path: Path, driver: Callable[[str], None]) -> None:

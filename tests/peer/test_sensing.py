@@ -9,8 +9,9 @@ import pytest
 
 from hetpeer.peer.daemon import sensing
 from hetpeer.peer.daemon.sensing import Sensors, idle_s, on_battery
-from hetpeer.peer.daemon.settings import WORKER, Layer, merged
+from hetpeer.peer.daemon.settings import WORKER, Layer, Settings, merged
 from hetpeer.peer.daemon.xidle import x_idle_s
+from hetpeer.peer.watching.nvml import Gpus
 
 MAINS, OFF = {"type": "Mains", "online": "1"}, {"type": "Mains", "online": "0"}
 FULL, USED = {"type": "Battery", "status": "Full"}, {"type": "Battery", "status": "Discharging"}
@@ -98,13 +99,61 @@ def test_an_x_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert x_idle_s() is None
 
 
+class Cards:
+    """Of a watch over GPUs, what it was told to heed."""
+
+    heeded: list[str | None]
+
+    def __init__(self) -> None:
+        self.heeded = []
+
+    def heed(self, uuid: str | None) -> None:
+        self.heeded.append(uuid)
+
+    def hottest(self) -> None: ...
+
+    def foreign_share(self, _is_ours: object) -> None: ...
+
+
+def test_the_gpu_that_is_heeded_is_the_one_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a worker said for one setting is not true of another; the processor is no GPU, whoever says so."""
+    cards = Cards()
+    monkeypatch.setattr(sensing, "GpuWatch", lambda: cards)
+    first, second, cpu = (
+        Settings().changed("compute.device", name, "") for name in ("auto", "cuda:1", "cpu")
+    )
+    sensors = Sensors()
+    sensors.read(first)
+    sensors.computes_on("auto", "GPU-1")
+    for settings in (first, second, cpu, first):
+        sensors.read(settings)
+    sensors.computes_on("cuda:1", "GPU-2")
+    sensors.read(second)
+    assert cards.heeded == [None, "GPU-1", None, "", "GPU-1", "GPU-2"]
+
+
+@pytest.mark.parametrize(("device", "told"), [("auto", 1), ("cpu", 0)])
+def test_a_gpu_that_torch_cannot_use_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, device: str, told: int
+) -> None:
+    """To whoever has not asked for the processor."""
+    monkeypatch.setattr(sensing, "gpus", lambda: Gpus(driver="580", names=("A10",)))
+    settings, sensors = Settings().changed("compute.device", device, ""), Sensors()
+    sensors.read(settings)
+    assert "HP-GPU-004" not in caplog.text, "nobody has said yet what a worker finds"
+    sensors.computes_on(device, "")
+    for _ in range(2):
+        sensors.read(settings)
+    assert caplog.text.count("HP-GPU-004: A10 is there, and torch cannot use it") == told
+
+
 def test_this_machine(caplog: pytest.LogCaptureFixture, only: Path) -> None:
     """Whatever it has, nothing fails; that nobody can say who is idle is said once."""
     program(only, "exit 1")
     wanted = merged([Layer("", {"when.mode": "idle", "limits.cpu_temperature_c": 90})]).settings
     sensors = Sensors()
     for _ in range(2):
-        found = sensors.read(wanted, 5.0)
-    assert (found.idle_s, found.month_bytes) == (None, 5.0)
+        found = sensors.read(wanted)
+    assert found.idle_s is None
     assert 0 <= found.minute < 1440
     assert caplog.text.count("is not known here") == 1
