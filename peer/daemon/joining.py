@@ -71,7 +71,7 @@ async def _lives(presence: Presence, governing: Governing, daemon: Daemon) -> St
             await _rest(presence, governing, daemon)
             continue
         try:
-            stop = await live(presence, governing.settings, daemon, lambda: governing.share)
+            stop = await live(presence, daemon, governing)
         except WorkerDiedError as error:
             often = len(deaths) == MAX_RESTARTS and time.monotonic() - deaths[0] < RESTART_WINDOW_S
             if often or error.status >= 0:  # one that ended by itself would do so again

@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 from hetpeer.averaging.effects import Stop
 from hetpeer.averaging.member import Phase
 from hetpeer.dht.tasks import TaskSet
+from hetpeer.peer.console import say
 from hetpeer.peer.daemon.amounts import share, share_or_bytes
+from hetpeer.peer.daemon.governing import Governing
+from hetpeer.peer.daemon.offering import computes_on, disk_offered, memory_offered, ram_offered
 from hetpeer.peer.daemon.presence import Presence
 from hetpeer.peer.daemon.rejection import rejection
 from hetpeer.peer.daemon.settings import WORKER, Settings
@@ -28,7 +30,6 @@ from hetpeer.peer.training.figures import Offer
 from hetpeer.peer.training.foresight import prepare_ahead
 from hetpeer.peer.training.volunteer import Volunteer
 from hetpeer.stages.execution import commands as c
-from hetpeer.stages.execution import device
 from hetpeer.stages.execution.compute import Compute, ComputeConfig
 
 FAREWELL_S = 3.0
@@ -41,35 +42,37 @@ PACE_S = 0.7
 _log = logging.getLogger(__name__)
 
 
-async def live(
-    presence: Presence, settings: Settings, daemon: Daemon, share: Callable[[], float]
-) -> Stop | None:
+async def live(presence: Presence, daemon: Daemon, governing: Governing) -> Stop | None:
     """Take part with one compute worker until the run is over (its Stop), or something else than work is wished (None).
 
-    `share` says at any time how much of its time the worker may work.
+    `governing` has the settings, and says at any time how much of its time the worker may work.
 
     Raises `LocalError`, and `WorkerDiedError` with nothing of the worker left.
     """
     daemon.does(State.CHECKING)
     async with contextlib.AsyncExitStack() as life:
         other = daemon.until(Wish.PAUSE, Wish.FINISH, Wish.STOP)
-        started = await unless(other, _start_compute(presence.home, settings, life))
-        return None if started is None else await _live(presence, *started, daemon, share)
+        started = await unless(other, _start_compute(presence.home, governing, life))
+        return None if started is None else await _live(presence, *started, daemon, lambda: governing.share)
 
 
 async def _start_compute(
-    home: Home, settings: Settings, life: contextlib.AsyncExitStack
+    home: Home, governing: Governing, life: contextlib.AsyncExitStack
 ) -> tuple[Compute, Offer, str]:
     """A compute worker, what this machine can offer with it, and the name of its device."""
-    memory = _memory_offered(share_or_bytes(settings.limits.ram))
-    compute = await life.enter_async_context(_running_compute(settings, memory))
+    settings = governing.settings
+    ram = ram_offered(share_or_bytes(settings.limits.ram))
+    compute = await life.enter_async_context(_running_compute(settings, ram))
     try:
         speed = (await compute.submit(c.WarmUp())).flops_per_second
         info = await compute.submit(c.Info())
     except asyncio.CancelledError:
         compute.suspend()
         raise
-    disk = _disk_offered(home, share_or_bytes(settings.limits.disk))
+    governing.computes_on(settings.compute.device, info.device_uuid)
+    memory = memory_offered(ram, info, share(settings.limits.gpu_memory))
+    say(computes_on(info, memory))
+    disk = disk_offered(home.path, share_or_bytes(settings.limits.disk))
     offer = Offer(memory_bytes=memory, flops_per_second=speed, disk_bytes=disk, name=settings.node.name)
     return compute, offer, info.device_name
 
@@ -181,23 +184,14 @@ def doing(phase: Phase, *, in_touch: bool) -> Does:
             return State.TRAINING, ""
 
 
-def _memory_offered(limit: float) -> int:
-    machine = device.survey()
-    return int(limit) if limit > 1 else int(machine.ram_free_bytes * limit)
-
-
-def _disk_offered(home: Home, limit: float) -> int:
-    return int(limit) if limit > 1 else int(shutil.disk_usage(home.path).free * limit)
-
-
 @contextlib.asynccontextmanager
-async def _running_compute(settings: Settings, memory: int) -> AsyncIterator[Compute]:
+async def _running_compute(settings: Settings, ram: int) -> AsyncIterator[Compute]:
     config = ComputeConfig(
         device=settings.compute.device,
         threads=settings.threads,
         nice=settings.limits.nice,
         gpu_memory=share(settings.limits.gpu_memory),
-        arena_bytes=max(memory, MIN_ARENA_BYTES),
+        arena_bytes=max(ram, MIN_ARENA_BYTES),
     )
     compute = await Compute.start(config, WORKER)
     try:
