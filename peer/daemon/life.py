@@ -18,7 +18,7 @@ from hetpeer.dht.tasks import TaskSet
 from hetpeer.peer.console import say
 from hetpeer.peer.daemon.amounts import share, share_or_bytes
 from hetpeer.peer.daemon.governing import Governing
-from hetpeer.peer.daemon.offering import computes_on, disk_offered, memory_offered, ram_offered
+from hetpeer.peer.daemon.offering import computes_on, disk_offered, memory_offered, on_gpu, ram_offered
 from hetpeer.peer.daemon.presence import Presence
 from hetpeer.peer.daemon.rejection import rejection
 from hetpeer.peer.daemon.settings import WORKER, Settings
@@ -73,7 +73,13 @@ async def _start_compute(
     memory = memory_offered(ram, info, share(settings.limits.gpu_memory))
     say(computes_on(info, memory))
     disk = disk_offered(home.path, share_or_bytes(settings.limits.disk))
-    offer = Offer(memory_bytes=memory, flops_per_second=speed, disk_bytes=disk, name=settings.node.name)
+    offer = Offer(
+        memory_bytes=memory,
+        flops_per_second=speed,
+        disk_bytes=disk,
+        name=settings.node.name,
+        in_ram=not on_gpu(info),
+    )
     return compute, offer, info.device_name
 
 

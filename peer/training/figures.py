@@ -17,10 +17,13 @@ class Offer:
     """What this machine brings."""
 
     memory_bytes: int
+    """For a place: of RAM, or of a GPU."""
     flops_per_second: float
     disk_bytes: int = 0
     """For tensors that must be kept and do not fit into memory."""
     name: str = ""
+    in_ram: bool = True
+    """Whether the worker's part of a place is in RAM, as tensors that travel are."""
 
 
 @dataclass(slots=True)

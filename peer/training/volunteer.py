@@ -49,7 +49,7 @@ from hetpeer.peer.training.stepwork import Place, StepWork
 from hetpeer.peer.transport.dataplane import DataPlane
 from hetpeer.peer.transport.linkbook import LinkBook
 from hetpeer.peer.transport.posting import Posts
-from hetpeer.peer.transport.schema import Schema, microbatches_in
+from hetpeer.peer.transport.schema import Schema, bundles_beside, microbatches_in
 from hetpeer.peer.transport.spill import SpillFile
 from hetpeer.peer.transport.tensors import TensorStore
 from hetpeer.peer.transport.transcoding import Transcoding
@@ -58,7 +58,7 @@ from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.compute import Compute, WorkerDiedError
 from hetpeer.stages.execution.occupation import Occupation
 from hetpeer.stages.execution.transfers import ForgetResiduals
-from hetpeer.stages.execution.window import Window
+from hetpeer.stages.execution.window import MOST, Window
 from hetpeer.stages.graph.spec import BlockSpec
 
 LAST_WORD_S = 1.0
@@ -327,7 +327,7 @@ class Volunteer:
         self._source = (
             DataSource(self._files, specs, self._tasks) if any(spec.data for spec in specs) else None
         )
-        self._window.reset(microbatches_in(self.offer.memory_bytes, specs, self._manifest.kept))
+        self._share_memory(specs)
         posts, schema = Posts(self._compute, self._store, self._trace), Schema(specs, self._manifest)
         tasks = Execution(
             posts, schema, self._source, self.links, self._window, self.perform, self._plane.offended
@@ -349,6 +349,14 @@ class Volunteer:
         self._states.use(posts, self._prepared)
         speed = await speed_on(self._compute, specs, self.offer.flops_per_second)
         self.perform(self.member.prepared(speed))
+
+    def _share_memory(self, specs: Sequence[BlockSpec]) -> None:
+        """What is offered is for the worker's part of the place and, where that is in RAM, for tensors in the arena, too."""
+        memory, kept = self.offer.memory_bytes, self._manifest.kept
+        most = microbatches_in(memory, specs, kept)
+        self._window.reset(most)
+        if self.offer.in_ram:
+            self._store.keep_within(bundles_beside(memory, specs, kept, min(most, MOST)))
 
     async def _load_block(self, block: int) -> tuple[BlockSpec, int]:
         return await prepare_block(self._compute, self._files, block)

@@ -12,6 +12,8 @@ from hetpeer.stages.graph.spec import ITEM_BYTES, BlockSpec
 
 FLOAT_BYTES = ITEM_BYTES["float32"]
 """What is reduced is float32."""
+BUNDLES = 1 / 8
+"""Of what is offered, for bundles in any case: more than is said to be offered is better than a disk that is written to all the time."""
 
 
 def microbatches_in(memory_bytes: int, specs: Sequence[BlockSpec], kept: int) -> int:
@@ -19,12 +21,32 @@ def microbatches_in(memory_bytes: int, specs: Sequence[BlockSpec], kept: int) ->
 
     `kept` more vectors are kept of each block. Each takes what autograd keeps, and the bundles that enter and leave, both ways.
     """
-    first, last = specs[0].at(specs[0].batch), specs[-1].at(specs[-1].batch)
-    bundles = sum(tensor.nbytes for tensor in (*first.inputs.values(), *last.outputs.values()))
-    each = sum(spec.activation_bytes for spec in specs) + 2 * bundles
+    each = _activations(specs) + _bundles(specs)
+    return max(memory_bytes - _owned(specs, kept), 0) // max(each, 1)
+
+
+def bundles_beside(memory_bytes: int, specs: Sequence[BlockSpec], kept: int, microbatches: int) -> int:
+    """Bytes that are left of so much memory for bundles, if the worker takes its part of it for so many microbatches.
+
+    BUNDLES of it at least, and what one microbatch needs.
+    """
+    left = memory_bytes - _owned(specs, kept) - microbatches * _activations(specs)
+    return max(left, int(memory_bytes * BUNDLES), _bundles(specs))
+
+
+def _owned(specs: Sequence[BlockSpec], kept: int) -> int:
     vectors = 2 + kept + LIVE  # parameters, the gradient, slots
-    owned = vectors * FLOAT_BYTES * sum(spec.vector_count for spec in specs)
-    return max(memory_bytes - owned, 0) // max(each, 1)
+    return vectors * FLOAT_BYTES * sum(spec.vector_count for spec in specs)
+
+
+def _activations(specs: Sequence[BlockSpec]) -> int:
+    return sum(spec.activation_bytes for spec in specs)
+
+
+def _bundles(specs: Sequence[BlockSpec]) -> int:
+    """Of one microbatch: what enters and leaves, both ways."""
+    first, last = specs[0].at(specs[0].batch), specs[-1].at(specs[-1].batch)
+    return 2 * sum(tensor.nbytes for tensor in (*first.inputs.values(), *last.outputs.values()))
 
 
 class Schema:

@@ -3,7 +3,7 @@
 Every tensor belongs to one step and lives until the core releases it or the step ends. A tensor that the compute
 worker still reads or writes is pinned, one that is on its way to a peer is flying: its memory is given back only
 afterwards, or a stale command could write into somebody else's tensor. What has arrived and is only kept in case it is
-asked for again makes room for others when the arena is full, and waits on the disk.
+asked for again makes room for others when the arena is full, or as full as the owner's limit leaves it, and waits on the disk.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TensorStore:
     """Allocates tensors in `arena` and frees them step by step; what is kept may go to `spill`."""
 
     def __init__(self, arena: Arena, spill: SpillFile | None = None) -> None:
-        self.capacity = arena.capacity
+        self.capacity = self._most = arena.capacity
         self._arena = arena
         self._spill = spill
         self._steps: dict[StepId, set[Tensor]] = {}
@@ -65,6 +65,10 @@ class TensorStore:
         self._sharers: Counter[Extent] = Counter()
         self._lent: dict[Extent, Callable[[], None]] = {}
         self._ended = 0
+
+    def keep_within(self, nbytes: int) -> None:
+        """From now on what is kept goes to the disk before more than so many bytes of the arena are taken. What cannot go stays, and nobody waits."""
+        self._most = nbytes
 
     def new(self, step: StepId, nbytes: int, *, kept: bool = False) -> Tensor:
         """Room for a tensor of `step`, `kept` in case it is asked for again. Raises ArenaFullError."""
@@ -165,6 +169,7 @@ class TensorStore:
         self._kept[tensor] = None  # the youngest now
 
     def _allocate(self, nbytes: int) -> Extent:
+        self._keep_within(nbytes)
         try:
             return self._arena.allocate(nbytes)
         except ArenaFullError:
@@ -175,6 +180,14 @@ class TensorStore:
                     except ArenaFullError:
                         continue  # one more
             raise
+
+    def _keep_within(self, nbytes: int) -> None:
+        """So that `nbytes` more are within the limit, if what is kept can go."""
+        if self._arena.used + nbytes <= self._most or self._spill is None or self._spill.refusal:
+            return
+        for tensor in list(self._kept):
+            if self._park(tensor) and self._arena.used + nbytes <= self._most:
+                return
 
     def _park(self, tensor: Tensor) -> bool:
         """Move it to the disk, unless somebody uses it or there is no room."""

@@ -10,7 +10,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.heads import ActivationHead, Coded, GradientHead, ShardHead
 from hetpeer.peer.transport.intake import MAX_STRANGERS, Intake, cost_of, pool_of
 from hetpeer.peer.transport.pressure import ACTIVATIONS, GRADIENTS, SHARDS
-from hetpeer.peer.transport.schema import Schema, microbatches_in
+from hetpeer.peer.transport.schema import Schema, bundles_beside, microbatches_in
 from hetpeer.stages.execution.routes import Hop
 from tests.bootstrap.engine import make_run
 
@@ -38,7 +38,12 @@ def test_what_memory_has_room_for(schema: Schema) -> None:
         for count in (0, 1, 40):
             assert microbatches_in(owned + count * each, specs, kept) == count
         assert microbatches_in(owned + 41 * each - 1, specs, kept) == 40
+        plenty = 100 * (owned + each)
+        beside = plenty - owned - 40 * sum(spec.activation_bytes for spec in specs)
+        assert bundles_beside(plenty, specs, kept, 40) == beside, "with the worker's part it is all of it"
+        assert bundles_beside(owned, specs, kept, 0) == max(owned // 8, 2 * bundles)
     assert microbatches_in(0, specs, 2) == 0
+    assert bundles_beside(0, specs, 2, 0) == 2 * bundles
 
 
 def used(schema: Schema) -> Intake:

@@ -114,6 +114,45 @@ def test_the_limit_is_kept(arena: Arena, tmp_path: Path) -> None:
     spill.close()
 
 
+def test_the_owners_limit_comes_before_the_arenas(store: TensorStore, spill: SpillFile, arena: Arena) -> None:
+    """What is kept goes once it is reached, the oldest first; what is in use stays, and nobody waits for it."""
+    store.keep_within(2 * SIZE)
+    tensors = [filled(store, value) for value in range(4)]
+    assert [t.parked is not None for t in tensors] == [True, True, False, False]
+    store.bring_back(tensors[0])
+    assert [t.parked is not None for t in tensors] == [False, True, True, False]
+    held = store.pin([tensors[0], tensors[3]])
+    passing = filled(store, 9, kept=False)
+    assert arena.used == 3 * SIZE, "nothing could go"
+    store.unpin(held)
+    store.release(passing)
+    store.keep_within(arena.capacity)
+    store.bring_back(tensors[1])
+    store.bring_back(tensors[2])
+    assert [bytes(store.view(t))[0] for t in tensors] == [0, 1, 2, 3]
+    assert (arena.used, spill.used) == (4 * SIZE, 0)
+
+
+@pytest.mark.parametrize("limit", [0, SIZE // 2, SIZE])
+def test_a_limit_that_nothing_fits_into_stops_nobody(store: TensorStore, arena: Arena, limit: int) -> None:
+    store.keep_within(limit)
+    for value in range(6):
+        filled(store, value)
+        assert arena.used == SIZE
+
+
+def test_without_a_disk_the_owners_limit_is_not_kept(arena: Arena, tmp_path: Path) -> None:
+    """But the arena's is: the protocol goes on."""
+    for spill in (None, SpillFile(tmp_path, 0)):
+        store = TensorStore(arena, spill)
+        store.keep_within(SIZE)
+        for value in range(ROOM):
+            filled(store, value)
+        with pytest.raises(ArenaFullError):
+            filled(store, ROOM)
+        store.end_step(STEP)
+
+
 def test_a_full_disk_leaves_everything_as_it_was(arena: Arena) -> None:
     spill = SpillFile(Path("/dev"), 100 * SIZE)
     spill._descriptor = os.open("/dev/full", os.O_RDWR)
