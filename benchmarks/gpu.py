@@ -17,12 +17,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import pynvml
 import torch
 from torch import nn
 
 from benchmarks import gpulanes, gpuswarm, overhead, report
 from examples.gpt import GPT
 from hetpeer.averaging.updates import Adam, AdamWSettings
+from hetpeer.peer.daemon.offering import memory_offered, on_gpu
 from hetpeer.peer.daemon.settings import WORKER
 from hetpeer.stages.data import draws
 from hetpeer.stages.execution import device as devices
@@ -142,6 +144,31 @@ async def kill_at_work(device: str) -> dict[str, Any]:
     return {"noticed": noticed, "device": info.device_name, "tflops_float32": round(speed / 1e12, 2)}
 
 
+async def offered(device: str) -> dict[str, Any]:
+    """Whether NVML knows the worker's GPU by what the worker calls it, and whether what a volunteer offers of that can be had."""
+    worker = await Compute.start(ComputeConfig(device=device), WORKER)
+    await worker.submit(WarmUp())
+    info = await worker.submit(Info())
+    await worker.close()
+    nbytes = memory_offered(sys.maxsize, info, 1.0)
+    if not on_gpu(info):
+        return {"known": True, "had": True}
+    try:
+        pynvml.nvmlInit()
+        pynvml.nvmlDeviceGetHandleByUUID(info.device_uuid)
+        known = True
+    except pynvml.NVMLError:
+        known = False
+    torch.cuda.empty_cache()  # this process has used it, too
+    try:
+        torch.empty(nbytes, dtype=torch.uint8, device=device)
+        had = True
+    except torch.OutOfMemoryError:
+        had = False
+    torch.cuda.empty_cache()
+    return {"known": known, "had": had, "gib": round(nbytes / 2**30, 1)}
+
+
 def main() -> int:
     parser = report.parser(__doc__ or "")
     parser.add_argument("--device", default="cuda")
@@ -154,16 +181,19 @@ def main() -> int:
     models = {name: compare_model(name, device) for name in ZOO}
     bits, lanes = equal_bits(device), gpulanes.measure(device)
     costs = graph_overhead(device)
+    offer = asyncio.run(offered(options.device))
     killed = asyncio.run(kill_at_work(options.device))
     swarm = asyncio.run(gpuswarm.train(options.device, options.seed))
     rows = (*models.values(), lanes, swarm)
     met = all(row["met"] for row in rows) and all(bits.values()) and killed["noticed"]
+    met = met and offer["known"] and offer["had"]
     figures = {
         "device": devices.name_of(device),
         "models": models,
         "bits": bits,
         "lanes": lanes,
         "overhead": costs,
+        "offered": offer,
         "killed": killed,
         "swarm": swarm,
         "met": met,
@@ -195,6 +225,7 @@ def show(figures: dict[str, Any]) -> None:
         print(
             f"  as a graph: {name}: {row['blocks_s']:.4f} s, eager {row['eager_s']:.4f} s, ratio {row['ratio']}"
         )
+    print(f"  of its memory a volunteer offers: {figures['offered']}")
     print(f"  a worker killed at work: {figures['killed']}")
     swarm = figures["swarm"]
     print(

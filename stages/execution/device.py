@@ -130,6 +130,9 @@ def measure_flops(
             size < WARM_UP_LARGEST and 16 * duration < seconds / 4
         ):  # one of twice the size, and a bit, still fits
             size *= 2
-            matrix = torch.ones(size, size, device=device, dtype=matrix.dtype)
-            product = torch.empty_like(matrix)
+            try:
+                matrix = torch.ones(size, size, device=device, dtype=matrix.dtype)
+                product = torch.empty_like(matrix)
+            except torch.OutOfMemoryError:  # a small share of a small GPU
+                break
     return best

@@ -41,3 +41,17 @@ def test_cpu_is_measured_within_a_second():
     began = time.process_time()
     assert device.measure_flops(torch.device("cpu"), 0.2) > 1e7
     assert time.process_time() - began < 2
+
+
+def test_a_device_that_has_little_memory_is_measured_with_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    ones, sizes = torch.ones, []
+
+    def little(rows, columns, **options):
+        sizes.append(rows)
+        if rows > 256:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return ones(rows, columns, **options)
+
+    monkeypatch.setattr(torch, "ones", little)
+    assert device.measure_flops(torch.device("cpu"), 60.0) > 1e7
+    assert sizes == [256, 512]
