@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
+import os
 import sys
 
 _log = logging.getLogger(__name__)
@@ -13,13 +16,32 @@ SAID.propagate = False
 LOOK_S = 0.5
 EVERY_S = 5.0
 """Seconds between two lines while nothing but the step number changes."""
+GONE = frozenset({errno.EPIPE, errno.EIO})
+"""What writing to a pipe that nobody reads gives, and to a terminal that was closed."""
 
 
 def say(line: str) -> None:
     """One line for the person, at once; with --quiet for the log alone."""
     if not is_quiet():
-        print(line, file=sys.stderr, flush=True)
+        tell(line)
     SAID.info("%s", line)
+
+
+def tell(line: str) -> None:
+    """One line for the person alone, --quiet or not. Never raises: nothing ends because nobody reads any more what is said."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError as error:
+        if error.errno in GONE:
+            with contextlib.suppress(OSError):
+                _say_to_nobody()
+
+
+def _say_to_nobody() -> None:
+    """Standard error leads nowhere from now on: what is buffered would fail at the end of the process, and its exit status with it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stderr.fileno())
+    os.close(nowhere)
 
 
 def show_from(level: int) -> None:

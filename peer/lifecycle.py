@@ -1,7 +1,8 @@
-"""A daemon's life: one loop, two signals, an orderly end.
+"""A daemon's life: one loop, three signals, an orderly end.
 
 The first SIGINT or SIGTERM asks the daemon to leave; what it then does is bounded in time. The second one ends the
-process at once, which is always safe (docs/protocol.md).
+process at once, which is always safe (docs/protocol.md). SIGHUP asks as well, and is never the second one: kernel, shell
+and systemd send it one after the other, or right behind a SIGTERM. Who ignores it from the start (nohup) goes on to.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 
 from hetpeer.dht import failpoints
 from hetpeer.dht.errors import ExitCode
+from hetpeer.peer.console import say
 
 T = TypeVar("T")
 
@@ -35,8 +37,17 @@ def run_daemon(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
             before.append(number)
             leaving.set()
 
+        def hung_up() -> None:
+            if not leaving.is_set():
+                say(
+                    "SIGHUP: its terminal has ended, so it leaves; nohup or hetpeer service install keeps one"
+                )
+            leaving.set()
+
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, asked, number)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGHUP, hung_up)
         return await main(leaving)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

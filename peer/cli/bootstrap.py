@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hetpeer.peer.cli.options import DashboardOption, HomeOption, need_lan, run_loop
+from hetpeer.peer.console import tell
 
 if TYPE_CHECKING:
     from hetpeer.peer.arrival.invites import Invite
@@ -94,7 +95,7 @@ def bootstrap(
         lan=lan,
     )
     halt = run_daemon(lambda leaving: serve_run(options, leaving, _announce_run))
-    typer.echo("stopped; start it again to go on" if halt is None else f"finished: {halt.why}", err=True)
+    tell("stopped; start it again to go on" if halt is None else f"finished: {halt.why}")
 
 
 def _announce_rendezvous(address: str) -> None:

@@ -111,6 +111,7 @@ def join(
     here = home or default_home()
 
     from hetpeer.peer.arrival.invites import destination
+    from hetpeer.peer.console import tell
     from hetpeer.peer.daemon.configfile import effective
     from hetpeer.peer.daemon.joining import join as take_part
     from hetpeer.peer.daemon.presence import JoinOptions
@@ -151,4 +152,4 @@ def join(
     if _ONLY_CHECK in context.meta:
         return
     stop = run_daemon(lambda leaving: take_part(options, leaving))
-    typer.echo("left the run" if stop is None else f"finished: {stop.why}", err=True)
+    tell("left the run" if stop is None else f"finished: {stop.why}")

@@ -41,6 +41,7 @@ from hetpeer.peer.cli import (
     top,
     trace,
 )
+from hetpeer.peer.console import tell
 
 _log = logging.getLogger("hetpeer")
 
@@ -114,7 +115,7 @@ def run() -> None:
             app(prog_name="hetpeer")
     except Exception as error:  # noqa: BLE001 - the last line of defence: a user never sees a bare traceback
         known = next(_hetpeer_errors(error), None) or _unexpected(error)
-        print(known.line(), file=sys.stderr)
+        tell(known.line())
         _log.debug("the traceback", exc_info=error)
         sys.exit(known.exit_code)
 

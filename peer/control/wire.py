@@ -111,6 +111,8 @@ class Standing(BaseModel):
     addresses: Annotated[tuple[AddressText, ...], Field(max_length=16, strict=False)] = ()
     """Where its node is reached; none before it has joined the network."""
     figures: Figures | None = None
+    dashboard: AddressText | None = None
+    """The link to its page, with the token, if it serves one."""
 
     def encode(self) -> bytes:
         return _line(self.model_dump(mode="json"))

@@ -25,7 +25,7 @@ def figures_of(presence: Presence) -> Figures:
         "step": member.version or 0,
         "loss": member.loss,
         "blocks": member.place,
-        "units_per_second": figures.tokens_per_second,
+        "units_per_second": volunteer.tokens_per_second,
         "microbatches": figures.microbatches,
         "computes": figures.shares.lately(time.monotonic())[Occupation.COMPUTES],
         "lines": tuple(Line(to=note.to, way=note.path, bytes_per_second=float(note.rate)) for note in notes),

@@ -13,6 +13,7 @@ import gc
 import logging
 import time
 from collections import deque
+from collections.abc import Sequence
 
 from hetpeer.averaging.effects import Stop
 from hetpeer.dht.clock import SystemClock
@@ -20,9 +21,11 @@ from hetpeer.peer.console import say
 from hetpeer.peer.control.server import serving
 from hetpeer.peer.daemon.figures import figures_of
 from hetpeer.peer.daemon.governing import Governing
+from hetpeer.peer.daemon.holds import Reason
 from hetpeer.peer.daemon.life import live
 from hetpeer.peer.daemon.notify import Notifier
 from hetpeer.peer.daemon.presence import JoinOptions, Presence, no_state, present
+from hetpeer.peer.daemon.reasons import paused
 from hetpeer.peer.daemon.sensing import Sensors
 from hetpeer.peer.daemon.wishes import TICK_S, Daemon, State, Wish
 from hetpeer.peer.home import Home
@@ -61,7 +64,10 @@ async def join(options: JoinOptions, leaving: asyncio.Event) -> Stop | None:
             from hetpeer.peer.web.daemons import volunteer_served
 
             await stack.enter_async_context(volunteer_served(options.dashboard, presence, daemon))
-        return await _lives(presence, governing, daemon)
+        stop = await _lives(presence, governing, daemon)
+        if presence.progress.thanks:
+            say(presence.progress.thanks)
+        return stop
 
 
 async def _lives(presence: Presence, governing: Governing, daemon: Daemon) -> Stop | None:
@@ -95,14 +101,15 @@ async def _clear(presence: Presence) -> None:
 async def _rest(presence: Presence, governing: Governing, daemon: Daemon) -> None:
     """Stay in the network without a worker, for as long as the volunteer is held back."""
     daemon.does(State.WAITING)
-    say(f"paused ({daemon.standing.reason})")
-    await unless(daemon.until(Wish.WORK, Wish.STOP), _idle(presence, governing))
+    reasons = daemon.holding
+    say(paused(reasons, governing.settings))
+    await unless(daemon.until(Wish.WORK, Wish.STOP), _idle(presence, governing, daemon, reasons))
     if daemon.wish is Wish.WORK:
         say("going on")
 
 
-async def _idle(presence: Presence, governing: Governing) -> None:
-    """Be a peer that holds no state. Never returns."""
+async def _idle(presence: Presence, governing: Governing, daemon: Daemon, reasons: Sequence[Reason]) -> None:
+    """Be a peer that holds no state; `reasons` have been told. Never returns."""
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(
             publish_forever(
@@ -113,6 +120,16 @@ async def _idle(presence: Presence, governing: Governing) -> None:
         tasks.create_task(presence.mind_sleep(lambda: None), name="sleep")
         tasks.create_task(_sweep(), name="sweep")
         tasks.create_task(_serve_files(presence, governing), name="files")
+        tasks.create_task(tell_reasons(governing, daemon, reasons), name="reasons")
+
+
+async def tell_reasons(governing: Governing, daemon: Daemon, told: Sequence[Reason]) -> None:
+    """Say when other reasons hold than were `told`. Never returns."""
+    while True:
+        await asyncio.sleep(TICK_S)
+        if (reasons := daemon.holding) not in (told, ()):
+            told = reasons
+            say(paused(reasons, governing.settings))
 
 
 async def _serve_files(presence: Presence, governing: Governing) -> None:

@@ -122,6 +122,9 @@ async def present(
             announce_forever(node, network.host, run.run_id, signed.manifest.name),
             name="word in the local network",
         )
+    named = options.settings.node.name
+    who = f"{named} (…{identity.peer_id[-6:]})" if named else f"…{identity.peer_id[-6:]}, without a --name"
+    say(f"in the run {signed.manifest.name} as {who}")
     room = Room(run.path.parent, run.run_id, lambda: size(settings().limits.files))
     evidence = stack.enter_context(contextlib.closing(Evidence(home, run, identity)))
     path = home.trace_path(run, os.getpid()) if options.trace else None
@@ -136,7 +139,7 @@ async def present(
         roster=Roster(node, run.run_id),
         evidence=evidence,
         trace=trace,
-        progress=VolunteerProgress(signed.manifest),
+        progress=VolunteerProgress(signed.manifest, lambda: node.throttle.down.nbytes),
         life=Life(),
     )
 

@@ -66,6 +66,7 @@ class Daemon:
         self._look: Callable[[], Does] = lambda: (State.STARTING, "")
         self._addresses: Callable[[], Sequence[str]] = tuple
         self._figures: Callable[[], Figures | None] = lambda: None
+        self._dashboard = ""
         self._known: tuple[State, str, float] = (State.STARTING, "", clock.wall())
         self._wish_known = Wish.WORK
 
@@ -90,12 +91,17 @@ class Daemon:
     @property
     def wish(self) -> Wish:
         """What the owner wants now."""
-        held = bool(self._holds.at(self._clock.boottime()))
+        held = bool(self.holding)
         if self._leaving.is_set() or (self._finishing and held):
             return Wish.STOP
         if self._finishing:
             return Wish.FINISH
         return Wish.PAUSE if held else Wish.WORK
+
+    @property
+    def holding(self) -> tuple[Reason, ...]:
+        """What holds it back now, in order."""
+        return self._holds.at(self._clock.boottime())
 
     async def until(self, *wishes: Wish) -> Wish:
         """Wait for one of `wishes`; returns it."""
@@ -154,6 +160,10 @@ class Daemon:
         self._addresses, self._figures = addresses, figures
         self._notifier.tell("READY")
 
+    def shown_at(self, link: str) -> None:
+        """Its dashboard is there, from now on; empty: nowhere."""
+        self._dashboard = link
+
     @property
     def standing(self) -> Standing:
         """For the owner."""
@@ -169,6 +179,7 @@ class Daemon:
             until=self._clock.wall() + left_s if ends else None,
             addresses=tuple(self._addresses()[:MAX_ADDRESSES]),
             figures=self._figures(),
+            dashboard=self._dashboard or None,
         )
 
     def look(self) -> None:
@@ -191,7 +202,7 @@ class Daemon:
         if state in (State.STOPPED, State.FAILED) or wish is Wish.WORK:
             return state, reason
         if wish is Wish.PAUSE:
-            return State.PAUSED, ",".join(self._holds.at(self._clock.boottime()))
+            return State.PAUSED, ",".join(self.holding)
         return State.DRAINING, "finish" if self._finishing else "stop"
 
     async def _hear_signals(self) -> None:

@@ -51,7 +51,7 @@ def volunteer_advert(volunteer: Volunteer, node: Node, device_name: str) -> Adve
         block_end=end,
         step=member.version or 0,
         loss=member.loss,
-        tokens_per_second=volunteer.figures.tokens_per_second,
+        tokens_per_second=volunteer.tokens_per_second,
         forward_s=volunteer.links.mean("forward"),
         backward_s=volunteer.links.mean("backward"),
         encode_s=volunteer.links.mean("encode"),

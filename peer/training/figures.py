@@ -10,6 +10,8 @@ from hetpeer.stages.execution.occupation import Shares
 
 RECENT = 9
 """Steps of which the middle one says how long it is from the last work to the update."""
+SPEED_S = 5.0
+"""A speed is that of so many seconds at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +28,40 @@ class Offer:
     """Whether the worker's part of a place is in RAM, as tensors that travel are."""
 
 
+class Speed:
+    """How many of something are done a second, from one look to the next. Pure; times are given, in seconds."""
+
+    def __init__(self) -> None:
+        self._done = 0
+        self._since: float | None = None
+        self._known = 0.0
+
+    def done(self, now: float) -> None:
+        """One more. The first one says when the work began: how long it took is not known."""
+        if self._since is None:
+            self._since = now
+        else:
+            self._done += 1
+
+    def at(self, now: float) -> float:
+        """A second, since somebody looked last, but over SPEED_S at least; 0 before that."""
+        if self._since is not None and now - self._since >= SPEED_S:
+            self._known = self._done / (now - self._since)
+            self._done, self._since = 0, now
+        return self._known
+
+
 @dataclass(slots=True)
 class Figures:
     """For the volunteer's own progress line and its advert."""
 
     microbatches: int = 0
     """Block ranges run forward and backward here."""
+    speed: Speed = field(default_factory=Speed)
+    """In those."""
     steps: int = 0
-    tokens_per_second: float = 0.0
+    credited: int = 0
+    """Samples x blocks of ours that commits counted (docs/credit.md). A run that goes back counts some of them once more."""
     shares: Shares = field(default_factory=Shares)
     """What its worker does, and waits for."""
     _worked_at: dict[int, float] = field(default_factory=dict)
@@ -44,6 +72,7 @@ class Figures:
     def worked(self, step: int, now: float) -> None:
         """A microbatch of `step` has been run forward and backward, `now` in seconds."""
         self.microbatches += 1
+        self.speed.done(now)
         self._worked_at[step] = now
 
     def updated(self, step: int, now: float) -> None:

@@ -175,6 +175,12 @@ class Volunteer:
         """Whether a coordinator has given us a place."""
         return self.member.phase is not Phase.JOINING
 
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens (or samples) run forward and backward here lately."""
+        per_microbatch = self._manifest.training.microbatch_size * self._manifest.data.tokens_per_sample
+        return self.figures.speed.at(time.monotonic()) * per_microbatch
+
     async def farewell(self) -> None:
         """Say that we leave; returns when the coordinator knows it. To be given a dead-line by the caller."""
         await self.session.farewell()
@@ -288,6 +294,7 @@ class Volunteer:
                 for line in self._evidence.applied(effect, self.member.incarnation):
                     self.session.give_evidence(line)
                 number = effect.step.number
+                self.figures.credited += self._credited(effect.covers)
                 self.figures.updated(number, time.monotonic())
                 self._trace.span("step", f"step {number}", self._begun.pop(number, self._trace.now()))
                 self.session.tell(self.links.paced())
@@ -301,6 +308,11 @@ class Volunteer:
                     self._over.set_result(effect)
             case p.Release(handle):
                 self._steps.release(handle)
+
+    def _credited(self, covers: Sequence[m.Cover]) -> int:
+        """Samples x blocks of ours in a commit."""
+        slots = (ids for cover in covers for holder, ids in cover.slots if holder == self._node.peer_id)
+        return sum(self._manifest.training.samples_of(number) for ids in slots for number in ids)
 
     def _instead(self, old: asyncio.Task[Any] | None, work: Coroutine[Any, Any, None]) -> asyncio.Task[Any]:
         """Run `work`; what `old` did for an earlier order is not wanted any more."""

@@ -114,7 +114,7 @@ def _you(presence: Presence, daemon: Daemon) -> You:
         state=standing.state,
         reason=standing.reason,
         since=standing.since,
-        tokens_per_second=volunteer.figures.tokens_per_second if volunteer is not None else 0.0,
+        tokens_per_second=volunteer.tokens_per_second if volunteer is not None else 0.0,
         microbatches=volunteer.figures.microbatches if volunteer is not None else 0,
         may=may,
     )

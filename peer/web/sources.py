@@ -111,7 +111,7 @@ def _of_volunteer(volunteer: Volunteer, credit: int | None) -> VolunteerFigures:
         loss=member.loss,
         blocks=end - begin,
         microbatches=figures.microbatches,
-        tokens_per_second=figures.tokens_per_second,
+        tokens_per_second=volunteer.tokens_per_second,
         done=links.done,
         spent=links.spent,
         occupied={one.value: seconds for one, seconds in figures.shares.seconds.items()},

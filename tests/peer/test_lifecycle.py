@@ -32,6 +32,42 @@ def test_only_the_second_signal_ends_it_at_once() -> None:
     assert (ended.returncode, ended.stdout) == (ExitCode.TERMINATED, "lives\n")
 
 
+HUNG_UP = """
+import asyncio, os, signal
+from hetpeer.peer.lifecycle import run_daemon
+
+async def main(leaving):
+    for name in {names}:
+        os.kill(os.getpid(), getattr(signal, name))
+        await asyncio.sleep(0.1)
+        print(name, leaving.is_set(), flush=True)
+
+signal.signal(signal.SIGHUP, signal.{before})
+run_daemon(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "before", "status", "said"),
+    [
+        (["SIGHUP", "SIGHUP"], "SIG_DFL", 0, ["SIGHUP True", "SIGHUP True"]),
+        (["SIGTERM", "SIGHUP"], "SIG_DFL", 0, ["SIGTERM True", "SIGHUP True"]),  # systemd, of a session
+        (["SIGHUP", "SIGTERM"], "SIG_DFL", 0, ["SIGHUP True", "SIGTERM True"]),
+        (["SIGHUP", "SIGTERM"], "SIG_IGN", 0, ["SIGHUP False", "SIGTERM True"]),  # nohup
+    ],
+)
+def test_a_terminal_that_goes_away_asks_it_to_leave(
+    names: list[str], before: str, status: int, said: list[str]
+) -> None:
+    code = HUNG_UP.format(names=names, before=before)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (ended.returncode, ended.stdout.splitlines()) == (status, said)
+    asked = names[0] == "SIGHUP" and before == "SIG_DFL"
+    assert ended.stderr.count("SIGHUP: its terminal has ended") == asked
+
+
 async def test_work_that_is_done_counts() -> None:
     async def work() -> int:
         return 7

@@ -218,3 +218,22 @@ def test_a_daemon_keeps_one(tmp_path: Path) -> None:
     _, shown = daemon.communicate(timeout=100)
     assert any("the peer to join by cannot be reached" in entry.event for entry in kept(tmp_path))
     assert shown == "left the run\n"
+
+
+@pytest.mark.swarm
+def test_it_goes_on_when_its_terminal_is_gone_and_leaves_in_good_order_when_that_says_so(
+    tmp_path: Path,
+) -> None:
+    command = [*COMMAND, "join", "--bootstrap", NOBODY, "--home", str(tmp_path)]
+    daemon = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    assert daemon.stderr is not None
+    assert "the peer to join by cannot be reached" in daemon.stderr.readline()
+    daemon.stderr.close()
+    deadline = time.monotonic() + 150
+    while sum("cannot be reached" in entry.event for entry in kept(tmp_path)) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    for _ in range(2):  # by the kernel and by the shell
+        daemon.send_signal(signal.SIGHUP)
+    assert daemon.wait(100) == ExitCode.OK
+    assert sum("SIGHUP: its terminal has ended" in entry.event for entry in kept(tmp_path)) == 1

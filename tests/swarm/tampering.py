@@ -277,7 +277,7 @@ def killed_after_step_4() -> None:
 
 
 def leaves_after_step_12() -> None:
-    """A volunteer that is told to leave once it has applied the thirteenth step or a later one."""
+    """A volunteer whose terminal goes away once it has applied the thirteenth step or a later one: kernel and shell say so."""
     from hetpeer.peer.training.evidence import Evidence
 
     applied = Evidence.applied
@@ -285,7 +285,8 @@ def leaves_after_step_12() -> None:
     def told_to_leave(self, update, incarnation):
         if update.step.number >= 12:
             Evidence.applied = applied
-            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGHUP)
         return applied(self, update, incarnation)
 
     Evidence.applied = told_to_leave

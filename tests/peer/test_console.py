@@ -1,0 +1,60 @@
+"""What is said to a person who is gone."""
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.peer import console
+from hetpeer.peer.cli import main
+
+SAYS = """
+import logging, sys
+from hetpeer.peer.cli.options import configure_logging
+from hetpeer.peer.console import say
+
+configure_logging(0, quiet=False)
+sys.stdin.readline()
+for _ in range(3):
+    say("nobody reads this")
+    logging.getLogger("hetpeer.x").warning("nor this")
+print("goes on")
+"""
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_nothing_ends_because_nobody_listens(terminal: bool) -> None:
+    """Neither what it does nor its exit status; a pipe gives EPIPE, a terminal EIO."""
+    ours, theirs = pty.openpty() if terminal else os.pipe()
+    with subprocess.Popen(
+        [sys.executable, "-c", SAYS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
+        start_new_session=True,
+    ) as saying:
+        os.close(ours)
+        os.close(theirs)
+        printed, _ = saying.communicate("\n", timeout=60)
+    assert (saying.returncode, printed) == (0, "goes on\n")
+
+
+def test_what_went_wrong_has_its_exit_status_though_nobody_reads_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(**_: object) -> None:
+        raise LocalError("HP-NET-002", "nobody answers", why="a test", fix="wait", exit_code=ExitCode.NETWORK)
+
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with os.fdopen(theirs, "w") as closed:
+        monkeypatch.setattr(sys, "stderr", closed)
+        monkeypatch.setattr(main, "app", fail)
+        with pytest.raises(SystemExit) as ended:
+            main.run()
+        assert ended.value.code == ExitCode.NETWORK
+        console.tell("goes nowhere")
