@@ -1,10 +1,10 @@
-"""`hetpeer dashboard`: a swarm in a browser, for somebody who does not take part."""
+"""`hetpeer dashboard`: a swarm in a browser, for somebody who does not take part; the link to the volunteer's page for its owner."""
 
 from __future__ import annotations
 
 import typer
 
-from hetpeer.peer.cli.options import BootstrapOption, DashboardOption, HomeOption, asked
+from hetpeer.peer.cli.options import BootstrapOption, DashboardOption, HomeOption, asked, standing_here
 
 
 def register(app: typer.Typer) -> None:
@@ -15,11 +15,17 @@ def register(app: typer.Typer) -> None:
 def dashboard(
     *, bootstrap: BootstrapOption = None, dashboard: DashboardOption = "", home: HomeOption = None
 ) -> None:
-    """Show a run's swarm in a browser until Ctrl-C, asked through any peer of it, without taking part."""
+    """Print the link to the dashboard of the volunteer that runs here. Without one, or with --bootstrap or --dashboard: show a run's
+    swarm in a browser until Ctrl-C, asked through any peer of it, without taking part.
+    """
     from hetpeer.peer.lifecycle import run_daemon
     from hetpeer.peer.web.watcher import watch
     from hetpeer.peer.where import nowhere, parse_where
 
+    here = None if bootstrap or dashboard else standing_here(home)
+    if here is not None and here.dashboard is not None:
+        print(here.dashboard)
+        return
     where = parse_where(dashboard)
     if where is None:
         raise nowhere(dashboard)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from hetpeer.peer.cli.join import check
-from hetpeer.peer.cli.options import HomeOption
+from hetpeer.peer.cli.options import HomeOption, standing_here
 
 commands = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -51,10 +51,13 @@ def uninstall() -> None:
 
 @commands.command()
 def status() -> None:
-    """What systemd says of it."""
+    """What systemd says of it, and the link to its dashboard."""
     from hetpeer.peer.daemon import systemd
 
     said = systemd.properties()
     doing = f": {said['StatusText']}" if said.get("StatusText") else ""
     typer.echo(f"{said.get('ActiveState', '')} ({said.get('SubState', '')}){doing}")
     typer.echo(f"{said.get('UnitFileState', '')} {systemd.unit_path()}")
+    here = standing_here(systemd.home())
+    if here is not None and here.dashboard is not None:
+        typer.echo(f"dashboard at {here.dashboard}")

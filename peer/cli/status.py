@@ -134,8 +134,15 @@ def _show_own(own: Standing, as_json: bool) -> None:
     """The volunteer that runs here, where its swarm cannot be asked."""
     from hetpeer.peer.watching.swarm import SCHEMA
 
-    here = f"{'here':<10}{_here_text(own)}"
+    here = "\n".join(f"{label:<10}{text}" for label, text in _own_lines(own))
     print(json.dumps({"schema": SCHEMA} | _own_fields(own)) if as_json else here, flush=True)
+
+
+def _own_lines(own: Standing | None) -> Iterator[tuple[str, str]]:
+    if own is not None:
+        yield "here", _here_text(own)
+        if own.dashboard is not None:
+            yield "dashboard", own.dashboard
 
 
 def _here_text(own: Standing) -> str:
@@ -146,13 +153,12 @@ def _here_text(own: Standing) -> str:
 
 
 def _own_fields(own: Standing | None) -> dict[str, Any]:
-    return {"here": None if own is None else own.model_dump(exclude={"addresses", "figures"})}
+    return {"here": None if own is None else own.model_dump(exclude={"addresses", "figures", "dashboard"})}
 
 
 def _summary(found: SwarmStatus, own: Standing | None) -> Iterator[tuple[str, str]]:
     """The first lines, as (label, text)."""
-    if own is not None:
-        yield "here", _here_text(own)
+    yield from _own_lines(own)
     progress, swarm = found.progress, found.swarm
     yield "run", f"{found.run.name}  {found.run.id}"
     yield "state", found.state + (f": {found.reason}" if found.reason else "")

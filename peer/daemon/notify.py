@@ -7,7 +7,14 @@ import logging
 import os
 import socket
 
+ADDRESS = "NOTIFY_SOCKET"
+
 _log = logging.getLogger(__name__)
+
+
+def is_service() -> bool:
+    """Whether systemd has started this process as a service: what it says then goes to the journal, which others may read."""
+    return bool(os.environ.get(ADDRESS))
 
 
 class Notifier:
@@ -23,7 +30,7 @@ class Notifier:
         """As systemd has set up this process."""
         usec, pid = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
         ours = usec.isdecimal() and int(usec) > 0 and pid in ("", str(os.getpid()))
-        return cls(os.environ.get("NOTIFY_SOCKET", ""), int(usec) / 1e6 if ours else None)
+        return cls(os.environ.get(ADDRESS, ""), int(usec) / 1e6 if ours else None)
 
     async def watch_forever(self) -> None:
         """Say that the loop runs, twice as often as is asked for; returns if it is not."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -89,6 +90,12 @@ def properties() -> Mapping[str, str]:
     return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
+def home() -> Path | None:
+    """The home of the installed volunteer, as its unit says it; None where that says none."""
+    found = re.search(r'"--home" "((?:[^"\\]|\\.)*)"', unit_path().read_text())
+    return None if found is None else Path(_unquoted(found[1]))
+
+
 def lingers() -> bool:
     """Whether the user's services run on when the user logs out."""
     try:
@@ -145,3 +152,9 @@ def _quoted(word: str) -> str:
     """One word of a command line in a unit: nothing in it is expanded."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return '"' + escaped.replace("\n", "\\n") + '"'
+
+
+def _unquoted(word: str) -> str:
+    """What `_quoted` made a word of, without the marks around it."""
+    escaped = {"\\\\": "\\", '\\"': '"', "\\n": "\n", "%%": "%", "$$": "$"}
+    return re.sub(r'\\\\|\\"|\\n|%%|\$\$', lambda found: escaped[found[0]], word)

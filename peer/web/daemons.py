@@ -15,6 +15,7 @@ from hetpeer.dht.roster import Roster
 from hetpeer.dht.tasks import TaskSet
 from hetpeer.peer.console import say
 from hetpeer.peer.control.wire import Request
+from hetpeer.peer.daemon.notify import is_service
 from hetpeer.peer.daemon.wishes import State
 from hetpeer.peer.watching.fromlog import FromLog
 from hetpeer.peer.watching.status import Onlooker
@@ -25,7 +26,7 @@ from hetpeer.peer.web.metrics import metrics_route
 from hetpeer.peer.web.page import Orders, page_routes
 from hetpeer.peer.web.serving import served
 from hetpeer.peer.web.sources import RELIABLE_STATES, DaemonSource, ReliableSource, VolunteerSource
-from hetpeer.peer.web.token import token_of
+from hetpeer.peer.web.token import FILE, token_of
 from hetpeer.peer.web.view import View, You
 from hetpeer.peer.where import Where
 
@@ -52,8 +53,13 @@ async def volunteer_served(where: Where, presence: Presence, daemon: Daemon) -> 
         source, lambda: daemon.standing.state, lambda: presence.life.volunteer, view.own_credit
     ).metrics
     orders = {do: lambda do=do: daemon.answer(Request(do=do)) for do in ("pause", "resume", "finish")}
-    async with _served(where, home, view, orders, metrics):
-        yield
+    way = f"hetpeer dashboard --home {home} prints its link"
+    async with _served(where, home, view, orders, metrics, way) as link:
+        daemon.shown_at(link)
+        try:
+            yield
+        finally:
+            daemon.shown_at("")
 
 
 @contextlib.asynccontextmanager
@@ -65,21 +71,32 @@ async def reliable_served(
     view = View(_onlooker(node, run, FromLog(node, peer.answers)), Machine(run.path), lambda: None)
     daemon = DaemonSource(node, "reliable", manifest.name, run.path, RELIABLE_STATES)
     source = ReliableSource(daemon, peer, manifest.training.steps, grouped=manifest.averaging is not None)
-    async with _served(where, run.path, view, {}, source.metrics):
+    async with _served(where, run.path, view, {}, source.metrics, _token_in(run.path)):
         yield
 
 
 @contextlib.asynccontextmanager
 async def watcher_served(where: Where, onlooker: Onlooker, folder: Path) -> AsyncIterator[None]:
     """As `reliable_served`, of who does not take part, without metrics; `folder` has the token."""
-    async with _served(where, folder, View(onlooker, Machine(folder), lambda: None), {}, None):
+    view = View(onlooker, Machine(folder), lambda: None)
+    async with _served(where, folder, view, {}, None, _token_in(folder)):
         yield
+
+
+def _token_in(folder: Path) -> str:
+    return f"its token is in {folder / FILE}"
 
 
 @contextlib.asynccontextmanager
 async def _served(
-    where: Where, folder: Path, view: View, orders: Orders, metrics: Callable[[], Iterable[Metric]] | None
-) -> AsyncIterator[None]:
+    where: Where,
+    folder: Path,
+    view: View,
+    orders: Orders,
+    metrics: Callable[[], Iterable[Metric]] | None,
+    way: str,
+) -> AsyncIterator[str]:
+    """Its value is the link, with the token. That is no line for a journal: there `way` says how one gets it."""
     feed, token = Feed(view.look), token_of(folder)
     routes: list[BaseRoute] = page_routes(feed, orders)
     if metrics is not None:
@@ -88,9 +105,10 @@ async def _served(
     try:
         async with served(application(routes, token, private=not where.is_loopback), where) as url:
             tasks.spawn(feed.run(), name="dashboard")
-            say(f"dashboard at {url}/#token={token}")
+            link = f"{url}/#token={token}"
+            say(f"dashboard at {url}/; {way}" if is_service() else f"dashboard at {link}")
             try:
-                yield
+                yield link
             finally:
                 await feed.close()
     finally:

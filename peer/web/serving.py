@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import ipaddress
 import socket
 from collections.abc import AsyncIterator, Iterator
 
@@ -20,11 +21,14 @@ SHUTDOWN_S = 1
 MAX_CONNECTIONS = 64
 IDLE_S = 10.0
 """A connection over which nothing is asked for so long is closed."""
+LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
+ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+"""Nobody's (RFC 5737, 3849): the way to it is that to the network."""
 
 
 @contextlib.asynccontextmanager
 async def served(app: ASGIApp, where: Where) -> AsyncIterator[str]:
-    """Serve `app` there while the context is open; its value is the URL. Raises `LocalError` HP-WEB-001."""
+    """Serve `app` there while the context is open; its value is the URL, for whoever may get there. Raises `LocalError` HP-WEB-001."""
     listening = _listen(where)
     config = uvicorn.Config(
         app,
@@ -41,7 +45,7 @@ async def served(app: ASGIApp, where: Where) -> AsyncIterator[str]:
     server = _Server(config)
     serving = asyncio.ensure_future(server.serve(sockets=[listening]))
     try:
-        address, actual = listening.getsockname()[:2]
+        address, actual = _reached_at(listening), listening.getsockname()[1]
         yield f"http://{f'[{address}]' if ':' in address else address}:{actual}"
     finally:
         server.should_exit = True
@@ -92,6 +96,19 @@ class _Connection(H11Protocol):
     def _end_if_idle(self) -> None:
         if self.is_idle:
             self.end()
+
+
+def _reached_at(listening: socket.socket) -> str:
+    """The address that it listens at; where that is any of this machine's, the one that others see (nothing is sent)."""
+    address = str(listening.getsockname()[0])
+    if not ipaddress.ip_address(address).is_unspecified:
+        return address
+    with socket.socket(listening.family, socket.SOCK_DGRAM) as asking:
+        try:
+            asking.connect((ELSEWHERE[listening.family], 9))
+            return str(asking.getsockname()[0])
+        except OSError:  # it is in no network
+            return LOOPBACK[listening.family]
 
 
 def _listen(where: Where) -> socket.socket:

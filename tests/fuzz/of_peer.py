@@ -56,6 +56,7 @@ STANDINGS = [
         until=1.8e9,
         month_bytes=9,
         addresses=tuple(PLACES[:2]),
+        dashboard="http://127.0.0.1:8787/#token=x",
         figures=Figures(
             pid=1,
             run=RUN,

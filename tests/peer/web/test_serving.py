@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ipaddress
 import signal
 import subprocess
 import sys
@@ -51,6 +52,13 @@ async def test_metrics_are_read_by_prometheus():
         assert status == 404
     with pytest.raises(urllib.error.URLError):
         await asyncio.to_thread(request, f"{url}/metrics")
+
+
+async def test_the_address_of_a_server_that_listens_everywhere_is_one_that_others_can_use():
+    async with served(app(), Where("0.0.0.0", 0)) as url:
+        assert not ipaddress.ip_address(url.rpartition(":")[0].removeprefix("http://")).is_unspecified
+        status, _, _ = await asyncio.to_thread(request, f"{url}/metrics")
+        assert status == 200
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
