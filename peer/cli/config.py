@@ -42,26 +42,26 @@ def show(
 
 @commands.command("set")
 def change(key: str, value: str, *, home: HomeOption = None) -> None:
-    """Change one setting, in the file and in the daemon that runs."""
+    """Change one setting, in the daemon that runs and in the file; in neither if one of them cannot have it so."""
     from hetpeer.peer.control.client import ask
     from hetpeer.peer.control.wire import Request
-    from hetpeer.peer.daemon.configfile import config_path, write
+    from hetpeer.peer.daemon.configfile import changed, config_path, write
     from hetpeer.peer.daemon.settings import AT_START
     from hetpeer.peer.home import default_home
 
     here = home or default_home()
     path = config_path(here)
-    write(path, key, value)
+    changed(path, key, value)  # nobody is asked for what the file cannot say
+    since = " from the next start on" if key in AT_START else " from now on"
     try:
         if key not in AT_START:
             ask(here, Request(do="set", key=key, value=value))
     except LocalError as error:
         if error.code != "HP-CTL-001":
             raise
-        typer.echo(f"{path}: {key} is {value}; no volunteer runs from {here}")
-    else:
-        when = "from the next start on" if key in AT_START else "from now on"
-        typer.echo(f"{path}: {key} is {value} {when}")
+        since = f"; no volunteer runs from {here}"
+    write(path, key, value)
+    typer.echo(f"{path}: {key} is {value}{since}")
 
 
 @commands.command()

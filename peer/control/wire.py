@@ -120,7 +120,8 @@ class Standing(BaseModel):
 
 def encode_error(error: HetpeerError) -> bytes:
     """The answer that says what is wrong."""
-    return _line({"error": {"code": error.code, "what": error.what, "why": error.why, "fix": error.fix}})
+    said = {"code": error.code, "what": error.what, "why": error.why, "fix": error.fix}
+    return _line({"error": {**said, "exit": int(error.exit_code)}})
 
 
 def decode_answer(line: bytes) -> Standing:
@@ -129,7 +130,9 @@ def decode_answer(line: bytes) -> Standing:
         answer = json.loads(line)
         if "error" in answer:
             code, what, why, fix = (str(answer["error"][key])[:500] for key in ("code", "what", "why", "fix"))
-            raise LocalError(code, what, why=why, fix=fix)
+            said = answer["error"].get("exit")  # nothing, of an older daemon
+            status = next((one for one in ExitCode if one == said), ExitCode.UNEXPECTED)
+            raise LocalError(code, what, why=why, fix=fix, exit_code=status)
         return Standing.model_validate_json(line)
     except (ValueError, TypeError, KeyError, RecursionError) as error:  # ValidationError is a ValueError
         raise not_understood("the daemon's answer is none; it may be of another version") from error

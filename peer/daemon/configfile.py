@@ -48,20 +48,22 @@ def effective(home: Path, options: Mapping[str, Any]) -> Merged:
     return merged([file, *environment, Layer("the command line", options)])
 
 
-def write(path: Path, key: str, value: str) -> Settings:
-    """Change one setting of the file; returns what the file says then.
+def write(path: Path, key: str, value: str) -> None:
+    """Change one setting of the file. Raises as `changed`, and `LocalError` HP-DISK-001, HP-DISK-002: then it is as it was."""
+    text = changed(path, key, value)
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, text.encode())
 
-    Raises `LocalError` HP-CONF-003, HP-DISK-001 and HP-DISK-002, then with nothing changed.
-    """
+
+def changed(path: Path, key: str, value: str) -> str:
+    """What the file would say with one setting changed. Raises `LocalError` HP-CONF-003 for what cannot be."""
     before = read(path)
     after = merged([Layer(before.source, {**before.values, key: value})]).settings
     text = edited(_text(path), key, after.flat()[key])
     if not _says(text, after):
         raise wrong_setting(key, str(path), "it is not written in one line of its own; change it by hand")
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(path, text.encode())
-    return after
+    return text
 
 
 def edited(text: str, key: str, value: Any) -> str:

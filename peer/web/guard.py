@@ -2,7 +2,8 @@
 
 A page of another site can make a browser send requests to this machine, and a name of its own that points here (DNS rebinding) makes
 them look like ours. So the Host must be an address, `localhost` or a name that was chosen, what changes anything needs the token and no foreign
-Origin, and a server that listens beyond this machine answers nothing but files to who does not know the token.
+Origin, and a server that listens beyond this machine answers nothing but files to who does not know the token. What other pages load of ours
+without CORS has no Origin: there browsers say Sec-Fetch-Site.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 SAFE = frozenset({"GET", "HEAD"})
 OPEN = ("/static/", "/healthz")
 """What anybody may read who reaches the server; and the page itself, which is empty without its data."""
+FOREIGN = frozenset({"cross-site", "same-site"})
+"""Whose request it is, as its browser says: of another site, or of another port or name of this machine. Others than browsers say nothing."""
 ALWAYS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -53,10 +56,10 @@ class Guard:
     def _refusal(self, request: Request) -> JSONResponse | None:
         if not self._is_ours(request.headers.get("host", "")):
             return _refused(421, "this server does not go by that name")
-        origin = request.headers.get("origin")
-        if origin is not None and origin != f"{request.url.scheme}://{request.headers['host']}":
+        path, origin = request.url.path, request.headers.get("origin")
+        foreign = path != "/" and request.headers.get("sec-fetch-site") in FOREIGN
+        if foreign or origin not in (None, f"{request.url.scheme}://{request.headers['host']}"):
             return _refused(403, "requests of other sites are not answered")
-        path = request.url.path
         reading = request.method in SAFE
         if reading and (not self._private or path == "/" or path.startswith(OPEN)):
             return None

@@ -15,7 +15,15 @@ from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.peer.control import client, server
 from hetpeer.peer.control.client import ask, connected
 from hetpeer.peer.control.server import serving
-from hetpeer.peer.control.wire import MAX_ANSWER, MAX_REQUEST, SOCKET, Request, Standing, decode_answer
+from hetpeer.peer.control.wire import (
+    MAX_ANSWER,
+    MAX_REQUEST,
+    SOCKET,
+    Request,
+    Standing,
+    decode_answer,
+    encode_error,
+)
 
 PAUSED = Standing(state="paused", reason="user", since=1.5, until=9.0, addresses=("/ip4/127.0.0.1",))
 
@@ -215,3 +223,18 @@ def test_an_error_travels() -> None:
     with pytest.raises(LocalError) as caught:
         decode_answer(json.dumps({"error": error}).encode())
     assert caught.value.line() == "HP-CTL-009: what; why: why; do: fix"
+    assert caught.value.exit_code == ExitCode.UNEXPECTED, "of an older daemon"
+
+
+@pytest.mark.parametrize("status", ExitCode)
+def test_an_error_travels_with_its_exit_status(status: ExitCode) -> None:
+    with pytest.raises(LocalError) as caught:
+        decode_answer(encode_error(LocalError("HP-CTL-009", "what", why="why", fix="fix", exit_code=status)))
+    assert caught.value.exit_code is status
+
+
+@pytest.mark.parametrize("status", [None, 6, "3", [], True])
+def test_an_exit_status_that_is_none_hides_no_error(status: object) -> None:
+    error = {"code": "HP-CTL-009", "what": "what", "why": "why", "fix": "fix", "exit": status}
+    with pytest.raises(LocalError, match="HP-CTL-009"):
+        decode_answer(json.dumps({"error": error}).encode())

@@ -1,5 +1,6 @@
 """A volunteer's settings: which source counts, what is refused and how, and a file of which one line changes."""
 
+import asyncio
 import stat
 import tomllib
 from pathlib import Path
@@ -12,6 +13,8 @@ from typer.testing import CliRunner
 
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.peer.cli.main import app
+from hetpeer.peer.control.server import serving
+from hetpeer.peer.control.wire import Request, Standing
 from hetpeer.peer.daemon.configfile import config_path, edited, effective, read, write
 from hetpeer.peer.daemon.settings import AT_START, KEYS, WITH_WORKER, Layer, Settings, merged, of_environment
 
@@ -173,6 +176,34 @@ def test_where_the_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert config_path(tmp_path / "state" / "hetpeer") == tmp_path / "config" / "hetpeer" / "config.toml"
     assert config_path(tmp_path / "other") == tmp_path / "other" / "config.toml"
     assert read(tmp_path / "none.toml").values == {}
+
+
+async def test_a_daemon_that_cannot_have_it_so_leaves_the_file_alone(tmp_path: Path) -> None:
+    """As when the hours of a schedule were written into the file after it began. Its error has its own exit status."""
+    asked: list[Request] = []
+
+    def answer(request: Request) -> Standing:
+        asked.append(request)
+        Settings().changed(str(request.key), request.value, "the owner")
+        return Standing(state="training", since=1.0)
+
+    path, arguments = tmp_path / "config.toml", ["config", "set", "--home", str(tmp_path)]
+    path.write_text('[when]\nhours = ["22:00-07:00"]\n')
+    before = path.read_text()
+    async with serving(tmp_path, answer):
+        run = CliRunner().invoke
+        refused = await asyncio.to_thread(run, app, [*arguments, "when.mode", "schedule"])
+        assert isinstance(refused.exception, LocalError)
+        assert (refused.exception.code, refused.exception.exit_code) == ("HP-CONF-003", ExitCode.CONFIG)
+        assert path.read_text() == before
+        wrong = await asyncio.to_thread(run, app, [*arguments, "limits.up", "fast"])
+        assert isinstance(wrong.exception, LocalError)
+        assert len(asked) == 1, "what the file cannot say is asked of nobody"
+        done = await asyncio.to_thread(run, app, [*arguments, "limits.up", "5mbit"])
+        assert done.output == f"{path}: limits.up is 5mbit from now on\n"
+        later = await asyncio.to_thread(run, app, [*arguments, "network.port", "4001"])
+        assert later.output == f"{path}: network.port is 4001 from the next start on\n"
+    assert path.read_text() == before + '\n[limits]\nup = "5mbit"\n\n[network]\nport = 4001\n'
 
 
 def test_from_the_command_line(tmp_path: Path) -> None:

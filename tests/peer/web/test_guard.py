@@ -108,6 +108,18 @@ def test_another_site_is_not_answered_even_with_the_token(local: int, origin: st
     assert ask(local, "GET", "/api/v1/status", **headers).status == 403
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_what_another_page_loads_without_saying_where_from(local: int, site: str) -> None:
+    """As `fetch` with no-cors or `<img>` do; a link to the page is one, too."""
+    headers = {"Sec-Fetch-Site": site}
+    for path in ("/api/v1/status", "/static/app.js", "/healthz"):
+        assert ask(local, "GET", path, **headers).status == 403
+    assert ask(local, "GET", "/", **headers).status == 200
+    assert ask(local, "POST", "/", **headers).status == 401
+    for own in ("same-origin", "none"):
+        assert ask(local, "GET", "/api/v1/status", **{"Sec-Fetch-Site": own}).status == 200
+
+
 def test_our_own_page_is_answered(local: int) -> None:
     headers = {"Authorization": f"Bearer {TOKEN}", "Origin": f"http://127.0.0.1:{local}"}
     assert ask(local, "POST", "/api/v1/pause", **headers).status == 200
