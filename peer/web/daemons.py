@@ -113,6 +113,7 @@ async def _served(
                 await feed.close()
     finally:
         await tasks.close()
+        await view.close()
 
 
 def _onlooker(node: Node, run: RunDirectory, log: FromLog) -> Onlooker:

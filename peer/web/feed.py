@@ -11,8 +11,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
-from hetpeer.dht.errors import RemoteError
-
 LOOK_S = 1.0
 IDLE_S = 10.0
 """Between two looks while nobody watches: events go on, and nobody is asked for what is in the log."""
@@ -24,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class Feed:
-    """Views made by `look`, which may raise `RemoteError`: then the last one stands. It is told whether somebody watches."""
+    """Views made by `look`, which is told whether somebody watches. Where it fails the last one stands, and the log says why."""
 
     def __init__(self, look: Callable[[bool], Awaitable[dict[str, Any]]]) -> None:
         self._look = look
@@ -34,6 +32,8 @@ class Feed:
         self._watchers = 0
         self._shown_at = -math.inf
         self._closed = False
+        self._failure = ""
+        """Of the last look, if it failed: told once."""
 
     @contextlib.contextmanager
     def seat(self) -> Iterator[bool]:
@@ -65,9 +65,12 @@ class Feed:
     async def _renew(self) -> None:
         try:
             view = json.dumps(await self._look(self._is_watched), separators=(",", ":"), allow_nan=False)
-        except RemoteError as error:
-            _log.debug("no new view: %s", error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next view may be one, and nobody would renew it otherwise
+            if repr(error) != self._failure:
+                _log.error("no new view of the swarm", exc_info=error)
+            self._failure = repr(error)
             return
+        self._failure = ""
         async with self._news:
             self._newest = view
             self._news.notify_all()

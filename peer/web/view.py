@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hetpeer.bootstrap.curves import Curves, Point
+from hetpeer.dht.tasks import TaskSet
 from hetpeer.peer.watching.status import Onlooker
 from hetpeer.peer.watching.swarm import Progress, SwarmStatus
 from hetpeer.peer.web.chronicle import Chronicle
@@ -19,6 +21,8 @@ CURVES_S = 10.0
 """Between two questions for the loss curves; the newest loss is in the status."""
 CREDIT_S = 120.0
 """So long after the metrics were read, credit is asked for though nobody watches: who reads them now and then has it new."""
+ANSWER_S = 1.0
+"""So long the swarm is waited for at each look; what it says later is in the next one, and the owner is not kept waiting."""
 RETRY_S = 3.0
 """After one that nobody has answered, counted from its end: who is gone is not waited for at each look."""
 
@@ -50,6 +54,10 @@ class View:
         self._ask_at = self._credit_until = -math.inf
         self._status: SwarmStatus | None = None
         """The last one."""
+        self._tasks = TaskSet()
+        self._asking: asyncio.Task[None] | None = None
+        self._silent_since: float | None = None
+        """When the swarm was asked, while it has not answered since; in seconds since 1970."""
 
     def own_credit(self) -> int | None:
         """What our peer has, as was said at the last look."""
@@ -58,20 +66,22 @@ class View:
         return found.yours.credit if found is not None and found.yours is not None else None
 
     async def look(self, watched: bool) -> dict[str, Any]:
-        """The document. Unless somebody watches, what the run's log says is as it was. Raises `RemoteError` when the swarm does not answer."""
-        ranked = watched or time.monotonic() < self._credit_until
-        self._status = status = await self._onlooker.status(ranked=ranked)
-        self._chronicle.add(status)
-        if watched and time.monotonic() >= self._ask_at:
-            found = await self._onlooker.curves()
-            self._curves = found or self._curves
-            self._ask_at = time.monotonic() + (CURVES_S if found else RETRY_S)
-        you = self._you()
+        """The document. Unless somebody watches, what the run's log says is as it was.
+
+        What is known of the swarm is from before where it does not answer within ANSWER_S; the daemon and the machine are as they are now.
+        """
+        if self._asking is None or self._asking.done():
+            self._asking = self._tasks.spawn(self._ask(watched), name="look at the swarm")
+        await asyncio.wait({self._asking}, timeout=ANSWER_S)
+        you, status = self._you(), self._status
+        training = self._curves.training
         return {
             "schema": SCHEMA,
-            "status": status.document(),
+            "time": time.time(),
+            "silent_since": self._silent_since,
+            "status": None if status is None else status.document(),
             "curves": {
-                "training": up_to_now(self._curves.training, status.progress),
+                "training": training if status is None else up_to_now(training, status.progress),
                 "evaluation": self._curves.evaluation,
                 "speed": self._chronicle.speed.points,
             },
@@ -79,6 +89,22 @@ class View:
             "you": None if you is None else asdict(you),
             "machine": asdict(self._machine.look()),
         }
+
+    async def close(self) -> None:
+        """Ask nobody any more."""
+        await self._tasks.close()
+
+    async def _ask(self, watched: bool) -> None:
+        """How the swarm is. Raises `RemoteError` when it does not answer."""
+        self._silent_since = self._silent_since or time.time()
+        ranked = watched or time.monotonic() < self._credit_until
+        self._status = status = await self._onlooker.status(ranked=ranked)
+        self._silent_since = None
+        self._chronicle.add(status)
+        if watched and time.monotonic() >= self._ask_at:
+            found = await self._onlooker.curves()
+            self._curves = found or self._curves
+            self._ask_at = time.monotonic() + (CURVES_S if found else RETRY_S)
 
 
 def up_to_now(curve: Sequence[Point], progress: Progress) -> Sequence[Point]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, Dialog, Page, expect
 
 from hetpeer.peer.web.app import application
 from hetpeer.peer.web.feed import Feed
@@ -77,6 +77,8 @@ def view(names: list[str]) -> dict[str, Any]:
     name = names[0]
     return {
         "schema": "hetpeer.view/1",
+        "time": time.time(),
+        "silent_since": None,
         "status": {
             "time": time.time(),
             "state": "training",
@@ -142,6 +144,9 @@ class Daemon:
     async def look(self, _watched: bool) -> dict[str, Any]:
         return self.shown
 
+    def finish(self) -> None:
+        self.asked.append("finish")
+
     def pause(self) -> None:
         self.asked.append("pause")
         self.shown = self.shown | {
@@ -150,11 +155,15 @@ class Daemon:
 
 
 @asynccontextmanager
-async def page_of(browser: Browser, daemon: Daemon, **options: Any) -> AsyncIterator[Page]:
-    """The page, when it shows its first view; whatever goes wrong in it fails the test."""
+async def page_of(
+    browser: Browser, daemon: Daemon, first: str = "#progress", says: str = "7 of 100", **options: Any
+) -> AsyncIterator[Page]:
+    """The page, when `first` shows its first view; whatever goes wrong in it fails the test."""
     feed = Feed(daemon.look)
     running = asyncio.create_task(feed.run())
-    app = application(page_routes(feed, {"pause": daemon.pause}), TOKEN, private=False)
+    app = application(
+        page_routes(feed, {"pause": daemon.pause, "finish": daemon.finish}), TOKEN, private=False
+    )
     wrong: list[str] = []
     try:
         async with served(app, Where("127.0.0.1", 0)) as url:
@@ -167,7 +176,7 @@ async def page_of(browser: Browser, daemon: Daemon, **options: Any) -> AsyncIter
                 lambda asked: None if asked.url.startswith((url, "data:")) else wrong.append(asked.url),
             )
             await page.goto(f"{url}/#token={TOKEN}")
-            await expect(page.locator("#progress")).to_contain_text("7 of 100")
+            await expect(page.locator(first)).to_contain_text(says)
             try:
                 yield page
             finally:
@@ -217,6 +226,44 @@ async def test_a_button_asks_the_daemon_and_the_page_shows_what_follows(browser:
         await expect(page.locator("#state")).to_have_text("paused: user", timeout=20_000)
         await expect(page.locator("#pause")).to_be_disabled()
     assert daemon.asked == ["pause"]
+
+
+async def test_who_finishes_is_asked_whether_that_is_meant(browser: Browser) -> None:
+    daemon, answers = Daemon(view(["ada"])), [False, True]
+    async with page_of(browser, daemon) as page:
+
+        async def answer(dialog: Dialog) -> None:
+            await (dialog.accept() if answers.pop(0) else dialog.dismiss())
+
+        page.on("dialog", answer)
+        await page.click("#finish")
+        assert daemon.asked == []
+        async with page.expect_response("**/api/v1/finish"):
+            await page.click("#finish")
+    assert (daemon.asked, answers) == (["finish"], [])
+
+
+async def test_a_swarm_that_is_silent_hides_no_button(browser: Browser) -> None:
+    daemon = Daemon(view(["ada"]))
+    async with page_of(browser, daemon) as page:
+        await expect(page.locator("#notice")).to_be_hidden()
+        silent = {"silent_since": time.time() - 60.0}
+        daemon.shown |= silent | {"you": daemon.shown["you"] | {"state": "paused"}}
+        await expect(page.locator("#state")).to_have_text("paused", timeout=20_000)
+        await expect(page.locator("#notice")).to_contain_text("the swarm has not answered since ")
+        await expect(page.locator("#peers")).to_contain_text("ada")
+        daemon.shown |= {"silent_since": None}
+        await expect(page.locator("#notice")).to_be_hidden(timeout=20_000)
+
+
+async def test_before_anything_is_known_of_the_swarm_the_daemon_is_there(browser: Browser) -> None:
+    daemon = Daemon(view(["ada"]) | {"status": None, "silent_since": time.time() - 60.0})
+    async with page_of(browser, daemon, first="#you", says="microbatches done") as page:
+        await expect(page.locator("#state")).to_have_text("training")
+        await expect(page.locator("#notice")).to_contain_text("the swarm has not answered since ")
+        await expect(page.locator("#machine")).to_contain_text("disk free")
+        await page.click("#pause")
+        await expect(page.locator("#state")).to_have_text("paused: user", timeout=20_000)
 
 
 async def test_every_panel_says_something(browser: Browser) -> None:

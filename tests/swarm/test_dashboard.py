@@ -76,6 +76,7 @@ async def test_a_volunteer_is_seen_paused_and_goes_on(swarm: Swarm) -> None:
         await picture(watching, "dashboard-phone")
 
         assert wrong == []
+        page.on("dialog", lambda asks: asks.accept())
         await page.click("#finish")
         assert await one.ended() == 0
     await swarm.left([other])  # it holds half of the run: nothing more is stored

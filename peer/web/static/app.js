@@ -3,18 +3,28 @@
 import { Chart } from "./charts.js";
 import { byId } from "./dom.js";
 import * as panels from "./panels.js";
+import { clock } from "./units.js";
 
 const loss = new Chart(byId("loss"), [["training", "--one"], ["evaluation", "--two"]]);
 const speed = new Chart(byId("speed"), [["speed", "--one"]], { time: true });
 const AGAIN_MS = 3000;
+const SILENT_S = 5;
+const OWN = new Set([panels.header, panels.yours, panels.machine]);
+const QUESTIONS = { finish: "Leave the run once the step under way is committed? That ends the daemon: only its command or its service starts it again." };
 const token = new URLSearchParams(location.hash.slice(1)).get("token") ?? "";
 
 function show(view) {
-  for (const panel of Object.values(panels)) panel(view);
+  for (const panel of Object.values(panels)) if (view.status || OWN.has(panel)) panel(view);
   loss.show([view.curves.training, view.curves.evaluation]);
   speed.show([view.curves.speed]);
   byId("buttons").hidden = !view.you;
   for (const order of ["pause", "resume", "finish"]) byId(order).disabled = !view.you?.may.includes(order);
+}
+
+/** What to say while the swarm does not answer: the rest of the page is then from before, but for the daemon and the machine. */
+function silence({ status, time, silent_since: since }) {
+  if (since === null || time - since < SILENT_S) return "";
+  return `the swarm has not answered since ${clock(since)}${status ? "; what is shown of it is from then" : ""}`;
 }
 
 function notice(text) {
@@ -28,7 +38,10 @@ async function order(what) {
 }
 
 for (const what of ["pause", "resume", "finish"]) {
-  byId(what).addEventListener("click", () => order(what).catch(() => notice(`${what}: the daemon does not answer`)));
+  byId(what).addEventListener("click", () => {
+    if (what in QUESTIONS && !confirm(QUESTIONS[what])) return;
+    order(what).catch(() => notice(`${what}: the daemon does not answer`));
+  });
 }
 
 const events = `api/v1/events?${new URLSearchParams({ token })}`;
@@ -37,8 +50,9 @@ const events = `api/v1/events?${new URLSearchParams({ token })}`;
 function listen() {
   const stream = new EventSource(events);
   stream.addEventListener("view", (event) => {
-    show(JSON.parse(event.data));
-    notice("");
+    const view = JSON.parse(event.data);
+    show(view);
+    notice(silence(view));
   });
   stream.addEventListener("error", () => {
     notice("the daemon does not answer; what is shown is from before");

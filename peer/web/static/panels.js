@@ -1,4 +1,4 @@
-// What is shown of a view (peer/web/view.py), panel by panel.
+// What is shown of a view (peer/web/view.py), panel by panel. Without a status, while nothing is known of the swarm, only header, yours and machine.
 
 import { byId, element, facts, rows } from "./dom.js";
 import { bytes, clock, duration, rate, share, whole } from "./units.js";
@@ -8,23 +8,24 @@ const called = (row) => row.name || short(row.peer);
 const TONES = { training: "good", reducing: "good", applying: "good", finished: "good", failed: "bad", stopped: "bad" };
 
 export function header({ status, you }) {
-  const [state, reason] = you ? [you.state, you.reason] : [status.state, status.reason];
+  const { state, reason } = you ?? status ?? { state: "connecting", reason: "" };
   byId("state").textContent = reason ? `${state}: ${reason}` : state;
   byId("state").className = `state ${TONES[state] ?? "warn"}`;
+  if (!status) return;
   byId("run").textContent = status.run.name;
   document.title = `${state} · ${status.run.name} · hetpeer`;
 }
 
-export function yours({ status, you }) {
+export function yours({ status, you, time }) {
   byId("you-panel").hidden = !you;
   if (!you) return;
-  const row = status.peers.find(({ peer }) => peer === you.peer);
-  const mine = status.credit?.yours;
+  const row = status?.peers.find(({ peer }) => peer === you.peer);
+  const mine = status?.credit?.yours;
   facts(byId("you"), [
     ["id", short(you.peer)],
-    ["for", duration(Math.max(status.time - you.since, 0))],
+    ["for", duration(Math.max(time - you.since, 0))],
     ["blocks", row?.blocks ? `${row.blocks[0]} to ${row.blocks[1] - 1}` : ""],
-    ["speed", you.tokens_per_second ? `${whole(you.tokens_per_second)} ${status.run.unit}/s` : ""],
+    ["speed", you.tokens_per_second && status ? `${whole(you.tokens_per_second)} ${status.run.unit}/s` : ""],
     ["microbatches done", whole(you.microbatches)],
     ["credit", mine ? `${whole(mine.credit)} (rank ${mine.rank} of ${status.credit.contributors})` : ""],
     ["busy", row ? busy(row) : ""],

@@ -159,6 +159,7 @@ async def test_the_log_is_asked_only_while_somebody_watches(
     volunteer = next(iter(peer.replica.credit.of))
     log = FromLog(node, {kind: counted(kind) for kind in peer.answers})
     roster, board = Roster(node, trained.run_id), Board(node, trained.run_id)
+    monkeypatch.setattr(view, "ANSWER_S", 150.0)  # what is asked for is seen in the view that asks
     seen = View(
         Onlooker(trained.signed, node, roster, board, log, volunteer), Machine(tmp_path), lambda: None
     )

@@ -1,10 +1,27 @@
-"""The newest loss of a run beside what its log said some seconds ago."""
+"""All that the page shows: the newest loss beside what the log said some seconds ago; and the daemon, whether the swarm answers or not."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import pytest_asyncio
 
+from hetpeer.bootstrap.manifest import Manifest, validated
+from hetpeer.dht.errors import RemoteError
+from hetpeer.dht.records import Advert
+from hetpeer.peer.watching.status import summarise
 from hetpeer.peer.watching.swarm import Progress
-from hetpeer.peer.web.view import up_to_now
+from hetpeer.peer.web import view
+from hetpeer.peer.web.machine import Machine
+from hetpeer.peer.web.view import View, You, up_to_now
+from tests.bootstrap.test_manifest import make_fields
 
+SIGNED: Any = SimpleNamespace(manifest=validated(Manifest, make_fields()), run_id="r", reliable=())
 CURVE = [(1.0, 5.0), (2.0, 4.0)]
 
 
@@ -24,3 +41,92 @@ def test_the_newest_point(step: int, loss: float | None, shown: list[tuple[float
 def test_a_run_whose_log_nobody_tells() -> None:
     assert up_to_now([], Progress(step=4, steps=9, loss=1.0, eta_s=None)) == [(4, 1.0)]
     assert up_to_now([], Progress(step=0, steps=9, loss=None, eta_s=None)) == []
+
+
+class Swarm:
+    """What an onlooker asks; it answers when it is let."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.answers = asyncio.Event()
+        self.wrong: Exception | None = None
+        self.asked = 0
+
+    async def status(self, *, ranked: bool) -> object:
+        self.asked += 1
+        await self.answers.wait()
+        if self.wrong is not None:
+            raise self.wrong
+        adverts = {"boss": Advert(role="volunteer", state="training", step=self.step, block_end=3, name="b")}
+        return summarise(SIGNED, adverts, 1000.0 + self.step)
+
+    async def curves(self) -> None:
+        return None
+
+
+class Rig:
+    """A view of a swarm and a daemon."""
+
+    def __init__(self, home: Path) -> None:
+        self.swarm = Swarm()
+        self.state = "training"
+        self.view = View(self.swarm, Machine(home), self._you)
+
+    def _you(self) -> You:
+        return You(
+            peer="me", state=self.state, reason="", since=1.0, tokens_per_second=0.0, microbatches=0, may=()
+        )
+
+
+@pytest_asyncio.fixture
+async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
+    monkeypatch.setattr(view, "ANSWER_S", 0.05)
+    made = Rig(tmp_path)
+    yield made
+    await made.view.close()
+    assert len(made.view._tasks) == 0
+
+
+async def test_the_owner_sees_the_daemon_while_the_swarm_is_silent(rig: Rig) -> None:
+    began = time.time()
+    first = await rig.view.look(True)
+    assert (first["status"], first["you"]["state"]) == (None, "training")
+    assert began <= first["silent_since"] <= first["time"] <= time.time()
+    rig.state = "paused"
+    second = await rig.view.look(True)
+    assert second["you"]["state"] == "paused"
+    assert second["silent_since"] == first["silent_since"]
+    assert rig.swarm.asked == 1, "it is waited for, and not asked once more"
+
+    rig.swarm.answers.set()
+    third = await rig.view.look(True)
+    assert (third["status"]["progress"]["step"], third["silent_since"]) == (0, None)
+    rig.swarm.answers.clear()
+    rig.state, rig.swarm.step = "training", 2
+    fourth = await rig.view.look(True)
+    assert (fourth["status"]["progress"]["step"], fourth["you"]["state"]) == (0, "training")
+    assert fourth["silent_since"] >= third["time"]
+    assert fourth["machine"]["memory_total"] == third["machine"]["memory_total"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "heard"),
+    [
+        (RemoteError("HP-NET-012", "the network does not answer", why="a test", fix="wait"), 0),
+        (OSError("no"), 1),
+    ],
+)
+async def test_a_look_that_fails_is_followed_by_another(
+    rig: Rig, wrong: Exception, heard: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.swarm.answers.set()
+    assert (await rig.view.look(True))["silent_since"] is None
+    rig.swarm.wrong = wrong
+    since = {(await rig.view.look(True))["silent_since"] for _ in range(3)}
+    assert len(since) == 1
+    assert None not in since
+    errors = [one for one in caplog.records if one.levelno >= logging.ERROR]
+    assert len(errors) == 3 * heard
+    rig.swarm.wrong, rig.swarm.step = None, 5
+    shown = await rig.view.look(True)
+    assert (shown["status"]["progress"]["step"], shown["silent_since"]) == (5, None)
