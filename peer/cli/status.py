@@ -141,6 +141,8 @@ def _show_own(own: Standing, as_json: bool) -> None:
 def _own_lines(own: Standing | None) -> Iterator[tuple[str, str]]:
     if own is not None:
         yield "here", _here_text(own)
+        if own.why:
+            yield "why", own.why
         if own.dashboard is not None:
             yield "dashboard", own.dashboard
 

@@ -102,6 +102,8 @@ class Standing(BaseModel):
 
     state: Text
     reason: Text = ""
+    why: Annotated[str, Field(max_length=4096)] = ""
+    """Of a pause: the same in words, with the settings that say so and when it goes on."""
     since: float
     """When it began to be in this state for this reason."""
     until: float | None = None

@@ -25,7 +25,7 @@ from hetpeer.peer.daemon.holds import Reason
 from hetpeer.peer.daemon.life import live
 from hetpeer.peer.daemon.notify import Notifier
 from hetpeer.peer.daemon.presence import JoinOptions, Presence, no_state, present
-from hetpeer.peer.daemon.reasons import paused
+from hetpeer.peer.daemon.reasons import explained, paused
 from hetpeer.peer.daemon.sensing import Sensors
 from hetpeer.peer.daemon.wishes import TICK_S, Daemon, State, Wish
 from hetpeer.peer.home import Home
@@ -51,6 +51,7 @@ async def join(options: JoinOptions, leaving: asyncio.Event) -> Stop | None:
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(daemon.running())
         governing = Governing(options.settings, daemon, home, Sensors())
+        daemon.explained_by(lambda reasons: explained(reasons, governing.settings))
         await stack.enter_async_context(serving(home.path, governing.answer))
         stack.enter_context(keeping_log(home.path))  # by whoever has the home's lock
         await stack.enter_async_context(governing.running())

@@ -11,7 +11,12 @@ from hetpeer.peer.daemon.settings import Settings
 
 def paused(reasons: Sequence[Reason], settings: Settings) -> str:
     """`paused (battery): …`, with a sentence for each reason."""
-    return f"paused ({','.join(reasons)}): {'; '.join(SENTENCES[reason](settings) for reason in reasons)}"
+    return f"paused ({','.join(reasons)}): {explained(reasons, settings)}"
+
+
+def explained(reasons: Sequence[Reason], settings: Settings) -> str:
+    """A sentence for each reason."""
+    return "; ".join(SENTENCES[reason](settings) for reason in reasons)
 
 
 def _temperature(settings: Settings) -> str:

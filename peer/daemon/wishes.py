@@ -67,6 +67,7 @@ class Daemon:
         self._addresses: Callable[[], Sequence[str]] = tuple
         self._figures: Callable[[], Figures | None] = lambda: None
         self._dashboard = ""
+        self._explain: Callable[[Sequence[Reason]], str] = lambda _: ""
         self._known: tuple[State, str, float] = (State.STARTING, "", clock.wall())
         self._wish_known = Wish.WORK
 
@@ -160,6 +161,10 @@ class Daemon:
         self._addresses, self._figures = addresses, figures
         self._notifier.tell("READY")
 
+    def explained_by(self, explain: Callable[[Sequence[Reason]], str]) -> None:
+        """`explain` says in words what holds it."""
+        self._explain = explain
+
     def shown_at(self, link: str) -> None:
         """Its dashboard is there, from now on; empty: nowhere."""
         self._dashboard = link
@@ -175,6 +180,7 @@ class Daemon:
         return Standing(
             state=state,
             reason=reason,
+            why=self._explain(self.holding) if state is State.PAUSED else "",
             since=since,
             until=self._clock.wall() + left_s if ends else None,
             addresses=tuple(self._addresses()[:MAX_ADDRESSES]),

@@ -132,6 +132,7 @@ def _you(presence: Presence, daemon: Daemon) -> You:
         peer=presence.node.peer_id,
         state=standing.state,
         reason=standing.reason,
+        why=standing.why,
         since=standing.since,
         tokens_per_second=volunteer.tokens_per_second if volunteer is not None else 0.0,
         microbatches=volunteer.figures.microbatches if volunteer is not None else 0,

@@ -34,6 +34,8 @@ class You:
     peer: str
     state: str
     reason: str
+    why: str
+    """The reason of a pause in words."""
     since: float
     """In this state, in seconds since 1970."""
     tokens_per_second: float

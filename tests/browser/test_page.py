@@ -118,6 +118,7 @@ def view(names: list[str]) -> dict[str, Any]:
             "peer": peers[0]["peer"],
             "state": "training",
             "reason": "",
+            "why": "",
             "since": time.time() - 100,
             "tokens_per_second": 3.0,
             "microbatches": 5,

@@ -52,6 +52,7 @@ STANDINGS = [
     Standing(
         state="working",
         reason="a reason",
+        why="a sentence",
         since=1.7e9,
         until=1.8e9,
         month_bytes=9,

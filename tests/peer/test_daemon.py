@@ -111,6 +111,16 @@ async def test_every_reason_holds(rig: Rig) -> None:
     assert rig.daemon.wish is Wish.WORK
 
 
+async def test_a_pause_is_explained_and_nothing_else(rig: Rig) -> None:
+    rig.daemon.explained_by(lambda reasons: f"{len(reasons)} reasons")
+    assert rig.daemon.standing.why == ""
+    rig.daemon.hold(Reason.GAME)
+    rig.daemon.hold(Reason.BATTERY)
+    assert rig.daemon.standing.why == "2 reasons"
+    rig.daemon.stop()
+    assert (rig.daemon.standing.state, rig.daemon.standing.why) == ("draining", "")
+
+
 async def test_who_waits_hears_of_a_wish_that_time_brings(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TICK_S", 0.001)
     async with rig.daemon.running():

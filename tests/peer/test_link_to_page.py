@@ -10,14 +10,16 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.errors import LocalError, RemoteError
 from hetpeer.peer.cli import dashboard, service
 from hetpeer.peer.cli.status import _show_own
 from hetpeer.peer.control.server import serving
 from hetpeer.peer.control.wire import Request, Standing, decode_answer
 from hetpeer.peer.daemon import systemd
 from hetpeer.peer.web.daemons import _served
+from hetpeer.peer.web.machine import Machine
 from hetpeer.peer.web.token import token_of
+from hetpeer.peer.web.view import View
 from hetpeer.peer.where import Where
 
 LINK = "http://127.0.0.1:8787/#token=s3cr3t"
@@ -80,6 +82,13 @@ def test_the_status_says_it_to_people_only(capsys: pytest.CaptureFixture[str]) -
     assert "token" not in capsys.readouterr().out
 
 
+def test_a_pause_is_explained_there(capsys: pytest.CaptureFixture[str]) -> None:
+    _show_own(Standing(state="paused", reason="user", why="you asked for it", since=1.0), as_json=False)
+    here, why = capsys.readouterr().out.splitlines()
+    assert here.startswith("here      paused (user) since ")
+    assert why == "why       you asked for it"
+
+
 def test_it_travels() -> None:
     assert decode_answer(SHOWN.encode()) == SHOWN
     assert decode_answer(b'{"state": "training", "since": 1.0}').dashboard is None, "of a daemon before this"
@@ -94,10 +103,11 @@ async def test_no_token_in_a_journal(
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", notified)
 
-    async def look(_watched: bool) -> dict[str, Any]:
-        return {}
+    async def status(*, ranked: bool) -> None:
+        raise RemoteError("HP-NET-012", "nobody answers", why="a test", fix="wait")
 
-    view: Any = SimpleNamespace(look=look)
+    onlooker: Any = SimpleNamespace(status=status)
+    view = View(onlooker, Machine(tmp_path), lambda: None)
     async with _served(Where("127.0.0.1", 0), tmp_path, view, {}, None, "ask so and so") as link:
         url, _, token = link.partition("/#token=")
         assert token == token_of(tmp_path)

@@ -7,11 +7,12 @@ import re
 import pytest
 
 from hetpeer.dht.clock import SystemClock
+from hetpeer.peer.control.wire import Standing
 from hetpeer.peer.daemon import joining
 from hetpeer.peer.daemon.governing import Governing
 from hetpeer.peer.daemon.holds import Reason
 from hetpeer.peer.daemon.notify import Notifier
-from hetpeer.peer.daemon.reasons import SENTENCES, paused
+from hetpeer.peer.daemon.reasons import SENTENCES, explained, paused
 from hetpeer.peer.daemon.sensing import Sensors
 from hetpeer.peer.daemon.settings import KEYS, Settings
 from hetpeer.peer.daemon.wishes import Daemon
@@ -45,6 +46,10 @@ def test_numbers_are_those_of_the_settings() -> None:
     both = paused([Reason.USER, Reason.POWER], SETTINGS)
     assert both.startswith("paused (user,power): you asked for it; hetpeer resume goes on; resting")
     assert "limits.gpu_power_w = 150:" in both
+    everything = explained(tuple(Reason), SETTINGS)
+    assert Standing(state="paused", since=0.0, why=everything).why == everything, (
+        "there is room for all of them"
+    )
 
 
 async def test_a_change_of_reason_is_told_and_nothing_twice(

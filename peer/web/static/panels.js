@@ -23,6 +23,7 @@ export function yours({ status, you, time }) {
   const mine = status?.credit?.yours;
   facts(byId("you"), [
     ["id", short(you.peer)],
+    ["why", you.why],
     ["for", duration(Math.max(time - you.since, 0))],
     ["blocks", row?.blocks ? `${row.blocks[0]} to ${row.blocks[1] - 1}` : ""],
     ["speed", you.tokens_per_second && status ? `${whole(you.tokens_per_second)} ${status.run.unit}/s` : ""],

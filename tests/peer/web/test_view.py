@@ -74,7 +74,14 @@ class Rig:
 
     def _you(self) -> You:
         return You(
-            peer="me", state=self.state, reason="", since=1.0, tokens_per_second=0.0, microbatches=0, may=()
+            peer="me",
+            state=self.state,
+            reason="",
+            why="",
+            since=1.0,
+            tokens_per_second=0.0,
+            microbatches=0,
+            may=(),
         )
 
 
