@@ -40,7 +40,7 @@ def run_daemon(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
         def hung_up() -> None:
             if not leaving.is_set():
                 say(
-                    "SIGHUP: its terminal has ended, so it leaves; nohup or hetpeer service install keeps one"
+                    "SIGHUP: its terminal has ended, so it leaves; started with nohup, or as a service, it stays"
                 )
             leaving.set()
 

@@ -70,8 +70,10 @@ class VolunteerProgress:
         if not self._microbatches:
             return ""
         data = self._manifest.data
-        credit = f"{self._credited * data.tokens_per_sample:,} {data.unit} x blocks"
-        return f"thank you: {self._microbatches:,} microbatches were computed here, and commits credited {credit} for them"
+        done = f"thank you: {self._microbatches:,} microbatches were computed here"
+        if not self._credited:
+            return f"{done}, and none of them is in a commit yet"
+        return f"{done}, and commits credited {self._credited * data.tokens_per_sample:,} {data.unit} x blocks for them"
 
     async def show_forever(self, volunteer: Volunteer) -> None:
         """Look at `volunteer` twice a second and print what is new."""
@@ -88,6 +90,7 @@ class VolunteerProgress:
             self._credited += volunteer.figures.credited
 
     def _show(self, volunteer: Volunteer, now: float, rest_s: float) -> None:
+        """`rest_s`: for so long it has taken no part in a step; 0 while it does."""
         member = volunteer.member
         if volunteer.figures.microbatches and not self._contributed:
             self._contributed = True
