@@ -7,7 +7,7 @@ reliable peers and the lists of docs/admission.md, and is signed by the owner. T
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -49,6 +49,8 @@ class Amendment(Entry):
     """Those that may, in a run whose policy is `listed`."""
     revoked: Annotated[tuple[Serial, ...], Field(max_length=MAX_LISTED)] = ()
     """Serial numbers of vouchers that admit nobody any more."""
+    pardoned: Annotated[dict[PeerId, Positive], Field(default_factory=dict, max_length=MAX_LISTED)]
+    """Peer → the number of the amendment before which nothing that others have found of it counts any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,18 +61,22 @@ class Change:
     """All of them; none: as before."""
     ban: tuple[str, ...] = ()
     unban: tuple[str, ...] = ()
+    """Whoever has banned them: the author, or others by what they have found."""
     enlist: tuple[str, ...] = ()
     unlist: tuple[str, ...] = ()
     revoke: tuple[str, ...] = ()
 
-    def fields(self, before: Amendment | None, reliable: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    def fields(self, before: Amendment | None, reliable: tuple[str, ...]) -> dict[str, Any]:
         """Of the next amendment, after the one `before` and these `reliable` peers. Nobody has looked whether they are sound."""
         banned, listed, revoked = (before.banned, before.listed, before.revoked) if before else ((), (), ())
+        number, pardoned = (before.sequence, before.pardoned) if before else (0, {})
+        pardoned = {peer: at for peer, at in pardoned.items() if peer not in self.ban}
         return {
             "coordinators": self.coordinators or reliable,
             "banned": _with(banned, self.ban, self.unban),
             "listed": _with(listed, self.enlist, self.unlist),
             "revoked": _with(revoked, self.revoke, ()),
+            "pardoned": pardoned | dict.fromkeys(self.unban, number + 1),
         }
 
 

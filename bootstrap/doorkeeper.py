@@ -38,8 +38,11 @@ class Doorkeeper:
         self._banned: frozenset[str] = frozenset()
         self._listed: frozenset[str] = frozenset()
         self._revoked: frozenset[str] = frozenset()
-        self._convicted: dict[str, str] = {}
-        """By spot checks → why."""
+        self._pardoned: Mapping[str, int] = {}
+        self._amendment = 0
+        """The number of the latest amendment."""
+        self._convicted: dict[str, tuple[str, int]] = {}
+        """By what others have found → why, and the latest amendment of then."""
         self._admitted: dict[str, str] = {}
         """Peer → serial number of its voucher."""
         self._used: Counter[str] = Counter()
@@ -51,21 +54,30 @@ class Doorkeeper:
         if record["kind"] == "admitted":
             self._admit(record)
         elif record["kind"] == "banned":
-            self._convicted[record["peer"]] = record["why"]
+            self._convicted[record["peer"]] = record["why"], self._amendment
+        elif record["kind"] == "amendment":
+            self._amendment = max(self._amendment, record["sequence"])
 
     def amended(self, amendment: Amendment) -> None:
         """The author's latest word."""
         self._banned = frozenset(amendment.banned)
         self._listed = frozenset(amendment.listed)
         self._revoked = frozenset(amendment.revoked)
+        self._pardoned = amendment.pardoned
+        self._amendment = max(self._amendment, amendment.sequence)
 
     def bans(self, peer: str) -> bool:
         """Whether `peer` may not even stay."""
         return (
             peer in self._banned
-            or peer in self._convicted
+            or bool(self._conviction(peer))
             or (self._settings.policy == "listed" and peer not in self._listed)
         )
+
+    def _conviction(self, peer: str) -> str:
+        """What others have found of `peer` since the author last pardoned it; empty: nothing."""
+        why, amendment = self._convicted.get(peer, ("", 0))
+        return why if amendment >= self._pardoned.get(peer, 0) else ""
 
     def judge(
         self, peer: str, hello: m.Hello, now: float, network: str, others: Iterable[str]
@@ -77,8 +89,8 @@ class Doorkeeper:
         settings = self._settings
         if peer in self._banned:
             return m.Rejected(reason="banned", why="the run's author has banned this peer")
-        if peer in self._convicted:
-            return m.Rejected(reason="banned", why=f"banned as others have found: {self._convicted[peer]}")
+        if found := self._conviction(peer):
+            return m.Rejected(reason="banned", why=f"banned as others have found: {found}")
         if self.bans(peer):
             return m.Rejected(reason="uninvited", why="the run is for peers that its author has listed")
         if not is_proof(hello.work, self._run_id, peer, settings.work_bits):

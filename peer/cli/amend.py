@@ -27,7 +27,12 @@ def amend(
         list[str] | None,
         typer.Option(metavar="ID", help="A peer that may not take part any more. Repeatable, as all others."),
     ] = None,
-    unban: Annotated[list[str] | None, typer.Option(metavar="ID", help="One that may again.")] = None,
+    unban: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID", help="One that may again, whoever has banned it: you, or what others found."
+        ),
+    ] = None,
     enlist: Annotated[
         list[str] | None,
         typer.Option("--list", metavar="ID", help="One that may take part in a run of --admission listed."),
@@ -61,8 +66,9 @@ def amend(
     for peer in council.peers:
         print(peer)
     latest = council.amendment
-    for word, ones in (("banned", latest.banned), ("listed", latest.listed)) if latest is not None else ():
-        for one in ones:
+    said = ("banned", "listed", "pardoned") if latest is not None else ()
+    for word in said:
+        for one in getattr(latest, word):
             print(f"{word} {one}")
     if addresses and council.data:
         run_loop(deliver(council, addresses))

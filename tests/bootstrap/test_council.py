@@ -4,13 +4,16 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from typer.testing import CliRunner
 
 from hetpeer.bootstrap.amendment import Amendment, Change, sign_amendment
 from hetpeer.bootstrap.council import FILE, Council, amend
+from hetpeer.bootstrap.doorkeeper import Doorkeeper
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.signing import AMENDMENT
 from hetpeer.dht.errors import ExitCode, LocalError, ProtocolError
 from hetpeer.dht.identity import Identity
+from hetpeer.peer.cli import main
 
 
 @pytest.fixture
@@ -61,6 +64,34 @@ def test_an_amendment_changes_what_it_says_and_keeps_the_rest(fresh: RunDirector
     many = Change(ban=tuple(f"Qm{number:044}".replace("0", "A") for number in range(257)))
     with pytest.raises(LocalError, match="HP-RUN-001"):
         amend(fresh.signed, fresh.path, fresh.owner_key(), many)
+
+
+def test_whoever_is_unbanned_is_pardoned_once(fresh: RunDirectory, others: list[str]) -> None:
+    pardons = []
+    for change in (
+        Change(unban=(others[0],)),
+        Change(enlist=(others[2],)),
+        Change(unban=(others[0], others[1])),
+        Change(ban=(others[1],)),
+    ):
+        latest = amend(fresh.signed, fresh.path, fresh.owner_key(), change).amendment
+        assert latest is not None
+        pardons.append(latest.pardoned)
+    first, both = {others[0]: 1}, {others[0]: 3, others[1]: 3}
+    assert pardons == [first, first, both, {others[0]: 3}]
+
+
+def test_the_command_lets_in_again_whom_others_have_convicted(fresh: RunDirectory, others: list[str]) -> None:
+    manifest, peer = fresh.manifest, others[0]
+    banned = {"kind": "banned", "peer": peer, "why": "false sums", "step": 3}
+    door = Doorkeeper(fresh.run_id, manifest.owner, manifest.admission, [banned])
+    assert door.bans(peer)
+    done = CliRunner().invoke(main.app, ["amend", str(fresh.path), "--unban", peer])
+    assert f"pardoned {peer}" in done.stdout.splitlines()
+    latest = Council(fresh.signed, fresh.path).amendment
+    assert latest is not None
+    door.amended(latest)
+    assert not door.bans(peer)
 
 
 def test_who_is_told_keeps_it(fresh: RunDirectory, others: list[str], tmp_path: Path) -> None:

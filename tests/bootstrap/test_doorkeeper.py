@@ -44,8 +44,16 @@ def door(policy="open", records=(), **settings):
     return Doorkeeper(RUN, public_bytes(OWNER), AdmissionSettings(policy=policy, **settings), records)
 
 
-def amendment(**lists):
-    return Amendment(run_id=RUN, sequence=1, coordinators=(CLEO,), **lists)
+def amendment(sequence=1, **lists):
+    return Amendment(run_id=RUN, sequence=sequence, coordinators=(CLEO,), **lists)
+
+
+def found(peer=ANNA):
+    return {"kind": "banned", "peer": peer, "why": "false sums", "step": 3}
+
+
+def recorded(sequence):
+    return {"kind": "amendment", "sequence": sequence, "data": ""}
 
 
 def judged(keeper, peer=ANNA, hello=PLAIN, now=NOW, network="", others=()):
@@ -66,6 +74,37 @@ def test_an_open_door_takes_everybody_but_whom_the_author_bans():
     assert judged(keeper, BEN) == Admitted()
     keeper.amended(amendment())
     assert judged(keeper) == Admitted()
+
+
+def test_who_is_banned_by_what_others_have_found_may_come_once_the_author_says_so():
+    keeper = door(records=[recorded(1), found(), found(BEN)])
+    assert "false sums" in judged(keeper).why
+    keeper.amended(amendment(2, pardoned={ANNA: 2}))
+    assert not keeper.bans(ANNA)
+    assert judged(keeper) == Admitted()
+    assert keeper.bans(BEN), "nobody else"
+
+
+@pytest.mark.parametrize("rebuilt", [False, True], ids=["seen", "from the log"])
+def test_a_pardon_is_for_what_was_before_it(rebuilt):
+    """And one amendment more, about something else, does not pardon again."""
+    log = [recorded(1), found(), recorded(2), found(BEN)]
+    keeper = door(records=log if rebuilt else log[:2])
+    keeper.amended(amendment(2, pardoned={ANNA: 2, BEN: 2}))
+    if not rebuilt:
+        keeper.recorded(found(BEN))
+    assert (keeper.bans(ANNA), keeper.bans(BEN)) == (False, True)
+    keeper.recorded(found())
+    keeper.amended(amendment(3, pardoned={ANNA: 2, BEN: 2}))
+    assert keeper.bans(ANNA)
+    keeper.amended(amendment(4, pardoned={ANNA: 4}))
+    assert not keeper.bans(ANNA)
+
+
+def test_who_is_pardoned_is_still_banned_by_the_author():
+    keeper = door(records=[found()])
+    keeper.amended(amendment(2, pardoned={ANNA: 2}, banned=(ANNA,)))
+    assert "author" in judged(keeper).why
 
 
 def test_a_list_is_who_may_come():

@@ -126,6 +126,7 @@ def is_manifest(found: SignedManifest) -> None:
 AMENDMENTS = [
     Amendment(run_id=RUN, sequence=1, coordinators=(A,)),
     Amendment(run_id=RUN, sequence=9, coordinators=(A,), banned=(B,), listed=(A,), revoked=("ab" * 8,)),
+    Amendment(run_id=RUN, sequence=9, coordinators=(A,), pardoned={B: 4}),
 ]
 
 
