@@ -119,11 +119,11 @@ class Coordinator(Reigning):
         complete = self._admission.holds(volunteer, message.held, message.version)
         if not complete or volunteer.standing is Standing.READY:
             return []
-        self._border.fetched(volunteer, now)
+        told = self._border.fetched(volunteer, message.version, now)
         current, step = message.version == self.history.version, self._steps.fresh
         if not current or not (self._reign.resting or self._entering.takes(step, volunteer)):
             volunteer.standing = Standing.PREPARED
-            volunteer.missed += 1
+            volunteer.missed += told  # else it could be late as often as it likes, for a wait of everybody's
             return self._make_room(now)
         volunteer.standing, volunteer.missed = Standing.READY, 0
         self._border.in_time(volunteer)

@@ -70,14 +70,16 @@ class Doorkeeper:
         """Whether `peer` may not even stay."""
         return (
             peer in self._banned
-            or bool(self._conviction(peer))
+            or self._conviction(peer) is not None
             or (self._settings.policy == "listed" and peer not in self._listed)
         )
 
-    def _conviction(self, peer: str) -> str:
-        """What others have found of `peer` since the author last pardoned it; empty: nothing."""
-        why, amendment = self._convicted.get(peer, ("", 0))
-        return why if amendment >= self._pardoned.get(peer, 0) else ""
+    def _conviction(self, peer: str) -> str | None:
+        """What others have found of `peer`, unless the author has pardoned it since."""
+        if peer not in self._convicted:
+            return None
+        why, amendment = self._convicted[peer]
+        return why if amendment >= self._pardoned.get(peer, 0) else None
 
     def judge(
         self, peer: str, hello: m.Hello, now: float, network: str, others: Iterable[str]
@@ -89,7 +91,7 @@ class Doorkeeper:
         settings = self._settings
         if peer in self._banned:
             return m.Rejected(reason="banned", why="the run's author has banned this peer")
-        if found := self._conviction(peer):
+        if (found := self._conviction(peer)) is not None:
             return m.Rejected(reason="banned", why=f"banned as others have found: {found}")
         if self.bans(peer):
             return m.Rejected(reason="uninvited", why="the run is for peers that its author has listed")

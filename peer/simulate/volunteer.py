@@ -164,7 +164,8 @@ class Volunteer:
             case e.Prepare(begin, end):
                 self._prepare((begin, end))
             case e.FetchState():
-                self._states.fetch(effect)
+                if "dawdles" not in swarm.config.told_by(self.name):
+                    self._states.fetch(effect)
             case e.SaveState():
                 self._states.copy(effect)
             case e.RecordApplied():

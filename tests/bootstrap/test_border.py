@@ -102,3 +102,89 @@ def test_after_a_restart_holders_have_their_time_to_come_back():
         late.tell("a", m.Heartbeat())
         late.tick(1.0)
     assert late.records[-1]["kind"] == "rollback"
+
+
+# ── who makes others wait on purpose ─────────────────────────────────────────────────────────────────────────────
+
+
+def waited(court, *peers):
+    """Seconds until the next step begins, while `peers` live."""
+    began = court.now
+    while court.core.state is State.SYNCING:
+        for peer in peers:
+            court.tell(peer, m.Heartbeat())
+        court.tick()
+    return court.now - began
+
+
+def trained(court, seconds, *peers):
+    """A step that takes so long is committed by `a`."""
+    for _ in range(seconds):
+        for peer in ("a", *peers):
+            court.tell(peer, m.Heartbeat())
+        court.tick(1.0)
+    court.commit("a")
+
+
+def test_another_session_does_not_make_others_wait_as_long_again():
+    court = Court(sync_s=8.0, steps=20).begin("a")
+    waits = []
+    for session in range(7):
+        court.hello("b", incarnation=2 + session)
+        place = next(place for place in court.sent["b", "welcome"].places if place.open)
+        court.tell("b", m.Claim(cluster=place.cluster, begin=place.begin, end=place.end))
+        court.tell("b", m.Prepared())
+        court.commit("a")
+        waits.append(waited(court, "a", "b"))
+    assert waits == pytest.approx([8, 4, 2, 1, 0.5, 0, 0], abs=0.5)
+
+
+def test_who_says_that_it_was_late_for_what_it_was_not_told_to_fetch_is_not_waited_for():
+    court = Court(sync_s=8.0, steps=20).begin("a")
+    court.commit("a")
+    court.count("a")  # nobody is told to fetch any more for this step
+    court.prepare("b")
+    assert ("b", "fetch") not in court.sent
+    for _ in range(3):
+        court.ready("b", version=0)
+    court.vote("a")
+    court.applied("a")
+    assert court.core.members.volunteers["b"].missed == 0
+    assert court.core.state is State.TRAINING
+
+
+def test_however_many_come_and_are_not_ready_they_hold_up_a_share_of_the_time():
+    court = Court(sync_s=10.0, steps=1000).begin("a")
+    lost, training = 0.0, 0
+    for number in range(60):
+        court.prepare(f"stranger {number}")
+        seconds = 10 if number else 1
+        trained(court, seconds, f"stranger {number}")
+        training += seconds
+        lost += waited(court, "a", f"stranger {number}")
+        court.tell(f"stranger {number}", m.Farewell())
+    assert 10.0 < lost <= 20.0 + 0.1 * training + 1.0
+
+
+def test_who_needs_a_long_wait_gets_it_though_others_waste_all_there_is():
+    """It comes in with the wait that it needs, not after those that are too short for it."""
+    court = Court(sync_s=10.0, steps=1000).begin("a")
+    vain = 0
+    while vain < 2:
+        stranger = f"stranger {vain}"
+        court.prepare(stranger)
+        trained(court, 1, stranger)
+        vain += waited(court, "a", stranger) > 0
+    court.prepare("slow")
+    for _ in range(40):
+        trained(court, 4, "slow", stranger)
+        if court.core.state is State.SYNCING:
+            break
+    for _ in range(9):  # its line needs so long
+        for peer in ("a", "slow", stranger):
+            court.tell(peer, m.Heartbeat())
+        court.tick(1.0)
+    assert court.core.state is State.SYNCING
+    court.ready("slow", digest="next")
+    waited(court, "a", "slow", stranger)
+    assert "slow" in court.sent["a", "begin"].roster
