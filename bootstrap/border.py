@@ -67,13 +67,16 @@ class Border:
             volunteer.slow = False
         for key, volunteer in on_the_way.items():
             volunteer.slow = now - self._coming[key] > PATIENCE * self._reign.config.sync_s
+        for volunteer in filter(self.keeps_out, self._reign.members.volunteers.values()):
+            volunteer.slow = True
 
     def admit_joiners(self, now: float) -> list[Effect]:
         """Prepared volunteers who are waited for, and whose blocks can be had somewhere, are told to fetch them."""
         reign = self._reign
         self._earn()
         joiners = [v for v in reign.members.volunteers.values() if v.standing is Standing.PREPARED]
-        joiners = [v for v in joiners if self.available(v.place) and not self._may_rest(v)]
+        joiners = [v for v in joiners if self.available(v.place)]
+        joiners = [v for v in joiners if not self._may_rest(v) and not self.keeps_out(v)]
         needed, waits = bool(reign.members.uncovered()), reign.state is State.SYNCING
         if not needed:
             late = MISSES if self._steps_are_long else 1
@@ -113,11 +116,16 @@ class Border:
         return any(
             self.available(v.place)
             and not v.slow
+            and not self.keeps_out(v)
             and self._in_vain[v.peer] < IN_VAIN
             and not self._reign.quarrels.rests(v.peer)
             for v in self._reign.members.volunteers.values()
             if v.standing in (Standing.PREPARED, Standing.SYNCING)
         )
+
+    def keeps_out(self, volunteer: Volunteer) -> bool:
+        """Whether `volunteer` has failed where nobody else could be asked: others may come to its blocks first."""
+        return self._reign.failures.rests(volunteer.peer)
 
     @property
     def _steps_are_long(self) -> bool:
@@ -201,6 +209,7 @@ class Border:
         self._sync_by += pause_s
         self._waited_to += pause_s
         self._coming = {key: since + pause_s for key, since in self._coming.items()}
+        self._reign.failures.excuse(pause_s)
 
     def too_late(self, now: float) -> bool:
         """Whether a block is gone for good: not stored, and its holders had their time to come back."""

@@ -17,6 +17,7 @@ from hetpeer.bootstrap.border import Border
 from hetpeer.bootstrap.commits import commit, done_with, evaluation_record, found_out, quarrelled
 from hetpeer.bootstrap.decisions import CollectCheckpoint, Disconnect, Effect, Halt, Send, State
 from hetpeer.bootstrap.entering import Entering
+from hetpeer.bootstrap.failures import Failure, room_s
 from hetpeer.bootstrap.membership import Standing, Volunteer
 from hetpeer.bootstrap.reign import Reign
 from hetpeer.bootstrap.reigning import Reigning
@@ -82,7 +83,8 @@ class Coordinator(Reigning):
             return []
         self._border.excuse(self._leases.tick(now))
         self._border.look(now)
-        effects = [*self._lose(self._leases.expired(now), now), *self._judge(now), *self._seal(now)]
+        effects = self._make_room(now) if self._reign.failures.wake(now) else []
+        effects += [*self._lose(self._leases.expired(now), now), *self._judge(now), *self._seal(now)]
         match self.state:
             case State.WAITING:
                 effects += self._waited(now)
@@ -121,7 +123,8 @@ class Coordinator(Reigning):
             return []
         told = self._border.fetched(volunteer, message.version, now)
         current, step = message.version == self.history.version, self._steps.fresh
-        if not current or not (self._reign.resting or self._entering.takes(step, volunteer)):
+        taken = self._reign.resting or self._entering.takes(step, volunteer)
+        if not (current and taken) or self._border.keeps_out(volunteer):
             volunteer.standing = Standing.PREPARED
             volunteer.missed += told  # else it could be late as often as it likes, for a wait of everybody's
             return self._make_room(now)
@@ -231,6 +234,8 @@ class Coordinator(Reigning):
     def _outcome(self, step: CoordinatedStep, now: float) -> list[Effect]:
         if step.trouble is not None:
             return self._end(step.trouble, completed=False)
+        if (failure := step.failed()) is not None:
+            return self._could_not(failure, now)
         if out := step.sums.turned_out():
             return [*done_with(self._reign, step.number, out), *self._fence(out, now)]
         found, line = found_out(self._reign, step), self.line
@@ -252,6 +257,20 @@ class Coordinator(Reigning):
             return [self._reign.log(**evaluation_record(step)), *self._cross(now)]
         self._reign.state = State.REDUCING if self._steps.first.sums.under_way else State.TRAINING
         return logged
+
+    def _could_not(self, failure: Failure, now: float) -> list[Effect]:
+        """Nobody who holds some block can compute what the step asks: others are to try, if there are any, before it is the run's end."""
+        for peer in failure.holders:
+            self.members.volunteers[peer].slow = True
+        replaceable = self.members.spare() is not None
+        seconds = room_s(self._reign.config)
+        if self._reign.failures.are_final(failure, seconds, now, replaceable=replaceable):
+            return self._end(failure.why, completed=False)
+        self._make_room_for_others(failure.holders, now)
+        return self._fence(dict.fromkeys(failure.holders, failure.why), now)
+
+    def _make_room_for_others(self, peers: Sequence[str], now: float) -> None:
+        self._reign.failures.rest(peers, room_s(self._reign.config), now)
 
     def _patience(self, now: float) -> list[Effect]:
         step = self._steps.first

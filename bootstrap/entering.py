@@ -55,8 +55,9 @@ class Entering:
         return now - self._hopeless_since >= self._reign.config.move_s and members.spare() is not None
 
     def _outside(self, step: CoordinatedStep) -> list[Volunteer]:
-        volunteers = self._reign.members.volunteers.values()
-        return [v for v in volunteers if v.peer not in step.roster and v.place is not None]
+        """Who could come in."""
+        here = [v for v in self._reign.members.volunteers.values() if v.place is not None]
+        return [v for v in here if v.peer not in step.roster and not self._reign.failures.rests(v.peer)]
 
     def _is_missing(self, step: CoordinatedStep, volunteer: Volunteer) -> bool:
         """Whether the step cannot end without somebody at its place."""

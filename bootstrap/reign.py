@@ -14,6 +14,7 @@ from hetpeer.averaging.messages import Finished, Line
 from hetpeer.bootstrap.agenda import Agenda
 from hetpeer.bootstrap.allowance import Allowances
 from hetpeer.bootstrap.decisions import CoordinatorConfig, Record, State
+from hetpeer.bootstrap.failures import Failures
 from hetpeer.bootstrap.guard import Guard
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import Membership
@@ -32,6 +33,7 @@ class Reign:
     members: Membership
     allowances: Allowances = field(default_factory=Allowances)
     standings: Standings = field(default_factory=Standings)
+    failures: Failures = field(default_factory=Failures)
     quarrels: Quarrels = field(default_factory=Quarrels)
     guard: Guard = field(default_factory=Guard)
     state: State = State.WAITING

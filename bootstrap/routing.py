@@ -108,6 +108,8 @@ class Assignments:
         self._routes = assign_routes(ids, roster, blocks, speeds, lines, limits, apart)
         self.taken: Counter[str] = Counter()
         """Peer → how many ids go another way now, because nothing came of them where it was to do them."""
+        self._been: dict[int, set[str]] = {i: {hop.peer for hop in way} for i, way in self._routes.items()}
+        """Who is or was on the way of each id."""
         self._attempts: dict[int, int] = {}
         self._stalled: set[int] = set()
         self._hedged: set[int] = set()
@@ -124,6 +126,14 @@ class Assignments:
             for i, route in sorted(self._routes.items())
             if route[0].peer == first and (ids is None or i in ids)
         )
+
+    def may_be_at(self, microbatch: int, peer: str) -> bool:
+        """Whether this id has come to `peer`, as far as is known here: by one of its ways, or in place of somebody on it who has left. Senders go around
+        a link that is down without asking, too; where that leads nobody knows, and it is not waited for long.
+        """
+        begin, end = self._roster[peer]
+        gaps = (hop for hop in self._routes[microbatch] if not stands(hop, self._roster))
+        return peer in self._been[microbatch] or any(hop.begin < end and begin < hop.end for hop in gaps)
 
     def beginning_at(self, peers: Collection[str]) -> set[int]:
         """Ids whose first hop is one of `peers`."""
@@ -196,7 +206,7 @@ class Assignments:
             way = splice(instead, self._roster, {})
             if _meet(way, self._apart):
                 continue
-            self._routes[microbatch] = way
+            self._on(microbatch, way)
             taken += 1
             if stands(way[0], self._roster):  # else nobody can begin it yet
                 for first in {before[0].peer, way[0].peer} & self._roster.keys():
@@ -267,7 +277,11 @@ class Assignments:
         count = {self._counted(block, microbatch) for hop in before for block in range(hop.begin, hop.end)}
         instead = {hop.peer for hop in before} - {hop.peer for hop in way} - count
         self.taken.update(instead & self._roster.keys())
+        self._on(microbatch, way)
+
+    def _on(self, microbatch: int, way: Route) -> None:
         self._routes[microbatch] = way
+        self._been[microbatch].update(hop.peer for hop in way)
 
     def _detour(self, microbatch: int) -> Route:
         """Another way for an id that got stuck on the one it has, if there is one."""

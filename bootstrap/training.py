@@ -1,16 +1,18 @@
 """One step at the coordinator: from Begin to the exact cover, which is then summed (summing.py).
 
 Pure. It hands out ids and keeps the books (ledger.py); what the outcome means for the run is the coordinator's business: it
-looks at `sums`, `trouble` and `evaluated_only` after each event.
+looks at `sums`, `trouble`, `failure` and `evaluated_only` after each event.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.decisions import Effect, Send, Work
+from hetpeer.bootstrap.failures import MAX_FAILURES, Failure
 from hetpeer.bootstrap.ledger import StepLedger
 from hetpeer.bootstrap.membership import Range
 from hetpeer.bootstrap.patience import Lull, Pace, few
@@ -18,10 +20,7 @@ from hetpeer.bootstrap.reign import Reign
 from hetpeer.bootstrap.routing import Assignments
 from hetpeer.bootstrap.summing import Summing
 from hetpeer.dht.errors import ProtocolError
-from hetpeer.stages.execution.routes import cheapest_path
-
-MAX_FAILURES = 3
-"""A microbatch that failed so often, and at everybody who could do it, halts the run. Who says it of the same one more often is not listened to."""
+from hetpeer.stages.execution.routes import Roster, cheapest_path
 
 
 class CoordinatedStep:
@@ -49,7 +48,7 @@ class CoordinatedStep:
         self.ledger = StepLedger(train, evaluation, members.blocks)
         self.sizes = dict(enumerate(config.sizes))
         """Training id → how many samples it has."""
-        self._trouble: str | None = None
+        self._failure: Failure | None = None
         self._reign = reign
         self._pace = pace
         self.line = reign.line
@@ -72,7 +71,7 @@ class CoordinatedStep:
         self.sums = Summing(reign, self.number, self.roster, self.ledger, self._ways.trodden, pace, now)
         self._target = members.target(config.link_ratio)
         self._failures: dict[int, list[tuple[str, str]]] = {}
-        """Microbatch → who said that it failed, and who is to blame: itself, or who had sent what it could not use."""
+        """Microbatch → who said that it failed, and who is to blame: itself, or who had sent what it could not use; empty: who has left since."""
         self._lull = Lull(now)
         self.stalls = 0
         """Times that its work was handed out again since anything was counted."""
@@ -108,7 +107,12 @@ class CoordinatedStep:
     @property
     def trouble(self) -> str | None:
         """Why the run cannot go on."""
-        return self._trouble or self.sums.trouble
+        return self.sums.trouble
+
+    def failed(self) -> Failure | None:
+        """What all who hold some block have failed, since this was last asked."""
+        failure, self._failure = self._failure, None
+        return failure
 
     @property
     def taken(self) -> Mapping[str, int]:
@@ -183,27 +187,45 @@ class CoordinatedStep:
         self._lull.over(now)
 
     def _failed(self, peer: str, message: m.Failed, now: float) -> list[Effect]:
-        """`peer` could not compute a microbatch: others are to, around whoever is to blame. If nobody is left who has not failed, the run is
-        in trouble; what somebody sent is no fault of the microbatch, and who says so may be wrong.
+        """`peer` could not compute a microbatch: others are to, around whoever is to blame. What somebody sent is no fault of the microbatch, and who
+        says so may be wrong: only who has failed it itself counts where nobody else is left.
         """
-        if message.id not in self._ways or not self.ledger.is_undone(message.id):
+        known = message.id in self._ways and self.ledger.is_undone(message.id)
+        if not known or not self._ways.may_be_at(message.id, peer):
             return []
         failed = self._failures.setdefault(message.id, [])
         if [reporter for reporter, _ in failed].count(peer) >= MAX_FAILURES:
             return []
-        failed.append((peer, message.given if message.given in self.roster else peer))
+        culprit = message.given or peer
+        failed.append((peer, culprit if culprit in self.roster else ""))
         self._lull.over(now)
-        to_blame = {culprit for _, culprit in failed}
-        others = {p: r for p, r in self.roster.items() if p not in to_blame}
-        others_can = cheapest_path(others, 0, self._blocks, {}) is not None
-        times = sum(reporter == culprit for reporter, culprit in failed)
-        if not others_can and times >= MAX_FAILURES:
-            self._trouble = (
-                f"microbatch {message.id} of step {self.number} failed {times} times: {message.why}"
-            )
+        self._failure = self._failed_by_all(message.id, message.why)
+        if self._failure is not None:
             return []
-        again = self._hand_out({message.id}, others if others_can else self.roster)
-        return [*again, *self._hand_out(self._ways.part(*failed[-1]))]
+        again = self._hand_out({message.id}, self._who_else(failed))
+        return [*again, *(self._hand_out(self._ways.part(peer, culprit)) if culprit in self.roster else [])]
+
+    def _who_else(self, failed: Sequence[tuple[str, str]]) -> Roster:
+        """Who can do what has `failed`: those whom nobody blames, else those who have not failed it themselves, else anybody."""
+        for out in (
+            {culprit for _, culprit in failed},
+            {peer for peer, culprit in failed if peer == culprit},
+        ):
+            others = {peer: place for peer, place in self.roster.items() if peer not in out}
+            if cheapest_path(others, 0, self._blocks, {}) is not None:
+                return others
+        return self.roster
+
+    def _failed_by_all(self, microbatch: int, why: str) -> Failure | None:
+        """Whether all who hold some block have failed it, by their own word, and have had tries enough."""
+        own = Counter(reporter for reporter, culprit in self._failures[microbatch] if reporter == culprit)
+        for block in range(self._blocks):
+            holders = tuple(sorted(p for p, (begin, end) in self.roster.items() if begin <= block < end))
+            times = sum(own[peer] for peer in holders)
+            if holders and times >= MAX_FAILURES and all(own[peer] for peer in holders):
+                said = f"microbatch {microbatch} of step {self.number} failed {times} times: {why}"
+                return Failure(self.batch, block, holders, said)
+        return None
 
     # ── who comes and goes ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -244,6 +266,8 @@ class CoordinatedStep:
         for peer in left:
             del self._incarnations[peer]
             self._entrants.pop(peer, None)
+        for known in self._failures.values():  # it may come back, and try again
+            known[:] = [report for report in known if report[0] not in left]
         return left
 
     def without(self, peers: Sequence[str], now: float) -> list[Effect]:

@@ -65,11 +65,13 @@ class UnderWay:
         """`step` is done, and all went well."""
         self.pace.committed()
         self._reign.quarrels.committed()
+        self._reign.failures.committed(step.batch)
         self._reign.allowances.judge(step.taken, step.counted(), len(step.ledger.ids))
         self._steps.remove(step)
 
     def remove(self, step: CoordinatedStep) -> None:
         """`step` is done: it has looked at the state, and changed nothing."""
+        self._reign.failures.committed(step.batch)
         self._steps.remove(step)
 
     def clear(self) -> None:

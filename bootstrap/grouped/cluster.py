@@ -123,6 +123,9 @@ class Cluster(Coordinator):
         here = {block for peer, place in places if peer not in leaving for block in range(*place)}
         return sorted({block for peer, place in places if peer in leaving for block in range(*place)} - here)
 
+    def _make_room_for_others(self, peers: Sequence[str], now: float) -> None:
+        """Others are given the batch, in clusters of their own."""
+
     def _go_back(self, version: int, why: str, now: float) -> list[Effect]:  # noqa: ARG002 - as the original
         self._steps.clear()
         self.dissolved = why

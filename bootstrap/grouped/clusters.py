@@ -12,6 +12,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.agenda import Agenda
 from hetpeer.bootstrap.allowance import Allowances
 from hetpeer.bootstrap.decisions import CoordinatorConfig, Record
+from hetpeer.bootstrap.failures import Failures
 from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import Membership
@@ -38,6 +39,7 @@ class Clusters:
         self._clusters: dict[int, Cluster] = {}
         self._allowances = Allowances()
         self._standings = Standings()
+        self._failures = Failures(elsewhere=lambda: len(self.living) > 1)
         self.saver: Cluster | None = None
         """Whose checkpoint is collected."""
         self.term = 0
@@ -91,7 +93,7 @@ class Clusters:
         line = m.Line(term=self.term, view=0, cluster=number)
         self._numbers = max(self._numbers, number + 1)
         self._clusters[number] = cluster = Cluster(
-            Reign(config, history, agenda, line, members, self._allowances, self._standings),
+            Reign(config, history, agenda, line, members, self._allowances, self._standings, self._failures),
             now,
             founded=founded,
         )

@@ -64,6 +64,7 @@ class SwarmConfig:
     it; "objects" to others' parts; it "keeps" its own, or "abstains" from voting; "votes" falsely, or "denies" what it was given, too. In a proof: as reducer it "adds" something else than it has received, it "frames" others by what it says of its parts,
     or "disowns" what it got; as a witness, or in question, it "perjures" itself. Of its state: it "alters" it, and says so before others do, or "flips" a bit of one once; or it "saves" another one in checkpoints.
     It "dawdles": it never has the state that it is to fetch.
+    It "fails" whatever it is given, and says so of the rest, too, or "blames" the first two volunteers for it.
     """
     arranged_s: float = 0.0
     """Another division of the blocks is proposed so often; 0: never."""

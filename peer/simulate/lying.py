@@ -1,4 +1,4 @@
-"""What a simulated volunteer does wrong in a reduce, on purpose (config.py)."""
+"""What a simulated volunteer does wrong on purpose, in a reduce and where it computes (config.py)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.failures import MAX_FAILURES
 from hetpeer.peer.simulate.numerics import Numerics
 from hetpeer.stages.execution.fingerprint import pack, unpack
 
 FLIPPED = 7
 """Which of the states that it has made has a wrong bit, where its memory errs once."""
+IDS = 16
+"""More than a step has."""
 SPOILT = "spoilt"
 """In the place of a part or a sum: numbers that are none, or too few."""
 
@@ -25,6 +28,16 @@ class Lying:
         self._numerics = numerics
         self._lies = lies
         self._made = 0
+
+    def failures(self, step: e.StepId) -> list[e.Tell]:
+        """What it says that it cannot compute: everything, as often as it is heard. Or, of everything, that it is others' doing, and once its own."""
+        given: list[str] = []
+        if "fails" in self._lies:
+            given = [self._name] * MAX_FAILURES
+        elif "blames" in self._lies:
+            given = [self._name, "v0", "v1"]
+        at = {"line": step.line, "step": step.number, "why": "it says so"}
+        return [e.Tell(m.Failed(**at, id=one, given=culprit)) for one in range(IDS) for culprit in given]
 
     def objects(self, work: e.SumParts) -> int | None:
         """The place of somebody else's part that it says cannot be added."""

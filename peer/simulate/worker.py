@@ -120,9 +120,10 @@ class Worker:
             kept, out = self._numerics.forward(states, key.begin, (step.batch, key.id), bundle)
             if work.train:
                 self._graphs[step.number, key] = kept
+            said = self.checking.lying.failures(step)
             if work.end == self._numerics.blocks:
-                return core.forward_done(step, key, None, out)
-            return core.forward_done(step, key, self._boxes.new(step, out), None)
+                return [*said, *core.forward_done(step, key, None, out)]
+            return [*said, *core.forward_done(step, key, self._boxes.new(step, out), None)]
 
         self.submit(self._seconds(key.begin, work.end, backward=False), finish)
 

@@ -224,6 +224,15 @@ def finished():
     return court
 
 
+def halted_court():
+    """Both of two volunteers have failed a microbatch, and nobody else is there."""
+    court = training()
+    for peer in ("a", "b", "a"):
+        failed(court, peer)
+    assert court.core.state is State.FINISHED
+    return court
+
+
 COURTS = {
     State.WAITING: waiting,
     State.SYNCING: syncing,

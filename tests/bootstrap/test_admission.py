@@ -5,8 +5,7 @@ import pytest
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.decisions import Disconnect, State
 from hetpeer.bootstrap.membership import Standing
-from hetpeer.bootstrap.training import MAX_FAILURES
-from tests.bootstrap.court import COURTS, Court, failed, finished, kinds, training
+from tests.bootstrap.court import COURTS, Court, finished, halted_court, kinds, training
 
 
 @pytest.mark.parametrize(
@@ -106,8 +105,6 @@ def test_who_comes_after_the_end_is_told_how_it_ended():
     court = finished()
     told, _ = court.hello("z")
     assert (told.message.kind, told.message.completed) == ("finished", True)
-    halted = Court().begin("a")
-    for _ in range(MAX_FAILURES):
-        failed(halted, "a")
+    halted = halted_court()
     told, _ = halted.hello("z")
     assert (told.message.completed, "non-finite" in told.message.why) == (False, True)

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.decisions import CollectCheckpoint, Halt, Record, Send, State
-from tests.bootstrap.court import COURTS, Court, failed, kinds, objection, reducing, training
+from hetpeer.bootstrap.decisions import CollectCheckpoint, Record, Send, State
+from tests.bootstrap.court import COURTS, Court, halted_court, kinds, objection, reducing, training
 
 
 @pytest.mark.parametrize("state", State, ids=lambda state: state.value)
@@ -171,10 +171,7 @@ def test_a_held_out_loss_counts_of_who_holds_the_last_block():
 
 
 def test_after_the_end_nothing_is_decided():
-    court = Court().begin("a")
-    for _ in range(3):
-        effects = failed(court, "a")
-    assert isinstance(effects[-1], Halt)
+    court = halted_court()
     before = len(court.records)
     court.tell("a", m.Farewell())
     court.tell("a", m.Prepared())

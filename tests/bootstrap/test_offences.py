@@ -4,10 +4,11 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.decisions import Halt, Send, State
+from hetpeer.bootstrap.failures import ALONE, ENOUGH, MAX_FAILURES, room_s
 from hetpeer.bootstrap.ledger import MAX_REOPENED
-from hetpeer.bootstrap.training import MAX_FAILURES
+from hetpeer.bootstrap.membership import Standing
 from hetpeer.dht.errors import ProtocolError
-from tests.bootstrap.court import BLOCKS, Court, failed
+from tests.bootstrap.court import BLOCKS, Court, failed, kinds, one_each
 
 IDS = range(40)
 
@@ -102,7 +103,9 @@ def test_who_sends_rubbish_is_gone_around_and_halts_nothing():
     places = {peer: one.place for peer, one in court.core.members.volunteers.items()}
     first, second = (sorted(peer for peer in places if places[peer] == place) for place in ((0, 1), (1, 2)))
     assert len(first) == len(second) == 3
-    liar = court.core._steps.first._ways._routes[0][0].peer
+    ways = court.core._steps.first._ways
+    liar = ways._routes[0][0].peer
+    ways._been[0].update(second)  # where its links are down it sends it to somebody else each time
     for peer in second:
         effects = unusable(court, peer, liar)
         assert not [effect for effect in effects if isinstance(effect, Halt)]
@@ -116,3 +119,204 @@ def test_who_accuses_everybody_halts_nothing():
     effects = [unusable(court, "a", given) for given in ("b", "c", "a", "nobody", "b", "c")]
     assert court.core.state is not State.FINISHED
     assert [bool(told) for told in effects] == [True] * MAX_FAILURES + [False] * 3
+
+
+# ── what nobody can compute ──────────────────────────────────────────────────────────────────────────────────────
+
+STAGES = (((0, 1), (1, 2)),)
+SYNC_S = 60.0
+MOVED_S = 6.0
+"""Then a run goes back for who can be spared, or moves it."""
+
+
+def halts(effects):
+    return [effect for effect in effects if isinstance(effect, Halt)]
+
+
+def later(court, seconds, *peers):
+    """Time passes, and `peers` live. What is done meanwhile."""
+    effects, until = [], court.now + seconds
+    while court.now < until:
+        for peer in peers:
+            court.tell(peer, m.Heartbeat())
+        effects += court.tick(1.0)
+    return effects
+
+
+def test_two_that_say_that_all_others_are_to_blame_halt_nothing():
+    """Each fails itself, as well, and between them they name everybody else."""
+    court = Court().begin(*"abcde")
+    ways = court.core._steps.first._ways
+    one = ways._routes[0][0].peer
+    other, *honest = [peer for peer in "abcde" if peer != one]
+    ways._been[0].add(other)
+    for peer, given in (
+        (one, one),
+        (one, one),
+        (one, honest[0]),
+        *((other, x) for x in (other, *honest[1:])),
+    ):
+        assert not halts(unusable(court, peer, given))
+    assert court.core.state is State.TRAINING
+    handed = ways._routes[0][0].peer
+    assert handed in honest
+    court.sealed(handed, (0,))
+    court.sealed(next(peer for peer in honest if peer != handed), (1,))
+    assert court.core.state is State.REDUCING
+
+
+def test_a_failure_counts_only_of_whom_the_microbatch_may_have_come_to():
+    court = Court().begin("a", "b", "c")
+    route = court.core._steps.first._ways._routes[0]
+    (elsewhere, *_) = [peer for peer in "abc" if peer != route[0].peer]
+    assert failed(court, elsewhere) == []
+    assert court.core._steps.first._failures == {}
+    assert court.core._steps.first._ways._routes[0] == route
+
+
+def test_who_holds_a_block_in_place_of_somebody_who_has_left_may_fail_it():
+    """Nobody tells the coordinator what is left over for it."""
+    court = one_each()
+    court.tell("b", m.Farewell())
+    court.prepare("c")
+    court.ready("c")
+    assert court.core._steps.first._ways._routes[0][1].peer == "b"
+    told = m.Failed(line=court.line, step=court.core.step, id=0, why="non-finite")
+    assert "reroute" in court.told("a", court.tell("c", told))
+
+
+def others_come(court, *peers, besides=()):
+    """`peers` are here, and one of them is moved to the block that nobody holds, whoever lives `besides`. Returns who that is."""
+    for _ in range(2):  # the run goes back, all have the state again, and then one is moved
+        later(court, MOVED_S, *peers, *besides)
+        for peer in peers:
+            court.tell(peer, m.Prepared())
+        for peer in peers:
+            court.ready(peer)
+    assert court.core.state is State.TRAINING
+    (moved,) = [peer for peer in peers if court.core.members.volunteers[peer].place == (1, 2)]
+    return moved
+
+
+def fails_alone(court, peer, microbatch=0):
+    """All that happens while `peer` fails as often as it is heard."""
+    effects = [effect for _ in range(MAX_FAILURES) for effect in failed(court, peer, microbatch)]
+    assert "fenced" in court.told(peer, effects) or halts(effects)
+    return effects
+
+
+def comes_back(court, peer, place, incarnation):
+    court.hello(peer, incarnation=incarnation, place=place)
+    court.tell(peer, m.Prepared())
+
+
+def sole_holder(*others, **changes):
+    """`b` alone holds the second block."""
+    court = Court(layouts=STAGES, sync_s=SYNC_S, **changes)
+    for peer in ("a", "b", *others):
+        court.hello(peer)
+        places = court.sent[peer, "welcome"].places
+        place = next(one for one in places if one.open and one.begin == (peer == "b"))
+        court.tell(peer, m.Claim(cluster=place.cluster, begin=place.begin, end=place.end))
+        court.tell(peer, m.Prepared())
+    return court.begin_prepared("a", "b", *others)
+
+
+def test_a_sole_holder_that_fails_makes_room_and_somebody_else_goes_on():
+    court = sole_holder("c")
+    fails_alone(court, "b")
+    assert court.core.state is not State.FINISHED
+    court.sent.clear()
+    comes_back(court, "b", (1, 2), incarnation=2)
+    moved = others_come(court, "a", "c", besides="b")
+    assert "b" in court.core.members.volunteers
+    assert ("b", "fetch") not in court.sent, "its place is free for others first"
+    assert court.sent["a", "begin"].roster == {"a": (0, 1), "c": (0, 1)} | {moved: (1, 2)}
+    for peer in "ac":
+        court.sealed(peer, (0, 1), blocks=court.core.members.volunteers[peer].place)
+    effects = [effect for peer in "ac" for effect in court.vote(peer)]
+    assert "commit" in kinds(effects)
+
+
+def test_a_sole_holder_is_asked_again_when_it_has_made_room_for_a_while():
+    court = sole_holder()
+    fails_alone(court, "b")
+    comes_back(court, "b", (1, 2), incarnation=2)
+    court.tell("a", m.Prepared())
+    court.ready("a")
+    later(court, room_s(court.core._reign.config) - 5.0, "a", "b")
+    court.sent.pop(("b", "fetch"), None)
+    later(court, 10.0, "a", "b")
+    court.ready("b")
+    assert "b" in court.sent["a", "begin"].roster
+    assert court.core.state is State.TRAINING
+
+
+def test_it_says_so_at_once_that_it_has_the_state_and_has_to_wait_all_the_same():
+    court = sole_holder()
+    fails_alone(court, "b")
+    court.hello("b", incarnation=2, place=(1, 2), held=(m.Held(block=1, version=0, digest=""),))
+    court.ready("b")
+    assert court.core.missing_blocks == [1]
+    assert court.core.members.volunteers["b"].standing is Standing.PREPARED
+
+
+def test_a_model_that_nobody_can_compute_ends_the_run_once_others_have_tried():
+    """One after the other holds the block, and fails."""
+    court = sole_holder("c", "d", "e")
+    everybody = ["a", "c", "d", "e"]
+    holder, tried = "b", []
+    while not (ended := halts(fails_alone(court, holder))):
+        tried.append(holder)
+        holder = others_come(court, *everybody)
+        everybody = [peer for peer in everybody if peer != holder]
+    assert len({*tried, holder}) == ENOUGH
+    assert "microbatch 0 of step 0 failed 3 times: non-finite" in ended[0].why
+
+
+def test_two_without_anybody_who_could_be_moved_there_end_it():
+    court = Court().begin("a", "b")
+    assert [bool(halts(failed(court, peer))) for peer in ("a", "b", "a")] == [False, False, True]
+    court = Court(layouts=STAGES).begin("a", "b", "c", "d", "e")
+    seconds = [peer for peer, one in court.core.members.volunteers.items() if one.place == (1, 2)]
+    assert len(seconds) == 2
+    court.core._steps.first._ways._been[0].update(seconds)
+    effects = [effect for peer in (*seconds, *seconds) for effect in failed(court, peer)]
+    assert not halts(effects), "one of the three others can be spared"
+    assert set(seconds).isdisjoint(court.core.members.volunteers)
+
+
+def test_one_that_fails_alone_for_minutes_ends_it_as_nobody_comes():
+    """A run of one volunteer, whose loss is no number: it is told why, in the end."""
+    court = Court(sync_s=SYNC_S).begin("a")
+    began, turns, ended = court.now, 0, []
+    while not ended:
+        ended, turns = halts(fails_alone(court, "a")), turns + 1
+        comes_back(court, "a", (0, 2), incarnation=1 + turns)
+        while not ended and court.core.state is not State.TRAINING:
+            later(court, 1.0, "a")
+            court.ready("a")
+    assert court.now - began == pytest.approx(ALONE * room_s(court.core._reign.config), abs=10.0)
+    assert turns == ALONE + 1
+    assert "non-finite" in ended[0].why
+
+
+def test_what_was_committed_after_all_is_held_against_nobody():
+    court = sole_holder("c")
+    fails_alone(court, "b")
+    assert court.core._reign.failures._failed
+    others_come(court, "a", "c")
+    for peer in "ac":
+        court.sealed(peer, (0, 1), blocks=court.core.members.volunteers[peer].place)
+    for peer in "ac":
+        court.vote(peer)
+    assert court.core.history.version == 1
+    assert not court.core._reign.failures._failed
+
+
+def test_a_successor_knows_of_no_failures_and_halts_nothing_because_of_them():
+    court = sole_holder()
+    fails_alone(court, "b")
+    again = Court(court.records, layouts=STAGES, sync_s=SYNC_S)
+    assert not again.core._reign.failures.rests("b")
+    assert again.core.state is State.WAITING

@@ -1,0 +1,61 @@
+"""Volunteers that say that they, or others, cannot compute what they can, in the simulator with the real cores: the run goes on to its end (docs/trust.md, "What cannot be computed").
+
+That it ends in the state of one machine is looked at in each history.
+"""
+
+import pytest
+
+from hetpeer.peer.simulate.checks import ViolationError
+from hetpeer.peer.simulate.config import SwarmConfig
+from hetpeer.peer.simulate.coverage import Coverage
+from hetpeer.peer.simulate.grouped import GroupedSwarm
+from hetpeer.peer.simulate.numerics import Symbols
+from hetpeer.peer.simulate.run import LAYOUTS
+from tests.simulation.liars import BLOCKS, STEPS, history, said
+
+TWO_STAGES = ((0, 0), (0, 2), (1, 0))
+"""Of three volunteers, the second holds its blocks alone."""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_two_that_fail_and_blame_everybody_halt_nothing(seed):
+    lies = {"v2": "fails", "v3": "blames"}
+    swarm = history(SwarmConfig(volunteers=4, layouts=LAYOUTS[0], lies=lies), seed)
+    assert not said(swarm, "rollback")
+    assert {record["peer"] for record in said(swarm, "gone")} <= lies.keys()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_sole_holder_that_fails_is_replaced_by_who_can_be_spared(seed):
+    config = SwarmConfig(
+        volunteers=3, layouts=LAYOUTS[1], steps=STEPS, lies={"v1": "fails"}, seats=TWO_STAGES
+    )
+    swarm = history(config, seed)
+    assert "v1" in {record["peer"] for record in said(swarm, "gone")}
+
+
+@pytest.mark.parametrize("volunteers", [1, 2, 4])
+def test_what_everybody_fails_ends_the_run(volunteers):
+    """As where a loss is no number."""
+    lies = {f"v{number}": "fails" for number in range(volunteers)}
+    with pytest.raises(ViolationError, match="the run was halted"):
+        history(SwarmConfig(volunteers=volunteers, layouts=LAYOUTS[volunteers > 1], lies=lies), seed=0)
+
+
+def grouped(volunteers, lies):
+    config = SwarmConfig(volunteers=volunteers, layouts=LAYOUTS[1], steps=STEPS, lies=lies)
+    swarm = GroupedSwarm(0, config, Symbols(BLOCKS), Coverage())
+    swarm.run(1800.0)
+    return swarm
+
+
+def test_one_that_fails_in_one_of_several_pipelines_halts_nothing():
+    """Others are given what it fails; its own pipeline falls apart each time."""
+    swarm = grouped(6, {"v5": "fails"})
+    assert said(swarm, "dissolved")
+    assert "v5" in {record["peer"] for record in said(swarm, "gone")}
+
+
+def test_what_every_pipeline_fails_ends_the_run():
+    with pytest.raises(ViolationError, match="the run was halted"):
+        grouped(6, {f"v{number}": "fails" for number in range(6)})
