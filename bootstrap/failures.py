@@ -6,13 +6,15 @@ different ones have failed there, or nobody else has come to try.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from hetpeer.bootstrap.decisions import CoordinatorConfig
+from hetpeer.stages.execution.routes import Roster, cheapest_path
 
 MAX_FAILURES = 3
-"""A microbatch that all who hold some block have failed, so often in all, is not given to them any more. Who says it of the same one more often is not listened to."""
+"""A microbatch that all who hold some block have failed, each equally often, and so often in all, is not given to them any more. Who says it of the same one more often is not listened to."""
 ENOUGH = 3
 """So many different ones, and it is the microbatch's doing."""
 MOVES = 2
@@ -28,12 +30,62 @@ def room_s(config: CoordinatorConfig) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """All `holders` of `block` have failed a microbatch of `batch`; `why` says which, how often, and what they say of it."""
+    """All `holders` of each of `blocks` have failed a microbatch of `batch`; `why` says which, how often, and what they say of it."""
 
     batch: int
-    block: int
+    blocks: tuple[int, ...]
     holders: tuple[str, ...]
     why: str
+
+
+class Reports:
+    """What is said to have failed in one step."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, list[tuple[str, str]]] = {}
+        """Microbatch → who said that it failed, and who is to blame: itself, or who had sent what it could not use; empty: somebody who has left."""
+
+    def hears(self, microbatch: int, peer: str) -> bool:
+        """Whether `peer` has not said it too often."""
+        return [reporter for reporter, _ in self._known.get(microbatch, ())].count(peer) < MAX_FAILURES
+
+    def add(self, microbatch: int, peer: str, culprit: str) -> None:
+        """`peer` says that it failed, and blames `culprit`."""
+        self._known.setdefault(microbatch, []).append((peer, culprit))
+
+    def forget(self, left: Collection[str]) -> None:
+        """Those who have `left` may come back, and try again."""
+        for microbatch, known in self._known.items():
+            self._known[microbatch] = [report for report in known if report[0] not in left]
+
+    def _own(self, microbatch: int) -> Counter[str]:
+        """Who has failed it by its own word → how often."""
+        return Counter(peer for peer, culprit in self._known[microbatch] if peer == culprit)
+
+    def times(self, microbatch: int) -> int:
+        """How often it failed, but for what others are blamed for."""
+        return self._own(microbatch).total()
+
+    def who_else(self, microbatch: int, roster: Roster, blocks: int) -> Roster:
+        """Who of `roster` can do it, through all `blocks`: those whom nobody blames, else those who have failed it themselves least often."""
+        own, blamed = self._own(microbatch), {culprit for _, culprit in self._known[microbatch]}
+        often = [
+            {peer for peer, times in own.items() if times >= least} for least in range(1, MAX_FAILURES + 1)
+        ]
+        for out in (blamed, *often):
+            others = {peer: place for peer, place in roster.items() if peer not in out}
+            if cheapest_path(others, 0, blocks, {}) is not None:
+                return others
+        return roster
+
+    def nobody_can(self, microbatch: int, roster: Roster) -> tuple[int, ...]:
+        """Blocks all of whose holders have failed it, by their own word, and have had tries enough."""
+        own, found = self._own(microbatch), []
+        for block in {block for peer in own.keys() & roster.keys() for block in range(*roster[peer])}:
+            times = [own[peer] for peer, (begin, end) in roster.items() if begin <= block < end]
+            if min(times) * len(times) >= MAX_FAILURES:
+                found.append(block)
+        return tuple(sorted(found))
 
 
 class Failures:
@@ -48,11 +100,13 @@ class Failures:
 
     def are_final(self, failure: Failure, room_s: float, now: float, *, replaceable: bool) -> bool:
         """Note `failure`. Whether nothing else is to be tried; `replaceable`: somebody can be put where they were, within `room_s`."""
-        since, failed = self._failed.setdefault((failure.batch, failure.block), (now, set()))
-        failed |= set(failure.holders)
-        others = replaceable or self._elsewhere()
-        enough = len(failed) >= ENOUGH or (len(failed) > 1 and not others)
-        return enough or now - since >= ALONE * room_s
+        fewest = ENOUGH if replaceable or self._elsewhere() else 2
+        final = False
+        for block in failure.blocks:
+            since, failed = self._failed.setdefault((failure.batch, block), (now, set()))
+            failed |= set(failure.holders)
+            final = final or len(failed) >= fewest or now - since >= ALONE * room_s
+        return final
 
     def committed(self, batch: int) -> None:
         """It could be computed."""

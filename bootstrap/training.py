@@ -7,12 +7,11 @@ looks at `sums`, `trouble`, `failure` and `evaluated_only` after each event.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.decisions import Effect, Send, Work
-from hetpeer.bootstrap.failures import MAX_FAILURES, Failure
+from hetpeer.bootstrap.failures import Failure, Reports
 from hetpeer.bootstrap.ledger import StepLedger
 from hetpeer.bootstrap.membership import Range
 from hetpeer.bootstrap.patience import Lull, Pace, few
@@ -20,7 +19,6 @@ from hetpeer.bootstrap.reign import Reign
 from hetpeer.bootstrap.routing import Assignments
 from hetpeer.bootstrap.summing import Summing
 from hetpeer.dht.errors import ProtocolError
-from hetpeer.stages.execution.routes import Roster, cheapest_path
 
 
 class CoordinatedStep:
@@ -70,8 +68,7 @@ class CoordinatedStep:
         )
         self.sums = Summing(reign, self.number, self.roster, self.ledger, self._ways.trodden, pace, now)
         self._target = members.target(config.link_ratio)
-        self._failures: dict[int, list[tuple[str, str]]] = {}
-        """Microbatch → who said that it failed, and who is to blame: itself, or who had sent what it could not use; empty: who has left since."""
+        self._failures = Reports()
         self._lull = Lull(now)
         self.stalls = 0
         """Times that its work was handed out again since anything was counted."""
@@ -193,39 +190,19 @@ class CoordinatedStep:
         known = message.id in self._ways and self.ledger.is_undone(message.id)
         if not known or not self._ways.may_be_at(message.id, peer):
             return []
-        failed = self._failures.setdefault(message.id, [])
-        if [reporter for reporter, _ in failed].count(peer) >= MAX_FAILURES:
+        if not self._failures.hears(message.id, peer):
             return []
         culprit = message.given or peer
-        failed.append((peer, culprit if culprit in self.roster else ""))
+        self._failures.add(message.id, peer, culprit if culprit in self.roster else "")
         self._lull.over(now)
-        self._failure = self._failed_by_all(message.id, message.why)
-        if self._failure is not None:
+        if blocks := self._failures.nobody_can(message.id, self.roster):
+            times = self._failures.times(message.id)
+            why = f"microbatch {message.id} of step {self.number} failed {times} times: {message.why}"
+            holders = [p for p, (begin, end) in self.roster.items() if any(begin <= b < end for b in blocks)]
+            self._failure = Failure(self.batch, blocks, tuple(sorted(holders)), why)
             return []
-        again = self._hand_out({message.id}, self._who_else(failed))
+        again = self._hand_out({message.id}, self._failures.who_else(message.id, self.roster, self._blocks))
         return [*again, *(self._hand_out(self._ways.part(peer, culprit)) if culprit in self.roster else [])]
-
-    def _who_else(self, failed: Sequence[tuple[str, str]]) -> Roster:
-        """Who can do what has `failed`: those whom nobody blames, else those who have not failed it themselves, else anybody."""
-        for out in (
-            {culprit for _, culprit in failed},
-            {peer for peer, culprit in failed if peer == culprit},
-        ):
-            others = {peer: place for peer, place in self.roster.items() if peer not in out}
-            if cheapest_path(others, 0, self._blocks, {}) is not None:
-                return others
-        return self.roster
-
-    def _failed_by_all(self, microbatch: int, why: str) -> Failure | None:
-        """Whether all who hold some block have failed it, by their own word, and have had tries enough."""
-        own = Counter(reporter for reporter, culprit in self._failures[microbatch] if reporter == culprit)
-        for block in range(self._blocks):
-            holders = tuple(sorted(p for p, (begin, end) in self.roster.items() if begin <= block < end))
-            times = sum(own[peer] for peer in holders)
-            if holders and times >= MAX_FAILURES and all(own[peer] for peer in holders):
-                said = f"microbatch {microbatch} of step {self.number} failed {times} times: {why}"
-                return Failure(self.batch, block, holders, said)
-        return None
 
     # ── who comes and goes ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -266,8 +243,7 @@ class CoordinatedStep:
         for peer in left:
             del self._incarnations[peer]
             self._entrants.pop(peer, None)
-        for known in self._failures.values():  # it may come back, and try again
-            known[:] = [report for report in known if report[0] not in left]
+        self._failures.forget(left)
         return left
 
     def without(self, peers: Sequence[str], now: float) -> list[Effect]:

@@ -227,7 +227,7 @@ def finished():
 def halted_court():
     """Both of two volunteers have failed a microbatch, and nobody else is there."""
     court = training()
-    for peer in ("a", "b", "a"):
+    for peer in ("a", "b", "a", "b"):
         failed(court, peer)
     assert court.core.state is State.FINISHED
     return court
