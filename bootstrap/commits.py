@@ -21,12 +21,39 @@ def commit(
     reign: Reign, step: CoordinatedStep, decision: Mapping[int, m.BlockVote], now: float
 ) -> list[Effect]:
     """`step` is committed by `decision`: the log says so, and then those who work on it are told."""
-    logged = reign.log(**_commit_record(step, decision, reign, now))
+    outliers = _outliers(reign, step, decision)
+    record = _commit_record(step, decision, reign, now)
+    logged = reign.log(**record, **({"outliers": outliers} if outliers else {}))
+    reign.norms.committed(step.batch, record["norm"], usual=not outliers)
     reign.guard.committed(step.sums.lengths if step.sums.checks.wanted else {})
     effects: list[Effect] = [logged]
     if step.ledger.evaluation:
         effects.append(reign.log(**evaluation_record(step)))
     return effects + [Send(peer, commit_message(logged.record)) for peer in sorted(step.roster)]
+
+
+def refused(reign: Reign, step: CoordinatedStep, decision: Mapping[int, m.BlockVote]) -> dict[str, str]:
+    """Whose norm alone would make nothing of everybody's update, with what is said to it: others are to find it, too, if there are any."""
+    return {
+        peer: f"the norm of block {block} in step {step.number} is {times:.1e} times that of a usual update, and nobody else holds it"
+        for block, (peer, times) in _outliers(reign, step, decision).items()
+        if reign.norms.refuses(step.batch, block)
+    }
+
+
+def _outliers(
+    reign: Reign, step: CoordinatedStep, decision: Mapping[int, m.BlockVote]
+) -> dict[int, tuple[str, float]]:
+    """Block → its only holder, and how many times as long as a usual update it says that it is."""
+    if reign.config.clip_norm is None:
+        return {}
+    holders = {
+        block: [peer for peer, (begin, end) in step.roster.items() if begin <= block < end]
+        for block in decision
+    }
+    alone = [block for block, peers in holders.items() if len(peers) == 1]
+    found = reign.norms.outliers(decision, alone)
+    return {block: (holders[block][0], times) for block, times in sorted(found.items())}
 
 
 def _commit_record(

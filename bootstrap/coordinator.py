@@ -14,7 +14,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.admission import Admission
 from hetpeer.bootstrap.arranging import Arrangement, Arranging
 from hetpeer.bootstrap.border import Border
-from hetpeer.bootstrap.commits import commit, done_with, evaluation_record, found_out, quarrelled
+from hetpeer.bootstrap.commits import commit, done_with, evaluation_record, found_out, quarrelled, refused
 from hetpeer.bootstrap.decisions import CollectCheckpoint, Disconnect, Effect, Halt, Send, State
 from hetpeer.bootstrap.entering import Entering
 from hetpeer.bootstrap.failures import Failure, room_s
@@ -249,6 +249,9 @@ class Coordinator(Reigning):
         if step.sums.decision is not None:
             if differing := self._judge(now, last=True):
                 return [*logged, *differing]
+            if alone := refused(self._reign, step, step.sums.decision):
+                self._make_room_for_others(list(alone), now)
+                return [*logged, *self._fence(alone, now)]
             self._saving.settle()
             return [*logged, *self._commit(step, step.sums.decision, now)]
         if step.evaluated_only:

@@ -18,6 +18,7 @@ from hetpeer.bootstrap.failures import Failures
 from hetpeer.bootstrap.guard import Guard
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import Membership
+from hetpeer.bootstrap.norms import Norms
 from hetpeer.bootstrap.quarrels import Quarrels
 from hetpeer.bootstrap.standing import Standings
 
@@ -36,6 +37,7 @@ class Reign:
     failures: Failures = field(default_factory=Failures)
     quarrels: Quarrels = field(default_factory=Quarrels)
     guard: Guard = field(default_factory=Guard)
+    norms: Norms = field(default_factory=Norms)
     state: State = State.WAITING
     end: Finished | None = None
     """How the run ended, once it is FINISHED."""

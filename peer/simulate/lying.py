@@ -9,6 +9,7 @@ from typing import Any
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.failures import MAX_FAILURES
+from hetpeer.bootstrap.norms import ENOUGH
 from hetpeer.peer.simulate.numerics import Numerics
 from hetpeer.stages.execution.fingerprint import pack, unpack
 
@@ -16,6 +17,8 @@ FLIPPED = 7
 """Which of the states that it has made has a wrong bit, where its memory errs once."""
 IDS = 16
 """More than a step has."""
+HUGE = 1e290
+"""Of a sum, squared: beside it nothing is left of others."""
 SPOILT = "spoilt"
 """In the place of a part or a sum: numbers that are none, or too few."""
 
@@ -99,8 +102,12 @@ class Lying:
         tears = "tears" in self._lies and to != self._name
         return self._numerics.lie(value, f"a reducer to {to}") if tears else value
 
-    def voted(self, vote: m.BlockVote, looks: Sequence[e.Look]) -> tuple[m.BlockVote, Sequence[e.Look]]:
-        """What it says of what has come."""
+    def voted(
+        self, step: int, vote: m.BlockVote, looks: Sequence[e.Look]
+    ) -> tuple[m.BlockVote, Sequence[e.Look]]:
+        """What it says in `step` of what has come."""
+        if "inflates" in self._lies and step >= ENOUGH:
+            return vote.model_copy(update={"squared_norm": HUGE}), looks
         if not self._lies & {"votes", "denies"}:
             return vote, looks
         if "denies" in self._lies:

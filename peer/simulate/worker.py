@@ -281,7 +281,7 @@ class Worker:
                 gradient = numerics.tie(work.block, gradient, tied)
             digest, norm = ("spoilt", math.inf) if spoilt else numerics.inspect(work.block, gradient)
             vote = m.BlockVote(block=work.block, digest=digest, squared_norm=norm, finite=not spoilt)
-            vote, looks = self.checking.lying.voted(vote, list(map(look, each)))
+            vote, looks = self.checking.lying.voted(step.number, vote, list(map(look, each)))
             return core.inspected(step, work.plan, vote, self._boxes.new(step, gradient), looks)
 
         self.submit(self._besides(REDUCE_S), finish)

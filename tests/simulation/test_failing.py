@@ -5,6 +5,7 @@ That it ends in the state of one machine is looked at in each history.
 
 import pytest
 
+from hetpeer.bootstrap.norms import ENOUGH
 from hetpeer.peer.simulate.checks import ViolationError
 from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.coverage import Coverage
@@ -59,3 +60,32 @@ def test_one_that_fails_in_one_of_several_pipelines_halts_nothing():
 def test_what_every_pipeline_fails_ends_the_run():
     with pytest.raises(ViolationError, match="the run was halted"):
         grouped(6, {f"v{number}": "fails" for number in range(6)})
+
+
+def inflating(volunteers, seed):
+    """`v1` holds its blocks alone, and says that their norm is huge. The run that comes of that."""
+    config = SwarmConfig(
+        volunteers=volunteers,
+        layouts=LAYOUTS[1],
+        steps=ENOUGH + STEPS,
+        clip_norm=1.0,
+        lies={"v1": "inflates"},
+        seats=TWO_STAGES,
+    )
+    return history(config, seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_sole_holder_that_makes_nothing_of_everybodys_update_is_replaced(seed):
+    swarm = inflating(3, seed)
+    """What it says later is against the word of who holds them, too, by then."""
+    gone = {record["peer"] for record in said(swarm, "gone") if "the norm of block" in record["why"]}
+    assert gone == {"v1"}
+    assert not any("outliers" in record for record in said(swarm, "commit"))
+
+
+def test_where_nobody_can_be_spared_its_word_is_taken_and_the_log_names_it():
+    swarm = inflating(2, seed=0)
+    named = {block for record in said(swarm, "commit") for block in record.get("outliers", ())}
+    assert named <= {2, 3}
+    assert named
