@@ -20,6 +20,13 @@ def gives_up_soon() -> None:
     rounds.ROUNDS = 2
 
 
+def expects_nobody() -> None:
+    """A coordinator that leaves the place of who fails alone to others for four seconds each time, and not for minutes."""
+    from hetpeer.bootstrap import coordinator
+
+    coordinator.room_s = lambda _config: 4.0
+
+
 def soon_calm() -> None:
     """A reliable peer that waits for who has gone, or for others, for five seconds only before it gives their blocks away."""
     from hetpeer.peer.reliable import proposing

@@ -38,7 +38,7 @@ async def test_a_loss_that_is_not_finite_halts_the_run(swarm: Swarm) -> None:
     assert await author.ended() == 0, author.said
     swarm.run = RunDirectory.open(folder / "bad")
 
-    bootstrap = await swarm.bootstrap()
+    bootstrap = await swarm.bootstrap(before="expects_nobody")
     volunteers = [swarm.volunteer(name) for name in ("one", "other")]
     for child in (bootstrap, *volunteers):
         assert await child.ended() == ExitCode.RUN_CLOSED, child.said
