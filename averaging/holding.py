@@ -53,6 +53,11 @@ class HeldStep(Voting):
         self._gone: dict[str, int] = {}
         """Who left the step → its incarnation then."""
 
+    @property
+    def partners(self) -> frozenset[str]:
+        """Who takes part in it, as far as we know."""
+        return frozenset(self._incarnations)
+
     def due(self, origin: Origin) -> Due:
         """When a tensor of this step is to be taken."""
         plan = None if self.reduction is None else self.reduction.number

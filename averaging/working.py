@@ -35,6 +35,8 @@ class Working:
         self._group = (0, 0)
         """Term and number of the last group that we averaged with."""
         self._early: EarlyTensors[HeldStep, list[Effect]] = EarlyTensors()
+        self._lately: frozenset[str] = frozenset()
+        """Who took part in what ended last."""
         self._shunned: set[str] = set()
         self._congested: dict[str, int] = {}
 
@@ -93,6 +95,7 @@ class Working:
 
     def _ended(self, held: HeldStep) -> list[Effect]:
         held.pipeline.over()
+        self._lately = held.partners
         self._early.forget(held.id.on_wire)
         return [EndStep(held.id)]
 
@@ -257,13 +260,21 @@ class Working:
     def _take(
         self, origin: Origin, handle: Handle, accept: Callable[[HeldStep], list[Effect]]
     ) -> list[Effect]:
-        step = self._at_origin(origin)
-        due = due_outside(origin, self.line, self.version, self._group) if step is None else step.due(origin)
+        step, partner = self._at_origin(origin), self._is_partner(origin.sender)
+        if step is None:
+            due = due_outside(origin, self.line, self.version, self._group, partner=partner)
+        else:
+            due = step.due(origin)
         if due is Due.NOW and step is not None:
             return [*accept(step), *self._share_worker()]
-        if due is Due.LATER and self._early.hold(Waiting(origin, accept, handle)):
-            return []
-        return [Release(handle)]
+        if due is Due.NEVER:
+            return [Release(handle)]
+        dropped = self._early.hold(Waiting(origin, accept, handle, partner))
+        return [] if dropped is None else [Release(dropped.handle)]
+
+    def _is_partner(self, peer: str) -> bool:
+        """Whether `peer` takes part in what is under way, or did in what ended last."""
+        return peer in self._lately or any(peer in one.partners for one in self._under_way())
 
     def _replay_early(self) -> list[Effect]:
         """What waited for the message that has just been handled; the rest goes on waiting or is released."""
