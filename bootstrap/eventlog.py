@@ -99,30 +99,6 @@ def keep_event(path: Path, line: str) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-class VolunteerLogs:
-    """What the volunteers of a run have said so far: in `folder`, a file of each."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def last(self, peer: str) -> str:
-        """The last line of `peer` that is here, or nothing."""
-        return last_event(self._of(peer), peer)
-
-    def keep(self, peer: str, line: str) -> None:
-        """Add what `peer` has sent, unread but for its signature.
-
-        Raises `ProtocolError` unless the signature is its own, and `LocalError` HP-DISK-002 with the file as it was.
-        """
-        signer, _record = read_event(line)
-        if signer != peer:
-            raise ProtocolError("an event signed by somebody else", peer=peer)
-        keep_event(self._of(peer), line)
-
-    def _of(self, peer: str) -> Path:
-        return self._folder / f"{peer}.jsonl"
-
-
 def sign_event(record: Record, identity: Identity) -> str:
     """The line for a record, without the newline."""
     fields = {

@@ -20,12 +20,12 @@ from hetpeer.bootstrap.configuration import coordinator_config
 from hetpeer.bootstrap.coordinator import Coordinator
 from hetpeer.bootstrap.core import new_core
 from hetpeer.bootstrap.doorkeeper import Doorkeeper
-from hetpeer.bootstrap.eventlog import VolunteerLogs
 from hetpeer.bootstrap.keeping import Checkpoints
 from hetpeer.bootstrap.leases import MAX_TICK_S
 from hetpeer.bootstrap.replica import DeposedError, Replica
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.tickets import ticket
+from hetpeer.bootstrap.volunteerlogs import VolunteerLogs
 from hetpeer.dht import failpoints
 from hetpeer.dht.addresses import network_in
 from hetpeer.dht.channel import Channel
@@ -61,7 +61,7 @@ class CoordinatorService:
         self.core = new_core(coordinator_config(run), averaging, replica.records, clock.monotonic())
         manifest = run.manifest
         self._door = Doorkeeper(run.run_id, manifest.owner, manifest.admission, replica.records)
-        self._logs = VolunteerLogs(run.volunteers)
+        self._logs = VolunteerLogs(run.volunteers, run.run_id, manifest, replica.records)
         self._inside: set[str] = set()
         """Peers that were let in, and are heard."""
         self._channels = ChannelServer(self._accept, m.MAX_MESSAGE_BYTES)
@@ -167,6 +167,7 @@ class CoordinatorService:
     async def _record(self, record: Mapping[str, Any]) -> None:
         await self._replica.record(record)
         self._door.recorded(record)
+        self._logs.recorded(record)
         if record["kind"] == "checkpoint":
             await self._checkpoints.sealed(record)
         if record["kind"] in ("rollback", "gone", "arranged", "banned", "dispute", "quarrel"):

@@ -19,6 +19,8 @@ class Loopback:
         self.dialler = dialler
         self.opened = 0
         self.ends: list[Stream] = []
+        self.ended: list[RemoteError] = []
+        """Why streams were over on the side that serves."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def reaches_directly(self, _peer_id: str) -> bool:
@@ -40,8 +42,8 @@ class Loopback:
         try:
             async with stream:
                 await self.handle(stream)
-        except RemoteError:
-            pass  # what a listener does with it: this stream is over
+        except RemoteError as error:
+            self.ended.append(error)  # what a listener does with it: this stream is over
 
     def cut(self) -> None:
         for end in self.ends:

@@ -16,6 +16,7 @@ from hetpeer.bootstrap.keeping import Checkpoints
 from hetpeer.bootstrap.replica import Replica, run_logs
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.service import CONTROL, CoordinatorService
+from hetpeer.bootstrap.volunteerlogs import AT_FIRST
 from hetpeer.dht import channel
 from hetpeer.dht.clock import SystemClock
 from hetpeer.dht.errors import LocalError
@@ -176,3 +177,24 @@ async def test_another_coordinator_gets_what_it_lacks_and_nothing_twice(
         assert len(list(read_events(rig.path))) == len(rig.lines)
     speaking.cancel()
     await asyncio.wait([speaking])
+
+
+async def test_who_says_more_than_there_can_be_is_heard_no_further_and_the_run_goes_on(
+    run: RunDirectory, volunteer: Identity, network: Network
+) -> None:
+    rig = Rig(run, volunteer, network)
+    reign = asyncio.create_task(rig.reign())
+    speaking = asyncio.create_task(rig.session.run(lambda: 1))
+    rig.happens(1)
+    await rig.arrived(1)
+    for number in range(20):
+        line = sign_event({"number": 1, "other": number, "x": "x" * 50_000}, volunteer)
+        rig.session.tell(m.EventLine(line=line))
+    async with asyncio.timeout(100):
+        while "more evidence than there can be" not in "".join(map(str, network.ended)):
+            await asyncio.sleep(0.01)
+    assert rig.path.stat().st_size <= AT_FIRST
+    assert not reign.done()
+    for task in (reign, speaking):
+        task.cancel()
+    await asyncio.wait([reign, speaking])

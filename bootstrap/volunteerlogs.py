@@ -1,0 +1,86 @@
+"""What the volunteers of a run have said so far, at a coordinator: a file of signed lines for each, of bounded size.
+
+Nobody but its writer can tell whether a line is true, and the audit reads what is here. But there are so many lines that a volunteer can
+have to say: one for each block of each committed step, and a few on what it was led to. Docs: SECURITY.md.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from hetpeer.bootstrap.deciding import decisions_of
+from hetpeer.bootstrap.eventlog import keep_event, last_event, read_event
+from hetpeer.bootstrap.history import Record
+from hetpeer.bootstrap.manifest import Manifest
+from hetpeer.bootstrap.testimony import Applied, read_record
+from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.strikes import Kind, OffenceError
+
+LINE_BYTES, SLOT_BYTES = 1 << 10, 1 << 7
+"""A line takes less than the first, and the second for each slot or id that it names."""
+AT_FIRST = 1 << 18
+"""Bytes that a volunteer may have said of no committed step: of steps that came to nothing."""
+REMEMBERED = 1 << 16
+"""Lines, of all volunteers, that are known to be here already: who begins a session anew may say the last ones again."""
+
+
+class VolunteerLogs:
+    """The files in `folder`. `records`: what is decided so far; `recorded` tells what is decided later."""
+
+    def __init__(self, folder: Path, run_id: str, manifest: Manifest, records: Iterable[Record]) -> None:
+        self._folder = folder
+        self._run_id = run_id
+        self._blocks, self._microbatches = len(manifest.blocks), manifest.training.microbatches
+        self._room = AT_FIRST
+        self._here: OrderedDict[tuple[Any, ...], None] = OrderedDict()
+        for record in records:
+            self.recorded(record)
+
+    def recorded(self, record: Record) -> None:
+        """Of what is decided volunteers have something to say: twice what the lines on updates take, the rest is for leftovers."""
+        for one in decisions_of(record):
+            slots = max(self._microbatches, len(one.clusters))
+            self._room += 2 * self._blocks * (LINE_BYTES + slots * SLOT_BYTES)
+
+    def last(self, peer: str) -> str:
+        """The last line of `peer` that is here, or nothing."""
+        return last_event(self._of(peer), peer)
+
+    def keep(self, peer: str, line: str) -> None:
+        """Add what `peer` has sent, unless it is here. Lines of a kind that we do not know are kept as they are.
+
+        Raises `ProtocolError` for what the audit would not read, or for more than there can be to say, and `LocalError` HP-DISK-002 with the file as it was.
+        """
+        said = self._said(peer, line)
+        if said in self._here:
+            self._here.move_to_end(said)
+            return
+        path = self._of(peer)
+        if (path.stat().st_size if path.exists() else 0) + len(line) >= self._room:
+            raise OffenceError(Kind.FLOOD, "more evidence than there can be", peer=peer)
+        keep_event(path, line)
+        self._here[said] = None
+        if len(self._here) > REMEMBERED:
+            self._here.popitem(last=False)
+
+    def _said(self, peer: str, line: str) -> tuple[Any, ...]:
+        """What a line is about: an update of a block is told once in a life."""
+        signer, record = read_event(line)
+        if signer != peer:
+            raise ProtocolError("an event signed by somebody else", peer=peer)
+        try:
+            event = read_record(signer, record, peer, self._run_id)
+        except ValidationError as error:
+            raise ProtocolError("an event that is none", peer=peer, why=str(error)[:500]) from None
+        if isinstance(event, Applied):
+            return peer, event.incarnation, *event.key
+        return peer, blake2b(line.encode(), digest_size=16).digest()
+
+    def _of(self, peer: str) -> Path:
+        return self._folder / f"{peer}.jsonl"
