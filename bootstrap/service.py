@@ -22,6 +22,7 @@ from hetpeer.bootstrap.core import new_core
 from hetpeer.bootstrap.doorkeeper import Doorkeeper
 from hetpeer.bootstrap.keeping import Checkpoints
 from hetpeer.bootstrap.leases import MAX_TICK_S
+from hetpeer.bootstrap.reception import Reception
 from hetpeer.bootstrap.replica import DeposedError, Replica
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.tickets import ticket
@@ -30,12 +31,9 @@ from hetpeer.dht import failpoints
 from hetpeer.dht.addresses import network_in
 from hetpeer.dht.channel import Channel
 from hetpeer.dht.clock import Clock
-from hetpeer.dht.dialling import ChannelServer
 from hetpeer.dht.errors import LocalError, RemoteError
 from hetpeer.dht.listener import CONTROL as CONTROL_BUDGET
 from hetpeer.dht.node import Node
-from hetpeer.dht.outbox import Parcel
-from hetpeer.dht.streams import Stream
 
 CONTROL: Final = "hetpeer/1/control"
 TICK_S = 0.2
@@ -62,9 +60,7 @@ class CoordinatorService:
         manifest = run.manifest
         self._door = Doorkeeper(run.run_id, manifest.owner, manifest.admission, replica.records)
         self._logs = VolunteerLogs(run.volunteers, run.run_id, manifest, replica.records)
-        self._inside: set[str] = set()
-        """Peers that were let in, and are heard."""
-        self._channels = ChannelServer(self._accept, m.MAX_MESSAGE_BYTES)
+        self._reception = Reception(self, clock)
         self._effects: asyncio.Queue[d.Effect] = asyncio.Queue()
         self._collecting: asyncio.Task[None] | None = None
         self._amend()
@@ -85,11 +81,11 @@ class CoordinatorService:
                 self._tasks = tasks
                 works = [tasks.create_task(self._consume()), tasks.create_task(self._until_deposed())]
                 self._queue(self.core.start())
-                await self._node.serve(CONTROL, self._channels.handle, CONTROL_BUDGET)
+                await self._node.serve(CONTROL, self._reception.handle, CONTROL_BUDGET)
                 self.serving.set()
                 works.append(tasks.create_task(self._tick()))
                 halt = await self.halted
-                await asyncio.gather(*(_briefly(channel.drained()) for channel in self._channels))
+                await asyncio.gather(*(_briefly(channel.drained()) for channel in self._reception))
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LINGER_S):
                         await leaving.wait()
@@ -100,7 +96,7 @@ class CoordinatorService:
         except* DeposedError:
             _log.warning("another reliable peer leads the run now")
         finally:
-            self._channels.close()
+            self._reception.close()
         return None
 
     async def _until_deposed(self) -> None:
@@ -115,9 +111,10 @@ class CoordinatorService:
             if ticked - last > MAX_TICK_S:
                 _log.warning("this process stood still for %.1f s: no lease runs out for that", ticked - last)
             self._queue(self.core.tick(ticked))
+            self._reception.look(ticked)
             if self._amended < self._replica.council.sequence:
                 self._amend()
-                for channel in self._channels:
+                for channel in self._reception:
                     self._tell_amendment(channel)
 
     def _queue(self, effects: Sequence[d.Effect]) -> None:
@@ -137,9 +134,9 @@ class CoordinatorService:
                     if isinstance(message, m.Begin):
                         self._node.members(message.roster)
                         message = self._with_ticket(to, message)
-                    channel = self._channels.channel(to)
+                    channel = self._reception.channel(to)
                     if channel is not None:
-                        channel.send(Parcel({}, (m.encode(message),)))
+                        self._reception.tell(channel, message)
                 case d.Disconnect(peer):
                     self._tasks.create_task(self._disconnect(peer))
                 case d.CollectCheckpoint():
@@ -174,24 +171,23 @@ class CoordinatorService:
             _log.warning("%s", {k: v for k, v in record.items() if k != "kind"})
 
     async def _disconnect(self, peer: str) -> None:
-        channel = self._channels.channel(peer)
+        channel = self._reception.channel(peer)
         if channel is not None:
             await _briefly(channel.drained())
             channel.close()
-            self._inside.discard(peer)
+        if self._reception.channel(peer) is channel:  # else it has begun anew meanwhile
+            self._reception.inside.discard(peer)
 
     # ── volunteers ───────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _accept(self, peer_id: str, _key: str) -> _Control:
-        return _Control(self, peer_id)
 
     def received(self, peer: str, message: m.Message) -> None:
         """A message of `peer` has arrived. Who was not let in is not heard."""
         if isinstance(message, m.Hello):
             if not self._lets_in(peer, message):
                 return
-            self._tasks.create_task(self._ask_for_events(peer))
-        elif peer not in self._inside:
+            if peer in self._reception.inside:
+                self._tasks.create_task(self._ask_for_events(peer))
+        elif peer not in self._reception.inside:
             return
         if isinstance(message, m.EventLine):
             self._keep_event(peer, message.line)
@@ -202,12 +198,12 @@ class CoordinatorService:
         """Whether the core is to answer `hello`; else `peer` is turned away."""
         if not hello.understands_us or hello.run != self._run.run_id:
             return True  # it says what is wrong with that
-        others = [self._network(other) for other in self._inside - {peer}]
+        others = [self._network(other) for other in self._reception.inside - {peer}]
         verdict = self._door.judge(peer, hello, self._clock.wall(), self._network(peer), others)
         if isinstance(verdict, m.Rejected):
             self._turn_out(peer, verdict)
             return False
-        self._inside.add(peer)
+        self._reception.inside.add(peer)
         if verdict.record is not None:
             self._queue([d.Record(verdict.record)])
         return True
@@ -216,14 +212,14 @@ class CoordinatorService:
         """`peer` leaves, if it is here, and hears the reason."""
         _log.info("%s is turned away: %s", peer[-6:], why.why)
         self._queue([d.Send(peer, why)])
-        if peer in self._inside:
+        if peer in self._reception.inside:
             self._queue(self.core.receive(peer, m.Farewell(), self._clock.monotonic()))
-            self._inside.discard(peer)
+            self._reception.inside.discard(peer)
         self._queue([d.Disconnect(peer)])
 
     def _network(self, peer: str) -> str:
         """Where `peer` is; empty if it is not connected."""
-        channel = self._channels.channel(peer)
+        channel = self._reception.channel(peer)
         return network_in(channel.address) if channel is not None and channel.is_up else ""
 
     def _amend(self) -> None:
@@ -233,7 +229,7 @@ class CoordinatorService:
         """The number of the amendment that all volunteers were told of."""
         if council.amendment is not None:
             self._door.amended(council.amendment)
-        for peer in [peer for peer in self._inside if self._door.bans(peer)]:
+        for peer in [peer for peer in self._reception.inside if self._door.bans(peer)]:
             self._turn_out(peer, m.Rejected(reason="banned", why="the run's author has banned this peer"))
 
     def arrange(self, arrangement: Arrangement) -> None:
@@ -249,15 +245,15 @@ class CoordinatorService:
 
     async def _ask_for_events(self, peer: str) -> None:
         """Another reliable peer may have coordinated until now: the volunteer sends what is not here."""
-        channel = self._channels.channel(peer)
+        channel = self._reception.channel(peer)
         last = await asyncio.to_thread(self._logs.last, peer)  # it gives none until it is asked
         if channel is not None:
-            channel.send(Parcel({}, (m.encode(m.Kept(last=last)),)))
+            self._reception.tell(channel, m.Kept(last=last))
             self._tell_amendment(channel)
 
     def _tell_amendment(self, channel: Channel) -> None:
         if data := self._replica.council.data:
-            channel.send(Parcel({}, (m.encode(m.Amended(amendment=data)),)))
+            self._reception.tell(channel, m.Amended(amendment=data))
 
     def _keep_event(self, peer: str, line: str) -> None:
         try:
@@ -265,7 +261,7 @@ class CoordinatorService:
         except LocalError as error:
             # Evidence that is not kept would make the audit fail: better to stop, and go on when there is room.
             # A closed channel acknowledges nothing: the next reign hears the line again.
-            self._channels.close()
+            self._reception.close()
             if not self.halted.done():
                 self.halted.set_exception(error)
 
@@ -293,30 +289,6 @@ class CoordinatorService:
         manifest = self._run.manifest
         tokens = manifest.training.batch_size * manifest.data.tokens_per_sample
         return sum(float(tokens / commit["seconds"]) for commit in self.core.last if commit.get("seconds"))
-
-
-class _Control:
-    """The receiver of one volunteer's control channel."""
-
-    def __init__(self, service: CoordinatorService, peer: str) -> None:
-        self._service = service
-        self._peer = peer
-
-    async def frame(
-        self, _channel: Channel, _header: Mapping[str, Any], payload: Stream, _length: int
-    ) -> None:
-        message = m.decode(await payload.receive_bytes(m.MAX_MESSAGE_BYTES))
-        self._service.received(self._peer, message)
-
-    def beat(self, _channel: Channel) -> None:
-        self._service.received(self._peer, m.Heartbeat())
-
-    def up(self, _channel: Channel) -> None:
-        self._service.resumed(self._peer)
-
-    def down(self, channel: Channel) -> None:
-        if not channel.closed:
-            self._service.broken(self._peer)
 
 
 async def _briefly(awaitable: Any) -> None:

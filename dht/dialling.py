@@ -60,7 +60,7 @@ async def dial(node: Node, protocol: str, channel: Channel, patience_s: float = 
 class ChannelServer:
     """Accepts channels of one protocol. `accept` makes the receiver of a new channel, or None to refuse the peer.
 
-    `meters` gives the one that measures the line from a peer, for all its channels.
+    `meters` gives the one that measures the line from a peer, for all its channels, of which it may have one in each of `lanes`.
     """
 
     def __init__(
@@ -68,8 +68,10 @@ class ChannelServer:
         accept: Callable[[str, str], Receiver | None],
         payload_limit: int,
         meters: Callable[[str], Meter] | None = None,
+        lanes: int = MAX_LANES,
     ) -> None:
         self._accept = accept
+        self._lanes = lanes
         self._meters = meters
         self._payload_limit = payload_limit
         self._channels: dict[tuple[str, int], Channel] = {}
@@ -94,7 +96,7 @@ class ChannelServer:
         lane = hello.get("lane", 0)
         if not isinstance(key, str) or len(key) > 128 or not isinstance(peer_has, int):
             raise ProtocolError("a channel without key", peer=stream.peer_id)
-        if not isinstance(lane, int) or not 0 <= lane < MAX_LANES:
+        if not isinstance(lane, int) or not 0 <= lane < self._lanes:
             raise ProtocolError(f"a channel in lane {lane!r}", peer=stream.peer_id)
         channel = self._channels.get((stream.peer_id, lane))
         if channel is None or channel.key != key or channel.closed:

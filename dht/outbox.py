@@ -44,9 +44,16 @@ class Outbox:
         self._next = 1
         self._kept: deque[tuple[int, Parcel]] = deque()
         self._totals: dict[int, int] = {}
+        self._nbytes = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Of payload in the frames that are kept."""
+        return self._nbytes
 
     def add(self, parcel: Parcel) -> None:
         self._kept.append((self._next, parcel))
+        self._nbytes += parcel.nbytes
         if parcel.cost:
             self.spent[parcel.pool] += parcel.cost
             self._totals[self._next] = self.spent[parcel.pool]
@@ -63,6 +70,7 @@ class Outbox:
             number_there, parcel = self._kept.popleft()
             self._totals.pop(number_there, None)
             self.arrived += parcel.nbytes
+            self._nbytes -= parcel.nbytes
             if parcel.done is not None:
                 parcel.done()
 
@@ -71,10 +79,12 @@ class Outbox:
         left = [item for item in self._kept if item[1].tag is None or item[1].tag != tag]
         self._totals = {number: self._totals[number] for number, _ in left if number in self._totals}
         self._kept = deque(left)
+        self._nbytes = sum(parcel.nbytes for _, parcel in left)
 
     def drop(self) -> None:
         """The channel ends: nothing of it will arrive any more."""
         kept, self._kept = self._kept, deque()
+        self._nbytes = 0
         for _, parcel in kept:
             if parcel.done is not None:
                 parcel.done()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,20 @@ import pytest
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.eventlog import keep_event, read_event, read_events, sign_event
+from hetpeer.bootstrap.hearing import SESSIONS
 from hetpeer.bootstrap.keeping import Checkpoints
+from hetpeer.bootstrap.log import read_log
 from hetpeer.bootstrap.replica import Replica, run_logs
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.service import CONTROL, CoordinatorService
 from hetpeer.bootstrap.volunteerlogs import AT_FIRST
 from hetpeer.dht import channel
 from hetpeer.dht.clock import SystemClock
+from hetpeer.dht.dialling import dial
 from hetpeer.dht.errors import LocalError
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.listener import Budget
+from hetpeer.dht.outbox import Parcel
 from hetpeer.dht.streams import Stream
 from hetpeer.peer.training.session import RENEWAL_S, ControlSession
 from tests.bootstrap.engine import make_run
@@ -198,3 +203,25 @@ async def test_who_says_more_than_there_can_be_is_heard_no_further_and_the_run_g
     for task in (reign, speaking):
         task.cancel()
     await asyncio.wait([reign, speaking])
+
+
+async def test_a_session_after_the_other_is_no_record_after_the_other(
+    run: RunDirectory, volunteer: Identity, network: Network
+) -> None:
+    """Who is known and begins anew has gone, which is kept by every reliable peer for ever: not as often as one core can say Hello."""
+    rig = Rig(run, volunteer, network)
+    reign = asyncio.create_task(rig.reign())
+    hello = Parcel({}, (m.encode(m.Hello(run=run.run_id, incarnation=1)),))
+    for number in range(10 * int(SESSIONS[1])):
+        one = channel.Channel(network.peer_id, f"1.{number}", rig.session, m.MAX_MESSAGE_BYTES)
+        one.send(hello)
+        dialling = asyncio.create_task(dial(network, CONTROL, one))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(one.drained(), 0.1)
+        one.close()
+        dialling.cancel()
+    gone = [record for record in read_log(run.log_path) if record["kind"] == "gone"]
+    assert len(gone) <= SESSIONS[1] + 100 * 0.2 * SESSIONS[0] * 2
+    assert not reign.done()
+    reign.cancel()
+    await asyncio.wait([reign])
