@@ -14,6 +14,7 @@ import secrets
 import socket
 import ssl
 import tempfile
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from hetpeer.dht.addresses import network_in
 from hetpeer.dht.errors import ProtocolError, RemoteError
 from hetpeer.dht.listener import Listener
 from hetpeer.dht.streams import Stream
@@ -34,8 +36,12 @@ TICKET_BYTES = 32
 MAX_PROTOCOL = 255
 MAX_TICKETS = 4096
 """Peers that may come in; who asked longest ago has to ask again."""
-MAX_UNKNOWN = 64
-"""Connections that have not shown a ticket yet."""
+MAX_UNKNOWN = 128
+"""Connections that have not shown a ticket yet, counted from the first packet on: a TLS handshake is work, and a file is open for it."""
+MAX_UNKNOWN_THERE = 32
+"""Of one address, or one customer's network (/48) where it is of IPv6: whoever shares one comes in within a few round trips."""
+FULL_S = 1.0
+"""Where no file can be opened any more, until it is tried again."""
 INTRODUCTION_S = 5.0
 UNSENT = 256 * 1024
 """Bytes that may wait in the kernel: what is urgent is not to stand behind more."""
@@ -52,29 +58,29 @@ class Door:
         self._host = host
         self._port = port
         self._listener = listener
-        self._server: asyncio.Server | None = None
+        self._listening: socket.socket | None = None
+        self._context: ssl.SSLContext | None = None
         self._tickets: dict[str, bytes] = {}
         self._peers: dict[bytes, str] = {}
         self._print = b""
-        self._unknown = 0
+        self._unknown: Counter[str] = Counter()
+        """Network → connections from there without a ticket."""
         self._tasks = TaskSet()
 
     async def start(self) -> None:
         """Listen. Raises `OSError`."""
         certificate, key = _certificate()
         self._print = hashlib.sha256(certificate.public_bytes(serialization.Encoding.DER)).digest()
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: Wire(self._enter),
-            self._host,
-            self._port,
-            ssl=_context(certificate, key),
-            ssl_handshake_timeout=INTRODUCTION_S,
-        )
+        self._context = _context(certificate, key)
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        self._listening = socket.create_server((self._host, self._port), family=family)
+        self._listening.setblocking(False)
+        self._tasks.spawn(self._accept(self._listening), name="door")
 
     @property
     def port(self) -> int:
-        assert self._server is not None
-        return int(self._server.sockets[0].getsockname()[1])
+        assert self._listening is not None
+        return int(self._listening.getsockname()[1])
 
     async def handle(self, stream: Stream) -> None:
         """Answer one who asks how to come in; given to `Listener.serve`."""
@@ -90,23 +96,37 @@ class Door:
 
     async def close(self) -> None:
         """Take no more. Idempotent."""
-        if self._server is not None:
-            self._server.close()
         await self._tasks.close()
+        if self._listening is not None:
+            self._listening.close()
 
-    def _enter(self, wire: Wire) -> None:
-        if self._unknown >= MAX_UNKNOWN:
-            wire.abort("too many have not shown a ticket")
-            return
-        self._tasks.spawn(self._serve(wire), name="direct stream")
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connected, (ip, *_) = await loop.sock_accept(listening)
+            except OSError as error:
+                _log.warning("the door is shut for %.0f s: %s", FULL_S, error)
+                await asyncio.sleep(FULL_S)
+                continue
+            network = network_in(f"/ip6/{ip}") if ":" in ip else ip
+            if self._unknown.total() >= MAX_UNKNOWN or self._unknown[network] >= MAX_UNKNOWN_THERE:
+                _log.debug("too many have not shown a ticket: %s is not let in", ip)
+                connected.close()
+                continue
+            self._unknown[network] += 1
+            self._tasks.spawn(self._serve(connected, network), name="direct stream")
 
-    async def _serve(self, wire: Wire) -> None:
-        self._unknown += 1
+    async def _serve(self, connected: socket.socket, network: str) -> None:
+        wire = Wire()
         try:
             async with asyncio.timeout(INTRODUCTION_S):
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: wire, connected, ssl=self._context, ssl_handshake_timeout=INTRODUCTION_S
+                )
                 head = await wire.read(TICKET_BYTES + 1)
                 protocol = (await wire.read(head[-1])).decode()
-        except (RemoteError, TimeoutError, UnicodeDecodeError) as error:
+        except (OSError, RemoteError, UnicodeDecodeError) as error:
             _log.debug("a direct stream without introduction: %s", error)
             wire.abort()
             return
@@ -114,7 +134,7 @@ class Door:
             wire.abort()
             raise
         finally:
-            self._unknown -= 1
+            self._unknown -= Counter([network])
         peer = self._peers.get(head[:TICKET_BYTES])
         if peer is None:
             _log.debug("a direct stream with a ticket that is none")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -19,11 +20,23 @@ from hetpeer.peer.console import say
 
 T = TypeVar("T")
 
+MANY_FILES = 1 << 16
+"""Files and connections that a daemon may have open, where the system lets it: the usual limit (1,024) is for programs that `select`."""
+
+
+def open_many() -> None:
+    """Raise this process's own limit of open files, and that of the processes which it starts, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, MANY_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
 
 def run_daemon(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
     """Run `main(leaving)` on a loop of its own; `leaving` is set by the first signal, if not by itself before. Raises `LocalError` HP-CONF-002."""
     import uvloop
 
+    open_many()
     failpoints.arm(os.environ.get(failpoints.VARIABLE, ""))
 
     async def with_signals() -> T:

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -227,22 +228,53 @@ async def test_whatever_comes_to_the_door_others_are_served(two: Two, said: byte
         assert await asked(stream, b"x") == b"x"
 
 
-async def test_those_without_a_ticket_are_few_at_a_time(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("bound", ["MAX_UNKNOWN", "MAX_UNKNOWN_THERE"])
+@pytest.mark.parametrize("encrypted", [True, False], ids=["silent", "before the handshake"])
+async def test_those_without_a_ticket_are_few_at_a_time(
+    two: Two, monkeypatch: pytest.MonkeyPatch, bound: str, encrypted: bool
+) -> None:
+    """Also those that never begin a handshake: each is a file that is open, five seconds long."""
     one, other = two
     await found(other, one.peer_id)
-    lead = other._direct._leads[one.peer_id]
-    monkeypatch.setattr("hetpeer.dht.door.MAX_UNKNOWN", 1)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    silent = await asyncio.open_connection(lead.host, lead.port, ssl=context)
+    door, lead = one._direct._door, other._direct._leads[one.peer_id]
     async with asyncio.timeout(60):
-        while not one._direct._door._unknown:
+        while door._unknown:
             await asyncio.sleep(0.01)
-    reader, writer = await asyncio.open_connection(lead.host, lead.port, ssl=context)
-    with pytest.raises((ConnectionError, ssl.SSLError, asyncio.IncompleteReadError)):
+    monkeypatch.setattr(f"hetpeer.dht.door.{bound}", 3)
+    context = None
+    if encrypted:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    files = psutil.Process().num_fds()
+    there = [await asyncio.open_connection(lead.host, lead.port, ssl=context) for _ in range(3)]
+    async with asyncio.timeout(60):
+        while door._unknown.total() < 3:
+            await asyncio.sleep(0.01)
+    for _ in range(20):
+        with pytest.raises((ConnectionError, ssl.SSLError, asyncio.IncompleteReadError)):
+            await refused(lead.host, lead.port, context)
+    assert psutil.Process().num_fds() - files <= 2 * 3 + 4, "and not 2 * 23"
+    for reader, _ in there:
+        with suppress(ConnectionError, ssl.SSLError):
+            assert await asyncio.wait_for(reader.read(1), 60) == b""
+    async with asyncio.timeout(60):
+        while door._unknown:
+            await asyncio.sleep(0.01)
+    async with await other.open(one.peer_id, ECHO) as stream:
+        assert await asked(stream, b"x") == b"x"
+    for _, writer in there:
+        writer.close()
+
+
+async def refused(host: str, port: int, context: ssl.SSLContext | None) -> None:
+    """Come to a door, and read what is said there."""
+    reader, writer = await asyncio.open_connection(host, port, ssl=context)
+    try:
         await reader.readexactly(1)
-    for one_writer in (silent[1], writer):
-        one_writer.close()
+    finally:
+        writer.close()
+        with suppress(ConnectionError, ssl.SSLError):
+            await writer.wait_closed()
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,27 @@ def test_a_terminal_that_goes_away_asks_it_to_leave(
     assert ended.stderr.count("SIGHUP: its terminal has ended") == asked
 
 
+FEW_FILES = """
+import resource
+from hetpeer.peer.lifecycle import run_daemon
+
+async def main(leaving):
+    print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+
+for soft, hard in ((300, 800), (200, 800)):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    run_daemon(main)
+"""
+
+
+def test_a_daemon_may_have_as_many_files_open_as_its_user_lets_it() -> None:
+    """1,024, the usual limit of a process, is soon reached by connections."""
+    ended = subprocess.run(
+        [sys.executable, "-c", FEW_FILES], stdout=subprocess.PIPE, text=True, check=False, timeout=60
+    )
+    assert ended.stdout == "800 800\n800 800\n"
+
+
 async def test_work_that_is_done_counts() -> None:
     async def work() -> int:
         return 7
