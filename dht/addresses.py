@@ -120,6 +120,12 @@ def network_in(text: str) -> str:
         return ""
 
 
+def customer_in(text: str) -> str:
+    """That network, where it is one of the internet or a relay: those of one house or one machine are nobody else's."""
+    network = network_in(text)
+    return network if "/" not in network or ipaddress.ip_network(network).is_global else ""
+
+
 def is_far(address: Address) -> bool:
     """Whether the address is one of the internet, not of a local network or this machine."""
     place = address.socket

@@ -1,6 +1,6 @@
 """Incoming streams: a unix socket of ours to which p2pd connects each of them, and the handlers behind it. Direct ones come from door.py.
 
-How many a peer may have open is bounded, and all strangers together, apart for data and for words with a coordinator:
+How many a peer may have open is bounded, and all strangers together (seats.py), apart for data and for words with a coordinator:
 nobody who hoards the one can keep anybody from the other. Volunteers of the step do not count as strangers. Who did wrong
 too often is refused for a while. The socket and the handlers outlive any one p2pd; a restarted one is only told the path again.
 """
@@ -19,6 +19,7 @@ from hetpeer.dht.control import read_stream_info, stream_info
 from hetpeer.dht.delivery import FIRST_BYTE_S, MEMBER, STRANGER, Pace, Traffic
 from hetpeer.dht.errors import PeerLostError, ProtocolError, RemoteError
 from hetpeer.dht.p2pd import private_folder
+from hetpeer.dht.seats import gives_way, has_share
 from hetpeer.dht.streams import Stream
 from hetpeer.dht.strikes import Strikes, kind_of
 from hetpeer.dht.tasks import TaskSet
@@ -69,7 +70,7 @@ class Listener:
         self._budgets: dict[str, Budget] = {}
         self._open: Counter[tuple[str, Budget]] = Counter()
         self._traffic: weakref.WeakValueDictionary[str, Traffic] = weakref.WeakValueDictionary()
-        self._streams: set[Stream] = set()
+        self._streams: dict[Stream, Budget] = {}
         self._tasks = TaskSet()
 
     @property
@@ -154,15 +155,15 @@ class Listener:
     async def carry(self, wire: Wire, peer_id: str, address: str, protocol: str) -> None:
         """Serve a stream of `peer_id`, who has proved to be that, until its handler returns or it is refused."""
         handler, budget = self.handlers.get(protocol), self._budgets.get(protocol, CONTROL)
-        if handler is None or not self._has_room(peer_id, budget):
+        stream = Stream(wire, peer_id=peer_id, protocol=protocol, address=address)
+        if handler is None or not self._has_room(stream, budget):
             _log.debug("refused a stream of %s from %s", protocol, peer_id)
             wire.abort()
             return
         self._open[peer_id, budget] += 1
-        stream = Stream(wire, peer_id=peer_id, protocol=protocol, address=address)
         self.mind(stream)
         stream.pace = MEMBER if peer_id in self.members else budget.pace
-        self._streams.add(stream)
+        self._streams[stream] = budget
         begun = asyncio.get_running_loop().call_later(FIRST_BYTE_S, stream.abort_unless_begun)
         try:
             async with stream:
@@ -171,15 +172,25 @@ class Listener:
             self.offended(peer_id, error)
         finally:
             begun.cancel()
-            self._streams.discard(stream)
+            del self._streams[stream]
             self._open[peer_id, budget] -= 1
             if not self._open[peer_id, budget]:
                 del self._open[peer_id, budget]
 
-    def _has_room(self, peer_id: str, budget: Budget) -> bool:
-        if self.strikes.refuses(peer_id, asyncio.get_running_loop().time()):
+    def _has_room(self, stream: Stream, budget: Budget) -> bool:
+        """Whether to take it; a stranger's may take the place of another's that is of no use."""
+        peer, now = stream.peer_id, asyncio.get_running_loop().time()
+        if self.strikes.refuses(peer, now) or self._open[peer, budget] >= budget.per_peer:
             return False
-        if self._open[peer_id, budget] >= budget.per_peer:
+        if peer in self.members:
+            return True
+        taken = [s for s, b in self._streams.items() if b is budget and s.peer_id not in self.members]
+        if not has_share(stream.network, taken, budget.strangers):
             return False
-        strangers = sum(n for (peer, b), n in self._open.items() if b is budget and peer not in self.members)
-        return peer_id in self.members or strangers < budget.strangers
+        if len(taken) < budget.strangers:
+            return True
+        useless = gives_way(taken, now)
+        if useless is not None:
+            _log.debug("a stream of %s gives way to another stranger's", useless.peer_id)
+            useless.abort()
+        return useless is not None

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from hetpeer.dht.addresses import customer_in
 from hetpeer.dht.delivery import FRAME_S, MEMBER, Traffic, Verdict, Watch
 from hetpeer.dht.errors import PeerLostError, ProtocolError
 from hetpeer.dht.frames import (
@@ -57,6 +58,8 @@ class Stream:
         """What is asked of the peer while a frame of it has begun."""
         self.drips = False
         """Whether what came last came in drops."""
+        self.used_at = asyncio.get_running_loop().time()
+        """When a payload began or ended last, either way."""
         self._throttle: Throttle | None = None
         self._sending = asyncio.Lock()
         self._payload_left = 0
@@ -64,6 +67,16 @@ class Stream:
     @property
     def broken(self) -> bool:
         return self._wire.lost is not None
+
+    @property
+    def network(self) -> str:
+        """From where in the internet it comes; empty if it does not, or that is not known."""
+        return customer_in(self.address)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a frame is under way, either way."""
+        return self._sending.locked() or self._payload_left > 0
 
     async def send(self, header: Mapping[str, Any], *payload: Any, timeout_s: float | None = None) -> None:
         """Send one frame; `payload` is any number of C-contiguous buffers, sent one after the other.
@@ -74,10 +87,12 @@ class Stream:
         buffers = [memoryview(part).cast("B") for part in payload]
         head = encode_head(header, sum(len(part) for part in buffers))
         async with self._deadline(timeout_s, "took no data"), self._sending:
+            self._use(len(buffers))
             if self._throttle is None:
                 await self._wire.write([head, *buffers])
             else:
                 await self._send_in_turn(self._throttle.up, head, buffers)
+            self._use(len(buffers))
 
     def count(self, traffic: Traffic) -> None:
         """Judge this stream with all that come from the peer: `traffic` is theirs too."""
@@ -118,6 +133,7 @@ class Stream:
             except ProtocolError as error:
                 raise self._refuse(error) from error
         self._payload_left = payload_length
+        self._use(payload_length)
         if self._throttle is not None:
             self._throttle.down.passed(len(head))
         return Frame(header=header, payload_length=payload_length)
@@ -217,6 +233,11 @@ class Stream:
         except asyncio.CancelledError:
             self._wire.abort("a payload was given up half-way")
             raise
+
+    def _use(self, payload: int) -> None:
+        """A frame passes; those without a payload say that somebody is there, and little else."""
+        if payload:
+            self.used_at = asyncio.get_running_loop().time()
 
     def _deadline(self, timeout_s: float | None, what: str) -> AbstractAsyncContextManager[None]:
         return _Deadline(self, timeout_s, f"it {what} within {timeout_s} s")
