@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from blake3 import blake3
 
+from hetpeer.bootstrap.lending import Lending
 from hetpeer.dht.errors import PeerLostError, ProtocolError, RemoteError
 from hetpeer.dht.node import Node
 from hetpeer.dht.streams import Stream
@@ -51,14 +52,14 @@ class FileService:
     """The answering side; give `handle` to `Node.serve`."""
 
     def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
+        self._lending = Lending(shelf.find, lambda served: len(memoryview(served.data).cast("B")))
 
     async def handle(self, stream: Stream) -> None:
         request = (await stream.receive(timeout_s=ASK_S)).header
         name = request.get("want")
         if not isinstance(name, str) or len(name) > 200:
             raise ProtocolError("a request without a name", peer=stream.peer_id)
-        async with self._shelf.find(name) as served:
+        async with self._lending.lend(name, stream.abort) if _is_plain(name) else nullcontext() as served:
             if served is None:
                 await stream.send({"missing": name}, timeout_s=REQUEST_TIMEOUT_S)
             else:
@@ -69,6 +70,11 @@ class FileService:
                 await stream.receive(timeout_s=REQUEST_TIMEOUT_S)
             except PeerLostError:
                 _log.debug("%s has taken %s", stream.peer_id, name)
+
+
+def _is_plain(name: str) -> bool:
+    """Whether its numbers are written as we write them: a thing has one name."""
+    return all(not part.isdecimal() or part == str(int(part)) for part in name.split("/"))
 
 
 async def fetch(
@@ -84,7 +90,7 @@ async def fetch(
                 "HP-SYNC-002",
                 f"peer {peer_id} does not have {name}",
                 peer=peer_id,
-                why="it takes part in another run, has not fetched it yet, or has dropped it",
+                why="it takes part in another run, has not fetched it yet, has dropped it, or gives as much to others as it can",
                 fix="nothing: others are asked, and this one again",
             )
         facts = frame.header.get("facts")
