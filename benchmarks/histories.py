@@ -1,11 +1,11 @@
 """Many simulated histories of the protocol under churn: does any break an invariant, or hang?
 
 Each seed is another swarm (stages, cuts, volunteers, slots, latencies, time-outs) with its own faults (peer/simulate/). A history that breaks an
-invariant is named by its seed: `python -m hetpeer.peer.simulate.run --seed N --faults 20` replays it. What is done is noted chunk by chunk in
-`--journal`: interrupted, the same command goes on where it was, also at another commit, as long as no module that a history loads differs.
+invariant is named by its seed: `python -m hetpeer.peer.simulate.run --seed N --faults 20` replays it, `…simulate.overlapping …` if it is of `--overlapping`. What is done is
+noted chunk by chunk in `--journal`: interrupted, the same command goes on where it was, also at another commit, as long as no module that a history loads differs.
 
     make proof-churn
-    make proof-async    # two thousand in which steps overlap (docs/asynchronous.md)
+    make proof-async    # two thousand in which steps overlap, every other one of clusters that average (docs/asynchronous.md)
 
 Where a hundred thousand take too long at a time, `--seed 50000 --count 50000` does the second half, with a result file of its own.
 """
@@ -17,7 +17,7 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,12 @@ from benchmarks.journal import Journal, sources
 from hetpeer.averaging.member import Phase
 from hetpeer.bootstrap.decisions import State
 from hetpeer.dht.processes import dying_with_us
+from hetpeer.peer.simulate import overlapping
 from hetpeer.peer.simulate.coverage import COORDINATOR_EVENTS, MEMBER_MESSAGES, Coverage
-from hetpeer.peer.simulate.run import shape, simulate
+from hetpeer.peer.simulate.run import simulate
 from tests.simulation.cells import IMPOSSIBLE_COORDINATOR, IMPOSSIBLE_MEMBER
 
 CHUNK = 100
-MOST = 3
-"""Staleness of histories that overlap, from 1 on."""
 OFTEN = 30
 """How often each cell of the state machines ought to be reached."""
 
@@ -50,8 +49,12 @@ class Tally:
     """Of one processor."""
     broken: dict[str, str] = field(default_factory=dict)
     """Seed → the invariant and how."""
+    overlapped: int = 0
+    """Committed steps that had begun before the one that they follow was committed."""
+    kinds: Counter[str] = field(default_factory=Counter)
+    """Kind of record → how many histories have it in their log. Only clusters are founded and dissolved."""
     cells: Counter[str] = field(default_factory=Counter)
-    """"coordinator|member state event" → how often it was reached."""
+    """"coordinator|member state event" → how often it was reached, without clusters."""
 
     def add(self, other: Tally) -> None:
         self.histories += other.histories
@@ -60,21 +63,22 @@ class Tally:
         self.virtual_s += other.virtual_s
         self.busy_s += other.busy_s
         self.broken |= other.broken
+        self.overlapped += other.overlapped
+        self.kinds.update(other.kinds)
         self.cells.update(other.cells)
 
 
-def some(first: int, count: int, faults: int, overlapping: bool) -> Tally:
+def some(first: int, count: int, faults: int, overlap: bool) -> Tally:
     """The histories of seeds from `first` on; in all of them steps overlap, or as their shape has it."""
+    play = overlapping.simulate if overlap else simulate
     coverage, tally, began = Coverage(), Tally(), time.process_time()
     gc.freeze()
     gc.disable()  # a history is small: what it leaves is collected when it is over
     for seed in range(first, first + count):
         gc.collect()
-        config = shape(seed)
-        if overlapping:
-            config = replace(config, staleness=1 + seed % MOST, evaluate_every=100)
-        outcome = simulate(seed, coverage, faults=faults, config=config)
+        outcome = play(seed, coverage, faults=faults)
         one = Tally(1, outcome.faults, outcome.events, outcome.virtual_s)
+        one.overlapped, one.kinds = outcome.overlapped, Counter(outcome.kinds)
         one.broken = {str(seed): outcome.violation} if outcome.violation else {}
         tally.add(one)
     for core, cells in (("coordinator", coverage.coordinator), ("member", coverage.member)):
@@ -95,7 +99,8 @@ def possible() -> list[str]:
 
 
 def measure(options: Any) -> dict[str, Any]:
-    simulate(0, Coverage(), faults=1)  # loads all modules that a history needs
+    for seed in (0, 1):
+        overlapping.simulate(seed, Coverage(), faults=1)  # loads all modules that a history needs
     journal = Journal(
         options.journal, sources=sources(), faults=options.faults, overlapping=options.overlapping
     )
@@ -115,7 +120,8 @@ def measure(options: Any) -> dict[str, Any]:
     tally = Tally()
     for first in firsts:
         figures = journal.done[str(first)]
-        tally.add(Tally(**(figures | {"cells": Counter(figures["cells"])})))
+        counters = {name: Counter(figures[name]) for name in ("cells", "kinds")}
+        tally.add(Tally(**(figures | counters)))
     return {
         "commits": sorted(journal.commits),
         "histories": tally.histories,
@@ -125,6 +131,8 @@ def measure(options: Any) -> dict[str, Any]:
         "processor_hours": round(tally.busy_s / 3600, 2),
         "histories_a_second_and_core": round(tally.histories / tally.busy_s, 1),
         "violations": [{"seed": int(seed), "why": why} for seed, why in tally.broken.items()],
+        "overlapped_steps": tally.overlapped,
+        "histories_with": dict(sorted(tally.kinds.items())),
         "cells_reached": len(tally.cells),
         "rare_cells": {cell: tally.cells[cell] for cell in possible() if tally.cells[cell] < OFTEN},
         "met": not tally.broken,
@@ -136,6 +144,8 @@ def show(figures: dict[str, Any]) -> None:
         f"{figures['histories']} histories with {figures['faults']} faults, {figures['virtual_hours']} virtual hours,"
         f" in {figures['processor_hours']} processor hours: {len(figures['violations'])} violations"
     )
+    with_kinds = ", ".join(f"{kind} in {count}" for kind, count in figures["histories_with"].items())
+    print(f"  steps that overlapped: {figures['overlapped_steps']}; in the logs: {with_kinds}")
     for one in figures["violations"]:
         print(f"  seed {one['seed']}: {one['why']}")
     print(f"  cells reached fewer than {OFTEN} times: {figures['rare_cells']}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from hetpeer.averaging import messages as m
@@ -25,7 +25,7 @@ from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.faults import MOMENTS, OF_CLUSTERS, Faults
 from hetpeer.peer.simulate.numerics import Chain, Symbols
-from hetpeer.peer.simulate.run import BLOCKS, LIMIT_S, shape
+from hetpeer.peer.simulate.run import BLOCKS, LIMIT_S, Outcome, shape
 from hetpeer.peer.simulate.swarm import Swarm, is_past
 
 INTERVALS = (1, 3)
@@ -38,20 +38,11 @@ WAIT = (1.0, WAITED)
 BATCHES = 12
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one history."""
-
-    seed: int
-    violation: str | None
-    faults: int
-    kinds: frozenset[str]
-    """Of the records in its log."""
-
-
-def simulate(seed: int, *, faults: int, config: SwarmConfig | None = None) -> Outcome:
-    """One history with the symbolic model; never raises for a violation, it is in the outcome."""
-    interval, delayed = INTERVALS[seed // 2 % 2], bool(seed // 4 % 2)
+def simulate(
+    seed: int, *, faults: int, config: SwarmConfig | None = None, interval: int | None = None
+) -> Outcome:
+    """One history with the symbolic model; never raises for a violation, it is in the outcome. `interval` is that of INTERVALS whose turn it is."""
+    interval, delayed = interval or INTERVALS[seed // 2 % 2], bool(seed // 4 % 2)
     shaped = config or replace(shape(seed), steps=BATCHES)
     if delayed:
         enough = max(shaped.volunteers, 2 * len(shaped.layouts[0]))
@@ -67,7 +58,7 @@ def simulate(seed: int, *, faults: int, config: SwarmConfig | None = None) -> Ou
         require(by_log == folded, f"{folded} is credited, and by its log {by_log}")
     except (AssertionError, LookupError, TypeError, ValueError) as error:
         violation = f"{type(error).__name__}: {error}"
-    return Outcome(seed, violation, swarm.faults, frozenset(record["kind"] for record in swarm.log))
+    return Outcome.of(seed, violation, swarm)
 
 
 def _credit(log: Sequence[Mapping[str, Any]]) -> Counter[str]:

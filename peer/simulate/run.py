@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import random
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetpeer.averaging.reduction import LENGTH
@@ -40,6 +41,18 @@ class Outcome:
     faults: int
     events: int
     virtual_s: float
+    kinds: frozenset[str]
+    """Of the records in its log."""
+    overlapped: int
+    """Steps that had begun before the one that they follow was committed, of those committed."""
+
+    @classmethod
+    def of(cls, seed: int, violation: str | None, swarm: Swarm) -> Outcome:
+        """That of the history of `swarm`."""
+        kinds = frozenset(record["kind"] for record in swarm.log)
+        overlapped = sum(record.get("behind", 0) > 0 for record in swarm.log)
+        world = swarm.world
+        return cls(seed, violation, swarm.faults, world.events, world.now, kinds, overlapped)
 
 
 TIES = (Tie(uses=((0, 10, 60), (BLOCKS - 1, 40, 90))),)
@@ -59,7 +72,7 @@ def simulate(
         swarm.run(LIMIT_S)
     except (AssertionError, LookupError, TypeError, ValueError) as error:
         violation = f"{type(error).__name__}: {error}"
-    return Outcome(seed, violation, swarm.faults, swarm.world.events, swarm.world.now)
+    return Outcome.of(seed, violation, swarm)
 
 
 def shape(seed: int) -> SwarmConfig:
@@ -106,11 +119,16 @@ def main() -> int:
         )
         for seed in range(options.seed, options.seed + options.count)
     ]
+    return tell(outcomes)
+
+
+def tell(outcomes: Sequence[Outcome]) -> int:
+    """Print what became of one, or which of many are broken; the exit status."""
     broken = [outcome for outcome in outcomes if outcome.violation]
-    for outcome in outcomes if options.count == 1 else broken:
+    for outcome in outcomes if len(outcomes) == 1 else broken:
         print(outcome)
     injected = sum(outcome.faults for outcome in outcomes)
-    print(f"{options.count} histories, {injected} faults, {len(broken)} violations")
+    print(f"{len(outcomes)} histories, {injected} faults, {len(broken)} violations")
     return 1 if broken else 0
 
 
