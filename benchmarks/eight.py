@@ -23,7 +23,10 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.endtoend import INTERFACE, script, told
-from benchmarks.swarm import ENDLESS, NEVER, Model, Site, make_run, running
+from benchmarks.swarm import ENDLESS, NEVER, Model, Site, Swarm, make_run, running
+from hetpeer.averaging.places import choose_place
+from hetpeer.bootstrap.configuration import coordinator_config
+from hetpeer.bootstrap.membership import Membership, Volunteer
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import LinkSettings, TrainingSettings
 from hetpeer.peer.children import end_all
@@ -89,11 +92,36 @@ def made(folder: Path, options: Any, links: LinkSettings) -> RunDirectory:
     return make_run(folder, model, STAGES, training, options.seed, links)
 
 
+def seats(run: RunDirectory) -> list[tuple[int, int]]:
+    """(pipeline, stage) of the place that each volunteer takes, in the order in which they come: by their own rule, from what the coordinator offers."""
+    config = coordinator_config(run)
+    members = Membership(config.layouts, config.costs)
+    found = []
+    for number in range(PEERS):
+        place = choose_place(members.places(), sys.maxsize)
+        members.volunteers[str(number)] = volunteer = Volunteer(str(number), 1, 0.0)
+        assert members.claim(volunteer, place.cluster, (place.begin, place.end))
+        found.append((place.cluster, members.layout(place.cluster).index((place.begin, place.end))))
+    return found
+
+
+def misplaced(swarm: Swarm, grid: Grid) -> list[str]:
+    """Who has other blocks than the order has for it."""
+    found = []
+    for row in grid:
+        for device, wanted in zip(row, sorted(swarm.run.manifest.layouts[0]), strict=True):
+            has = swarm.blocks_of(swarm.home(device + 1))
+            if has != tuple(wanted):
+                found.append(f"volunteer {device + 1} has blocks {has} and not {tuple(wanted)}")
+    return found
+
+
 async def hetpeer(run: RunDirectory, folder: Path, grid: Grid, steps: int) -> list[float]:
-    """Seconds of so many steps once everybody is there. Volunteers come one after the other, and take the places in the order of the grid."""
+    """Seconds of so many steps once everybody is there. Volunteers come one after the other, in the order that gives each the place that it has in the grid."""
     with Lab(world()) as lab:
         async with running(run, folder, 0, site=Site(lab=lab)) as swarm:
-            for device in chain.from_iterable(grid):
+            for pipeline, stage in seats(run):
+                device = grid[pipeline][stage]
                 await swarm.add(device + 1)
                 log = folder / f"volunteer-{device + 1}.log"
                 async with asyncio.timeout(WITHIN_S):
@@ -104,6 +132,8 @@ async def hetpeer(run: RunDirectory, folder: Path, grid: Grid, steps: int) -> li
             begun = swarm.feed.history.version + 1  # the step in which the last one came
             await swarm.until(begun + steps, WITHIN_S)
             commits = [swarm.feed.history.commits[begun + step] for step in range(steps)]
+            if wrong := misplaced(swarm, grid):
+                raise SystemExit(f"another order was measured than was meant: {', '.join(wrong)}")
     return [commit["seconds"] for commit in commits]
 
 
