@@ -4,7 +4,7 @@ Times are of a step, by the planner's cost model, and for some of them by simula
 are given what they leave open: of all numbers of stages the best. `equal layers` cuts the blocks into equal parts, `equal work` so that devices take equally long;
 `by region` has neighbours in one pipeline, `strided` in one stage; orders at random are the mean of several; `best cuts` are those with the least period for each pipeline, which is what PipeDream's planner looks for; `SWARM` sends from any device of a stage to any of the next
 (baselines/swarm_routing.py, a fluid at its best, not simulated). All run 1F1B and
-an all-reduce. The gap is to a bound that nobody reaches: all devices compute all the time, and nothing is sent.
+an all-reduce. On FusionLLM's testbeds all of them compress as its authors do. The gap is to a bound that nobody reaches: all devices compute all the time, and nothing is sent.
 
     python -m benchmarks.testbeds
 """
@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.baselines import swarm_routing
-from benchmarks.scenarios.testbeds import KINDS, Testbed, testbed
+from benchmarks.scenarios.testbeds import KINDS, NOT_GIVEN, Testbed, testbed
 from hetpeer.dht.errors import LocalError
 from hetpeer.dht.processes import dying_with_us
 from hetpeer.peer.planning.devices import NamedDevices
@@ -199,7 +199,11 @@ def measure(options: Any, pool: ProcessPoolExecutor) -> dict[str, Any]:
     }
     for name, some in pending.items():
         rows = [one.result() for one in some]
-        found[name] = summary(rows) | {"paper": PAPER.get(name, ""), "rows": rows}
+        found[name] = summary(rows) | {
+            "paper": PAPER.get(name, ""),
+            "not_given": NOT_GIVEN.get(KINDS[name][0], ""),
+            "rows": rows,
+        }
         if not options.json:
             print("\n".join(told(name, found[name])), flush=True)
     goals = {
@@ -216,6 +220,8 @@ def told(name: str, one: dict[str, Any]) -> Iterator[str]:
     yield f"{name}: {one['seeds']} seeds, {one['of_bound']} of the bound" + (
         f"; paper: {one['paper']}" if one["paper"] else ""
     )
+    if one["not_given"]:
+        yield f"  not in the paper: {one['not_given']}"
     for way, ratio in one["over_ours"].items():
         yield f"  {way:26} {ratio['median']:6.2f} times as long (least {ratio['worst']:.2f}; fits {ratio['fits']})"
     if one["simulated_over_predicted"]:

@@ -2,7 +2,7 @@
 
 A fluid model at its best: devices are put where speed is lacking most, each microbatch goes to whoever of the next stage is free (so that a stage does as
 many as its devices do together), nobody waits for anybody, and sums are divided by uplinks as ours are. SWARM prefers peers that answer fast: here a device sends to its
-nearest of the next stage, whether that has time for it or not, so nothing that routes like this is faster. Memory is asked as of ours: as many microbatches are under way as 1F1B has. Of all numbers of stages the best. Written from the paper.
+nearest of the next stage, whether that has time for it or not, so nothing that routes like this is faster. Where lines may compress, they do as far as they can. Memory is asked as of ours: as many microbatches are under way as 1F1B has. Of all numbers of stages the best. Written from the paper.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ def _with(devices: Devices, work: Work, number: int) -> float | None:
         fill += float(seconds.mean())
         lines = np.zeros(len(peers))
         together = np.zeros(len(peers))
-        for beside, border in ((place - 1, parts[place][0]), (place + 1, parts[place][1])):
+        back, on = work.compression.backward, work.compression.forward
+        for beside, border, times in ((place - 1, parts[place][0], back), (place + 1, parts[place][1], on)):
             if 0 <= beside < number:
-                nbytes = float(work.crossing[border])
+                nbytes = float(work.crossing[border]) / times
                 carried, latency = _lines(devices, peers, stages[beside], nbytes)
                 lines, together = np.maximum(lines, carried), together + nbytes / devices.uplink[peers]
                 fill += float(carried.mean() + latency)

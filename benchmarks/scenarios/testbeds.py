@@ -1,10 +1,6 @@
 """Swarms of devices that differ, in the papers' settings as far as they describe them, drawn anew for each seed.
 
-What a paper does not give, and is chosen here: FusionLLM (arXiv 2410.12707) shows the lines of its testbeds as pictures only, so lines between
-machines are lognormal around 8 Mbit/s and 30 ms, and GPUs reach 40 % of what their makers say. HPS (Table 2) does not say which of its devices are the slow ones,
-how long a microbatch takes, what ALBERT's activations are, or how the model is cut; a V100 reaches 6 TFLOP/s, an RTX 2080 takes 55 % longer (as it says), ALBERT is
-twelve layers of width 4096, each with parameters of its own (shared ones would have to be added up over all stages, which the paper does not speak of). Its case 4 is case 3 with departures (benchmarks/churn.py). DT-FM's networks carry its model,
-GPT-3 1.3B, on V100s here; the paper's cost has no computing.
+What a paper does not give, and is chosen here, is in NOT_GIVEN.
 """
 
 from __future__ import annotations
@@ -18,11 +14,13 @@ import numpy as np
 
 from benchmarks.scenarios.networks import BEST, dt_fm
 from hetpeer.peer.planning.workload import PRESETS, Gpt, preset
-from hetpeer.stages.planning.swarms.given import Devices, Work
+from hetpeer.stages.planning.swarms.given import Compression, Devices, Work
 
 GIGA, TERA, GIB = 1e9, 1e12, float(1 << 30)
 V100, SLOWER = 6.0 * TERA, 1.55
 RTX_4090, RTX_2080 = 0.4 * 82.6 * TERA, 0.4 * 10.1 * TERA
+RATIO = 100.0 / 3.0
+"""FusionLLM's Top-K with ratio 100: of a hundred numbers one is left, which takes the bytes of three, as its index has 64 bits."""
 Floats = np.ndarray
 
 
@@ -35,12 +33,15 @@ class Testbed:
 
 
 def fusionllm(number: int, seed: int) -> Testbed:
-    """Testbed 1 (24 GPUs: one machine of 8 RTX 4090 and four of 4 RTX 2080) or 2 (two and eight): GPT-2 XL, two microbatches of three sequences."""
+    """Testbed 1 (24 GPUs: one machine of 8 RTX 4090 and four of 4 RTX 2080) or 2 (two and eight): GPT-2 XL, two microbatches of three sequences. Slow lines
+    compress as far as it helps (AdaTopK, Eq. 7), whoever plans.
+    """
     random = np.random.default_rng([seed, number])
     machines = [8] * number + [4] * (4 * number)
     flops = [RTX_4090] * (8 * number) + [RTX_2080] * (16 * number)
     memory = [24.0] * (8 * number) + [11.0] * (16 * number)
-    work = _scaled(preset(PRESETS["gpt2-xl"], 2), 3)
+    compression = Compression(forward=RATIO, backward=RATIO, adaptive=True)
+    work = replace(_scaled(preset(PRESETS["gpt2-xl"], 2), 3), compression=compression)
     return Testbed(
         devices=_machines(random, machines, flops, memory, mbps=(8.0, 1.0), latency_ms=(30.0, 0.6)), work=work
     )
@@ -102,6 +103,16 @@ KINDS: Mapping[str, tuple[str, int]] = MappingProxyType(
     }
 )
 """Name → which function makes it, and its first argument."""
+NOT_GIVEN: Mapping[str, str] = MappingProxyType(
+    {
+        "fusionllm": "lines but as pictures (here between machines lognormal around 8 Mbit/s and 30 ms, within one 64 Gbit/s), what its GPUs reach (here 40 % of what their makers say),"
+        " how far sums of gradients are compressed (here not)",
+        "hps": "which devices are the slow ones (here the last eight), how long a microbatch takes (here a V100 reaches 6 TFLOP/s; an RTX 2080 takes 55 % longer, as it says), ALBERT's activations,"
+        " how it is cut, how parameters that layers share are added up (here twelve layers of width 4096, each with its own)",
+        "networks": "any computing (here GPT-3 1.3B on V100s that reach 6 TFLOP/s and differ by a tenth), microbatches (here 64)",
+    }
+)
+"""Function of KINDS → what the paper (arXiv 2410.12707, HPS, DT-FM) leaves out. HPS' case 4 is case 3 with departures (benchmarks/churn.py)."""
 
 
 def testbed(name: str, seed: int) -> Testbed:
