@@ -8,15 +8,13 @@ are its CPU seconds and its largest resident memory, imports included.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks import report
+from benchmarks.counted import counted, cpu_s
 
 GPT = Path(__file__).parent.parent / "examples" / "gpt.py"
 MODELS = {"GPT 1.3B, 24 layers": f"{GPT}:build_1b3", "GPT 7B, 32 layers": f"{GPT}:build_7b"}
@@ -33,24 +31,8 @@ def plan(model: str, options: Any) -> dict[str, Any]:
         "--stages",
         options.stages,
     ]
-    command = [
-        sys.executable,
-        "-m",
-        "hetpeer.peer.cli.main",
-        "inspect",
-        model,
-        "--json",
-        *map(str, arguments),
-    ]
     began = time.monotonic()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=dict(os.environ)) as process:
-        assert process.stdout is not None
-        said = process.stdout.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"planning {model} ended with {process.returncode}")
-    found = json.loads(said)
+    found, usage = counted("inspect", model, "--json", *map(str, arguments))
     (layout,) = found["layouts"]
     return {
         "parameters": found["parameters"],
@@ -65,7 +47,7 @@ def plan(model: str, options: Any) -> dict[str, Any]:
             }
             for stage in layout
         ],
-        "cpu_s": round(usage.ru_utime + usage.ru_stime, 1),
+        "cpu_s": round(cpu_s(usage), 1),
         "wall_s": round(time.monotonic() - began, 1),
         "rss_gib": round(usage.ru_maxrss / 2**20, 2),
     }
