@@ -99,8 +99,8 @@ def possible() -> list[str]:
 
 
 def measure(options: Any) -> dict[str, Any]:
-    for seed in (0, 1):
-        overlapping.simulate(seed, Coverage(), faults=1)  # loads all modules that a history needs
+    for kind in (0, 1):
+        overlapping.simulate(kind, Coverage(), faults=1)  # loads all modules that a history needs
     journal = Journal(
         options.journal, sources=sources(), faults=options.faults, overlapping=options.overlapping
     )

@@ -129,17 +129,15 @@ def timed_run(folder: Path, options: Any, way: str) -> RunDirectory:
 
 async def step_s(folder: Path, options: Any, way: str) -> float:
     """The middle step."""
-    run = timed_run(folder, options, way)
+    run, settle = timed_run(folder, options, way), int(options.settle)
     with Lab(network("homes")) as lab:
         if way == TORCH:
-            return (await torch_pipeline(run, folder, lab, run.manifest.training.steps)).middle(
-                options.settle
-            )
+            return (await torch_pipeline(run, folder, lab, run.manifest.training.steps)).middle(settle)
         async with running(run, folder, PEERS, site=Site(lab=lab)) as peers:
             await peers.finished(list(peers.volunteers), WITHIN_S)
             peers.feed.poll()
             ends = [seen.at for seen in peers.feed.seen if seen.record["kind"] == "commit"]
-    return (ends[-1] - ends[options.settle - 1]) / (len(ends) - options.settle)
+    return (ends[-1] - ends[settle - 1]) / (len(ends) - settle)
 
 
 async def times(options: Any, folder: Path) -> dict[str, list[float]]:
