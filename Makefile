@@ -97,6 +97,7 @@ proof-7: setup
 	$(PY) -m benchmarks.takeover
 	$(PY) -m benchmarks.eight
 
+# Two thousand simulated histories in which steps overlap, half of them of clusters that average.
 proof-async: setup
 	$(PY) -m benchmarks.histories --overlapping --count 2000 --journal histories-overlapping.journal
 
