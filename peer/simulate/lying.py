@@ -39,8 +39,11 @@ class Lying:
             given = [self._name] * MAX_FAILURES
         elif "blames" in self._lies:
             given = [self._name, "v0", "v1"]
-        at = {"line": step.line, "step": step.number, "why": "it says so"}
-        return [e.Tell(m.Failed(**at, id=one, given=culprit)) for one in range(IDS) for culprit in given]
+        return [
+            e.Tell(m.Failed(line=step.line, step=step.number, why="it says so", id=microbatch, given=culprit))
+            for microbatch in range(IDS)
+            for culprit in given
+        ]
 
     def objects(self, work: e.SumParts) -> int | None:
         """The place of somebody else's part that it says cannot be added."""
