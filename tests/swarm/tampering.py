@@ -342,6 +342,13 @@ def little_memory() -> None:
     life.ComputeConfig = lambda **known: config(**(known | {"arena_bytes": LITTLE}))
 
 
+def no_room_for_kept() -> None:
+    """A volunteer whose owner's limit leaves nothing beside the worker's part of a place."""
+    from hetpeer.peer.training import volunteer
+
+    volunteer.bundles_beside = lambda *_: 0
+
+
 def sleepy() -> None:
     """A machine that has slept for an hour once there is a file `slept` in the home."""
     from hetpeer.dht.clock import SystemClock

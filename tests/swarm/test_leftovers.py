@@ -93,6 +93,16 @@ async def test_the_reliable_peer_completes_what_nobody_else_does(swarm: Swarm) -
     swarm.exact(run_reference(swarm.run.path, 1))
 
 
+async def test_all_that_is_kept_may_wait_on_the_disk(swarm: Swarm, reference: ReferenceRun) -> None:
+    """Of both stages: the limit of memory is kept at the cost of the disk, and nothing waits for room."""
+    bootstrap = await swarm.bootstrap()
+    both = [swarm.volunteer(name, before="no_room_for_kept") for name in ("one", "other")]
+    await swarm.finished(bootstrap, *both)
+    assert all("go to the disk" in child.said for child in both)
+    assert not swarm.records("rollback")
+    swarm.exact(reference)
+
+
 @pytest.mark.grid
 @pytest.mark.parametrize("cell", NEWCOMER)
 async def test_a_newcomer_dies_as_well(swarm: Swarm, reference: ReferenceRun, cell: str) -> None:
