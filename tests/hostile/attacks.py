@@ -30,6 +30,7 @@ ATTACKS = (
     Attack(3, "nonsense", volunteers=False),
     Attack(4, "replay", volunteers=True),
     Attack(4, "reports", volunteers=True),
+    Attack(4, "early", volunteers=False),
     Attack(5, "hoard", volunteers=True, lead_s=150.0),
     Attack(6, "identities", volunteers=False),
     Attack(7, "poison", volunteers=False),
@@ -38,6 +39,7 @@ ATTACKS = (
     Attack(10, "bomb", volunteers=True),
     Attack(12, "paths", volunteers=False),
     Attack(15, "names", volunteers=False),
+    Attack(17, "sessions", volunteers=False),
 )
 
 

@@ -26,8 +26,9 @@ from hivemind.p2p import PeerID
 from hivemind.utils.timed_storage import ValueWithExpiration
 
 from hetpeer.averaging import messages as m
+from hetpeer.averaging.early import MAX_EARLY
 from hetpeer.averaging.effects import StepId
-from hetpeer.averaging.heads import ActivationHead, encode_head
+from hetpeer.averaging.heads import ActivationHead, ShardHead, encode_head
 from hetpeer.bootstrap.service import CONTROL
 from hetpeer.bootstrap.serving import PROTOCOL as FILES
 from hetpeer.bootstrap.serving import fetch
@@ -86,6 +87,8 @@ class Stranger:
         self._numbers = itertools.count()
         self.attacks: dict[str, Callable[[], Awaitable[None]]] = {
             "nonsense": self.nonsense,
+            "early": self.early,
+            "sessions": self.sessions,
             "identities": self.identities,
             "poison": self.poison,
             "eclipse": self.eclipse,
@@ -137,6 +140,31 @@ class Stranger:
                 await asyncio.sleep(PAUSE_S)
             junk = ({"n": 1, "a": 0, "m": {}}, b"\x00" * (1 << (10 + number % 12)))
             await self._says(self._place.peer_id, CONTROL, (OPENING, b""), junk)
+
+    async def early(self) -> None:
+        """Shards of no elements, which cost no credit, for a reign and a step that will never be: more than anybody lets wait."""
+        while True:
+            for peer in await self._volunteers():
+                key = f"early {next(self._numbers)}"
+                frames = (_early(number) for number in range(1, MAX_EARLY + 1))
+                await self._says(peer, TENSORS, (OPENING | {"key": key}, b""), *frames)
+                await asyncio.sleep(PAUSE_S)
+
+    async def sessions(self) -> None:
+        """One session with the coordinator after the other, each of which begins as if the one before had gone."""
+        hello = m.encode(m.Hello(run=self._run, incarnation=1))
+        while True:
+            key = f"session {next(self._numbers)}"
+            said = asyncio.ensure_future(
+                self._says(
+                    self._place.peer_id,
+                    CONTROL,
+                    (OPENING | {"key": key}, b""),
+                    ({"n": 1, "a": 0, "m": {}}, hello),
+                )
+            )
+            await asyncio.wait([said], timeout=PAUSE_S)
+            said.cancel()
 
     async def drip(self) -> None:
         """More streams than a peer takes, each of which sends a byte now and then."""
@@ -289,6 +317,23 @@ def _tensor(peer: str, block: int, payload: bytes) -> tuple[dict[str, Any], byte
         attempt=0,
     )
     return {"n": 1, "a": 0, "m": encode_head(head)}, payload
+
+
+def _early(number: int) -> tuple[dict[str, Any], bytes]:
+    """A shard of a block that may be there, in a plan of a reign that is none: every other one for a step of this reign that is far."""
+    line = m.Line(term=1 + (number % 2 << 20), view=0)
+    head = ShardHead(
+        kind="part",
+        line=line,
+        step=1 << 40,
+        incarnation=1,
+        plan=1,
+        block=number % 8,
+        index=0,
+        begin=0,
+        end=0,
+    )
+    return {"n": number, "a": 0, "m": encode_head(head)}, b""
 
 
 def _full() -> dict[str, bytes]:

@@ -14,6 +14,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.heads import ActivationHead, encode_head
 from hetpeer.bootstrap.audit import audit
+from hetpeer.bootstrap.hearing import SESSIONS
 from hetpeer.bootstrap.replay import ReferenceRun
 from hetpeer.bootstrap.service import CONTROL
 from hetpeer.bootstrap.serving import PROTOCOL as FILES
@@ -28,7 +29,7 @@ from hetpeer.dht.streams import Stream
 from hetpeer.peer.transport.dataplane import TENSORS
 from hetpeer.peer.transport.pressure import ACTIVATIONS
 from hetpeer.stages.execution.routes import Hop
-from tests.hostile.stranger import PAUSE_S
+from tests.hostile.stranger import PAUSE_S, Stranger
 from tests.swarm.child import Child
 from tests.swarm.conftest import STEPS
 from tests.swarm.swarm import Swarm, resign
@@ -92,6 +93,30 @@ async def test_a_stranger_talks_nonsense(swarm: Swarm, reference: ReferenceRun, 
         await swarm.finished(bootstrap, *volunteers)
     finally:
         await node.close()
+    swarm.exact(reference)
+
+
+async def test_a_stranger_that_is_early_and_begins_sessions_without_end(
+    swarm: Swarm, reference: ReferenceRun, tmp_path: Path
+) -> None:
+    """While everybody trains; it takes part in nothing, and what it leaves in the log is little."""
+    bootstrap = await swarm.bootstrap()
+    place = parse_address(swarm.address)
+    node = await Node.start(NodeConfig(peers=(place,)), Identity.create(tmp_path / "stranger.key"))
+    stranger = Stranger(node, "127.0.0.1", place, swarm.run.run_id, tmp_path)
+    try:
+        volunteers = [swarm.volunteer(name) for name in "ab"]
+        await swarm.committed(1)
+        attacks = [asyncio.create_task(attack()) for attack in (stranger.early, stranger.sessions)]
+        await swarm.finished(bootstrap, *volunteers)
+        assert not any(attack.done() for attack in attacks)
+        for attack in attacks:
+            attack.cancel()
+        await asyncio.wait(attacks)
+    finally:
+        await node.close()
+    theirs = [record for record in swarm.records("gone") if record["peer"] == node.peer_id]
+    assert len(theirs) <= SESSIONS[1] + 100 * SESSIONS[0]
     swarm.exact(reference)
 
 
