@@ -39,26 +39,18 @@ class SwarmQuestion:
 def plan_swarm(asked: SwarmQuestion, *, as_json: bool) -> None:
     """Search, and print the best plan. Raises `LocalError` HP-PLAN-002 … HP-PLAN-005."""
     from hetpeer.bootstrap.files import atomic_write
-    from hetpeer.dht.errors import ExitCode, LocalError
     from hetpeer.peer.planning.devices import read_devices
+    from hetpeer.peer.planning.fitting import too_small
     from hetpeer.peer.planning.workload import work_of
     from hetpeer.peer.watching.planpicture import plan_picture
     from hetpeer.stages.planning.swarms.pipelines import Pipelines
     from hetpeer.stages.planning.swarms.search import Search
-    from hetpeer.stages.planning.swarms.short import lacking
 
     named = read_devices(asked.devices)
     work = work_of(asked.model, asked.microbatches, asked.ratio)
     found = Search(named.devices, work, asked.seed).run(lambda: time.process_time() < asked.seconds)
     if found is None:
-        most = int(named.devices.memory.argmax())
-        raise LocalError(
-            "HP-PLAN-005",
-            f"{asked.model} does not fit into the memory of these {len(named.names)} devices",
-            why=f"their {named.devices.memory.sum() / 2**30:.1f} GiB are too little, or lie in too small pieces",
-            fix=f"it needs {lacking(named.devices, work, most) / 2**30:.1f} GiB more on {named.names[most]}, or more devices",
-            exit_code=ExitCode.TOO_SMALL,
-        )
+        raise too_small(named, work, asked.model)
     pipelines = Pipelines(named.devices, work)
     stages = [pipelines.stages(one.devices, one.cuts) for one in found.best.pipelines]
     if asked.svg is not None:

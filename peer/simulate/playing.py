@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.peer.planning.fitting import too_small
 from hetpeer.peer.simulate.checks import ViolationError
 from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.coverage import Coverage
@@ -125,13 +126,7 @@ def _plan(scenario: Scenario) -> Plan:
         found = Search(devices, work, scenario.seed).run(lambda: time.process_time() < scenario.seconds)
         if found is not None:
             return found.best
-    raise LocalError(
-        "HP-PLAN-005",
-        f"{scenario.model} does not fit into the memory of these {len(devices)} devices",
-        why=f"their {devices.memory.sum() / 2**30:.1f} GiB are too little, or lie in too small pieces",
-        fix="give them more memory, or more devices",
-        exit_code=ExitCode.TOO_SMALL,
-    )
+    raise too_small(scenario.devices, scenario.work, scenario.model)
 
 
 def _config(scenario: Scenario, plan: Plan) -> SwarmConfig:

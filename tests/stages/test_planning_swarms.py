@@ -14,7 +14,8 @@ from hetpeer.stages.links.pace import SLACK
 from hetpeer.stages.planning.swarms.given import Compression, Devices, Work
 from hetpeer.stages.planning.swarms.pipelines import Pipeline, Pipelines
 from hetpeer.stages.planning.swarms.plans import adding_up, holders_of, planned, share_out
-from hetpeer.stages.planning.swarms.search import Search, _cut
+from hetpeer.stages.planning.swarms.search import LEAST, MORE, Search, _cut
+from hetpeer.stages.planning.swarms.short import lacking
 
 
 def some_devices(count: int, seed: int) -> Devices:
@@ -234,3 +235,43 @@ def test_the_search_finds_the_best_plan(seed):
     assert (found is None) == (best == math.inf)
     if found is not None:
         assert math.isclose(found.best.total_s, best, rel_tol=1e-9)
+
+
+def short_of_memory(count: int, part: float) -> tuple[Devices, Work]:
+    """Together they have `part` of what the blocks take with one microbatch each."""
+    devices, work = some_devices(count, 0), some_work(48, 0)
+    needed = (work.memory + work.kept).sum()
+    return replace(devices, memory=devices.memory * part * needed / devices.memory.sum()), work
+
+
+@pytest.mark.parametrize("part", [0.5, 0.99, 1.01, 1.1])
+def test_what_does_not_fit_is_given_up_in_time(part):
+    """Whatever is looked for: no more than is looked at in any case once time is over."""
+    devices, work = short_of_memory(24, part)
+    search, looks = Search(devices, work, 0), 0
+
+    def on() -> bool:
+        nonlocal looks
+        looks += 1
+        return False
+
+    assert search.run(on) is None
+    assert search._pipelines.looked_at <= LEAST + 2 * 24 + 48
+    assert looks <= 1 + MORE
+
+
+@pytest.mark.parametrize("count", [1, 3, 24])
+@pytest.mark.parametrize("part", [0.3, 0.99, 1.01])
+def test_what_is_said_to_be_missing_is_enough_and_of_one_device_exact(count, part):
+    devices, work = short_of_memory(count, part)
+    if Search(devices, work, 0).run(lambda: False) is not None:
+        pytest.skip("it fits")
+    device, more = lacking(devices, work)
+    assert device == devices.memory.argmax()
+    assert more > 0
+    memory = devices.memory.copy()
+    memory[device] += more * (1 + 1e-9)
+    assert Search(replace(devices, memory=memory), work, 1).run(lambda: False) is not None
+    memory[device] = devices.memory[device] + more * (1 - 1e-6)
+    if count == 1:
+        assert Search(replace(devices, memory=memory), work, 1).run(lambda: False) is None

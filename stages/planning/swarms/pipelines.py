@@ -7,7 +7,7 @@ for, as far as they can (FusionLLM, Eq. 7 and 8). Memory is a limit for each dev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -18,6 +18,7 @@ from hetpeer.stages.links.pace import SLACK
 from hetpeer.stages.planning.swarms.given import Devices, Floats, Work
 
 REMEMBERED = 1 << 15
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,16 @@ class Pipelines:
             for is_last in (False, True)
         }
         self.best = lru_cache(REMEMBERED)(self._best)
+        self.looked_at = 0
+        """Orders whose cuts were sought."""
+        self._least = float((work.memory + work.kept).sum()) * (1.0 - ROUNDING)
+        """Bytes without which no pipeline can be: each block somewhere, with one microbatch."""
+
+    @property
+    def roomy(self) -> bool:
+        """Whether all devices together, and one of them for the largest block, have the memory without which there is no plan at all."""
+        memory, largest = self.devices.memory, (self.work.memory + self.work.kept).max()
+        return bool(memory.sum() >= self._least and memory.max() >= largest)
 
     def _best(self, order: tuple[int, ...]) -> Pipeline | None:
         """The cuts with the least period for devices in this order, at least one block each; None where memory or lines allow none.
@@ -83,7 +94,8 @@ class Pipelines:
         Exact: least[b] of the first k devices is min over a < b of max(least[a] of k - 1 devices, what device k takes for [a, b)).
         """
         blocks, count = len(self.work), len(order)
-        if not 0 < count <= blocks:
+        self.looked_at += 1
+        if not 0 < count <= blocks or self.devices.memory[list(order)].sum() < self._least:
             return None
         least = np.full(blocks + 1, np.inf)
         least[0] = 0.0
@@ -107,6 +119,19 @@ class Pipelines:
             for place, (begin, end) in enumerate(pairwise(cuts))
         )
         return self._made(order, cuts, period) if np.isfinite(period) else None
+
+    def needed_at_the_end(self, order: tuple[int, ...]) -> float:
+        """Bytes that the last device of this order must have, at least, if the others have what they have; infinite where they have too little."""
+        reached = np.zeros(len(self.work) + 1, dtype=np.bool_)
+        reached[0] = True
+        last = len(order) - 1
+        for place, device in enumerate(order[:-1]):
+            fits = self._allowed[place == 0, False] & (
+                self._needed(order, place) <= self.devices.memory[device]
+            )
+            reached = (reached[:, None] & fits).any(axis=0)
+        ways = self._allowed[last == 0, True] & reached[:, None]
+        return float(np.where(ways, self._needed(order, last), np.inf).min())
 
     def _made(self, order: tuple[int, ...], cuts: tuple[int, ...], period: float) -> Pipeline:
         return Pipeline(
@@ -188,6 +213,13 @@ class Pipelines:
                     seconds = nbytes / rate
                     total += devices.latency[sender, receiver] + min(seconds, max(seconds / times, hidden))
         return float(total)
+
+
+def roomiest_last(devices: Devices, blocks: int) -> Iterator[tuple[int, ...]]:
+    """Orders of one device, of two, and so on: those with most memory, the most of all at the end, where the fewest microbatches are kept."""
+    last, *others = np.argsort(-devices.memory, kind="stable").tolist()
+    for size in range(min(len(others), blocks - 1) + 1):
+        yield (*others[:size], last)
 
 
 def _sums(values: Floats) -> Floats:

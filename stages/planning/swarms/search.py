@@ -16,7 +16,7 @@ import numpy as np
 
 from hetpeer.stages.planning.swarms.borders import Borders
 from hetpeer.stages.planning.swarms.given import Devices, Work
-from hetpeer.stages.planning.swarms.pipelines import Pipeline, Pipelines
+from hetpeer.stages.planning.swarms.pipelines import Pipeline, Pipelines, roomiest_last
 from hetpeer.stages.planning.swarms.plans import Plan, planned
 
 Orders = tuple[tuple[int, ...], ...]
@@ -34,6 +34,8 @@ MANY = 32
 """Of more devices not every number of pipelines is tried, and beginnings end when time is over."""
 MORE = 200
 """Orders at random that are tried where no beginning fits into memory."""
+LEAST = 256
+"""Pipelines that are looked at whatever the time, where none fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,42 +95,48 @@ class Search:
     # ── beginnings ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _begun(self, on: Callable[[], bool]) -> Iterator[Orders]:
-        """Beginnings that fit; of many devices no more than there is time for, but one."""
+        """Beginnings that fit; of many devices no more than there is time for, but one. What memory does not allow is left out, and its devices spared."""
+        if not self._pipelines.roomy:
+            return
         found = False
-        for orders in self._beginnings():
-            yield orders
+        for fitting in self._fitting(self._chains(), on):
+            yield fitting
             found = True
             if len(self._devices) > MANY and not on():
                 return
         if found:
             return
-        for _ in range(
-            MORE
-        ):  # memory is short: whoever has room for what is large must be in the right place
+        for order in roomiest_last(self._devices, len(self._work)):
+            if self._pipelines.best(order) is not None:
+                yield (order,)
+                found = True
+        # memory is short: whoever has room for what is large must be in the right place
+        for _ in range(0 if found else MORE):
             chain = self._random.permutation(len(self._devices)).tolist()
-            if fitting := list(self._fitting(self._cuts(chain))):
-                yield from fitting
+            if begun := list(self._fitting([chain], on)):
+                yield from begun
                 return
 
-    def _beginnings(self) -> Iterator[Orders]:
-        """Chains of neighbours, and devices by what they have most of, those with most memory at both ends, or as they were given. What memory does not allow is left out, and
-        its devices spared.
-        """
+    def _chains(self) -> Iterator[list[int]]:
+        """Devices by neighbourhood, and by what they have most of, those with most memory at both ends, or as they were given."""
         devices, count = self._devices, len(self._devices)
-        chains = [self._chain(int(start)) for start in self._random.permutation(count)[:STARTS]]
-        merits = (devices.memory, devices.uplink, devices.flops)
-        chains += [np.argsort(-most, kind="stable").tolist() for most in merits]
+        yield from [self._chain(int(start)) for start in self._random.permutation(count)[:STARTS]]
+        for most in (devices.memory, devices.uplink, devices.flops):
+            yield np.argsort(-most, kind="stable").tolist()
         roomy = np.argsort(-devices.memory, kind="stable").tolist()
-        chains.append([*roomy[::2], *reversed(roomy[1::2])])
-        chains.append(list(range(count)))
-        for chain in chains:
-            yield from self._fitting(self._cuts(chain))
+        yield [*roomy[::2], *reversed(roomy[1::2])]
+        yield list(range(count))
 
-    def _fitting(self, several: Iterable[Orders]) -> Iterator[Orders]:
-        for orders in several:
-            fitting = tuple(order for order in orders if self._pipelines.best(order) is not None)
-            if fitting:
-                yield fitting
+    def _fitting(self, chains: Iterable[list[int]], on: Callable[[], bool]) -> Iterator[Orders]:
+        """What of the cuts of `chains` fits; until time is over where nothing does."""
+        found = False
+        for chain in chains:
+            for orders in self._cuts(chain):
+                if not found and self._pipelines.looked_at >= LEAST and not on():
+                    return
+                if fitting := tuple(order for order in orders if self._pipelines.best(order) is not None):
+                    yield fitting
+                    found = True
 
     def _cuts(self, chain: list[int]) -> Iterator[Orders]:
         """All of them in any number of pipelines, or in stages that lie across them, or the first few as one."""

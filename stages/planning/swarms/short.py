@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hetpeer.stages.planning.swarms.given import Devices, Work
-from hetpeer.stages.planning.swarms.search import Search
-
-HALVINGS = 12
+from hetpeer.stages.planning.swarms.pipelines import Pipelines, roomiest_last
 
 
-def lacking(devices: Devices, work: Work, device: int) -> float:
-    """Bytes more on `device` with which a beginning of the search fits; all blocks on it alone are enough."""
-    low, high = 0.0, float((work.memory + work.kept).sum() + 4 * work.crossing.max())
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        memory = devices.memory.copy()
-        memory[device] += middle
-        if Search(replace(devices, memory=memory), work, seed=0).run(lambda: False) is None:
-            low = middle
-        else:
-            high = middle
-    return high
+def lacking(devices: Devices, work: Work) -> tuple[int, float]:
+    """(The device with most memory, bytes more on it that are enough): behind as many of the others as is best, the next largest first, it takes what is left. All
+    blocks on it alone are one of these ways; the search looks at all of them.
+    """
+    pipelines = Pipelines(devices, work)
+    orders = list(roomiest_last(devices, len(work)))
+    last = orders[0][-1]
+    return last, min(map(pipelines.needed_at_the_end, orders)) - float(devices.memory[last])
