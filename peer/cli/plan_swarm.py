@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,7 +56,11 @@ def plan_swarm(asked: SwarmQuestion, *, as_json: bool) -> None:
     if asked.svg is not None:
         drawn = plan_picture(found.best, stages, named.names, _spared(found.best, named), work)
         atomic_write(asked.svg, drawn.encode())
-    print(json.dumps(_document(found, stages, named, work)) if as_json else "\n".join(_lines(found, named)))
+    print(
+        json.dumps(_document(found, stages, named, work))
+        if as_json
+        else "\n".join(_lines(found, named, work))
+    )
 
 
 def _spared(plan: Plan, named: NamedDevices) -> list[str]:
@@ -82,6 +86,8 @@ def _document(
         "pipeline_s": best.pipeline_s,
         "sync_s": best.sync_s,
         "microbatches": work.microbatches,
+        "staleness": work.staleness,
+        "averaging": None if work.averaging is None else asdict(work.averaging),
         "bottleneck": {"what": what, "device": named.names[device]},
         "pipelines": [
             {
@@ -110,11 +116,18 @@ def _document(
     }
 
 
-def _lines(found: Found, named: NamedDevices) -> Iterator[str]:
+def _lines(found: Found, named: NamedDevices, work: Work) -> Iterator[str]:
     """Plain text, one fact a line."""
     best = found.best
     what, device = best.bottleneck
-    yield f"{'step':<10}{best.total_s:.2f} s: {best.pipeline_s:.2f} s for the pipelines, {best.sync_s:.2f} s for the gradients"
+    parts = f"{best.pipeline_s:.2f} s for the pipelines, {best.sync_s:.2f} s for the gradients"
+    if work.averaging is not None:
+        parts = (
+            f"{best.pipeline_s:.2f} s for the pipelines, each with its own, {best.sync_s:.2f} s to average"
+        )
+    elif work.staleness:
+        parts = f"{work.staleness + 1} at a time, {parts} beside them"
+    yield f"{'step' if work.averaging is None else 'batch':<10}{best.total_s:.2f} s: {parts}"
     for number, (one, share) in enumerate(zip(best.pipelines, best.shares, strict=True)):
         stages = " → ".join(
             f"{named.names[device]} {one.cuts[place]}-{one.cuts[place + 1] - 1}"

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.records import Advert
@@ -32,6 +35,8 @@ class Inventory:
     devices: tuple[Mapping[str, Any], ...]
     latency_ms: Matrix
     bandwidth_gbit_s: Matrix
+    measured: NDArray[np.bool_]
+    """[i, j]: somebody has said what the line from i to j carries; no part of the file."""
 
     def document(self) -> dict[str, Any]:
         """The object of `--json`."""
@@ -86,6 +91,7 @@ def inventory(manifest: Manifest, adverts: Mapping[str, Advert]) -> Inventory:
         bandwidth_gbit_s=_matrix(
             known, lambda a, b: lines.rate(a, b) * BITS / GIGA, *(one * MEGA / GIGA for one in MBPS)
         ),
+        measured=np.array([[lines.measured(a, b) for b in known] for a in known]),
     )
 
 
@@ -112,6 +118,9 @@ class _Lines:
     def rate(self, sender: str, to: str) -> float:
         """Bytes/s."""
         return self._rates.get((sender, to)) or min(self.up[sender], self.down[to])
+
+    def measured(self, sender: str, to: str) -> bool:
+        return (sender, to) in self._rates
 
     def latency(self, sender: str, to: str) -> float:
         """Seconds, one way: half of the way there and back, whichever end has measured it."""

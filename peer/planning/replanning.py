@@ -6,8 +6,10 @@ Adverts are claims: who lies about its speed gets other blocks than it should, a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+
+import numpy as np
 
 from hetpeer.bootstrap.arranging import Arrangement
 from hetpeer.bootstrap.manifest import Manifest
@@ -18,10 +20,12 @@ from hetpeer.peer.planning.devices import devices_in
 from hetpeer.peer.planning.inventory import inventory
 from hetpeer.peer.planning.workload import of_manifest
 from hetpeer.stages.planning.swarms.given import Devices, Work
-from hetpeer.stages.planning.swarms.living import Change, Living, as_it_is
+from hetpeer.stages.planning.swarms.living import Change, Living
 
 HORIZON = 200
 """A change must pay within so many steps."""
+DOUBT = 4.0
+"""After each change that did not settle things, lines that nobody has measured are taken to be so many times slower."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +62,12 @@ def proposal(
     steps_left: int,
     seed: int,
     on: Callable[[], bool],
+    disappointed: int = 0,
 ) -> Proposal | None:
-    """What is found while `on` is true; None if things had better stay as they are, or if somebody has not said yet what it can do."""
+    """What is found while `on` is true; None if things had better stay as they are, or if somebody has not said yet what it can do.
+
+    Lines that nobody has measured are taken to be as fast as their ends, else nothing better would ever be found; after so many changes that followed from it, less and less.
+    """
     if not seating.seats:
         return None
     try:
@@ -70,15 +78,20 @@ def proposal(
     peers = found.peers
     if set(peers) != set(seating.seats):
         return None
+    guessed = devices.bandwidth / DOUBT**disappointed
+    devices = replace(devices, bandwidth=np.where(found.measured, devices.bandwidth, guessed))
     work = of_manifest(manifest, manifest.training.microbatches)
     held = [seating.seats[peer][1] for peer in peers]
     lines = _lines(seating, peers)
-    change = Living(devices, work, held, lines, steps=min(steps_left, HORIZON), seed=seed).run(on)
+    living = Living(
+        devices, work, held, lines, steps=min(steps_left, HORIZON), seed=seed, measured=found.measured
+    )
+    change = living.run(on)
     if change is None:
         return None
     return Proposal(
         arrangement=_arrangement(change, peers, seating, manifest.layouts, work, devices),
-        before_s=as_it_is(devices, work, held),
+        before_s=living.before_s,
         after_s=change.plan.total_s,
         moving_s=change.moving_s,
         moved=change.moved,

@@ -14,7 +14,7 @@ from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.stages.execution.slots import LIVE
 from hetpeer.stages.links.adaptive import coding_for
 from hetpeer.stages.links.codec import Codec
-from hetpeer.stages.planning.swarms.given import Compression, Work
+from hetpeer.stages.planning.swarms.given import Averaging, Compression, Work
 
 FLOAT = 4
 ADAMW_KEEPS = 2
@@ -81,6 +81,10 @@ def of_manifest(manifest: Manifest, microbatches: int) -> Work:
         microbatches=microbatches,
         recompute=manifest.training.recompute,
         compression=of_links(manifest.links),
+        staleness=manifest.training.staleness,
+        averaging=None
+        if (own := manifest.averaging) is None
+        else Averaging(interval=own.interval, delayed=own.delayed),
     )
 
 

@@ -13,13 +13,17 @@ from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.bootstrap.service import CoordinatorService
 from hetpeer.dht.errors import RemoteError
 from hetpeer.dht.roster import Roster
+from hetpeer.peer.planning.remembering import Remembered
 from hetpeer.peer.planning.replanning import Proposal, Seating, proposal
 
 LOOK_S = 5.0
 SETTLED_S = 30.0
 """Nobody has come or gone for so long: it may be worth it. A block that nobody holds for so long: nobody else comes."""
 AGAIN_S = 120.0
-"""After a change nothing is changed for so long, unless somebody comes or goes."""
+"""After a change nothing is changed for so long, unless somebody comes or goes; after the next one for twice as long, and so on, as what was hoped for of lines that nobody had
+measured may not have come true.
+"""
+DOUBLINGS = 10
 SEARCH_S = 2.0
 
 _log = logging.getLogger(__name__)
@@ -31,18 +35,22 @@ class Calm:
     def __init__(self) -> None:
         self._seating: Seating | None = None
         self._not_before = 0.0
-        self._changed_at = -AGAIN_S
+        self._rested_at = 0.0
+        self.changes = 0
+        """Since somebody came or went."""
 
     def changed(self, now: float) -> None:
         """We have proposed something."""
-        self._changed_at = now
+        self._rested_at = now + AGAIN_S * 2.0 ** min(self.changes, DOUBLINGS)
+        self.changes += 1
 
     def __call__(self, seating: Seating, now: float) -> bool:
         """`seating`: who is where now."""
         if seating != self._seating:
             moved = self._seating is not None and self._seating.seats.keys() == seating.seats.keys()
-            rested = self._changed_at + AGAIN_S if moved else 0.0
-            self._seating, self._not_before = seating, max(now + SETTLED_S, rested)
+            if not moved:
+                self._rested_at, self.changes = 0.0, 0
+            self._seating, self._not_before = seating, max(now + SETTLED_S, self._rested_at)
         if now < self._not_before:
             return False
         self._not_before = now + AGAIN_S
@@ -59,6 +67,7 @@ class Proposing:
         self._roster = roster
         self._service = service
         self._calm = Calm()
+        self._remembered = Remembered()
         self._seed = 0
 
     async def look_forever(self) -> None:
@@ -74,12 +83,14 @@ class Proposing:
                 _log.debug("what the volunteers say could not be read: %s", error)
             except ValueError as error:
                 _log.warning("a division of the blocks that is none was found: %s", error)
+            except Exception:  # noqa: BLE001 - the run goes on, and the next look may find a better division
+                _log.exception("the look for a better division of the blocks ended by what it did not expect")
 
     async def _look(self, service: CoordinatorService, core: Coordinator) -> None:
         seating = Seating.of(core.members)
         if not self._calm(seating, time.monotonic()):
             return
-        adverts = await self._roster.read()
+        adverts = self._remembered(await self._roster.read())
         self._seed += 1
         until = time.monotonic() + SEARCH_S
         search = partial(
@@ -90,6 +101,7 @@ class Proposing:
             steps_left=max(1, self._manifest.training.steps - core.done),
             seed=self._seed,
             on=lambda: time.monotonic() < until,
+            disappointed=min(self._calm.changes, DOUBLINGS),
         )
         found = await asyncio.to_thread(search)
         if found is not None:
@@ -98,10 +110,6 @@ class Proposing:
             service.arrange(found.arrangement)
 
     def _say(self, found: Proposal) -> None:
-        _log.warning(
-            "%d blocks are given to others (%.0f s): a step is to take %.1f s%s",
-            found.moved,
-            found.moving_s,
-            found.after_s,
-            f" instead of {found.before_s:.1f}" if found.before_s < float("inf") else "",
-        )
+        what = f"{found.moved} blocks are given to others" if found.moved else "pipelines are made of others"
+        before = f" instead of {found.before_s:.1f}" if found.before_s < float("inf") else ""
+        _log.warning("%s (%.0f s): a step is to take %.1f s%s", what, found.moving_s, found.after_s, before)

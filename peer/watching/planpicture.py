@@ -25,7 +25,7 @@ def plan_picture(
     longest = max(len(row) for row in stages)
     width = max(2 * MARGIN + LEFT + longest * (WIDTH + GAP) - GAP, 560)
     height = TITLE + ROW * len(stages) + (40 if spared else 0) + MARGIN
-    body = [*_title(plan)]
+    body = [*_title(plan, work)]
     for number, row in enumerate(stages):
         pipeline, share = plan.pipelines[number], plan.shares[number]
         body += _pipeline(pipeline, share, row, names, work, TITLE + ROW * number, plan.bottleneck[1])
@@ -35,9 +35,11 @@ def plan_picture(
     return document(width, height, body)
 
 
-def _title(plan: Plan) -> Iterator[str]:
-    yield text(MARGIN, 32, f"A step takes {plan.total_s:.3g} s", size=16, weight="bold")
-    parts = f"{plan.pipeline_s:.3g} s for the pipelines, {plan.sync_s:.3g} s to add up the gradients"
+def _title(plan: Plan, work: Work) -> Iterator[str]:
+    what, sums = ("step", "add up the gradients") if work.averaging is None else ("batch", "average")
+    beside = " beside them" if work.staleness else ""
+    yield text(MARGIN, 32, f"A {what} takes {plan.total_s:.3g} s", size=16, weight="bold")
+    parts = f"{plan.pipeline_s:.3g} s for the pipelines, {plan.sync_s:.3g} s to {sums}{beside}"
     yield text(MARGIN, 52, parts, fill=FAINT)
     for place, (colour, word) in enumerate(((COMPUTING, "computing"), (SENDING, "sending"))):
         x = MARGIN + 96 * place

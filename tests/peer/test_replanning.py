@@ -1,16 +1,31 @@
 """From what volunteers say of themselves to who has which blocks from now on, and when to look."""
 
+import asyncio
 import itertools
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
+from hetpeer.bootstrap.coordinator import Coordinator
+from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import BlockCost, Membership, Volunteer
+from hetpeer.bootstrap.reigning import over_all
 from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.service import CoordinatorService
 from hetpeer.dht.records import Advert, LinkNote
-from hetpeer.peer.planning.replanning import Proposal, Seating, proposal
+from hetpeer.dht.roster import Roster
+from hetpeer.peer.planning.devices import devices_in
+from hetpeer.peer.planning.inventory import inventory
+from hetpeer.peer.planning.remembering import Remembered
+from hetpeer.peer.planning.replanning import Proposal, Seating, _lines, proposal
 from hetpeer.peer.planning.workload import of_manifest
-from hetpeer.peer.reliable.proposing import AGAIN_S, SETTLED_S, Calm
+from hetpeer.peer.reliable import proposing
+from hetpeer.peer.reliable.proposing import AGAIN_S, SETTLED_S, Calm, Proposing
+from hetpeer.peer.simulate.config import SwarmConfig
+from hetpeer.peer.simulate.numerics import Symbols
+from hetpeer.stages.planning.swarms.living import Living
 from tests.bootstrap.engine import make_run
 
 BLOCKS = 4
@@ -82,7 +97,10 @@ def test_whom_the_plan_spares_gets_no_blocks_that_it_has_no_room_for(run: RunDir
         layouts=(uneven, uneven),
         seats={"small": (0, (0, 1)), "a": (0, (1, 4)), "b": (1, (0, 1)), "c": (1, (1, 4))},
     )
-    adverts = dict.fromkeys("abc", advert(1e7)) | {"small": advert(1e2, memory_bytes=500_000)}
+    adverts = dict.fromkeys("ab", advert(1e7)) | {
+        "c": advert(1e5),
+        "small": advert(1e2, memory_bytes=500_000),
+    }
     found = asked(run, adverts, seats)
     assert found is not None
     assert found.arrangement.fault(BLOCKS) is None
@@ -119,6 +137,85 @@ def test_nothing_is_proposed_for_a_swarm_that_is_well_off(run: RunDirectory) -> 
         assert asked(run, adverts, seats) is None
 
 
+PEERS = tuple(f"QmVolunteer{number}" for number in range(8))
+
+
+class World:
+    """Eight that hold halves, in four clusters, and what lines between them really carry, which is known of those in use."""
+
+    def __init__(self, run: RunDirectory, seed: int) -> None:
+        random = np.random.default_rng(seed)
+        training = run.manifest.training
+        many = training.model_copy(update={"batch_size": 64 * training.batch_size})
+        self.manifest = run.manifest.model_copy(update={"training": many})
+        work = of_manifest(self.manifest, self.manifest.training.microbatches)
+        each = work.memory + 3 * (work.kept + 4 * work.crossing.max())
+        self.memory = int(1.1 * max(each[:2].sum(), each[2:].sum()))
+        """Enough for half of the blocks, and not for all."""
+        self.rates = {pair: float(random.lognormal(8.0, 2.0)) for pair in itertools.permutations(PEERS, 2)}
+        self.flops = dict(zip(PEERS, random.uniform(1e6, 1e8, len(PEERS)).tolist(), strict=True))
+        order = random.permutation(PEERS).tolist()
+        self.seats = seating(**{peer: (n // 2, HALVES[n % 2]) for n, peer in enumerate(order)})
+
+    def adverts(self, most: int = 4) -> dict[str, Advert]:
+        """Each names its slowest lines in use: to who comes next, to who came before, and to whom it adds up with."""
+        found = {}
+        for peer, (cluster, (begin, end)) in self.seats.seats.items():
+            met = [
+                other
+                for other, (theirs, (first, last)) in self.seats.seats.items()
+                if other != peer and (most > 4 or theirs == cluster or (first < end and begin < last))
+            ]
+            slowest = sorted((self.rates[peer, other], other) for other in met)[:most]
+            links = tuple(LinkNote(to=other[-8:], rate=rate, trip_s=0.02) for rate, other in slowest)
+            fastest = max(rate for pair, rate in self.rates.items() if pair[0] == peer)
+            own = advert(self.flops[peer], self.memory)
+            found[peer] = own.model_copy(update={"links": links, "uplink": fastest})
+        return found
+
+    def step_s(self) -> float:
+        """What a step really takes."""
+        found = inventory(self.manifest, self.adverts(most=len(PEERS)))
+        devices = devices_in(found.document(), "the truth").devices
+        work = of_manifest(self.manifest, self.manifest.training.microbatches)
+        held = [self.seats.seats[peer][1] for peer in found.peers]
+        lines = _lines(self.seats, found.peers)
+        return Living(devices, work, held, lines, steps=1, seed=0, measured=found.measured).before_s
+
+    def changed(self, remembered: Remembered, seed: int, disappointed: int) -> Proposal | None:
+        """What is proposed now, and done."""
+        left = iter(range(1000))
+        found = proposal(
+            self.manifest,
+            remembered(self.adverts()),
+            self.seats,
+            steps_left=1000,
+            seed=seed,
+            on=lambda: next(left, None) is not None,
+            disappointed=disappointed,
+        )
+        if found is not None:
+            layouts = tuple(tuple(layout) for layout in found.arrangement.layouts)
+            self.seats = Seating(layouts=layouts, seats=found.arrangement.seats)
+        return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_lines_that_nobody_knows_are_tried_a_few_times_and_then_all_stays(
+    run: RunDirectory, seed: int
+) -> None:
+    """Lines differ a thousandfold, and only those in use are known, four of each peer."""
+    world, remembered = World(run, seed), Remembered()
+    begun, changes, looks = world.step_s(), 0, 10
+    last = 0
+    for look in range(looks):
+        if world.changed(remembered, look, changes) is not None:
+            changes, last = changes + 1, look
+    assert changes <= 4
+    assert last < looks - 3
+    assert world.step_s() < begun
+
+
 @pytest.mark.parametrize(
     "adverts", [{}, {"a": advert(1e9)}, {"a": advert(1e9), "b": Advert(role="volunteer")}]
 )
@@ -153,6 +250,68 @@ def test_it_is_calm_when_nobody_came_or_went_for_a_while() -> None:
         (0, SETTLED_S + 2 * AGAIN_S),
     ]
     assert [one for one in due if one[0] == 2] == [(2, SETTLED_S), (2, SETTLED_S + AGAIN_S)]
+
+
+def test_each_change_is_followed_by_a_longer_rest_until_somebody_comes_or_goes() -> None:
+    one, other = seating(a=(0, (0, 2)), b=(0, (2, 4))), seating(a=(0, (2, 4)), b=(0, (0, 2)))
+    calm, now, rests = Calm(), 0.0, []
+    for seats in (one, other, one, other):
+        calm(seats, now)
+        begun = now
+        while not calm(seats, now):
+            now += 5.0
+        rests.append(now - begun)
+        calm.changed(now)
+    assert rests == [SETTLED_S, AGAIN_S, 2 * AGAIN_S, 4 * AGAIN_S]
+    assert calm.changes == 4
+    fewer = seating(a=(0, (2, 4)))
+    assert not calm(fewer, now)
+    assert calm.changes == 0
+    assert calm(fewer, now + SETTLED_S)
+
+
+def test_lines_that_are_not_used_any_more_are_remembered_as_long_as_both_are_there() -> None:
+    remembered = Remembered()
+    slow, fast = LinkNote(to="QmPeerB"[-8:], rate=1e3), LinkNote(to="QmPeerC"[-8:], rate=1e6)
+    three = dict.fromkeys(("QmPeerA", "QmPeerB", "QmPeerC"), advert(1e9))
+    remembered({**three, "QmPeerA": three["QmPeerA"].model_copy(update={"links": (slow,)})})
+    later = {**three, "QmPeerA": three["QmPeerA"].model_copy(update={"links": (fast,)})}
+    assert set(remembered(later)["QmPeerA"].links) == {slow, fast}
+    newer = slow.model_copy(update={"rate": 2e3})
+    again = {**three, "QmPeerA": three["QmPeerA"].model_copy(update={"links": (newer,)})}
+    assert set(remembered(again)["QmPeerA"].links) == {newer, fast}
+    del three["QmPeerB"]
+    assert set(remembered(three)["QmPeerA"].links) == {fast}
+    assert not remembered({"QmPeerB": advert(1e9)})["QmPeerB"].links
+
+
+async def test_one_failed_look_is_not_the_last(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(proposing, "LOOK_S", 0.001)
+    looked = asyncio.Event()
+
+    class Failing(Proposing):
+        looks = 0
+
+        async def _look(self, service: CoordinatorService, core: Coordinator) -> None:
+            self.looks += 1
+            if self.looks == 1:
+                raise LookupError(core.state.value)
+            looked.set()
+
+    config = SwarmConfig().coordinator(Symbols(BLOCKS), lambda: 0.0)
+    core = Coordinator(over_all(config, History.of([])), 0.0)
+    service = cast(
+        "CoordinatorService",
+        SimpleNamespace(core=core, halted=asyncio.get_running_loop().create_future()),
+    )
+    looking = asyncio.ensure_future(
+        Failing(run.manifest, cast("Roster", None), lambda: service).look_forever()
+    )
+    await asyncio.wait_for(looked.wait(), 10.0)
+    looking.cancel()
+    assert "LookupError" in caplog.text
 
 
 def test_what_was_moved_is_left_alone_until_it_is_measured_unless_somebody_goes() -> None:

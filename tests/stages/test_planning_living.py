@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hetpeer.stages.planning.swarms.given import Devices, Work
-from hetpeer.stages.planning.swarms.living import WORTH, Living, as_it_is
+from hetpeer.stages.planning.swarms.given import Compression, Devices, Work
+from hetpeer.stages.planning.swarms.living import WORTH, Living
 from hetpeer.stages.planning.swarms.pipelines import Pipelines
 from hetpeer.stages.planning.swarms.plans import planned
 from hetpeer.stages.planning.swarms.search import Search
+from hetpeer.stages.planning.swarms.standing import as_it_is, as_routed
 from tests.stages.test_planning_swarms import some_devices, some_work
 
 STEPS = 200
@@ -123,6 +124,109 @@ def test_the_last_device_takes_everything_in_finite_time():
     assert change.moved == 2
     state = work.state
     assert change.moving_s < 60 + 10 * state.sum() / devices.uplink[0]
+
+
+HOMES = np.array([0, 0, 1, 1])
+ACROSS = [(0, 2), (1, 3)], [(0, 2), (3, 1)]
+WITHIN = [(0, 1), (2, 3)], [(1, 0), (2, 3)]
+
+
+def two_homes() -> tuple[Devices, Work]:
+    """Devices 0 and 1 in one home, 2 and 3 in another; what goes between takes a hundred times as long, and computing hardly anything."""
+    together = HOMES[:, None] == HOMES[None, :]
+    devices = Devices(
+        flops=np.full(4, 1e13),
+        memory=np.full(4, 1e10),
+        uplink=np.full(4, 1e9),
+        latency=np.where(together, 1e-3, 3e-2),
+        bandwidth=np.where(together, 1e8, 1e6),
+    )
+    work = Work(
+        flops=np.full(8, 1e11),
+        memory=np.full(8, 1e9),
+        kept=np.full(8, 1e6),
+        crossing=np.array([0.0, *[1e6] * 7, 0.0]),
+        reduced=np.full(8, 1e5),
+        state=np.full(8, 1e6),
+        microbatches=16,
+    )
+    return devices, work
+
+
+def halves(pairs: list[tuple[int, int]]):
+    """What each holds, and the lines, of pipelines of two with half of the blocks each."""
+    lines = [[(one, (0, 4)), (other, (4, 8))] for one, other in pairs]
+    held = dict(itertools.chain(*lines))
+    return [held[device] for device in range(4)], lines
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize("pairs", ACROSS)
+def test_pipelines_over_slow_lines_are_changed_once(pairs, staleness):
+    devices, work = two_homes()
+    work = replace(work, staleness=staleness)
+    held, lines = halves(pairs)
+    measured = np.zeros((4, 4), dtype=np.bool_)
+    for one, other in pairs:
+        measured[one, other] = measured[other, one] = True
+    living = Living(devices, work, held, lines, steps=STEPS, seed=0, measured=measured)
+    change = living.run(turns(3000))
+    assert change is not None
+    assert change.plan.total_s < 0.5 * living.before_s
+    for pipeline in change.plan.pipelines:
+        assert len({HOMES[device] for device in pipeline.devices}) == 1
+    lines = [list(zip(p.devices, itertools.pairwise(p.cuts), strict=True)) for p in change.plan.pipelines]
+    held = [dict(itertools.chain(*lines)).get(d, (0, 0)) for d in range(4)]
+    assert Living(devices, work, held, lines, steps=STEPS, seed=1).run(turns(3000)) is None
+
+
+@pytest.mark.parametrize("pairs", WITHIN)
+def test_pipelines_over_fast_lines_stay(pairs):
+    devices, work = two_homes()
+    held, lines = halves(pairs)
+    living = Living(devices, work, held, lines, steps=STEPS, seed=0)
+    assert living.run(turns(3000)) is None
+    by_hand = planned(devices, work, [Pipelines(devices, work).at(pair, (0, 4, 8)) for pair in pairs])
+    assert 0.8 * by_hand.total_s < living.before_s <= by_hand.total_s
+
+
+def test_lines_to_another_pipeline_count_as_routes_take_them():
+    """Neighbours in both pipelines are far from each other, and each is near the other pipeline's: once that is measured routes cross over, and before they do not."""
+    devices, work = two_homes()
+    held, lines = halves([(0, 2), (3, 1)])
+    unknown = Living(
+        devices, work, held, lines, steps=STEPS, seed=0, measured=np.zeros((4, 4), dtype=np.bool_)
+    )
+    known = Living(devices, work, held, lines, steps=STEPS, seed=0, measured=np.ones((4, 4), dtype=np.bool_))
+    assert known.before_s < 0.2 * unknown.before_s
+    assert unknown.before_s == pytest.approx(
+        unknown.change([((0, 2), (0, 4, 8)), ((3, 1), (0, 4, 8))]).plan.total_s
+    )
+    assert known.run(turns(3000)) is None
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("seed", range(20))
+def test_at_best_a_swarm_is_no_slower_than_its_pipelines(seed, staleness):
+    """Whatever lines, cuts and compression: what is measured is allowed to be used, and what is not is no better than the sender's own."""
+    random = np.random.default_rng(seed)
+    devices, work = roomy(some_devices(6, seed)), some_work(9, seed)
+    squeezed = Compression(forward=4.0, backward=2.0, reduce=2.0, adaptive=bool(seed % 2))
+    work = replace(work, staleness=staleness, compression=(Compression(), squeezed)[seed // 2 % 2])
+    orders = random.permutation(6).reshape(2, 3).tolist()
+    cuts = [(0, *sorted(random.choice(range(1, 9), 2, replace=False).tolist()), 9) for _ in orders]
+    lines = [
+        list(zip(order, itertools.pairwise(cut), strict=True))
+        for order, cut in zip(orders, cuts, strict=True)
+    ]
+    held = [dict(itertools.chain(*lines))[device] for device in range(6)]
+    pipelines = Pipelines(devices, work)
+    plan = planned(
+        devices, work, [pipelines.at(tuple(order), cut) for order, cut in zip(orders, cuts, strict=True)]
+    )
+    for measured in (np.zeros((6, 6), dtype=np.bool_), random.random((6, 6)) < 0.5):
+        routed = as_routed(devices, lines, measured)
+        assert as_it_is(devices, work, held, routed) <= plan.total_s * (1 + 1e-9)
 
 
 def test_a_swarm_as_it_is_is_no_slower_than_its_pipelines():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from hetpeer.stages.links.pace import SLACK
-from hetpeer.stages.planning.swarms.given import Compression, Devices, Work
+from hetpeer.stages.planning.swarms.given import Averaging, Compression, Devices, Work
 from hetpeer.stages.planning.swarms.pipelines import Pipeline, Pipelines
 from hetpeer.stages.planning.swarms.plans import adding_up, holders_of, planned, share_out
 from hetpeer.stages.planning.swarms.search import LEAST, MORE, Search, _cut
@@ -275,3 +275,77 @@ def test_what_is_said_to_be_missing_is_enough_and_of_one_device_exact(count, par
     memory[device] = devices.memory[device] + more * (1 - 1e-6)
     if count == 1:
         assert Search(replace(devices, memory=memory), work, 1).run(lambda: False) is None
+
+
+def some_pipelines(devices: Devices, work: Work) -> list[Pipeline]:
+    """Two of two and three devices, whose memory is no limit."""
+    found = [Pipelines(devices, work).best(order) for order in ((0, 1), (2, 3, 4))]
+    assert found[0] is not None
+    assert found[1] is not None
+    return [one for one in found if one is not None]
+
+
+@pytest.mark.parametrize("staleness", [1, 2, 8])
+@pytest.mark.parametrize("seed", range(6))
+def test_steps_that_overlap_fill_no_pipeline_and_wait_for_no_sums(seed, staleness):
+    devices = replace(some_devices(5, seed), memory=np.full(5, 1e12))
+    exact = some_work(7, seed)
+    work = replace(exact, staleness=staleness)
+    pipelines = some_pipelines(devices, work)
+    plan, one_by_one = planned(devices, work, pipelines), planned(devices, exact, pipelines)
+    shared = [(n, work.microbatches - n) for n in range(work.microbatches + 1)]
+    steady = min(max(n * one.period for n, one in zip(way, pipelines, strict=True)) for way in shared)
+    used = [(n, one) for n, one in zip(plan.shares, pipelines, strict=False) if n]
+    assert len(plan.pipelines) == 2
+    alone = max(one.fill + (n - 1) * one.period for n, one in used)
+    sums = adding_up(devices, work, holders_of(pipelines)).max()
+    assert math.isclose(plan.total_s, max(steady, sums, (alone + sums) / (staleness + 1)), rel_tol=1e-9)
+    assert one_by_one.total_s / (staleness + 1) <= plan.total_s * (1 + 1e-9)
+    assert plan.total_s < one_by_one.total_s
+
+
+def test_steps_that_overlap_keep_microbatches_of_several():
+    """Of two microbatches a step, at the first of four stages."""
+    devices, work = some_devices(4, 0), replace(some_work(4, 0), microbatches=2)
+    kept = work.kept[0] + 2 * (work.crossing[0] + work.crossing[1])
+    for staleness, under_way in ((0, 2), (1, 4), (8, 7)):
+        pipelines = Pipelines(devices, replace(work, staleness=staleness))
+        first = pipelines.stages((0, 1, 2, 3), (0, 1, 2, 3, 4))[0]
+        assert math.isclose(first.memory, work.memory[0] + under_way * kept)
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+@pytest.mark.parametrize("interval", [1, 5])
+def test_pipelines_with_batches_of_their_own_average_after_some_of_them(interval, delayed):
+    devices = replace(some_devices(5, 1), memory=np.full(5, 1e12))
+    work = replace(some_work(7, 1), averaging=Averaging(interval=interval, delayed=delayed))
+    pipelines = some_pipelines(devices, work)
+    plan = planned(devices, work, pipelines)
+    average = adding_up(devices, work, holders_of(pipelines)).max() / interval
+    batches = [one.fill + (work.microbatches - 1) * one.period for one in pipelines]
+    each = [max(one, average) if delayed else one + average for one in batches]
+    assert plan.shares == (work.microbatches,) * 2
+    assert math.isclose(1 / plan.total_s, sum(1 / one for one in each), rel_tol=1e-12)
+
+
+def test_the_mode_decides_which_plan_is_best():
+    """Sums over slow lines: one pipeline where each step waits for them, four where averagings are rare."""
+    devices = Devices(
+        flops=np.full(4, 1e13),
+        memory=np.full(4, 1e12),
+        uplink=np.full(4, 1e7),
+        latency=np.full((4, 4), 1e-2),
+        bandwidth=np.full((4, 4), 1e7),
+    )
+    work = replace(
+        some_work(8, 0), flops=np.full(8, 1e12), reduced=np.full(8, 1.5e7), crossing=np.full(9, 1e3)
+    )
+
+    def best(**mode) -> int:
+        left = iter(range(800))
+        found = Search(devices, replace(work, **mode), 0).run(lambda: next(left, None) is not None)
+        assert found is not None
+        return len(found.best.pipelines)
+
+    assert best() == 1
+    assert best(averaging=Averaging(interval=50)) == 4

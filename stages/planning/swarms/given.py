@@ -59,6 +59,16 @@ class Compression:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Averaging:
+    """Pipelines train batches of their own, and average (mode `grouped`, docs/averaging.md)."""
+
+    interval: int = 1
+    """Batches that a pipeline trains before it averages."""
+    delayed: bool = False
+    """Whether it trains the next ones meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """What a step asks, block by block; B blocks."""
 
@@ -78,6 +88,10 @@ class Work:
     """Of a step."""
     recompute: bool = False
     compression: Compression = Compression()
+    staleness: int = 0
+    """So many steps begin before the one that they follow is over (docs/asynchronous.md)."""
+    averaging: Averaging | None = None
+    """None: all pipelines share the microbatches of each step (mode `exact`)."""
 
     def __len__(self) -> int:
         return len(self.flops)
@@ -86,3 +100,14 @@ class Work:
     def computed(self) -> int:
         """Times the forward's FLOPs that a microbatch takes."""
         return times_forward(self.recompute)
+
+    def step_s(self, steady: float, alone: float, sync: float) -> float:
+        """Seconds from one step to the next. `steady`: of its microbatches where the pipeline is never empty; `alone`: of a step by itself, filling and draining;
+        `sync`: of its sums.
+
+        Steps one after the other take both. Of S + 1 that overlap none waits for a pipeline to fill, nor for sums, as long as those go on beside the work of the next; but each takes as long
+        as it takes from its beginning to its end, and no more than S + 1 are under way.
+        """
+        if not self.staleness:
+            return alone + sync
+        return max(steady, sync, (alone + sync) / (self.staleness + 1))

@@ -4,7 +4,8 @@ A device that gets blocks which it does not hold has to fetch their state, and n
 take with it, and what moving takes. Candidates begin with the swarm as it is, where the blocks of those who are gone go to their neighbours or to one who is spared, and with the
 best plan that a search from nothing finds; then borders move, devices swap, come in and go out.
 
-The swarm as it is counts for as much as it could do at best, each candidate for what its pipelines do by themselves: a change must be worth it in any case.
+The swarm as it is counts for as much as it could do at best (standing.py), and for no less than its pipelines do by themselves; each candidate for what its pipelines do: a change must be worth it in any
+case, and each that follows another makes a shorter step than that was to make.
 """
 
 from __future__ import annotations
@@ -19,12 +20,10 @@ import numpy as np
 
 from hetpeer.stages.planning.swarms.given import Devices, Work
 from hetpeer.stages.planning.swarms.pipelines import REMEMBERED, Pipelines
-from hetpeer.stages.planning.swarms.plans import Plan, adding_up, planned
+from hetpeer.stages.planning.swarms.plans import Plan, planned
 from hetpeer.stages.planning.swarms.search import Search
+from hetpeer.stages.planning.swarms.standing import Bools, Range, Seat, as_it_is, as_routed
 
-Range = tuple[int, int]
-Seat = tuple[int | None, Range]
-"""A device, or None for an open place, and its blocks."""
 Line = tuple[tuple[int, ...], tuple[int, ...]]
 """A pipeline: its devices in order, and where the blocks are cut."""
 
@@ -48,11 +47,13 @@ class Change:
     moving_s: float
     """Nobody trains for so long."""
     moved: int
-    """Blocks that somebody has to fetch."""
+    """Blocks that somebody has to fetch. None: other pipelines are made of the same holders."""
 
 
 class Living:
-    """Of `devices`, of which number d holds the blocks `held[d]` ((0, 0): none). `lines`: the places of each pipeline as it is."""
+    """Of `devices`, of which number d holds the blocks `held[d]` ((0, 0): none). `lines`: the places of each pipeline as it is; `measured`: (N, N), of which lines
+    somebody has said what they carry (None: of all).
+    """
 
     def __init__(
         self,
@@ -63,6 +64,7 @@ class Living:
         *,
         steps: int,
         seed: int,
+        measured: Bools | None = None,
     ) -> None:
         self._devices, self._work, self._held, self._lines = devices, work, list(held), lines
         self._steps = steps
@@ -72,6 +74,12 @@ class Living:
         self._pipelines = Pipelines(devices, work)
         self._search = Search(devices, work, seed)
         self._at = lru_cache(REMEMBERED)(self._pipelines.at)
+        whole = [line for line in lines if line and all(device is not None for device, _ in line)]
+        self._whole = [next(_closed(line, ())) for line in whole]
+        """Pipelines as they are, without those that lack somebody."""
+        routed = None if measured is None else as_routed(devices, lines, measured)
+        self.before_s = min(as_it_is(devices, work, held, routed), self._by_themselves())
+        """Of a step as things stand; infinite if nothing can run."""
 
     def run(self, on: Callable[[], bool]) -> Change | None:
         """The best change that is found while `on` is true; None if all had better stay as it is."""
@@ -89,12 +97,12 @@ class Living:
             best = min(best, found, key=self._price)
         change = self.change(best)
         assert change is not None
-        before, after = as_it_is(self._devices, self._work, self._held), change.plan.total_s
-        pays = change.moved and self._steps * before > self._steps * after + change.moving_s
-        return change if pays and after < (1.0 - WORTH) * before else None
+        before, after = self.before_s, change.plan.total_s
+        pays = self._steps * before > self._steps * after + change.moving_s
+        return change if pays and change.moving_s and after < (1.0 - WORTH) * before else None
 
     def change(self, lines: Sequence[Line]) -> Change | None:
-        """What it is to go over to these pipelines; None if memory or lines do not allow one of them."""
+        """What it is to go over to these pipelines, nothing if all are there; None if memory or lines do not allow one of them."""
         made = [self._at(order, cuts) for order, cuts in lines]
         if not made or any(one is None for one in made):
             return None
@@ -106,7 +114,13 @@ class Living:
                 new = [block for block in range(*place) if not begin <= block < end]
                 arriving[device] += self._work.state[new].sum()
                 moved += len(new)
-        return Change(plan=plan, moving_s=self._moving_s(arriving) if moved else 0.0, moved=moved)
+        there = all((one.devices, one.cuts) in self._whole for one in plan.pipelines)
+        return Change(plan=plan, moving_s=0.0 if there else self._moving_s(arriving), moved=moved)
+
+    def _by_themselves(self) -> float:
+        """Seconds of a step of the first pipelines, of as many as is best: those behind them are of devices that the last change had no use for."""
+        changes = (self.change(self._whole[: count + 1]) for count in range(len(self._whole)))
+        return min((change.plan.total_s for change in changes if change is not None), default=math.inf)
 
     def _moving_s(self, arriving: np.ndarray) -> float:
         """Everything is stored once, by all uplinks together, and what is new is fetched by all at once. No downlink is taken to be slower than the uplink
@@ -227,26 +241,6 @@ class Living:
         other = int(self._random.choice(others))
         change = {one: other, other: one}
         return [(tuple(change.get(device, device) for device in order), cuts) for order, cuts in lines]
-
-
-def as_it_is(devices: Devices, work: Work, held: Sequence[Range]) -> float:
-    """Seconds of a step, at best, of devices that hold these blocks and pass microbatches on to whoever holds the next ones; infinite if nobody holds some block.
-
-    As often as microbatches leave, at most: min over the blocks of the sum of what its holders compute in a second.
-    """
-    holders = [
-        [device for device, (begin, end) in enumerate(held) if begin <= block < end]
-        for block in range(len(work))
-    ]
-    if not all(holders):
-        return math.inf
-    seconds = np.array([work.flops[begin:end].sum() * work.computed for begin, end in held]) / devices.flops
-    rate = min(sum(1.0 / seconds[device] for device in some) for some in holders)
-    fill = sum(
-        min(work.computed * work.flops[block] / devices.flops[device] for device in some)
-        for block, some in enumerate(holders)
-    )
-    return float(fill + (work.microbatches - 1) / rate + adding_up(devices, work, holders).max())
 
 
 def _closed(line: Sequence[Seat], spare: Sequence[int]) -> Iterator[Line]:

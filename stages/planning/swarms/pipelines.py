@@ -189,7 +189,8 @@ class Pipelines:
 
     def _needed(self, order: Sequence[int], place: int) -> Floats:
         """[a, b]: bytes, with as many microbatches under way as 1F1B has at this place (execution/schedule.py)."""
-        under_way = min(2 * (len(order) - 1 - place) + 1, self.work.microbatches)
+        begun = self.work.microbatches * (self.work.staleness + 1)
+        under_way = min(2 * (len(order) - 1 - place) + 1, begun)
         needed: Floats = self._memory + under_way * (self._kept + 2 * (self._entering + self._leaving))
         return needed
 

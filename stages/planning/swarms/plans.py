@@ -1,18 +1,19 @@
 """A plan: pipelines side by side that share a step's microbatches and add up their gradients, and how long a step of it takes.
 
 T = max over pipelines of (FILL + (n - 1) BOTTLENECK) + SYNC: pipelines as in FusionLLM's Eq. 3, sums as in DT-FM's Eq. 2 but divided by uplinks, as the
-reduce divides them (docs/averaging.md). Pure.
+reduce divides them (docs/averaging.md). Of steps that overlap T = max(n BOTTLENECK, SYNC, (FILL + (n - 1) BOTTLENECK + SYNC) / (S + 1)). Pipelines that train batches of their own and average
+after H of them have a T each, with SYNC / H and n = M; together they do 1 / sum of 1 / T batches in a second. Pure.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hetpeer.stages.planning.swarms.given import Devices, Floats, Work
+from hetpeer.stages.planning.swarms.given import Averaging, Devices, Floats, Work
 from hetpeer.stages.planning.swarms.pipelines import Pipeline
 
 
@@ -23,30 +24,67 @@ class Plan:
     pipelines: tuple[Pipeline, ...]
     shares: tuple[int, ...]
     """Microbatches of each."""
+    total_s: float
+    """From one step to the next; where pipelines train batches of their own, from one batch to the next."""
     pipeline_s: float
+    """Of the pipelines alone."""
     sync_s: float
+    """Of the sums alone; a batch's part of an averaging."""
     bottleneck: tuple[str, int]
     """What is busy for the longest part of a step: (`computing`, `sending` or `adding up`, device)."""
-
-    @property
-    def total_s(self) -> float:
-        return self.pipeline_s + self.sync_s
 
 
 def planned(devices: Devices, work: Work, pipelines: Sequence[Pipeline]) -> Plan:
     """What these pipelines make together, without those that are of no use."""
-    pipeline_s, shares = share_out(pipelines, work.microbatches)
+    if work.averaging is not None:
+        return _averaging(devices, work, pipelines, work.averaging)
+    shares = _shares(work, pipelines)
     used = [(one, share) for one, share in zip(pipelines, shares, strict=True) if share]
     adding = adding_up(devices, work, holders_of([one for one, _ in used]))
-    last, _ = max(used, key=lambda pair: pair[0].seconds(pair[1]))
     sync_s = float(adding.max())
+    steady = max(share * one.period for one, share in used)
+    alone = max(one.seconds(share) for one, share in used)
+    pipeline_s = work.step_s(steady, alone, 0.0)
+    last, _ = max(used, key=lambda pair: pair[0].seconds(pair[1]))
     return Plan(
         pipelines=tuple(one for one, _ in used),
         shares=tuple(share for _, share in used),
+        total_s=work.step_s(steady, alone, sync_s),
         pipeline_s=pipeline_s,
         sync_s=sync_s,
         bottleneck=last.slowest if pipeline_s >= sync_s else ("adding up", int(adding.argmax())),
     )
+
+
+def _averaging(devices: Devices, work: Work, pipelines: Sequence[Pipeline], how: Averaging) -> Plan:
+    """Each does all microbatches of its own batches. Who averages with whom is decided as they are ready; all are taken to average together, which takes longest."""
+    count = work.microbatches
+    adding = adding_up(devices, work, holders_of(pipelines))
+    sync_s = float(adding.max()) / how.interval
+    batches = [work.step_s(count * one.period, one.seconds(count), 0.0) for one in pipelines]
+    pipeline_s = _together(batches)
+    total = [max(batch, sync_s) if how.delayed else batch + sync_s for batch in batches]
+    slowest = pipelines[int(np.argmax(batches))].slowest
+    return Plan(
+        pipelines=tuple(pipelines),
+        shares=(count,) * len(pipelines),
+        total_s=_together(total),
+        pipeline_s=pipeline_s,
+        sync_s=sync_s / len(pipelines),
+        bottleneck=slowest if max(batches) >= sync_s else ("adding up", int(adding.argmax())),
+    )
+
+
+def _together(seconds: Sequence[float]) -> float:
+    """From one to the next of what several do, each in so many seconds."""
+    return 1.0 / sum(1.0 / one for one in seconds)
+
+
+def _shares(work: Work, pipelines: Sequence[Pipeline]) -> tuple[int, ...]:
+    """Of pipelines that are never empty none begins later than another."""
+    begun = [replace(one, fill=one.period) for one in pipelines] if work.staleness else pipelines
+    _, shares = share_out(begun, work.microbatches)
+    return shares
 
 
 def share_out(pipelines: Sequence[Pipeline], microbatches: int) -> tuple[float, tuple[int, ...]]:
@@ -55,7 +93,7 @@ def share_out(pipelines: Sequence[Pipeline], microbatches: int) -> tuple[float, 
     All that are done by the time t: floor((t - fill) / period) + 1 each. The time at which they would be done if they could be divided is a
     lower bound; the few that are left then go one by one to whoever is done with one more first.
     """
-    least = _divided(pipelines, microbatches)
+    least = divided([(one.fill, one.period) for one in pipelines], microbatches)
     shares = [
         max(0, min(microbatches, int((least - one.fill) / one.period) + 1)) if least >= one.fill else 0
         for one in pipelines
@@ -77,15 +115,18 @@ def share_out(pipelines: Sequence[Pipeline], microbatches: int) -> tuple[float, 
     return done, tuple(shares)
 
 
-def _divided(pipelines: Sequence[Pipeline], microbatches: int) -> float:
-    """When all would be done if a microbatch could be shared: sum over those that have begun of (t - fill) / period + 1 = n; a lower bound."""
+def divided(ways: Sequence[tuple[float, float]], microbatches: int) -> float:
+    """When all would be done if a microbatch could be shared; a lower bound. Each of `ways` is done with the first after so many seconds, and then with one in so many.
+
+    Sum over those that have begun of (t - fill) / period + 1 = n.
+    """
     speed = offset = done = 0.0
-    ordered = sorted(pipelines, key=lambda one: one.fill - one.period)
-    for place, one in enumerate(ordered):
-        speed += 1.0 / one.period
-        offset += one.fill / one.period - 1.0
+    ordered = sorted(ways, key=lambda way: way[0] - way[1])
+    for place, (fill, period) in enumerate(ordered):
+        speed += 1.0 / period
+        offset += fill / period - 1.0
         done = (microbatches + offset) / speed
-        if place + 1 < len(ordered) and done <= ordered[place + 1].fill - ordered[place + 1].period:
+        if place + 1 < len(ordered) and done <= ordered[place + 1][0] - ordered[place + 1][1]:
             break
     return done
 
