@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from hetpeer.peer.planning.predicting import Prediction
 
 WATCH_S = 5.0
+SECONDS, GRID, GB = 10.0, 8, 0.5
+"""What is taken for what nobody gives."""
 
 
 class Cost(enum.StrEnum):
@@ -47,11 +49,12 @@ def plan(
         typer.Option(metavar="FILE", help="Plan for devices that differ: TOML or JSON (docs/planning.md)."),
     ] = None,
     model: Annotated[
-        str,
+        str | None,
         typer.Option(
-            metavar="DIR | PRESET", help="Of --devices: a run directory, or a model such as gpt2-xl."
+            metavar="DIR | PRESET",
+            help="Of --devices: a run directory, or a model such as gpt2-xl (default: gpt2).",
         ),
-    ] = "gpt2",
+    ] = None,
     microbatches: Annotated[
         int | None,
         typer.Option(min=1, max=1_000_000, help="Of --devices: in a step (default: the run's own, or 64)."),
@@ -68,26 +71,43 @@ def plan(
         Path | None, typer.Option(metavar="FILE", help="Of --devices: draw the plan as a picture.")
     ] = None,
     cost: Annotated[
-        Cost,
+        Cost | None,
         typer.Option(
-            help="Of --matrices. dt-fm: nothing but communication takes time, lines are alike both ways."
+            help="Of --matrices. dt-fm, the default: nothing but communication takes time, lines are alike both ways."
         ),
-    ] = Cost.DT_FM,
-    stages: Annotated[int, typer.Option(min=1, help="Of a pipeline.")] = 8,
-    replicas: Annotated[int, typer.Option(min=1, help="How many pipelines.")] = 8,
+    ] = None,
+    stages: Annotated[
+        int | None, typer.Option(min=1, help="Of --matrices: of a pipeline (default: 8).")
+    ] = None,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="Of --matrices: how many pipelines (default: 8).")
+    ] = None,
     activation_gb: Annotated[
-        float,
+        float | None,
         typer.Option(
-            min=0.0, max=1e9, help="What a stage sends to the next for a pipeline's whole batch, in GB."
+            min=0.0,
+            max=1e9,
+            help="Of --matrices: what a stage sends to the next for a pipeline's whole batch, in GB (default: 0.5).",
         ),
-    ] = 0.5,
+    ] = None,
     gradient_gb: Annotated[
-        float, typer.Option(min=0.0, max=1e9, help="The gradient of a stage, in GB.")
-    ] = 0.5,
+        float | None,
+        typer.Option(min=0.0, max=1e9, help="Of --matrices: the gradient of a stage, in GB (default: 0.5)."),
+    ] = None,
     seconds: Annotated[
-        float, typer.Option(min=0.0, help="Of processor time to search, the start included.")
-    ] = 10.0,
-    seed: Annotated[int, typer.Option(min=0, help="The search depends on nothing else.")] = 0,
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="Of --devices and --matrices: processor time, start and end included (default: 10).",
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Of --devices and --matrices: the search depends on nothing else (default: 0).",
+        ),
+    ] = None,
     as_json: JsonOption = False,
     home: HomeOption = None,
 ) -> None:
@@ -98,16 +118,28 @@ def plan(
         raise typer.BadParameter("--ratio is of what is planned for --devices")
     if devices is not None and matrices is not None:
         raise typer.BadParameter("give --devices or --matrices, not both")
+    _only(
+        "a running swarm", devices is None and matrices is None, {"--bootstrap": bootstrap, "--watch": watch}
+    )
+    _only("--devices", devices is not None, {"--model": model, "--microbatches": microbatches})
+    sizes = {"--stages": stages, "--replicas": replicas}
+    traffic = {"--activation-gb": activation_gb, "--gradient-gb": gradient_gb}
+    _only("--matrices", matrices is not None, {"--cost": cost, **sizes, **traffic})
+    _only(
+        "--devices or --matrices",
+        devices is not None or matrices is not None,
+        {"--seconds": seconds, "--seed": seed},
+    )
     if devices is not None:
         from hetpeer.peer.cli.plan_swarm import SwarmQuestion, plan_swarm
 
         asked_of = SwarmQuestion(
             devices=devices,
-            model=model,
+            model="gpt2" if model is None else model,
             microbatches=microbatches,
             ratio=ratio,
-            seconds=seconds,
-            seed=seed,
+            seconds=SECONDS if seconds is None else seconds,
+            seed=seed or 0,
             svg=svg,
         )
         plan_swarm(asked_of, as_json=as_json)
@@ -115,19 +147,25 @@ def plan(
     if matrices is not None:
         from hetpeer.peer.cli.plan_grid import Question, plan_grid
 
-        assert cost is Cost.DT_FM
         asked_for = Question(
             matrices=matrices,
-            stages=stages,
-            replicas=replicas,
-            activation_gb=activation_gb,
-            gradient_gb=gradient_gb,
-            seconds=seconds,
-            seed=seed,
+            stages=GRID if stages is None else stages,
+            replicas=GRID if replicas is None else replicas,
+            activation_gb=GB if activation_gb is None else activation_gb,
+            gradient_gb=GB if gradient_gb is None else gradient_gb,
+            seconds=SECONDS if seconds is None else seconds,
+            seed=seed or 0,
         )
         plan_grid(asked_for, as_json=as_json)
         return
     run_loop(_look(asked(bootstrap, home), watch=watch, as_json=as_json))
+
+
+def _only(where: str, there: bool, options: Mapping[str, object]) -> None:
+    """Refuse `options` if they are of something else. One that was not given is None, False or empty."""
+    for name, given in options.items():
+        if not there and given is not None and given is not False and given != []:
+            raise typer.BadParameter(f"{name} has no meaning here: it is of {where}")
 
 
 async def _look(goal: Destination, *, watch: bool, as_json: bool) -> None:

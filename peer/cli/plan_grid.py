@@ -24,21 +24,20 @@ class Question:
     activation_gb: float
     gradient_gb: float
     seconds: float
-    """Of processor time, this program's start included."""
+    """Of processor time, this program's start and end included."""
     seed: int
 
 
 def plan_grid(asked: Question, *, as_json: bool) -> None:
     """Search, and print the best grid. Raises `LocalError` HP-PLAN-002 for matrices that cannot be read, HP-PLAN-003 for a grid of another size."""
+    from hetpeer.peer.cli.allowance import within
     from hetpeer.stages.planning.grids.costs import Prices, Traffic
     from hetpeer.stages.planning.grids.search import search
 
     network = _network(asked)
     traffic = Traffic(gradient_gb=asked.gradient_gb, activation_gb=asked.activation_gb)
     prices = Prices(network, traffic, asked.replicas)
-    found = search(
-        prices, asked.stages, asked.replicas, asked.seed, lambda: time.process_time() < asked.seconds
-    )
+    found = search(prices, asked.stages, asked.replicas, asked.seed, within(asked.seconds))
     print(json.dumps(_document(found)) if as_json else "\n".join(_lines(found)))
 
 

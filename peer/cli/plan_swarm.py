@@ -30,7 +30,7 @@ class SwarmQuestion:
     ratio: float | None
     """How many times fewer bytes slow lines may send; None: as the run says."""
     seconds: float
-    """Of processor time, this program's start included."""
+    """Of processor time, this program's start and end included."""
     seed: int
     svg: Path | None = None
     """Where to draw the plan."""
@@ -39,6 +39,7 @@ class SwarmQuestion:
 def plan_swarm(asked: SwarmQuestion, *, as_json: bool) -> None:
     """Search, and print the best plan. Raises `LocalError` HP-PLAN-002 … HP-PLAN-005."""
     from hetpeer.bootstrap.files import atomic_write
+    from hetpeer.peer.cli.allowance import within
     from hetpeer.peer.planning.devices import read_devices
     from hetpeer.peer.planning.fitting import too_small
     from hetpeer.peer.planning.workload import work_of
@@ -48,7 +49,7 @@ def plan_swarm(asked: SwarmQuestion, *, as_json: bool) -> None:
 
     named = read_devices(asked.devices)
     work = work_of(asked.model, asked.microbatches, asked.ratio)
-    found = Search(named.devices, work, asked.seed).run(lambda: time.process_time() < asked.seconds)
+    found = Search(named.devices, work, asked.seed).run(within(asked.seconds))
     if found is None:
         raise too_small(named, work, asked.model)
     pipelines = Pipelines(named.devices, work)

@@ -16,7 +16,7 @@
     down_mbps = 1000
 
 Where only lines are given, from one to another go as many bits as leave the one and reach the other; `bandwidth_gbit_s` says it pair by pair, the devices' rows before
-the fronts'; 0 means that they do not reach each other.
+the fronts'; 0 means that they do not reach each other, and what is not 0 is what two carry, private or not.
 """
 
 from __future__ import annotations
@@ -125,7 +125,10 @@ def devices_in(data: Any, source: str) -> NamedDevices:
             memory=np.array([entry.memory_gib * GIB for entry in file.device] + [0.0] * fronts),
             uplink=uplink * MEGA / BITS,
             latency=network.latency_s,
-            bandwidth=network.bandwidth_gbit_s * met * GIGA / BITS,
+            bandwidth=network.bandwidth_gbit_s
+            * (met if file.bandwidth_gbit_s is None else 1.0)
+            * GIGA
+            / BITS,
         ),
         fronts,
     )

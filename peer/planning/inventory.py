@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.reachability import Reach
 from hetpeer.dht.records import Advert
 from hetpeer.peer.planning.devices import BITS, GIB, GIGA, LATENCY_MS, LINE_MBPS, MEGA, TERA
 from hetpeer.stages.planning.swarms.given import times_forward
 
 Matrix = list[list[float]]
 MBPS = 1e-3, 1e6
+RELIABLE = frozenset({"coordinator", "reliable"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,15 +35,20 @@ class Inventory:
     peers: tuple[str, ...]
     """Whose devices these are."""
     devices: tuple[Mapping[str, Any], ...]
+    fronts: tuple[Mapping[str, Any], ...]
+    """Reliable peers through whom some of these are reached."""
     latency_ms: Matrix
+    """Of the devices, and after them of the fronts, as all matrices."""
     bandwidth_gbit_s: Matrix
     measured: NDArray[np.bool_]
     """[i, j]: somebody has said what the line from i to j carries; no part of the file."""
 
     def document(self) -> dict[str, Any]:
         """The object of `--json`."""
+        fronts = {"front": [dict(front) for front in self.fronts]} if self.fronts else {}
         return {
             "device": [dict(device) for device in self.devices],
+            **fronts,
             "latency_ms": self.latency_ms,
             "bandwidth_gbit_s": self.bandwidth_gbit_s,
         }
@@ -52,10 +59,11 @@ class Inventory:
             yield f"{name} = ["
             yield from (f"    {json.dumps(row)}," for row in matrix)
             yield "]"
-        for device in self.devices:
-            yield ""
-            yield "[[device]]"
-            yield from (f"{name} = {json.dumps(value)}" for name, value in device.items())
+        for kind, entries in (("device", self.devices), ("front", self.fronts)):
+            for entry in entries:
+                yield ""
+                yield f"[[{kind}]]"
+                yield from (f"{name} = {json.dumps(value)}" for name, value in entry.items())
 
 
 def inventory(manifest: Manifest, adverts: Mapping[str, Advert]) -> Inventory:
@@ -73,8 +81,10 @@ def inventory(manifest: Manifest, adverts: Mapping[str, Advert]) -> Inventory:
             fix="look again when volunteers have joined",
             exit_code=ExitCode.TRY_LATER,
         )
-    lines = _Lines(known)
-    names = _names(known)
+    fronts = _fronts(known, adverts)
+    both = known | fronts
+    lines = _Lines(known, fronts)
+    names = _names(both)
     return Inventory(
         peers=tuple(known),
         devices=tuple(
@@ -84,21 +94,36 @@ def inventory(manifest: Manifest, adverts: Mapping[str, Advert]) -> Inventory:
                 "memory_gib": _rounded(advert.memory_bytes / GIB, 1e-6, 1e6),
                 "up_mbps": _rounded(lines.up[peer] * BITS / MEGA, *MBPS),
                 "down_mbps": _rounded(lines.down[peer] * BITS / MEGA, *MBPS),
+                **({"private": True} if advert.reach == Reach.PRIVATE else {}),
             }
             for peer, advert in known.items()
         ),
-        latency_ms=_matrix(known, lambda a, b: 1e3 * lines.latency(a, b), 0.0, 1e6),
+        fronts=tuple({"name": names[peer]} for peer in fronts),
+        latency_ms=_matrix(both, lambda a, b: 1e3 * lines.latency(a, b), 0.0, 1e6),
         bandwidth_gbit_s=_matrix(
-            known, lambda a, b: lines.rate(a, b) * BITS / GIGA, *(one * MEGA / GIGA for one in MBPS)
+            both,
+            lambda a, b: lines.rate(a, b) * BITS / GIGA,
+            *(one * MEGA / GIGA for one in MBPS),
+            apart=lines.apart,
         ),
         measured=np.array([[lines.measured(a, b) for b in known] for a in known]),
     )
 
 
-class _Lines:
-    """What is known of the lines between `adverts`, and what is taken for the rest."""
+def _fronts(known: Mapping[str, Advert], adverts: Mapping[str, Advert]) -> dict[str, Advert]:
+    """Reliable peers that take connections, and through whom some of the private ones say that they are reached."""
+    named = {end for advert in known.values() if advert.reach == Reach.PRIVATE for end in advert.relays}
+    return {
+        peer: advert
+        for peer, advert in sorted(adverts.items())
+        if advert.role in RELIABLE and advert.reach == Reach.PUBLIC and peer[-8:] in named
+    }
 
-    def __init__(self, adverts: Mapping[str, Advert]) -> None:
+
+class _Lines:
+    """What is known of the lines between `adverts`, and what is taken for the rest. Of the uplinks of `fronts` nothing is known: they are no limit."""
+
+    def __init__(self, adverts: Mapping[str, Advert], fronts: Mapping[str, Advert]) -> None:
         self._rates, self._trips = {}, {}
         ends = {peer[-8:]: peer for peer in adverts}
         for sender, advert in adverts.items():
@@ -114,10 +139,18 @@ class _Lines:
         }
         self.down = {peer: max(arriving[peer], self.up[peer]) for peer in adverts}
         """Bytes/s that reach each; no line is taken to be slower than the uplink."""
+        wide = dict.fromkeys(fronts, LINE_MBPS * MEGA / BITS)
+        self.up |= wide
+        self.down |= wide
+        self._private = {p for p, a in adverts.items() if a.reach == Reach.PRIVATE} if fronts else set()
 
     def rate(self, sender: str, to: str) -> float:
         """Bytes/s."""
         return self._rates.get((sender, to)) or min(self.up[sender], self.down[to])
+
+    def apart(self, sender: str, to: str) -> bool:
+        """Both are private, there is a front, and nothing was measured between them."""
+        return {sender, to} <= self._private and (sender, to) not in self._rates
 
     def measured(self, sender: str, to: str) -> bool:
         return (sender, to) in self._rates
@@ -152,9 +185,15 @@ def _names(adverts: Mapping[str, Advert]) -> dict[str, str]:
 
 
 def _matrix(
-    peers: Mapping[str, Advert], entry: Callable[[str, str], float], least: float, most: float
+    peers: Mapping[str, Advert],
+    entry: Callable[[str, str], float],
+    least: float,
+    most: float,
+    apart: Callable[[str, str], bool] = lambda _a, _b: False,
 ) -> Matrix:
-    return [[0.0 if a == b else _rounded(entry(a, b), least, most) for b in peers] for a in peers]
+    return [
+        [0.0 if a == b or apart(a, b) else _rounded(entry(a, b), least, most) for b in peers] for a in peers
+    ]
 
 
 def _rounded(number: float, least: float, most: float) -> float:

@@ -140,6 +140,7 @@ def _config(scenario: Scenario, plan: Plan) -> SwarmConfig:
         seats=tuple((cluster, begin) for cluster, layout in enumerate(places) for begin, _ in layout),
         steps=scenario.steps,
         microbatches=scenario.work.microbatches,
+        staleness=scenario.work.staleness,
         evaluation_microbatches=0,
         slot_capacity=scenario.work.microbatches,
         checkpoint_every=scenario.checkpoint_every,

@@ -85,7 +85,7 @@ class Scenario:
 
 
 def read_scenario(path: Path) -> Scenario:
-    """Raises `LocalError` HP-SIM-001 naming the entry that is wrong, and what reading devices and models raises."""
+    """Raises `LocalError` HP-SIM-001 naming the entry that is wrong, HP-SIM-003 for a run of mode `grouped`, and what reading devices and models raises."""
     try:
         data = tomllib.loads(path.read_text())
         own = {name: value for name, value in data.items() if name not in _OF_DEVICES}
@@ -97,6 +97,14 @@ def read_scenario(path: Path) -> Scenario:
         raise _wrong(path, str(error)) from None
     devices = _devices(path, file, data)
     work = work_of(file.model, file.microbatches, file.ratio)
+    if work.averaging is not None:
+        raise LocalError(
+            "HP-SIM-003",
+            f"{file.model} cannot be simulated",
+            why="its pipelines train batches of their own and average (mode grouped), and only runs of mode exact are simulated",
+            fix="ask `hetpeer plan --devices` what a batch takes, or name a run of mode exact",
+            exit_code=ExitCode.CONFIG,
+        )
     if file.plan == "equal":
         most = min(len(devices.names), len(work))
         if file.stages is None or file.stages > most:

@@ -77,6 +77,38 @@ def test_a_plan_is_made_of_it(
     assert json.loads(capsys.readouterr().out)["total_s"] > 0
 
 
+def test_who_is_private_and_through_whom_the_private_reach_each_other(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    """Two that have used a line have it; others that are both private go through the front."""
+    relays = ("QmTheReliable1"[-8:],)
+    note = LinkNote(to=BACK[-8:], rate=2.5e6, trip_s=0.03)
+    adverts = {
+        FRONT: volunteer(name="a", reach="private", relays=relays, links=(note,), uplink=2e6),
+        BACK: volunteer(name="b", reach="private", relays=relays),
+        NEW: volunteer(name="c", reach="public"),
+        "QmTheReliable1": Advert(role="reliable", reach="public"),
+        "QmTheReliable2": Advert(role="reliable", reach="public"),
+        "QmTheReliable3": Advert(role="coordinator", reach="private"),
+    }
+    found = inventory(run.manifest, adverts)
+    private = {device["name"]: device.get("private", False) for device in found.devices}
+    assert private == {"a": True, "b": True, "c": False}
+    assert [front["name"] for front in found.fronts] == ["…iable1"]
+    back, front = (found.peers.index(peer) for peer in (BACK, FRONT))
+    assert found.bandwidth_gbit_s[front][back] == 0.02
+    assert found.bandwidth_gbit_s[back][front] == 0.0
+    path = tmp_path / "swarm.toml"
+    path.write_text("\n".join(found.lines()))
+    assert tomllib.loads(path.read_text()) == found.document()
+    named = read_devices(path)
+    assert named.through == {(back, front): "…iable1"}
+    assert named.devices.bandwidth[front, back] == 2.5e6
+    alone = inventory(run.manifest, {peer: adverts[peer] for peer in (FRONT, BACK)})
+    path.write_text("\n".join(alone.lines()))
+    assert (read_devices(path).devices.bandwidth[[0, 1], [1, 0]] > 0).all()
+
+
 def test_both_forms_say_the_same(run: RunDirectory) -> None:
     found = swarm(run)
     assert tomllib.loads("\n".join(found.lines())) == found.document()

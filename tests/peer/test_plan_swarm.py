@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import resource
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -10,12 +11,13 @@ import typer
 
 from hetpeer.bootstrap.settings import LinkSettings
 from hetpeer.dht.errors import LocalError
-from hetpeer.peer.cli.plan import plan
+from hetpeer.peer.cli.plan import Cost, plan
 from hetpeer.peer.cli.plan_grid import Question, plan_grid
 from hetpeer.peer.cli.plan_swarm import SwarmQuestion, plan_swarm
 from hetpeer.peer.planning.devices import read_devices
 from hetpeer.peer.planning.workload import PRESETS, of_links, preset, work_of
 from tests.bootstrap.engine import make_run
+from tests.peer.test_cli_main import hetpeer
 
 HOMES = """
 latency_ms = 30
@@ -167,6 +169,43 @@ def test_one_thing_is_asked_at_a_time(tmp_path):
         plan(devices=tmp_path / "a", matrices=tmp_path / "b")
     with pytest.raises(typer.BadParameter, match="--svg draws"):
         plan(svg=tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("what", "options"),
+    [
+        ("devices", {"stages": 3}),
+        ("devices", {"replicas": 3}),
+        ("devices", {"cost": Cost.DT_FM}),
+        ("devices", {"activation_gb": 0.0}),
+        ("devices", {"gradient_gb": 0.5}),
+        ("devices", {"watch": True}),
+        ("devices", {"bootstrap": ["/ip4/127.0.0.1"]}),
+        ("matrices", {"model": "gpt2"}),
+        ("matrices", {"microbatches": 3}),
+        ("matrices", {"watch": True}),
+        ("matrices", {"ratio": 2.0}),
+        (None, {"model": "gpt2"}),
+        (None, {"stages": 8}),
+        (None, {"seconds": 0.0}),
+        (None, {"seed": 0}),
+    ],
+)
+def test_options_of_something_else_are_refused_by_name(tmp_path, what, options):
+    (option,) = options
+    with pytest.raises(typer.BadParameter, match=f"--{option.replace('_', '-')} "):
+        plan(**options, **({} if what is None else {what: tmp_path / "file"}))
+
+
+def test_the_whole_command_keeps_its_processor_time(tmp_path):
+    """Of all its threads, from the first import to the end."""
+    path, seconds = written(tmp_path, HOMES), 3.0
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    made = hetpeer("plan", "--devices", str(path), "--seconds", str(seconds), "--json")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    taken = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert json.loads(made.stdout)["cpu_seconds"] <= seconds
+    assert 0.5 * seconds < taken <= seconds
 
 
 def test_a_grid_of_another_size_is_refused(tmp_path):

@@ -1,13 +1,20 @@
 """`hetpeer simulate`: scenarios in virtual time, with the real planner and protocol."""
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hetpeer.bootstrap.create import create_run
+from hetpeer.bootstrap.settings import AveragingSettings
 from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.peer.planning.workload import work_of
 from hetpeer.peer.simulate.playing import Outcome, play
 from hetpeer.peer.simulate.scenario import read_scenario
+from hetpeer.stages.planning.swarms.given import Averaging
+from tests.bootstrap.engine import TRAINING, make_author
 from tests.peer.test_cli_main import hetpeer
 
 HEAD = 'model = "gpt2"\nmicrobatches = 16\nsteps = 6\nseconds = 60.0\n'
@@ -65,6 +72,50 @@ def test_stragglers_and_churn_cost_what_they_cost_and_nothing_is_lost(tmp_path: 
     assert churned.goodput < 1.0
     assert churned.seconds > still.seconds
     assert churned.document()["steps_an_hour"] == 3600.0 * 12 / churned.seconds
+
+
+def run_of(folder: Path, **settings: Any) -> str:
+    """The first line of a scenario of such a run."""
+    model = make_author(folder / "author")
+    data = [folder / "author" / "text.txt"]
+    run = create_run(folder / "run", model=model, data=data, seed=3, sequence_length=16, **settings)
+    return f'model = "{run.path}"\nsteps = 12\nmicrobatches = 4\nplan = "equal"\nstages = 4\n'
+
+
+def test_steps_of_a_run_overlap_in_the_simulation_as_they_do_in_it(tmp_path: Path) -> None:
+    steps = []
+    slow = re.sub(r"tflops = (\d)", r"tflops = \1e-6", DEVICES)  # the model is small
+    for staleness in (0, 1):
+        folder = tmp_path / str(staleness)
+        folder.mkdir()
+        training = TRAINING.model_copy(update={"staleness": staleness})
+        path = folder / "scenario.toml"
+        path.write_text(run_of(folder, training=training) + slow)
+        outcome = play(read_scenario(path))
+        assert 0.9 <= outcome.median_s / outcome.plan.total_s <= 1.2
+        steps.append(outcome.median_s)
+    assert steps[1] < 0.8 * steps[0]
+
+
+def test_a_run_of_pipelines_that_average_is_not_taken_for_an_exact_one(tmp_path: Path) -> None:
+    head = run_of(tmp_path, averaging=AveragingSettings(interval=3))
+    with pytest.raises(LocalError, match="mode grouped") as caught:
+        read_scenario(scenario(tmp_path, head))
+    assert (caught.value.code, caught.value.exit_code) == ("HP-SIM-003", ExitCode.CONFIG)
+    work = work_of(head.split('"')[1], None)
+    assert (work.staleness, work.averaging) == (0, Averaging(interval=3))
+
+
+def test_what_does_not_fit_is_told_with_what_would_be_enough(tmp_path: Path) -> None:
+    head = HEAD.replace("gpt2", "gpt3-1.3b").replace("60.0", "1.0")
+    small = DEVICES.replace("memory_gib = 8", "memory_gib = 4")
+    path = tmp_path / "small.toml"
+    path.write_text(head + small)
+    with pytest.raises(LocalError) as caught:
+        play(read_scenario(path))
+    more = float(str(caught.value.fix).split("it needs ")[1].split(" GiB more on d0")[0])
+    path.write_text(head + small.replace("memory_gib = 4", f"memory_gib = {4 + more}", 1))
+    assert play(read_scenario(path)).median_s > 0
 
 
 def test_a_scenario_is_its_seed(tmp_path: Path) -> None:
