@@ -103,8 +103,9 @@ def inventory(manifest: Manifest, adverts: Mapping[str, Advert]) -> Inventory:
         bandwidth_gbit_s=_matrix(
             both,
             lambda a, b: lines.rate(a, b) * BITS / GIGA,
-            *(one * MEGA / GIGA for one in MBPS),
-            apart=lines.apart,
+            MBPS[0] * MEGA / GIGA,
+            MBPS[1] * MEGA / GIGA,
+            lines.apart,
         ),
         measured=np.array([[lines.measured(a, b) for b in known] for a in known]),
     )
