@@ -185,6 +185,6 @@ def test_who_needs_a_long_wait_gets_it_though_others_waste_all_there_is():
             court.tell(peer, m.Heartbeat())
         court.tick(1.0)
     assert court.core.state is State.SYNCING
-    court.ready("slow", digest="next")
+    court.ready("slow")
     waited(court, "a", "slow", stranger)
     assert "slow" in court.sent["a", "begin"].roster

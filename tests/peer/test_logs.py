@@ -224,7 +224,8 @@ def test_a_daemon_keeps_one(tmp_path: Path) -> None:
 def test_it_goes_on_when_its_terminal_is_gone_and_leaves_in_good_order_when_that_says_so(
     tmp_path: Path,
 ) -> None:
-    command = [*COMMAND, "join", "--bootstrap", NOBODY, "--home", str(tmp_path)]
+    heeding = ["env", "--default-signal=HUP"]  # the tests may have been started with nohup
+    command = [*heeding, *COMMAND, "join", "--bootstrap", NOBODY, "--home", str(tmp_path)]
     daemon = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     assert daemon.stderr is not None
     assert "the peer to join by cannot be reached" in daemon.stderr.readline()

@@ -104,7 +104,8 @@ def run_child(
     from tests.swarm import spare, tampering
     from tests.wanlab.router import enter
 
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for changed in (signal.SIGCHLD, signal.SIGHUP):  # by us; by nohup, if that has started the tests
+        signal.signal(changed, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
