@@ -208,9 +208,11 @@ async def _trial(options: Any, lab: Lab, folder: Path) -> dict[str, Any]:
     grown = {node: (watch.most[node] - watch.before[node]) / 2**20 for node in watch.before}
     ratios = {one["attack"]: one["ratio"] for one in found}
     total = statistics.mean(ratios.values()) if ratios else 0.0
+    worst = min(ratios.values(), default=0.0)
     bans = _bans(swarm, folder)
     goals = {
         "goodput": total >= GOODPUT,
+        "goodput of the worst attack": worst >= GOODPUT,
         "memory": max(grown.values()) <= RSS_MIB,
         "wrong commits": verdict.ok,
         "honest bans": not bans,
@@ -223,7 +225,7 @@ async def _trial(options: Any, lab: Lab, folder: Path) -> dict[str, Any]:
         "seconds": options.seconds,
         "attacks": found,
         "goodput": round(total, 3),
-        "worst": round(min(ratios.values(), default=0.0), 3),
+        "worst": round(worst, 3),
         "memory_grown_mib": {node: round(mib, 1) for node, mib in grown.items()},
         "honest_bans": bans,
         "honest_gone": _gone(swarm),
