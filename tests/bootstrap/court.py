@@ -249,6 +249,18 @@ def one_each():
     return Court([*commits, sealed], layouts=(((0, 1), (1, 2)),)).begin("a", "b")
 
 
+def sole_holder(*others, **changes):
+    """`b` alone holds the second block; a step has begun."""
+    court = Court(layouts=(((0, 1), (1, 2)),), **changes)
+    for peer in ("a", "b", *others):
+        court.hello(peer)
+        places = court.sent[peer, "welcome"].places
+        place = next(one for one in places if one.open and one.begin == (peer == "b"))
+        court.tell(peer, m.Claim(cluster=place.cluster, begin=place.begin, end=place.end))
+        court.tell(peer, m.Prepared())
+    return court.begin_prepared("a", "b", *others)
+
+
 # ── what volunteers complain of, and what is written ─────────────────────────────────────────────────────────────
 
 

@@ -9,7 +9,7 @@ from hetpeer.bootstrap.decisions import State
 from hetpeer.bootstrap.failures import room_s
 from hetpeer.bootstrap.membership import Standing
 from hetpeer.bootstrap.norms import ENOUGH, FACTOR, SHARED, Norms
-from tests.bootstrap.court import Court, kinds
+from tests.bootstrap.court import kinds, sole_holder
 
 HUGE = 1e290
 
@@ -52,14 +52,7 @@ def test_it_is_refused_once_for_each_batch_and_does_not_become_usual(norms):
 
 def stages(*others, **changes):
     """`b` alone holds the second block, and so many steps are committed that it is known what is usual."""
-    court = Court(layouts=(((0, 1), (1, 2)),), steps=1000, checkpoint_every=1000, **changes)
-    for peer in ("a", "b", *others):
-        court.hello(peer)
-        places = court.sent[peer, "welcome"].places
-        place = next(one for one in places if one.open and one.begin == (peer == "b"))
-        court.tell(peer, m.Claim(cluster=place.cluster, begin=place.begin, end=place.end))
-        court.tell(peer, m.Prepared())
-    court.begin_prepared("a", "b", *others)
+    court = sole_holder(*others, steps=1000, checkpoint_every=1000, **changes)
     for _ in range(ENOUGH):
         step(court, "a", "b", *others)
     return court

@@ -8,7 +8,7 @@ from hetpeer.bootstrap.failures import ALONE, ENOUGH, MAX_FAILURES, room_s
 from hetpeer.bootstrap.ledger import MAX_REOPENED
 from hetpeer.bootstrap.membership import Standing
 from hetpeer.dht.errors import ProtocolError
-from tests.bootstrap.court import BLOCKS, Court, failed, kinds, one_each
+from tests.bootstrap.court import BLOCKS, Court, failed, kinds, one_each, sole_holder
 
 IDS = range(40)
 
@@ -222,20 +222,8 @@ def comes_back(court, peer, place, incarnation):
     court.tell(peer, m.Prepared())
 
 
-def sole_holder(*others, **changes):
-    """`b` alone holds the second block."""
-    court = Court(layouts=STAGES, sync_s=SYNC_S, **changes)
-    for peer in ("a", "b", *others):
-        court.hello(peer)
-        places = court.sent[peer, "welcome"].places
-        place = next(one for one in places if one.open and one.begin == (peer == "b"))
-        court.tell(peer, m.Claim(cluster=place.cluster, begin=place.begin, end=place.end))
-        court.tell(peer, m.Prepared())
-    return court.begin_prepared("a", "b", *others)
-
-
 def test_a_sole_holder_that_fails_makes_room_and_somebody_else_goes_on():
-    court = sole_holder("c")
+    court = sole_holder("c", sync_s=SYNC_S)
     fails_alone(court, "b")
     assert court.core.state is not State.FINISHED
     court.sent.clear()
@@ -251,7 +239,7 @@ def test_a_sole_holder_that_fails_makes_room_and_somebody_else_goes_on():
 
 
 def test_a_sole_holder_is_asked_again_when_it_has_made_room_for_a_while():
-    court = sole_holder()
+    court = sole_holder(sync_s=SYNC_S)
     fails_alone(court, "b")
     comes_back(court, "b", (1, 2), incarnation=2)
     court.tell("a", m.Prepared())
@@ -265,7 +253,7 @@ def test_a_sole_holder_is_asked_again_when_it_has_made_room_for_a_while():
 
 
 def test_it_says_so_at_once_that_it_has_the_state_and_has_to_wait_all_the_same():
-    court = sole_holder()
+    court = sole_holder(sync_s=SYNC_S)
     fails_alone(court, "b")
     court.hello("b", incarnation=2, place=(1, 2), held=(m.Held(block=1, version=0, digest=""),))
     court.ready("b")
@@ -275,7 +263,7 @@ def test_it_says_so_at_once_that_it_has_the_state_and_has_to_wait_all_the_same()
 
 def test_a_model_that_nobody_can_compute_ends_the_run_once_others_have_tried():
     """One after the other holds the block, and fails."""
-    court = sole_holder("c", "d", "e")
+    court = sole_holder("c", "d", "e", sync_s=SYNC_S)
     everybody = ["a", "c", "d", "e"]
     holder, tried = "b", []
     while not (ended := halts(fails_alone(court, holder))):
@@ -314,7 +302,7 @@ def test_one_that_fails_alone_for_minutes_ends_it_as_nobody_comes():
 
 
 def test_what_was_committed_after_all_is_held_against_nobody():
-    court = sole_holder("c")
+    court = sole_holder("c", sync_s=SYNC_S)
     fails_alone(court, "b")
     assert court.core._reign.failures._failed
     others_come(court, "a", "c")
@@ -327,7 +315,7 @@ def test_what_was_committed_after_all_is_held_against_nobody():
 
 
 def test_a_successor_knows_of_no_failures_and_halts_nothing_because_of_them():
-    court = sole_holder()
+    court = sole_holder(sync_s=SYNC_S)
     fails_alone(court, "b")
     again = Court(court.records, layouts=STAGES, sync_s=SYNC_S)
     assert not again.core._reign.failures.rests("b")
