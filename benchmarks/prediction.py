@@ -3,8 +3,8 @@
 Two predictions: that of the swarm as it runs (`hetpeer plan`), and what the planner says of the same volunteers in the same places (`hetpeer plan --devices`, what decides who is moved): `hetpeer status
 --devices` writes them down, and the layout that they have is priced. The planner's is of steps one after the other. Both are judged in all three networks.
 
-As many stages as volunteers. When the windows are settled and the lines measured, the command looks at the swarm for some steps: the middle one of
-its answers stands beside the middle one of the steps; of steps that overlap (`--staleness`) beside their mean, as their ends come now closer together and now farther apart.
+As many stages as volunteers. When the windows are settled and the lines measured, the commands look at the swarm for some steps: the middle one of
+their answers stands beside the middle one of the steps; of steps that overlap (`--staleness`) beside their mean, as their ends come now closer together and now farther apart.
 
     python -m benchmarks.prediction
     python -m benchmarks.prediction --staleness 1
@@ -53,20 +53,31 @@ async def measure(volunteers: int, where: str, way: str, options: Any, folder: P
         staleness=options.staleness,
     )
     run = make_run(folder, model, volunteers, training, options.seed, WAYS[way])
+    predictions: list[dict[str, Any]] = []
+    inventories: list[dict[str, Any]] = []
     with Lab(network(where, volunteers)) as lab:
         async with running(run, folder, volunteers, site=Site(lab=lab)) as swarm:
             await swarm.until(options.settle, WITHIN_S)
-            async with swarm.asking("plan", "--watch", "--json") as child:
-                predictions = [json.loads(await child.next_line(WITHIN_S))]
+            async with (
+                swarm.asking("plan", "--watch", "--json") as predicting,
+                swarm.asking("status", "--devices", "--watch", "--json") as writing,
+            ):
+
+                async def look() -> None:
+                    """Both of the same steps: what a worker takes differs from one to the next."""
+                    predictions.append(json.loads(await predicting.next_line(WITHIN_S)))
+                    inventories.append(json.loads(await writing.next_line(WITHIN_S)))
+
+                await look()
                 begin = len(step_seconds(swarm)) + 1  # after the one that is under way
                 while len(step_seconds(swarm)) < begin + options.steps:
-                    predictions.append(json.loads(await child.next_line(WITHIN_S)))
+                    await look()
             steps = step_seconds(swarm)[begin:]
-            async with swarm.asking("status", "--devices", "--json") as child:
-                devices = json.loads(await child.next_line(WITHIN_S))
     predicted = statistics.median(found["predicted_s"] for found in predictions)
     measured = statistics.fmean(steps) if options.staleness else statistics.median(steps)
-    planned_s = None if options.staleness else priced(run, devices, predictions[-1]["members"])
+    judged = [] if options.staleness else inventories
+    prices = [priced(run, devices, predictions[-1]["members"]) for devices in judged]
+    planned_s = statistics.median(prices) if prices else None
     return {
         "volunteers": volunteers,
         "where": where,
@@ -79,7 +90,8 @@ async def measure(volunteers: int, where: str, way: str, options: Any, folder: P
         "predictions_s": [round(found["predicted_s"], 3) for found in predictions],
         "steps_s": [round(one, 3) for one in steps],
         "last": predictions[-1],
-        "devices": devices,
+        "planned_each_s": [round(one, 3) for one in prices],
+        "devices": inventories[-1],
     }
 
 

@@ -159,8 +159,8 @@ class Swarm:
         child = await Child.start(
             arguments[0],
             (*arguments, "--bootstrap", self.address),
-            home=self._folder / "asking",
-            log=self._folder / "asking.log",
+            home=self._folder / f"asking-{arguments[0]}",
+            log=self._folder / f"asking-{arguments[0]}.log",
             command=self._site.at(0),
         )
         try:

@@ -80,6 +80,8 @@ class Advert(BaseModel):
     forward_s: Amount = 0.0
     """Of one microbatch over its blocks; 0: not known."""
     backward_s: Amount = 0.0
+    varies: Amount = 0.0
+    """How far single ones are from these means: standard deviation over mean, of forwards and backwards."""
     encode_s: Amount = 0.0
     """Of one bundle, as it was last written; 0: nothing is."""
     decode_s: Amount = 0.0

@@ -56,10 +56,10 @@ def status(
     """Show a run's swarm, asked through any peer of it (default: the volunteer that runs here, which is shown too, or
     the peer last joined by).
     """
-    if devices and watch:
-        raise typer.BadParameter("--devices is one look: leave --watch out")
+    if devices and watch and not as_json:
+        raise typer.BadParameter("--devices with --watch is one document after the other: say --json")
     if devices:
-        run_loop(_write_down(asked(bootstrap, home), as_json))
+        run_loop(_write_down(asked(bootstrap, home), watch=watch, as_json=as_json))
         return
 
     def own() -> Standing | None:
@@ -73,13 +73,19 @@ def status(
         raise
 
 
-async def _write_down(goal: Destination, as_json: bool) -> None:
+async def _write_down(goal: Destination, *, watch: bool, as_json: bool) -> None:
+    import asyncio
+
     from hetpeer.peer.planning.inventory import inventory
     from hetpeer.peer.watching.status import observing
 
     async with observing(goal) as onlooker:
-        found = inventory(onlooker.signed.manifest, await onlooker.adverts())
-    print(json.dumps(found.document()) if as_json else "\n".join(found.lines()), flush=True)
+        while True:
+            found = inventory(onlooker.signed.manifest, await onlooker.adverts())
+            print(json.dumps(found.document()) if as_json else "\n".join(found.lines()), flush=True)
+            if not watch:
+                return
+            await asyncio.sleep(WATCH_S)
 
 
 def _identity(home: Path | None) -> str:

@@ -90,6 +90,7 @@ def predict(signed: SignedManifest, adverts: Mapping[str, Advert]) -> Prediction
         peer: Machine(
             forward_s=advert.forward_s,
             backward_s=advert.backward_s,
+            varies=advert.varies,
             update_s=advert.update_s,
             uplink=max(advert.uplink, *(note.rate for note in advert.links), 0.0) or math.inf,
         )

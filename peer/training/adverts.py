@@ -54,6 +54,7 @@ def volunteer_advert(volunteer: Volunteer, node: Node, device_name: str) -> Adve
         tokens_per_second=volunteer.tokens_per_second,
         forward_s=volunteer.links.mean("forward"),
         backward_s=volunteer.links.mean("backward"),
+        varies=round(volunteer.links.varies, 3),
         encode_s=volunteer.links.mean("encode"),
         decode_s=volunteer.links.mean("decode"),
         between_s=volunteer.figures.between_s,

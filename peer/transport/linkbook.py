@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean, median, pstdev
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.settings import LinkSettings
@@ -16,6 +16,7 @@ from hetpeer.stages.links.pace import SLACK, ratio_of
 
 RECENT = 33
 """Microbatches that say how long one takes: a link aims at the middle one, as a busy moment is no slow machine; a step takes all of them."""
+WORK = ("forward", "backward")
 WORTH_S = 0.01
 """A bundle that takes less on its link is left as it is: such times are those of processes that take turns, not of lines."""
 SQUEEZE_BELOW = 500e6 / 8
@@ -110,13 +111,21 @@ class LinkBook:
         """Seconds of what `computed` is told of, as they add up; 0: not known."""
         return fmean(self._computing.get(what, (0.0,)))
 
+    @property
+    def varies(self) -> float:
+        """How far single microbatches are from the mean: standard deviation over mean, middling of forwards and backwards; 0: not known."""
+        shares = (
+            pstdev(times) / fmean(times) for what in WORK if any(times := self._computing.get(what, ()))
+        )
+        return fmean([*shares] or [0.0])
+
     def _typical(self, what: str) -> float:
         return median(self._computing.get(what, (0.0,)))
 
     @property
     def computing(self) -> float:
         """Seconds of a microbatch here, forward and backward, when nothing else happens."""
-        return self._typical("forward") + self._typical("backward")
+        return sum(map(self._typical, WORK))
 
     def coding(self, peer: str, nbytes: int, width: float, *, gradient: bool) -> Coding:
         """How the next bundle for `peer` is written: `nbytes` in memory, `width` for each of its floating-point numbers."""

@@ -7,6 +7,7 @@ hidden behind the work of the next ones, as far as there is any.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from hetpeer.stages.execution.routes import Route
 from hetpeer.stages.planning.uplinks import Line
 from hetpeer.stages.planning.virtual import Machine, VirtualSwarm
 
+VARIED = 400
+"""Microbatches that are looked at, at least, where their times differ."""
 SETTLE = 5
 """Rounds in which windows find their depth: of one step, or of as many as overlap."""
 ROUNDS = 8
@@ -62,7 +65,9 @@ def estimate(
     together = staleness + 1
     for _ in range(SETTLE * together):
         swarm.step()
-    steps = [swarm.step() for _ in range(ROUNDS * together)]
+    vary = any(machine.varies for machine in machines.values())
+    rounds = max(ROUNDS, math.ceil(VARIED / len(routes))) if vary else ROUNDS
+    steps = [swarm.step() for _ in range(rounds * together)]
     passed = sum(step.seconds for step in steps)
     return Estimate(
         seconds=max(passed / len(steps), busiest_s(machines, lines, routes)),

@@ -10,8 +10,9 @@ slot is counted at once.
 from __future__ import annotations
 
 import math
+import random
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,6 +24,9 @@ from hetpeer.stages.execution.window import MOST, Window
 from hetpeer.stages.planning.timeline import Timeline
 from hetpeer.stages.planning.uplinks import Line, Uplink
 
+MOST_VARIES = 1.0
+"""Beyond it a single long pause among a few dozen times says little of those to come; adverts are claims, too."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
@@ -31,6 +35,8 @@ class Machine:
     forward_s: float
     """Of one microbatch over its blocks."""
     backward_s: float
+    varies: float = 0.0
+    """How far single ones are from these means: standard deviation over mean. No machine does the same in the same time twice, and a pipeline waits for whoever is late."""
     update_s: float = 0.0
     """Of a step: looking at the sums, and the update."""
     uplink: float = math.inf
@@ -75,6 +81,7 @@ class VirtualSwarm:
         self._timeline = Timeline()
         self._benches = {peer: Bench(window.depth) for peer, window in self.windows.items()}
         self._workers = {peer: _Worker(self._timeline) for peer in self._roster}
+        self._luck = {peer: _luck(peer, machines[peer].varies) for peer in self._roster}
         self._uplinks = {
             peer: Uplink(
                 self._timeline,
@@ -187,7 +194,7 @@ class VirtualSwarm:
             core = step.cores[peer]
             self._happened(step, peer, core.forward_done(key, None if last else key, 0.0 if last else None))
 
-        self._workers[peer].do(self._machines[peer].forward_s, done)
+        self._workers[peer].do(self._machines[peer].forward_s * next(self._luck[peer]), done)
 
     def _backward(self, step: _UnderWay, peer: str, work: p.RunBackward) -> None:
         key = work.key
@@ -199,7 +206,7 @@ class VirtualSwarm:
                 step.left -= 1
                 self._decide()
 
-        self._workers[peer].do(self._machines[peer].backward_s, done)
+        self._workers[peer].do(self._machines[peer].backward_s * next(self._luck[peer]), done)
 
     def _send_activation(self, step: _UnderWay, peer: str, what: p.SendActivation) -> None:
         to = what.route[0].peer
@@ -215,6 +222,14 @@ class VirtualSwarm:
             self._happened(step, what.to, step.cores[what.to].gradient(what.id, what.border, what.handle))
 
         self._uplinks[peer].send(what.to, self._lines[peer, what.to].gradient_bytes, arrives)
+
+
+def _luck(peer: str, varies: float) -> Iterator[float]:
+    """How many times its mean each piece of work takes: as if at random, the same for the same peer. Lognormal, as times of work are that others now and then get in the way of."""
+    spread = math.sqrt(math.log1p(min(varies, MOST_VARIES) ** 2))
+    draw = random.Random(peer)  # noqa: S311 - no secret
+    while True:
+        yield draw.lognormvariate(-(spread**2) / 2, spread) if spread else 1.0
 
 
 @dataclass(slots=True, eq=False)

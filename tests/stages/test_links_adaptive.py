@@ -120,6 +120,17 @@ def test_before_the_coordinator_says_anything_the_own_pace_is_the_aim():
     assert str(links.coding("far", MIB, 4.0, gradient=False).codec) == "bf16"
 
 
+def test_how_much_times_differ():
+    links = book()
+    assert links.varies == 0
+    for seconds in (0.1, 0.3):
+        links.computed("forward", seconds)
+        links.computed("backward", 0.4)
+    assert links.varies == pytest.approx((0.5 + 0.0) / 2)
+    links.begin_anew()
+    assert links.varies == 0
+
+
 def test_what_takes_a_few_milliseconds_is_left_alone():
     links = book()
     links.target = 1e-6

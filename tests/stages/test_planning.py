@@ -93,6 +93,19 @@ def test_an_uplink_carries_both_ways_of_a_middle_stage():
     assert alone.seconds == pytest.approx(20.0, rel=0.25)
 
 
+def test_a_pipeline_waits_for_whoever_is_late():
+    """Times that vary around the same mean cost one machine nothing, and several that wait for each other a part of a step: the more, the more they vary."""
+
+    def taken(stages, varies):
+        machines = {str(n): Machine(forward_s=0.1, backward_s=0.2, varies=varies) for n in range(stages)}
+        return estimate(machines, lines(stages, NEAR), chain(stages, 16)).seconds
+
+    assert taken(1, 0.5) == pytest.approx(taken(1, 0.0), rel=0.03)
+    even, some, much = (taken(4, varies) for varies in (0.0, 0.25, 0.5))
+    assert 1.02 * even < some < 0.98 * much < 1.3 * even
+    assert taken(4, 0.5) == much, "the same swarm has the same prediction"
+
+
 def test_two_pipelines_share_a_step():
     machines = dict.fromkeys("0123", Machine(forward_s=0.1, backward_s=0.2))
     ways = [(Hop("0", 0, 1), Hop("1", 1, 2)), (Hop("2", 0, 1), Hop("3", 1, 2))]
