@@ -1,7 +1,7 @@
 """The search for a plan: how many pipelines, which devices in which order, and who is spared. Any time, seeded. Pure but for `on`.
 
-Beginnings are chains through all devices, each followed by the best connected that is left or by the next best in memory, uplink or speed, or in the order in which they were given: cut
-into any number of pipelines of about the same speed; laid out so that neighbours are a stage; or their first few alone. Then annealing: devices swap, move and turn round; pipelines fall apart and are joined. Only pipelines that a move touches are
+Beginnings are chains through all devices, each followed by the best connected that is left or by the next best in memory, uplink or speed, or in the order in which they were given, or
+community by community, or half by half (clusters.py): cut into any number of pipelines of about the same speed; laid out so that neighbours are a stage; or their first few alone. Then annealing: devices swap, move and turn round; pipelines fall apart and are joined. Only pipelines that a move touches are
 cut anew, and what was cut once is remembered. What is best gets its borders moved for the whole step's sake (borders.py).
 """
 
@@ -14,8 +14,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from hetpeer.stages.planning import clusters
 from hetpeer.stages.planning.swarms.borders import Borders
-from hetpeer.stages.planning.swarms.given import Devices, Work
+from hetpeer.stages.planning.swarms.given import Devices, Floats, Work
 from hetpeer.stages.planning.swarms.pipelines import Pipeline, Pipelines, roomiest_last
 from hetpeer.stages.planning.swarms.plans import Plan, planned
 
@@ -118,14 +119,19 @@ class Search:
                 return
 
     def _chains(self) -> Iterator[list[int]]:
-        """Devices by neighbourhood, and by what they have most of, those with most memory at both ends, or as they were given."""
+        """Devices by neighbourhood, by what they have most of, those with most memory at both ends, as they were given, and by communities and halves."""
         devices, count = self._devices, len(self._devices)
-        yield from [self._chain(int(start)) for start in self._random.permutation(count)[:STARTS]]
+        starts = self._random.permutation(count)[:STARTS].tolist()
+        seconds = self._seconds()
+        yield from [clusters.chain(seconds, start).tolist() for start in starts]
         for most in (devices.memory, devices.uplink, devices.flops):
             yield np.argsort(-most, kind="stable").tolist()
         roomy = np.argsort(-devices.memory, kind="stable").tolist()
         yield [*roomy[::2], *reversed(roomy[1::2])]
         yield list(range(count))
+        together = clusters.together(seconds, self._random)
+        yield from [clusters.chain(together, start).tolist() for start in starts]
+        yield clusters.by_halves(seconds).tolist()
 
     def _fitting(self, chains: Iterable[list[int]], on: Callable[[], bool]) -> Iterator[Orders]:
         """What of the cuts of `chains` fits; until time is over where nothing does."""
@@ -145,19 +151,13 @@ class Search:
         yield from (_across(chain, number) for number in _numbers(2, count // 2))
         yield from ((tuple(chain[:size]),) for size in _numbers(1, min(count, len(self._work))))
 
-    def _chain(self, start: int) -> list[int]:
-        """All devices, each followed by the one that is left with the fastest line from it."""
+    def _seconds(self) -> Floats:
+        """Of what crosses a border in the middle, from each to each."""
         nbytes = float(np.median(self._work.crossing[1:-1])) if len(self._work) > 1 else 1.0
         with np.errstate(divide="ignore"):
-            seconds = self._devices.latency + nbytes / np.minimum(
-                self._devices.bandwidth, self._devices.uplink[:, None]
-            )
-        left = np.ones(len(seconds), dtype=np.bool_)
-        chain = [start]
-        for _ in range(len(seconds) - 1):
-            left[chain[-1]] = False
-            chain.append(int(np.where(left, seconds[chain[-1]], np.inf).argmin()))
-        return chain
+            rates = np.minimum(self._devices.bandwidth, self._devices.uplink[:, None])
+            seconds: Floats = self._devices.latency + nbytes / rates
+        return seconds
 
     # ── annealing ────────────────────────────────────────────────────────────────────────────────────────────────
 
