@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 from hetpeer.peer.simulate.world import World
@@ -50,6 +51,18 @@ class Ground:
         return float(self.work.state.mean() / self.devices.uplink[device])
 
 
+class _Lines(dict[str, Line]):
+    """Those of one device, made when they are used: of a thousand devices there are a million, and few carry anything."""
+
+    def __init__(self, rate: Callable[[str], float]) -> None:
+        super().__init__()
+        self._rate = rate
+
+    def __missing__(self, to: str) -> Line:
+        self[to] = Line(rate=max(self._rate(to), 1e-9))
+        return self[to]
+
+
 class Wires:
     """The uplinks of `names`, which are the devices of `ground` in this order."""
 
@@ -58,18 +71,19 @@ class Wires:
         self._ground = ground
         self._number = {name: number for number, name in enumerate(names)}
         self._latency = devices.latency
+        self._bandwidth = devices.bandwidth
         self._uplinks = {
             name: Uplink(
                 cast("Timeline", world),  # it has a clock and lets things happen later, as that has
                 float(devices.uplink[sender]),
-                {
-                    other: Line(rate=max(float(devices.bandwidth[sender, to]), 1e-9))
-                    for other, to in self._number.items()
-                    if to != sender
-                },
+                _Lines(partial(self._rate, sender)),
+                self._number,
             )
             for name, sender in self._number.items()
         }
+
+    def _rate(self, sender: int, to: str) -> float:
+        return float(self._bandwidth[sender, self._number[to]])
 
     def bundle(self, sender: str, to: str, border: int, *, back: bool) -> float:
         """Bytes of an activation that enters block `border`, or of the gradient that goes `back`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -32,15 +32,22 @@ class _Bundle:
 
 class Uplink:
     """The lines of one peer. `capacity` in bytes/s is what they carry together; they share it as evenly as their own rates
-    let them (max-min fairness), which is what TCP comes to.
+    let them (max-min fairness), which is what TCP comes to. `places` say which of equally fast ones comes first (None: as in `lines`): what they get differs by rounding.
     """
 
-    def __init__(self, timeline: Timeline, capacity: float, lines: Mapping[str, Line]) -> None:
+    def __init__(
+        self,
+        timeline: Timeline,
+        capacity: float,
+        lines: Mapping[str, Line],
+        places: Mapping[str, int] | None = None,
+    ) -> None:
         self._busy_s = 0.0
         self._timeline = timeline
         self._capacity = capacity
         self._lines = lines
-        self._queues: dict[str, deque[_Bundle]] = {to: deque() for to in lines}
+        self._places = {to: place for place, to in enumerate(lines)} if places is None else places
+        self._queues: defaultdict[str, deque[_Bundle]] = defaultdict(deque)
         self._shares: dict[str, float] = {}
         self._since = 0.0
         self._turn = 0
@@ -69,7 +76,8 @@ class Uplink:
         self._turn += 1
         left = self._capacity
         using = sorted(
-            (to for to, queue in self._queues.items() if queue), key=lambda to: self._lines[to].rate
+            (to for to, queue in self._queues.items() if queue),
+            key=lambda to: (self._lines[to].rate, self._places[to]),
         )
         self._shares = {}
         for number, to in enumerate(using):
