@@ -77,12 +77,13 @@ class Member(Working):
 
     # ── the control stream ───────────────────────────────────────────────────────────────────────────────────────
 
-    def connected(self) -> list[Effect]:
-        """A fresh session with a coordinator: introduce ourselves, with what we still hold."""
+    def connected(self, uplink: float = 0.0) -> list[Effect]:
+        """A fresh session with a coordinator: introduce ourselves, with what we still hold. `uplink`: bytes/s, if it was measured since."""
         held = () if self.version is None else self._held()
         place = self.place if self.place == self._graphs else None
         known = {"held": held, "place": place, "cluster": self.line.cluster}
         self._deferred.clear()  # said to the session that is over
+        self._hello = self._hello.model_copy(update={"uplink": uplink or self._hello.uplink})
         return [Tell(self._hello.model_copy(update=known))]
 
     def reborn(self, incarnation: int) -> list[Effect]:

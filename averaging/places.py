@@ -1,6 +1,7 @@
 """Which place a volunteer takes: its own choice, from what the coordinator offers.
 
-Pure. The open place that fits its memory and whose blocks have the fewest holders helps most; where all have some, the one
+Pure. Open places that fit its memory count. Blocks without a holder come first, since nothing runs without them; then the places with which a step is shortest, as far as the
+coordinator knows (bootstrap/placing.py). Of equal ones the one whose blocks have the fewest holders helps most; where they have as many, the one
 whose holders have gone most often, which it can take over without a download (a backup of the least reliable holder:
 Ravnest, 3.5.2); then the largest one, so that strong machines leave the small ones to others, then the first
 cluster, so that clusters fill up.
@@ -27,4 +28,7 @@ def choose_place(places: Iterable[Place], memory_bytes: int) -> Place:
             fix="allow more with --ram-limit (on a GPU, close what else uses it), or ask the run's author for more and smaller stages",
             exit_code=ExitCode.TOO_SMALL,
         )
-    return min(fitting, key=lambda p: (p.holders, -p.departures, -p.memory_bytes, p.cluster, p.begin))
+    return min(
+        fitting,
+        key=lambda p: (p.holders > 0, p.rank, p.holders, -p.departures, -p.memory_bytes, p.cluster, p.begin),
+    )

@@ -12,6 +12,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.commits import last_message
 from hetpeer.bootstrap.decisions import Disconnect, Effect, Send, State
 from hetpeer.bootstrap.membership import Standing, Volunteer
+from hetpeer.bootstrap.placing import ranked
 from hetpeer.bootstrap.reign import Reign
 
 
@@ -54,7 +55,7 @@ class Admission:
             line=reign.line,
             version=reign.version,
             member=member,
-            places=reign.members.places(),
+            places=reign.members.places() if member else self._offers(volunteer),
             commit=last_message(reign.history) if member and missed else None,
         )
         return [Send(peer, welcome)]
@@ -65,10 +66,14 @@ class Admission:
             return []
         if not self._reign.members.claim(volunteer, message.cluster, (message.begin, message.end)):
             why = "that place was taken meanwhile"
-            return [Send(volunteer.peer, m.Refused(why=why, places=self._reign.members.places()))]
+            return [Send(volunteer.peer, m.Refused(why=why, places=self._offers(volunteer)))]
         volunteer.standing = Standing.JOINING
         granted = m.Granted(line=self._reign.line, begin=message.begin, end=message.end)
         return [Send(volunteer.peer, granted)]
+
+    def _offers(self, volunteer: Volunteer) -> tuple[m.Place, ...]:
+        """What it may choose from. Of several who come at once the first gets the place that they all want; for the others places are ranked anew."""
+        return ranked(self._reign.members, volunteer, self._reign.config.asks)
 
     def holds(self, volunteer: Volunteer, held: Sequence[m.Held], version: int) -> bool:
         """Whether `held` is all of `volunteer`'s place at `version`."""

@@ -10,12 +10,13 @@ from hetpeer.bootstrap.decisions import CoordinatorConfig
 from hetpeer.bootstrap.membership import BlockCost
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.spotcheck import CheckRules
+from hetpeer.bootstrap.workload import of_manifest
 from hetpeer.stages.execution.fingerprint import KEY_BYTES, distance
 from hetpeer.stages.execution.slots import LIVE
 
 
-def coordinator_config(run: RunDirectory) -> CoordinatorConfig:
-    """The settings of a reign over `run`."""
+def coordinator_config(run: RunDirectory, *, ranks: bool = True) -> CoordinatorConfig:
+    """The settings of a reign over `run`. `ranks`: whether places are compared for whoever comes; in mode `grouped`, where clusters train batches of their own, they are not."""
     manifest = run.manifest
     training = manifest.training
     return CoordinatorConfig(
@@ -31,6 +32,7 @@ def coordinator_config(run: RunDirectory) -> CoordinatorConfig:
         averaging_interval=1 if manifest.averaging is None else manifest.averaging.interval,
         averaging_delayed=manifest.averaging is not None and manifest.averaging.delayed,
         layouts=manifest.layouts,
+        asks=of_manifest(manifest, training.microbatches) if ranks and manifest.averaging is None else None,
         link_ratio=manifest.links.ratio,
         checks=CheckRules(
             share=manifest.trust.spot_checks,

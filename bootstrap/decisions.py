@@ -13,6 +13,7 @@ from typing import Any
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.membership import BlockCost, Range
 from hetpeer.bootstrap.spotcheck import CheckRules
+from hetpeer.stages.planning.swarms import given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,8 @@ class CoordinatorConfig:
     """So many steps begin before the one that they follow is committed (docs/asynchronous.md)."""
     layouts: Sequence[Sequence[Range]]
     costs: Sequence[BlockCost]
+    asks: given.Work | None = None
+    """What a step asks of its holders and their lines, by which places are compared for whoever comes; None: they are not."""
     ties: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Block -> the other blocks with which it shares parameters."""
     link_ratio: float = 1.0

@@ -38,6 +38,8 @@ class Volunteer:
     incarnation: int
     heard_at: float
     flops_per_second: float = 0.0
+    product_flops: float = 0.0
+    """In a product of large matrices; the same number where it has tried nothing else; 0: not said."""
     memory_bytes: int = 0
     name: str = ""
     standing: Standing = Standing.JOINING
@@ -67,8 +69,10 @@ class Volunteer:
             hello.incarnation,
             now,
             flops_per_second=hello.flops_per_second,
+            product_flops=hello.product_flops,
             memory_bytes=hello.memory_bytes,
             name=hello.name,
+            uplink=hello.uplink,
         )
 
     def homeless(self) -> Volunteer:

@@ -45,10 +45,17 @@ _log = logging.getLogger(__name__)
 
 
 class CoordinatorService:
-    """Runs one reign over `run`, of a peer that leads the log. `run` returns the Halt that ended it, or None."""
+    """Runs one reign over `run`, of a peer that leads the log. `run` returns the Halt that ended it, or None. `ranks`: whether places are compared for whoever comes."""
 
     def __init__(
-        self, node: Node, run: RunDirectory, replica: Replica, checkpoints: Checkpoints, clock: Clock
+        self,
+        node: Node,
+        run: RunDirectory,
+        replica: Replica,
+        checkpoints: Checkpoints,
+        clock: Clock,
+        *,
+        ranks: bool = True,
     ) -> None:
         self._node = node
         self._run = run
@@ -56,7 +63,8 @@ class CoordinatorService:
         self._checkpoints = checkpoints
         self._clock = clock
         averaging = run.manifest.averaging
-        self.core = new_core(coordinator_config(run), averaging, replica.records, clock.monotonic())
+        config = coordinator_config(run, ranks=ranks)
+        self.core = new_core(config, averaging, replica.records, clock.monotonic())
         manifest = run.manifest
         self._door = Doorkeeper(run.run_id, manifest.owner, manifest.admission, replica.records)
         self._logs = VolunteerLogs(run.volunteers, run.run_id, manifest, replica.records)

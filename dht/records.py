@@ -97,6 +97,8 @@ class Advert(BaseModel):
     """Bytes/s that leave while several links are busy; 0: not known."""
     flops_per_second: Amount = 0.0
     """That its worker reaches on its blocks; a guess before it has tried."""
+    product_flops: Amount = 0.0
+    """FLOP/s that its worker reaches in a product of large matrices; 0: not known."""
     memory_bytes: Count = 0
     """Offered for blocks."""
     device: Label = ""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from hetpeer.bootstrap.files import atomic_write, disk_errors, safe_join
 from hetpeer.bootstrap.manifest import FileRef, SignedManifest
 from hetpeer.bootstrap.rundir import FOLDERS, RunDirectory
+from hetpeer.dht.errors import LocalError
 from hetpeer.dht.identity import Identity
 from hetpeer.peer.tracing import SUFFIX
 
@@ -81,6 +83,20 @@ class Home:
         following = max(last + 1, int(time.time()))
         atomic_write(path, str(following).encode())
         return following
+
+    def uplink(self) -> float:
+        """Bytes/s that left this machine when it was measured last; 0: never."""
+        try:
+            return max(float(int((self.path / "uplink").read_text())), 0.0)
+        except (OSError, ValueError):
+            return 0.0
+
+    def note_uplink(self, rate: float) -> None:
+        """Bytes/s, for the next life; 0, not measured, changes nothing. Nothing is lost if the disk is full."""
+        if rate < 1:
+            return
+        with contextlib.suppress(LocalError):
+            atomic_write(self.path / "uplink", str(int(rate)).encode())
 
     def run(self, signed: SignedManifest) -> RunDirectory:
         """The directory of a run's files, which fills as they are fetched."""

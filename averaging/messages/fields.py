@@ -152,6 +152,8 @@ class Place(Schema):
     """How many volunteers hold or prepare the least held of these blocks."""
     departures: Count = 0
     """How often those volunteers have gone before, all together; of several such blocks the worst."""
+    rank: Count = 0
+    """0: the run is served best if the receiver takes this one, or nothing is known; 1: another one serves it better (bootstrap/placing.py)."""
     open: bool
 
 

@@ -47,6 +47,11 @@ class Hello(Schema):
     name: Text = ""
     memory_bytes: Count = 0
     flops_per_second: Speed = 0.0
+    """That it reaches on the blocks of its place; before it had one, `product_flops`."""
+    product_flops: Speed = 0.0
+    """FLOP/s that it reaches in a product of large matrices, which is measured everywhere in the same way; 0: not said."""
+    uplink: Speed = 0.0
+    """Bytes/s that leave it, as far as it is allowed to and has measured before; 0: not known."""
     place: Range | None = None
     cluster: Count = 0
     """Of the line that it was on."""

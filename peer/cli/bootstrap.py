@@ -45,7 +45,9 @@ def bootstrap(
     ] = False,
     keep_places: Annotated[
         bool,
-        typer.Option("--keep-places", help="Never give volunteers other blocks than they have chosen."),
+        typer.Option(
+            "--keep-places", help="Do not plan: volunteers choose by who holds what, and keep their blocks."
+        ),
     ] = False,
     lan: Annotated[
         bool,

@@ -16,9 +16,16 @@ from hetpeer.averaging.effects import Stop
 from hetpeer.averaging.member import Phase
 from hetpeer.dht.tasks import TaskSet
 from hetpeer.peer.console import say
-from hetpeer.peer.daemon.amounts import share, share_or_bytes
+from hetpeer.peer.daemon.amounts import rate, share, share_or_bytes
 from hetpeer.peer.daemon.governing import Governing
-from hetpeer.peer.daemon.offering import computes_on, disk_offered, memory_offered, on_gpu, ram_offered
+from hetpeer.peer.daemon.offering import (
+    computes_on,
+    disk_offered,
+    memory_offered,
+    on_gpu,
+    ram_offered,
+    uplink_offered,
+)
 from hetpeer.peer.daemon.presence import Presence
 from hetpeer.peer.daemon.rejection import rejection
 from hetpeer.peer.daemon.settings import WORKER, Settings
@@ -75,6 +82,7 @@ async def _start_compute(
     disk = disk_offered(home.path, share_or_bytes(settings.limits.disk))
     offer = Offer(
         memory_bytes=memory,
+        uplink=uplink_offered(home.uplink(), rate(settings.limits.up)),
         flops_per_second=speed,
         disk_bytes=disk,
         name=settings.node.name,
@@ -98,7 +106,7 @@ async def _live(
     name, memory = files.run.manifest.name, offer.memory_bytes
     _log.info("run %s, %s, offering %d MiB", name, device_name, memory >> 20)
     daemon.follow(lambda: doing(volunteer.member.phase, in_touch=volunteer.session.is_up))
-    ahead = prepare_ahead(roster, files, memory, lambda: volunteer.admitted)
+    ahead = prepare_ahead(roster, files, offer, lambda: volunteer.admitted)
     beside = [
         presence.serve(volunteer.state),
         publish_forever(roster, lambda: volunteer_advert(volunteer, node, device_name)),
@@ -111,6 +119,7 @@ async def _live(
         return await _take_part(volunteer, compute, ahead, beside, daemon)
     finally:
         presence.life.volunteer = None
+        presence.home.note_uplink(volunteer.links.outflow.rate)
 
 
 async def _take_part(

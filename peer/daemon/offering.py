@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 
@@ -36,6 +37,12 @@ def memory_offered(ram: int, info: WorkerInfo, gpu_memory: float) -> int:
     )  # what torch holds after a warm-up is used again
     reserved = max(LEAST_RESERVED_BYTES, int(total * RESERVED))
     return min(ram, max(free - reserved, 1))  # 0 would be: not known
+
+
+def uplink_offered(measured: float, limit: float) -> float:
+    """Bytes/s: what was `measured` (0: nothing was), and no more than `limit`; 0: neither is known. Pure."""
+    known = min(measured or math.inf, limit)
+    return known if known < math.inf else 0.0
 
 
 def on_gpu(info: WorkerInfo) -> bool:

@@ -33,11 +33,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hetpeer.stages.planning.network import MOST, Network, wrong
 from hetpeer.stages.planning.swarms.fronts import through_fronts
-from hetpeer.stages.planning.swarms.given import Devices
+from hetpeer.stages.planning.swarms.given import LATENCY_S, LINE, Devices
 
 Amount = Annotated[float, Field(ge=1e-6, le=1e9, strict=True)]
 BITS, MEGA, GIGA, TERA, GIB = 8.0, 1e6, 1e9, 1e12, float(1 << 30)
-LATENCY_MS, LINE_MBPS = 20.0, 1000.0
+LATENCY_MS, LINE_MBPS = 1e3 * LATENCY_S, LINE * BITS / MEGA
 """Of what nobody says more about."""
 
 

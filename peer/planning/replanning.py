@@ -14,11 +14,11 @@ import numpy as np
 from hetpeer.bootstrap.arranging import Arrangement
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.bootstrap.membership import Membership, Range
+from hetpeer.bootstrap.workload import of_manifest
 from hetpeer.dht.errors import LocalError
 from hetpeer.dht.records import Advert
 from hetpeer.peer.planning.devices import devices_in
 from hetpeer.peer.planning.inventory import inventory
-from hetpeer.peer.planning.workload import of_manifest
 from hetpeer.stages.planning.swarms.given import Devices, Work
 from hetpeer.stages.planning.swarms.living import Change, Living
 

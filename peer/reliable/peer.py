@@ -57,7 +57,7 @@ class BootstrapOptions:
     stand_in: bool = False
     """Whether to work on what nobody else can."""
     keep_places: bool = False
-    """Whether volunteers keep the blocks that they have chosen, however slow that is."""
+    """Whether volunteers choose and keep their blocks by what they hold alone, however slow that is."""
     dashboard: Where | None = None
     """Where its dashboard and metrics are served."""
     lan: bool = False
@@ -65,15 +65,16 @@ class BootstrapOptions:
 
 
 class ReliablePeer:
-    """Has its part in the run's log, and coordinates while it leads."""
+    """Has its part in the run's log, and coordinates while it leads. `ranks`: whether it says then which places would serve a newcomer's run best."""
 
-    def __init__(self, node: Node, run: RunDirectory, replica: Replica) -> None:
+    def __init__(self, node: Node, run: RunDirectory, replica: Replica, *, ranks: bool = True) -> None:
         self._node = node
         self._run = run
         self.replica = replica
         self._checkpoints = Checkpoints(node, run, replica.records, replica.company)
         self._shelf = RunShelf(run, replica.council, self._checkpoints.state, self.answers)
         self._begun_with = len(replica.records)
+        self._ranks = ranks
         self._looked_at = -1
         """How many records there were when we last looked whether the run is over."""
         self.service: CoordinatorService | None = None
@@ -146,7 +147,7 @@ class ReliablePeer:
         # A checkpoint may have been decided since we last looked, and a roll-back would ask us for it.
         await self._keep_up()
         self.service = CoordinatorService(
-            self._node, self._run, self.replica, self._checkpoints, SystemClock()
+            self._node, self._run, self.replica, self._checkpoints, SystemClock(), ranks=self._ranks
         )
         serving = asyncio.ensure_future(self.service.serving.wait())
         serving.add_done_callback(lambda _: self.ready.set())
@@ -201,7 +202,8 @@ async def serve_run(
             open_config(options.host, options.port, options.peers), Identity.load(run.identity_path)
         )
         try:
-            peer = ReliablePeer(node, run, Replica(node, run, council, logs, SystemClock()))
+            replica = Replica(node, run, council, logs, SystemClock())
+            peer = ReliablePeer(node, run, replica, ranks=not options.keep_places)
             async with _web(options, node, run, peer):
                 return await _take_part(peer, node, run, options, leaving, announce)
         finally:

@@ -89,6 +89,7 @@ class SwarmConfig:
             checkpoint_every=self.checkpoint_every,
             clip_norm=self.clip_norm,
             layouts=self.layouts,
+            asks=None if self.ground is None else self.ground.work,
             costs=[BlockCost(elements=numerics.sizes[block], memory_bytes=1, flops=1.0) for block in blocks],
             ties={block: ties.partners(block) for block in blocks},
             stall_s=self.stall_s,

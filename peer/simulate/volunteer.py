@@ -8,12 +8,14 @@ states that it fetches and gives in states.py.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member import Effect, InStep, Member, StepEffect
+from hetpeer.averaging.places import choose_place
 from hetpeer.peer.simulate.board import LOOK_S
 from hetpeer.peer.simulate.boxes import Boxes
 from hetpeer.peer.simulate.checking import Checking
@@ -82,7 +84,11 @@ class Volunteer:
         )
         self._preparing = 0
         hello = m.Hello(
-            run=run, name=self.name, incarnation=next(self._incarnations), flops_per_second=self._speed
+            run=run,
+            name=self.name,
+            incarnation=next(self._incarnations),
+            flops_per_second=self._speed,
+            uplink=self._uplink,
         )
         self.member = Member(self.name, hello, swarm.shape, window.depth)
         self._sending = Sending(swarm, self.name, self.member, self.boxes, self.worker, later)
@@ -226,7 +232,10 @@ class Volunteer:
     # ── joining ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _choice(self, places: Sequence[m.Place]) -> m.Place:
-        """Which of the open `places` it takes."""
+        """Which of the open `places` it takes: its seat, or on a ground as the daemon chooses, with memory for any; else, where machines and blocks are alike, the next one."""
+        if self.swarm.config.ground is not None:
+            seats = [place for place in places if place.open and (place.cluster, place.begin) == self._seat]
+            return choose_place(seats or places, sys.maxsize)
         return min(
             (place for place in places if place.open),
             key=lambda q: ((q.cluster, q.begin) != self._seat, q.holders, q.cluster, q.begin),

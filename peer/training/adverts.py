@@ -64,6 +64,7 @@ def volunteer_advert(volunteer: Volunteer, node: Node, device_name: str) -> Adve
         waits_room=shares[Occupation.ROOM],
         uplink=round(volunteer.links.outflow.rate),
         flops_per_second=float(round(member.flops_per_second)),
+        product_flops=float(round(volunteer.offer.flops_per_second)),
         memory_bytes=volunteer.offer.memory_bytes,
         device=device_name[:32],
         links=tuple(link_notes(volunteer.links.links, node.path)),

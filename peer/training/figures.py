@@ -21,6 +21,8 @@ class Offer:
     memory_bytes: int
     """For a place: of RAM, or of a GPU."""
     flops_per_second: float
+    uplink: float = 0.0
+    """Bytes/s, as far as it may be used and was measured before; 0: not known."""
     disk_bytes: int = 0
     """For tensors that must be kept and do not fit into memory."""
     name: str = ""

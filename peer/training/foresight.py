@@ -1,6 +1,6 @@
 """Joining while no coordinator answers: choose and prepare from what the peers say of themselves in the DHT.
 
-The adverts decide nothing. They tell which blocks are held least, so that the files of the likely place are here when
+The adverts decide nothing. They tell which blocks are held least, and with which a step would be shortest, so that the files of the likely place are here when
 a coordinator admits us; if it then gives us another place, only those files were fetched in vain.
 """
 
@@ -14,10 +14,12 @@ from hetpeer.averaging.messages import Place
 from hetpeer.averaging.places import choose_place
 from hetpeer.bootstrap.configuration import coordinator_config
 from hetpeer.bootstrap.membership import Membership, Volunteer
+from hetpeer.bootstrap.placing import ranked
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.errors import RemoteError
 from hetpeer.dht.records import Advert
 from hetpeer.dht.roster import Roster
+from hetpeer.peer.training.figures import Offer
 from hetpeer.peer.training.preparing import RunFiles
 
 PATIENCE_S = 3.0
@@ -27,19 +29,41 @@ LOOK_AGAIN_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-def places_seen(run: RunDirectory, adverts: Mapping[str, Advert]) -> tuple[Place, ...]:
-    """The places that a coordinator would offer if the adverts were all there is."""
+def places_seen(run: RunDirectory, adverts: Mapping[str, Advert], offer: Offer) -> tuple[Place, ...]:
+    """The places that a coordinator would offer a machine like `offer` if the adverts were all there is."""
     config = coordinator_config(run)
     members = Membership(config.layouts, config.costs)
     for peer, advert in sorted(adverts.items()):
         if advert.role == "volunteer" and advert.block_begin < advert.block_end:
-            members.volunteers[peer] = Volunteer(peer, 0, 0.0)
+            members.volunteers[peer] = _holder(peer, advert)
             members.adopt(members.volunteers[peer], (advert.block_begin, advert.block_end))
-    return members.places()
+    newcomer = Volunteer(
+        "",
+        0,
+        0.0,
+        flops_per_second=offer.flops_per_second,
+        product_flops=offer.flops_per_second,
+        memory_bytes=offer.memory_bytes,
+        uplink=offer.uplink,
+    )
+    return ranked(members, newcomer, config.asks)
+
+
+def _holder(peer: str, advert: Advert) -> Volunteer:
+    """What it says of itself, as a coordinator would be told."""
+    return Volunteer(
+        peer,
+        0,
+        0.0,
+        flops_per_second=advert.flops_per_second,
+        product_flops=advert.product_flops,
+        computing=advert.forward_s + advert.backward_s,
+        uplink=max(advert.uplink, *(note.rate for note in advert.links), 0.0),
+    )
 
 
 async def prepare_ahead(
-    roster: Roster, files: RunFiles, memory_bytes: int, admitted: Callable[[], bool]
+    roster: Roster, files: RunFiles, offer: Offer, admitted: Callable[[], bool]
 ) -> Place | None:
     """Once a coordinator has been silent for `PATIENCE_S`: fetch the files of the place it is likely to give us.
 
@@ -51,7 +75,7 @@ async def prepare_ahead(
         try:
             adverts = await roster.read()
             files.meet(adverts)
-            place = choose_place(places_seen(files.run, adverts), memory_bytes)
+            place = choose_place(places_seen(files.run, adverts, offer), offer.memory_bytes)
             for block in range(place.begin, place.end):
                 await files.graph(block)
                 await files.buffers(block)

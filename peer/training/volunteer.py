@@ -98,6 +98,8 @@ class Volunteer:
             name=offer.name,
             memory_bytes=offer.memory_bytes,
             flops_per_second=offer.flops_per_second,
+            product_flops=offer.flops_per_second,
+            uplink=offer.uplink,
             voucher=credentials.voucher,
             work=credentials.work,
         )
@@ -106,7 +108,7 @@ class Volunteer:
         self.session = ControlSession(
             node,
             files.council,
-            lambda: self.perform(self.member.connected()),
+            lambda: self.perform(self.member.connected(self.links.outflow.rate)),
             self._received,
             evidence.after,
             files.look_for_amendment,

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from hetpeer.peer.daemon.offering import computes_on, memory_offered
+from hetpeer.peer.daemon.offering import computes_on, memory_offered, uplink_offered
 from hetpeer.stages.execution.results import WorkerInfo
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -63,3 +63,10 @@ def test_on_a_processor_ram_alone_counts() -> None:
 )
 def test_the_owner_is_told_what_computes(info: WorkerInfo, line: str) -> None:
     assert computes_on(info, 512 * MIB) == line
+
+
+def test_an_uplink_is_offered_as_it_was_measured_and_within_its_limit() -> None:
+    assert uplink_offered(0.0, math.inf) == 0.0
+    assert uplink_offered(2e6, math.inf) == 2e6
+    assert uplink_offered(2e6, 1e6) == 1e6
+    assert uplink_offered(0.0, 1e6) == 1e6

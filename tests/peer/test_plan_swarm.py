@@ -10,12 +10,13 @@ import pytest
 import typer
 
 from hetpeer.bootstrap.settings import LinkSettings
+from hetpeer.bootstrap.workload import of_links
 from hetpeer.dht.errors import LocalError
 from hetpeer.peer.cli.plan import Cost, plan
 from hetpeer.peer.cli.plan_grid import Question, plan_grid
 from hetpeer.peer.cli.plan_swarm import SwarmQuestion, plan_swarm
 from hetpeer.peer.planning.devices import read_devices
-from hetpeer.peer.planning.workload import PRESETS, of_links, preset, work_of
+from hetpeer.peer.planning.workload import PRESETS, preset, work_of
 from tests.bootstrap.engine import make_run
 from tests.peer.test_cli_main import hetpeer
 

@@ -14,13 +14,13 @@ from hetpeer.bootstrap.membership import BlockCost, Membership, Volunteer
 from hetpeer.bootstrap.reigning import over_all
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.service import CoordinatorService
+from hetpeer.bootstrap.workload import of_manifest
 from hetpeer.dht.records import Advert, LinkNote
 from hetpeer.dht.roster import Roster
 from hetpeer.peer.planning.devices import devices_in
 from hetpeer.peer.planning.inventory import inventory
 from hetpeer.peer.planning.remembering import Remembered
 from hetpeer.peer.planning.replanning import Proposal, Seating, _lines, proposal
-from hetpeer.peer.planning.workload import of_manifest
 from hetpeer.peer.reliable import proposing
 from hetpeer.peer.reliable.proposing import AGAIN_S, SETTLED_S, Calm, Proposing
 from hetpeer.peer.simulate.config import SwarmConfig

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+LATENCY_S, LINE = 0.02, 125e6
+"""One way, and bytes/s, of lines of which nobody says more."""
 
 
 def times_forward(recompute: bool) -> int:

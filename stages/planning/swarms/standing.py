@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 from hetpeer.stages.planning.swarms.given import Devices, Work
 from hetpeer.stages.planning.swarms.plans import adding_up, divided
 
+INSTANT_S = 1e-12
+"""Nothing takes less."""
+
 Range = tuple[int, int]
 Seat = tuple[int | None, Range]
 """A device, or None for an open place, and its blocks."""
@@ -49,14 +52,11 @@ def as_it_is(devices: Devices, work: Work, held: Sequence[Range], routed: Device
 
     At each block its holders divide all microbatches, and none is done with its first before one could be there and back by the quickest way, nor before it has computed and sent it.
     """
-    holders = [
-        [device for device, (begin, end) in enumerate(held) if begin <= block < end]
-        for block in range(len(work))
-    ]
+    holders = holders_at(held, len(work))
     if not all(holders):
         return math.inf
     seen = devices if routed is None else routed
-    busy = [_busy(seen, work, held, holders, device) for device in range(len(held))]
+    busy = [busy_s(seen, work, held, holders, device) for device in range(len(held))]
     count, fill = work.microbatches, _fill(seen, work, holders)
     steady = max(count / sum(1.0 / busy[device] for device in some) for some in holders)
     alone = max(
@@ -65,7 +65,15 @@ def as_it_is(devices: Devices, work: Work, held: Sequence[Range], routed: Device
     return work.step_s(steady, max(alone, fill), float(adding_up(devices, work, holders).max()))
 
 
-def _busy(
+def holders_at(held: Sequence[Range], blocks: int) -> list[list[int]]:
+    """Of each block, the devices that hold it."""
+    return [
+        [device for device, (begin, end) in enumerate(held) if begin <= block < end]
+        for block in range(blocks)
+    ]
+
+
+def busy_s(
     devices: Devices, work: Work, held: Sequence[Range], holders: Sequence[list[int]], device: int
 ) -> float:
     """Seconds that a microbatch keeps a device busy: it computes, and meanwhile sends on and back, each by its best line and both by its uplink."""
@@ -79,9 +87,9 @@ def _busy(
         if begin < end and 0 < border < len(work):
             nbytes = float(work.crossing[border]) / times
             together += nbytes
-            line = max(float(devices.bandwidth[device, other]) for other in holders[there])
+            line = float(devices.bandwidth[device, holders[there]].max())
             sending = max(sending, nbytes / max(line, 1e-300))
-    return max(computing, sending, together / float(devices.uplink[device]))
+    return max(computing, sending, together / float(devices.uplink[device]), INSTANT_S)
 
 
 def _fill(devices: Devices, work: Work, holders: Sequence[list[int]]) -> float:
