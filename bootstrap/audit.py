@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetpeer.bootstrap.claims import check_credit
+from hetpeer.bootstrap.contributions import Contribution, Contributions, Tally
 from hetpeer.bootstrap.deciding import Decision, decisions_of
 from hetpeer.bootstrap.grouped.lineage import lineage
 from hetpeer.bootstrap.history import History, Record
@@ -60,6 +61,10 @@ class Verdict:
     """Microbatches that reached a holder through the task board and are counted there."""
     staleness: dict[int, int] = field(default_factory=dict)
     """Updates by which the parameters of a step were behind → how many committed steps."""
+    contributed: Tally = field(default_factory=Tally)
+    """What was used, late and lost, step by step."""
+    contributions: list[Contribution] | None = None
+    """One by one, if they were asked for."""
     volunteers: int = 0
     events: int = 0
     unit: str = ""
@@ -83,8 +88,8 @@ class Verdict:
             self.problems.append(problem)
 
 
-def audit(directory: Path) -> Verdict:
-    """Check a run directory: its files, its log and the volunteers' logs in `volunteers/`.
+def audit(directory: Path, *, contributions: bool = False) -> Verdict:
+    """Check a run directory: its files, its log and the volunteers' logs in `volunteers/`. `contributions`: list each of them, too.
 
     Raises `LocalError` when the manifest, a file it names or the coordinator's log is damaged; what is wrong with the
     history or with a volunteer's log is a problem in the verdict.
@@ -112,6 +117,10 @@ def audit(directory: Path) -> Verdict:
     _check_checkpoints(records, said.applied, verdict)
     _check_lives(said.lives, verdict)
     verdict.leftovers = len(_counted_leftovers(records, said))
+    microbatches, blocks = run.manifest.training.microbatches, len(run.manifest.blocks)
+    each = Contributions(records, surviving, said.applied, microbatches, blocks)
+    verdict.contributed = each.tally()
+    verdict.contributions = list(each) if contributions else None
     return verdict
 
 

@@ -77,7 +77,16 @@ def _commit_record(
         **written(work_in(step.sums.covers.values(), step.sizes), reign.history.contributors),
         "seconds": now - step.sums.awaited_at,
         "reduce_seconds": now - step.sums.reduce.began_at,
+        **step.ledger.unused.written(),
+        **({"afterwards": afterwards} if (afterwards := reign.afterwards.take()) else {}),
     }
+
+
+def given_up(step: CoordinatedStep) -> dict[str, Any]:
+    """What the log says of a step that comes to nothing."""
+    step.ledger.give_up()
+    about = {"step": step.number, "batch": step.batch, "behind": step.behind}
+    return {**about, **step.ledger.unused.written()}
 
 
 @dataclass(slots=True)

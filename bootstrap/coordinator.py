@@ -208,8 +208,8 @@ class Coordinator(Losing):
 
     def _end(self, why: str, *, completed: bool) -> list[Effect]:
         self._reign.state = State.FINISHED
-        self._steps.clear()
-        record = [] if completed else [self._reign.log(kind="halt", why=why)]
+        given_up = self._steps.clear()
+        record = [] if completed else [self._reign.log(kind="halt", why=why, **given_up)]
         told = self._reign.end = m.Finished(why=why, completed=completed)
         return [*record, *(Send(peer, told) for peer in self.members.volunteers), Halt(why, completed)]
 
@@ -217,7 +217,11 @@ class Coordinator(Losing):
 
     def _in_step(self, volunteer: Volunteer, message: m.Message, now: float) -> list[Effect]:
         """A holder's word on a step in progress."""
-        step = self._steps.numbered(getattr(message, "step", None))
+        number = getattr(message, "step", -1)
+        step = self._steps.numbered(number)
+        if step is None and isinstance(message, m.Sealed):
+            ids = {microbatch for part in message.contents for microbatch in part.ids}
+            self._reign.afterwards.late(number, volunteer.peer, ids)
         if step is None or volunteer.peer not in step.roster:
             return []
         return [*step.receive(volunteer.peer, message, now), *self._follow(step, now)]

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetpeer.averaging.messages import Contents
+from hetpeer.bootstrap.unused import Unused
 
 CLIP_EPSILON = 1e-6
 """As torch.nn.utils.clip_grad_norm_ adds it to the norm."""
@@ -38,6 +39,8 @@ class StepLedger:
     def __init__(self, ids: Iterable[int], evaluation: Iterable[int], blocks: int) -> None:
         self.ids = frozenset(ids)
         self.evaluation = frozenset(evaluation)
+        self.unused = Unused()
+        """What was computed, or was to be, and does not count."""
         self._counted: list[dict[int, str]] = [{} for _ in range(blocks)]
         self._settled: dict[str, tuple[int, tuple[int, ...]]] = {}
         """Holder → its last slot, and the blocks of it that do not count: it seals one after the other, and numbers them upwards."""
@@ -68,7 +71,10 @@ class StepLedger:
                     verdict.progress = True
                 else:
                     refused.append(block)
-                    verdict.reopened |= ids - self._counted[block].keys()
+                    counted = self._counted[block].keys()
+                    verdict.reopened |= ids - counted
+                    self.unused.late(holder, ids & counted)
+                    self.unused.lost(holder, ids - counted)
         verdict.reopened = self._may_reopen(holder, verdict.reopened) | verdict.displaced
         for microbatch in self.ids & losses.keys():
             self._losses[holder, microbatch] = losses[microbatch]
@@ -92,7 +98,8 @@ class StepLedger:
             for rival in rivals:
                 verdict.evicted.setdefault(rival, []).append(block)
             for microbatch in theirs:
-                del counted[microbatch]
+                note = self.unused.late if microbatch in ids else self.unused.lost
+                note(counted.pop(microbatch), (microbatch,))
             verdict.displaced |= theirs - ids
         counted.update(dict.fromkeys(ids, holder))
         return True
@@ -110,11 +117,18 @@ class StepLedger:
             theirs = [i for i, h in counted.items() if h == holder]
             for microbatch in theirs:
                 del counted[microbatch]
+            self.unused.lost(holder, theirs)
             lost = lost or bool(theirs)
         self._settled.pop(holder, None)  # it may come back, and number its slots from the beginning
         for key in [key for key in self._losses if key[0] == holder]:
             del self._losses[key]
         return lost
+
+    def give_up(self) -> None:
+        """The step comes to nothing: all that counts is lost."""
+        for counted in self._counted:
+            for microbatch, holder in counted.items():
+                self.unused.lost(holder, (microbatch,))
 
     def holder(self, block: int, microbatch: int) -> str | None:
         """Who counts `microbatch` at `block`."""

@@ -94,13 +94,15 @@ class Losing(Reigning):
     def _go_back(self, version: int, why: str, now: float) -> list[Effect]:
         """The run goes on with `version`, whatever was begun since. Who has its state keeps it."""
         reign = self._reign
-        self._steps.clear()
+        given_up = self._steps.clear()
         self._saving.abandon()
         self._border.leave()
         holders = self.members.roster() if version == self.history.version else {}
         reign.state = State.WAITING
         reign.line = line = m.Line(term=self.line.term, view=self.line.view + 1)
-        record = reign.log(kind="rollback", term=line.term, view=line.view, to_version=version, why=why)
+        record = reign.log(
+            kind="rollback", term=line.term, view=line.view, to_version=version, why=why, **given_up
+        )
         self.members.start_over()
         self._border.gather([self.members.volunteers[peer] for peer in holders], now)
         told = m.RolledBack(line=line, version=version, why=why)

@@ -21,6 +21,7 @@ from hetpeer.bootstrap.membership import Membership
 from hetpeer.bootstrap.norms import Norms
 from hetpeer.bootstrap.quarrels import Quarrels
 from hetpeer.bootstrap.standing import Standings
+from hetpeer.bootstrap.unused import Afterwards
 
 
 @dataclass(slots=True)
@@ -38,6 +39,7 @@ class Reign:
     quarrels: Quarrels = field(default_factory=Quarrels)
     guard: Guard = field(default_factory=Guard)
     norms: Norms = field(default_factory=Norms)
+    afterwards: Afterwards = field(default_factory=Afterwards)
     state: State = State.WAITING
     end: Finished | None = None
     """How the run ended, once it is FINISHED."""

@@ -139,6 +139,16 @@ class Assignments:
         """Ids whose first hop is one of `peers`."""
         return {i for i, route in self._routes.items() if route[0].peer in peers}
 
+    def left_by(self, peer: str) -> set[int]:
+        """Ids on whose way `peer` is, and which nobody else counts at its blocks."""
+        return {
+            i
+            for i, route in self._routes.items()
+            for hop in route
+            if hop.peer == peer
+            and any(self._counted(block, i) in (None, peer) for block in range(hop.begin, hop.end))
+        }
+
     def without_beginning(self) -> set[int]:
         """Ids whose first block nobody held when they were to be handed out."""
         return {i for i, route in self._routes.items() if not stands(route[0], self._roster)}

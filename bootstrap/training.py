@@ -248,6 +248,8 @@ class CoordinatedStep:
 
     def without(self, peers: Sequence[str], now: float) -> list[Effect]:
         """`peers` have left the roster, and the others know; the caller has checked that every block keeps a holder, or may wait for one."""
+        for peer in peers:
+            self.ledger.unused.lost(peer, self.ledger.ids & self._ways.left_by(peer))
         lost = [peer for peer in peers if self.ledger.lose(peer)]
         self._lull.over(now)
         self.sums.left(peers)

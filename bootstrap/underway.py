@@ -6,8 +6,10 @@ Pure. How one of them goes is training.py's; what becomes of the run is the coor
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.commits import given_up
 from hetpeer.bootstrap.decisions import Effect, Send, Work
 from hetpeer.bootstrap.patience import Pace
 from hetpeer.bootstrap.reign import Reign
@@ -67,6 +69,7 @@ class UnderWay:
         self._reign.quarrels.committed()
         self._reign.failures.committed(step.batch)
         self._reign.allowances.judge(step.taken, step.counted(), len(step.ledger.ids))
+        self._reign.afterwards.committed(step.number, step.roster, step.ledger.ids)
         self._steps.remove(step)
 
     def remove(self, step: CoordinatedStep) -> None:
@@ -74,9 +77,11 @@ class UnderWay:
         self._reign.failures.committed(step.batch)
         self._steps.remove(step)
 
-    def clear(self) -> None:
-        """None of them is to be committed."""
+    def clear(self) -> dict[str, Any]:
+        """None of them is to be committed: what the log's record of that says of them."""
+        trained = [step for step in self._steps if step.ledger.ids]
         self._steps.clear()
+        return {"given_up": [given_up(step) for step in trained]} if trained else {}
 
     def tick(self, now: float) -> list[Effect]:
         """Only the first is waited for: the others' work comes after its. Where it stands still, and what was handed out again did not

@@ -27,6 +27,8 @@ class Cluster(Coordinator):
         """Who is to hold its blocks has so long to come back, or to fetch them."""
         self.dissolved: str | None = None
         """Why it has fallen apart."""
+        self.given_up: Mapping[str, Any] = {}
+        """What the log says of the steps that were under way then."""
 
     @property
     def reign(self) -> Reign:
@@ -127,7 +129,7 @@ class Cluster(Coordinator):
         """Others are given the batch, in clusters of their own."""
 
     def _go_back(self, version: int, why: str, now: float) -> list[Effect]:  # noqa: ARG002 - as the original
-        self._steps.clear()
+        self.given_up = self._steps.clear()
         self.dissolved = why
         self._reign.state = State.WAITING
         self._saving.abandon()

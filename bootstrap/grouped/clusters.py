@@ -103,7 +103,7 @@ class Clusters:
         """`cluster` has fallen apart."""
         del self._clusters[cluster.number]
         self.saver = None if self.saver is cluster else self.saver
-        return self.log(kind="dissolved", cluster=cluster.number, why=cluster.dissolved)
+        return self.log(kind="dissolved", cluster=cluster.number, why=cluster.dissolved, **cluster.given_up)
 
     def __iter__(self) -> Iterator[Cluster]:
         return iter(self._clusters.values())

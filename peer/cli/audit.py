@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,7 +11,10 @@ import typer
 from hetpeer.peer.cli.options import RunDir
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from hetpeer.bootstrap.audit import Verdict
+    from hetpeer.bootstrap.contributions import Contribution, Tally
     from hetpeer.bootstrap.replay import Comparison
 
 FIRST = 100
@@ -27,13 +31,20 @@ def audit(
     replay: Annotated[
         bool, typer.Option("--replay", help="Train again on this machine and compare every number.")
     ] = False,
+    contributions: Annotated[
+        bool,
+        typer.Option(
+            "--contributions",
+            help="List every microbatch of every step: with which version it was computed, and whether it was used, late or lost.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Check from the volunteers' signed logs that every microbatch was counted exactly once."""
     from hetpeer.bootstrap.audit import audit as run_audit
     from hetpeer.bootstrap.replay import replay as run_replay
 
-    verdict = run_audit(directory)
+    verdict = run_audit(directory, contributions=contributions)
     comparison = run_replay(directory) if replay else None
     ok = verdict.ok and (comparison is None or comparison.ok)
     print(_verdict_json(verdict, comparison, ok) if as_json else _verdict_text(verdict, comparison, ok))
@@ -60,6 +71,7 @@ def _verdict_text(verdict: Verdict, comparison: Comparison | None, ok: bool) -> 
         f"evidence      {verdict.events} updates in the signed logs of {verdict.volunteers} volunteers",
         f"microbatches  {counts}, {verdict.lost} lost, {verdict.duplicated} duplicated",
     ]
+    lines.append(f"contributions {_counts(verdict.contributed)}")
     if any(verdict.staleness):
         spread = ", ".join(f"{behind} in {steps}" for behind, steps in sorted(verdict.staleness.items()))
         lines.append(f"staleness     updates by which a step's parameters were behind: {spread} steps")
@@ -72,6 +84,7 @@ def _verdict_text(verdict: Verdict, comparison: Comparison | None, ok: bool) -> 
         )
     if len(verdict.credit) > FIRST:
         lines.append(f"              and {len(verdict.credit) - FIRST} more: --json has all")
+    lines += _each(verdict.contributions or ())
     problems = list(verdict.problems)
     if comparison is not None:
         judged = ", as the run's lossy codec lets them" if comparison.lossy else ""
@@ -89,3 +102,46 @@ def _verdict_text(verdict: Verdict, comparison: Comparison | None, ok: bool) -> 
     ]
     lines.append(f"verdict       {'exactly once' if ok else 'BROKEN'}")
     return "\n".join(lines)
+
+
+def _counts(tally: Tally) -> str:
+    """How many there are of each kind."""
+    used = sum(tally.used.values())
+    stale = ", ".join(f"{count:,} by {behind}" for behind, count in sorted(tally.used.items()))
+    parts = [f"{used:,} used", f"{tally.late:,} late", f"{tally.lost:,} lost and done again"]
+    if any(tally.used):
+        parts[0] += f" (stale: {stale})"
+    if tally.signed < used:
+        parts.append(f"{used - tally.signed:,} of those used are not signed for at every block")
+    if tally.waiting:
+        parts.append(f"{tally.waiting:,} batches are not done again so far")
+    if tally.silent:
+        parts.append(f"of {tally.silent:,} steps it was not written down what was late or lost")
+    return ", ".join(parts)
+
+
+def _each(contributions: Iterable[Contribution]) -> Iterator[str]:
+    """A line for each step, state and peer: ids that have all of that in common."""
+    for about, ids in groupby(contributions, key=_about):
+        yield f"contribution  {about.replace('IDS', _spans([one.id for one in ids]))}"
+
+
+def _about(one: Contribution) -> str:
+    cluster = f"cluster {one.cluster} " if one.cluster else ""
+    view = f" view {one.view}" if one.view else ""
+    what = f"{cluster}step {one.step}{view}, batch {one.batch}, base {one.base}, staleness {one.staleness}"
+    why = f" ({one.why})" if one.why else ""
+    whose = f" of {one.peers[0]}" if one.why and one.peers else ""
+    group = "" if one.group is None else f", averaged in group {one.group}"
+    return f"{what}: {one.state} IDS{why}{whose}{group}"
+
+
+def _spans(ids: Iterable[int]) -> str:
+    """Rising numbers, neighbours joined."""
+    spans: list[list[int]] = []
+    for number in ids:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in spans)

@@ -51,6 +51,8 @@ def all_batches_once(swarm: Swarm) -> None:
     verdict = audit(swarm.run.path)
     assert verdict.ok, verdict.problems
     assert verdict.steps == verdict.steps_planned
+    told = verdict.contributed
+    assert (sum(told.used.values()), told.waiting, told.silent) == (verdict.counted, 0, 0)
     losses = [record["loss"] for record in swarm.records("evaluation")]
     assert losses[-1] < losses[0]
 

@@ -2,10 +2,13 @@
 
 import asyncio
 import functools
+import itertools
 import signal
+from collections import Counter
 
 import pytest
 
+from hetpeer.bootstrap.audit import audit
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.replay import replay
 from hetpeer.bootstrap.settings import NAdam
@@ -18,6 +21,20 @@ def staleness_of(swarm: Swarm) -> list[int]:
     """Of each step of the surviving history."""
     commits = History.of(swarm.records()).commits
     return [commits[step].get("behind", 0) for step in sorted(commits)]
+
+
+def _every_contribution_is_told(swarm: Swarm, killed: str, staleness: int) -> None:
+    """Each id of each step is used once, as its holders have signed; what `killed` had or was to do is lost, and among them."""
+    verdict = audit(swarm.run.path, contributions=True)
+    each, training = verdict.contributions or [], swarm.run.manifest.training
+    used = Counter((one.step, one.id) for one in each if one.state == "used")
+    assert used == Counter(itertools.product(range(training.steps), range(training.microbatches)))
+    assert verdict.contributed.signed == len(used)
+    assert verdict.contributed.waiting == verdict.contributed.silent == 0
+    assert all(one.staleness == one.step - one.base <= staleness for one in each)
+    lost = [one for one in each if one.state == "lost"]
+    assert any(killed in one.peers for one in lost) or swarm.records("rollback")
+    assert {(one.step, one.id) for one in each} == used.keys()
 
 
 async def test_steps_that_overlap_are_those_of_one_machine(swarm: Swarm) -> None:
@@ -41,4 +58,5 @@ async def test_steps_that_overlap_are_those_of_one_machine(swarm: Swarm) -> None
     found = staleness_of(swarm)
     assert max(found) == staleness, "steps overlapped as far as they may"
     assert sum(map(bool, found)) > len(found) // 2, "and most did"
+    _every_contribution_is_told(swarm, killed.peer_id, staleness)
     assert swarm.judged().staleness == {behind: found.count(behind) for behind in sorted(set(found))}
