@@ -38,6 +38,8 @@ class History:
     """The last one of the manifest, in hexadecimal."""
     arranged: Sequence[Sequence[Sequence[int]]] = ()
     """How the first clusters cut the blocks since volunteers were moved last."""
+    cut: Sequence[Sequence[int]] | None = None
+    """How this cluster of a grouped run cuts the blocks, if it was founded with a cut of its own."""
     departures: Counter[str] = field(default_factory=Counter)
     """Peer → how often it has gone, one way or another."""
     contributors: dict[str, int] = field(default_factory=dict)
@@ -88,6 +90,7 @@ class History:
             case "founded":
                 self.version = self.sealed = int(record["version"])
                 self.base = self.checkpoint
+                self.cut = record.get("layout")
             case "rollback":
                 self.view = int(record["view"])
                 if self.version != int(record["to_version"]):  # else the steps under way are begun anew

@@ -131,6 +131,10 @@ class Membership:
         """The first clusters are cut like this from now on."""
         self._arranged = [tuple((b, e) for b, e in layout) for layout in layouts]
 
+    def recut(self, layout: Sequence[Range]) -> None:
+        """The one cluster that is here is cut like this from now on."""
+        self._layouts = [tuple(layout)]
+
     def layout(self, cluster: int) -> tuple[Range, ...]:
         """How `cluster` cuts the blocks."""
         if cluster < len(self._arranged):

@@ -20,6 +20,8 @@ from hetpeer.bootstrap.configuration import coordinator_config
 from hetpeer.bootstrap.coordinator import Coordinator
 from hetpeer.bootstrap.core import new_core
 from hetpeer.bootstrap.doorkeeper import Doorkeeper
+from hetpeer.bootstrap.grouped.cutting import Cutting
+from hetpeer.bootstrap.grouped.run import Grouped
 from hetpeer.bootstrap.keeping import Checkpoints
 from hetpeer.bootstrap.leases import MAX_TICK_S
 from hetpeer.bootstrap.reception import Reception
@@ -244,6 +246,11 @@ class CoordinatorService:
         """A planner proposes who has which blocks from now on."""
         if isinstance(self.core, Coordinator):
             self._queue(self.core.arrange(arrangement, self._clock.monotonic()))
+
+    def recut(self, cutting: Cutting) -> None:
+        """A planner proposes how those who wait in a forming cluster can be whole."""
+        if isinstance(self.core, Grouped):
+            self._queue(self.core.recut(cutting, self._clock.monotonic()))
 
     def broken(self, peer: str) -> None:
         self._queue(self.core.broken(peer, self._clock.monotonic()))

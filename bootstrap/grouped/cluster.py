@@ -13,6 +13,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.commits import average_message
 from hetpeer.bootstrap.coordinator import Coordinator
 from hetpeer.bootstrap.decisions import Effect, Send, State
+from hetpeer.bootstrap.grouped.cutting import Cutting
 from hetpeer.bootstrap.membership import Standing, Volunteer
 from hetpeer.bootstrap.reign import Reign
 
@@ -74,6 +75,22 @@ class Cluster(Coordinator):
         if given:
             self.members.volunteers[volunteer.peer] = volunteer
         return given
+
+    @property
+    def forming(self) -> bool:
+        """Whether it waits for volunteers: some place of it is open."""
+        return not self.founded and self.dissolved is None and any(p.open for p in self.members.places())
+
+    def recut(self, cutting: Cutting) -> list[Effect]:
+        """It is forming, and those who are here have these places from now on. Whom the cut spares the caller has taken out."""
+        self.members.recut([place for _, place in cutting.seats])
+        told: list[Effect] = []
+        for peer, place in cutting.seats:
+            volunteer = self.members.volunteers[peer]
+            if volunteer.place != place:
+                volunteer.place, volunteer.standing = place, Standing.JOINING
+                told.append(Send(peer, m.Granted(line=self.line, begin=place[0], end=place[1])))
+        return told
 
     def found(self, now: float) -> list[Effect]:
         """The run's log says from what it begins."""

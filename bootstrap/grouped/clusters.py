@@ -89,7 +89,8 @@ class Clusters:
     def open(self, number: int, agenda: Agenda, now: float, *, founded: bool) -> Cluster:
         """Cluster `number` as the log knows it, to do what `agenda` says."""
         config, history = self._config, History.of(self._records, number)
-        members = Membership(config.layouts, config.costs, history.departures, only=number)
+        cut = config.layouts if history.cut is None else [[(begin, end) for begin, end in history.cut]]
+        members = Membership(cut, config.costs, history.departures, only=number)
         line = m.Line(term=self.term, view=0, cluster=number)
         self._numbers = max(self._numbers, number + 1)
         self._clusters[number] = cluster = Cluster(

@@ -98,7 +98,10 @@ class Course:
         if forming is None or not self._sharing.may_found:
             return []
         version = forming.history.checkpoint_version
-        record = self._clusters.log(kind="founded", cluster=forming.number, version=version)
+        number, cut = forming.number, forming.members.layout(forming.number)
+        usual = [tuple(place) for place in self._config.layouts[number % len(self._config.layouts)]]
+        own = {} if list(cut) == usual else {"layout": [list(place) for place in cut]}
+        record = self._clusters.log(kind="founded", cluster=number, version=version, **own)
         return [record, *self.by(forming, forming.found(now))]
 
     # ── averagings ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -18,6 +18,7 @@ from hetpeer.bootstrap.grouped.batches import Batches
 from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.grouped.clusters import Clusters
 from hetpeer.bootstrap.grouped.course import Course
+from hetpeer.bootstrap.grouped.cutting import Cutting
 from hetpeer.bootstrap.grouped.door import Door
 from hetpeer.bootstrap.grouped.round import Round
 from hetpeer.bootstrap.grouped.sharing import Sharing
@@ -143,6 +144,28 @@ class Grouped:
         """The checkpoint could not be collected: it is tried again at the next border."""
         saver = self.clusters.saver
         return [] if saver is None else saver.not_saved(order, now)
+
+    @property
+    def forming(self) -> Cluster | None:
+        """The cluster in which volunteers wait for others."""
+        return next((c for c in self.clusters if c.forming and c.members.volunteers), None)
+
+    def recut(self, cutting: Cutting, now: float) -> list[Effect]:
+        """A planner has found how those who wait for others can be a cluster. Nothing happens if others are there by now than those it was made for.
+        Raises `ValueError` for a cut that is none.
+        """
+        if fault := cutting.fault(self._blocks):
+            raise ValueError(fault)
+        cluster = self.clusters.get(cutting.cluster)
+        if self.state is State.FINISHED or cluster is None or not cluster.forming:
+            return []
+        if cutting.peers != cluster.members.volunteers.keys():
+            return []
+        spared = [cluster.members.volunteers.pop(peer) for peer in sorted(cutting.spared)]
+        effects = cluster.recut(cutting)
+        for volunteer in spared:
+            effects += self._door.enter(volunteer.homeless(), self._sharing.places(now))
+        return self._course.settle(effects, now)
 
     def tick(self, now: float) -> list[Effect]:
         """Time passes. To be called a few times a second."""

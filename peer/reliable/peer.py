@@ -237,7 +237,7 @@ async def _take_part(
         asyncio.ensure_future(ReliableProgress(peer.replica, lambda: peer.service).show_forever()),
         asyncio.ensure_future(tell_forever(node, reliable=True)),
     ]
-    if run.manifest.averaging is None and not options.keep_places:
+    if not options.keep_places:
         beside.append(
             asyncio.ensure_future(Proposing(run.manifest, roster, lambda: peer.service).look_forever())
         )

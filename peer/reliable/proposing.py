@@ -1,4 +1,6 @@
-"""A reliable peer looks for a better division of the blocks while the run that it coordinates goes on (docs/planning.md, "A plan that lives")."""
+"""A reliable peer looks for a better division of the blocks while the run that it coordinates goes on (docs/planning.md, "A plan that lives"); in a grouped one, for a cut for
+those who wait for others (docs/averaging.md, "A cut of their own").
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,12 @@ from collections.abc import Callable
 from functools import partial
 
 from hetpeer.bootstrap.coordinator import Coordinator
+from hetpeer.bootstrap.grouped.run import Grouped
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.bootstrap.service import CoordinatorService
 from hetpeer.dht.errors import RemoteError
 from hetpeer.dht.roster import Roster
+from hetpeer.peer.planning.forming import cutting
 from hetpeer.peer.planning.remembering import Remembered
 from hetpeer.peer.planning.replanning import Proposal, Seating, proposal
 
@@ -75,10 +79,14 @@ class Proposing:
         while True:
             await asyncio.sleep(LOOK_S)
             service = self._service()
-            if service is None or service.halted.done() or not isinstance(service.core, Coordinator):
+            if service is None or service.halted.done():
                 continue
             try:
-                await self._look(service, service.core)
+                match service.core:
+                    case Coordinator() as core:
+                        await self._look(service, core)
+                    case Grouped() as grouped:
+                        await self._look_who_waits(service, grouped)
             except RemoteError as error:
                 _log.debug("what the volunteers say could not be read: %s", error)
             except ValueError as error:
@@ -108,6 +116,32 @@ class Proposing:
             self._say(found)
             self._calm.changed(time.monotonic())
             service.arrange(found.arrangement)
+
+    async def _look_who_waits(self, service: CoordinatorService, core: Grouped) -> None:
+        """Whether those who wait in a forming cluster can be one by themselves."""
+        forming = core.forming
+        if forming is None:
+            return
+        seating = Seating.of(forming.members)
+        if not self._calm(seating, time.monotonic()):
+            return
+        adverts = self._remembered(await self._roster.read())
+        self._seed += 1
+        until = time.monotonic() + SEARCH_S
+        search = partial(
+            cutting,
+            self._manifest,
+            adverts,
+            forming.number,
+            seating.seats.keys(),
+            seed=self._seed,
+            on=lambda: time.monotonic() < until,
+        )
+        found = await asyncio.to_thread(search)
+        if found is not None:
+            places = ", ".join(f"{begin}-{end - 1}" for _, (begin, end) in found.seats)
+            _log.warning("who waits for others is cluster %d, cut into blocks %s", found.cluster, places)
+            service.recut(found)
 
     def _say(self, found: Proposal) -> None:
         what = f"{found.moved} blocks are given to others" if found.moved else "pipelines are made of others"

@@ -1,4 +1,6 @@
-"""A planner that proposes another division of the blocks every few seconds, at random: the worst that there could be."""
+"""A planner that proposes another division of the blocks every few seconds, at random, or another cut for those who wait in a forming cluster: the
+worst that there could be.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,9 @@ from random import Random
 
 from hetpeer.bootstrap.arranging import Arrangement
 from hetpeer.bootstrap.coordinator import Coordinator
+from hetpeer.bootstrap.grouped.cluster import Cluster
+from hetpeer.bootstrap.grouped.cutting import Cutting
+from hetpeer.bootstrap.grouped.run import Grouped
 from hetpeer.bootstrap.membership import Range
 from hetpeer.peer.simulate.swarm import Swarm
 
@@ -29,6 +34,8 @@ class Arrangements:
             peers = [v.peer for v in core.members.volunteers.values() if v.place is not None]
             if peers:
                 self._swarm.arrange(_any_of(peers, core.members.blocks, self._random))
+        elif isinstance(core, Grouped) and (forming := core.forming) is not None:
+            self._swarm.recut(_any_cut(forming, self._random))
         if self._swarm.completed is None:
             self._propose_later()
 
@@ -45,3 +52,12 @@ def _any_of(peers: list[str], blocks: int, random: Random) -> Arrangement:
         seats |= {left.pop(): (len(layouts), place) for place in layout}
         layouts.append(layout)
     return Arrangement(layouts, seats)
+
+
+def _any_cut(forming: Cluster, random: Random) -> Cutting:
+    """Some of those who wait, in any order, with any cut; the others are spared."""
+    peers, blocks = sorted(forming.members.volunteers), forming.members.blocks
+    chosen = random.sample(peers, random.randint(1, min(blocks, len(peers))))
+    borders = [0, *sorted(random.sample(range(1, blocks), len(chosen) - 1)), blocks]
+    seats = list(zip(chosen, pairwise(borders), strict=True))
+    return Cutting(cluster=forming.number, seats=seats, spared=frozenset(peers).difference(chosen))

@@ -20,6 +20,7 @@ from hetpeer.bootstrap.core import Core
 from hetpeer.bootstrap.credit import Contributors, Credit
 from hetpeer.bootstrap.grouped.lineage import lineage
 from hetpeer.bootstrap.grouped.run import Grouped
+from hetpeer.peer.simulate.arrangements import Arrangements
 from hetpeer.peer.simulate.checks import Checks, Digests, require
 from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.coverage import Coverage
@@ -49,6 +50,8 @@ def simulate(
         shaped = replace(shaped, volunteers=enough, part_s=(0.0, SLOW_S[seed % 3]))
     swarm = GroupedSwarm(seed, shaped, Symbols(BLOCKS), Coverage(), interval=interval, delayed=delayed)
     Faults(swarm, faults, (*MOMENTS, *OF_CLUSTERS))
+    if shaped.arranged_s:
+        Arrangements(swarm, seed, shaped.arranged_s)
     violation: str | None = None
     try:
         swarm.run(LIMIT_S)

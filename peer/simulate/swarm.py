@@ -20,6 +20,8 @@ from hetpeer.bootstrap import decisions as d
 from hetpeer.bootstrap.arranging import Arrangement
 from hetpeer.bootstrap.coordinator import Coordinator
 from hetpeer.bootstrap.core import Core
+from hetpeer.bootstrap.grouped.cutting import Cutting
+from hetpeer.bootstrap.grouped.run import Grouped
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.reigning import over_all
 from hetpeer.peer.simulate.board import Board
@@ -143,6 +145,14 @@ class Swarm:
             return core.arrange(arrangement, now)
 
         self.host.later(lambda: self.host.event("arrange", proposed))
+
+    def recut(self, cutting: Cutting) -> None:
+        """A planner proposes how those who wait in a forming cluster can be whole."""
+
+        def proposed(core: Core, now: float) -> Iterable[d.Effect]:
+            return core.recut(cutting, now) if isinstance(core, Grouped) else ()
+
+        self.host.later(lambda: self.host.event("recut", proposed))
 
     def _carry_out(self, effect: d.Effect) -> None:
         """What the coordinator decides."""

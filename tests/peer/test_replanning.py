@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hetpeer.bootstrap.coordinator import Coordinator
+from hetpeer.bootstrap.grouped.cutting import Cutting
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import BlockCost, Membership, Volunteer
 from hetpeer.bootstrap.reigning import over_all
@@ -18,6 +19,7 @@ from hetpeer.bootstrap.workload import of_manifest
 from hetpeer.dht.records import Advert, LinkNote
 from hetpeer.dht.roster import Roster
 from hetpeer.peer.planning.devices import devices_in
+from hetpeer.peer.planning.forming import cutting
 from hetpeer.peer.planning.inventory import inventory
 from hetpeer.peer.planning.remembering import Remembered
 from hetpeer.peer.planning.replanning import Proposal, Seating, _lines, proposal
@@ -268,6 +270,35 @@ def test_each_change_is_followed_by_a_longer_rest_until_somebody_comes_or_goes()
     assert not calm(fewer, now)
     assert calm.changes == 0
     assert calm(fewer, now + SETTLED_S)
+
+
+def waiting(run: RunDirectory, adverts: dict[str, Advert], *peers: str) -> Cutting | None:
+    left = iter(range(500))
+    return cutting(run.manifest, adverts, 3, peers, seed=1, on=lambda: next(left, None) is not None)
+
+
+def test_who_waits_and_has_the_memory_gets_all_of_the_model(run: RunDirectory) -> None:
+    assert waiting(run, {"a": advert(1e9)}, "a") == Cutting(cluster=3, seats=[("a", (0, BLOCKS))])
+
+
+def test_those_who_wait_share_the_model_by_their_speed_or_are_two_clusters(run: RunDirectory) -> None:
+    """Each has memory for a half at most, so both are needed; with memory for all of it each is a cluster by itself."""
+    memory = of_manifest(run.manifest, run.manifest.training.microbatches)
+    each = int(0.9 * (memory.memory.sum() + 8 * memory.kept.sum()))
+    found = waiting(run, {"fast": advert(1e7, each), "slow": advert(1e6, each)}, "fast", "slow")
+    assert found is not None
+    assert found.fault(BLOCKS) is None
+    assert found.peers == {"fast", "slow"}
+    adverts = {"fast": advert(1e7), "slow": advert(1e7)}
+    found = waiting(run, adverts, "fast", "slow")
+    assert found is not None
+    assert (len(found.seats), len(found.spared)) == (1, 1)
+
+
+def test_those_who_cannot_hold_it_together_or_have_not_said_what_they_can_wait_on(run: RunDirectory) -> None:
+    assert waiting(run, {"a": advert(1e9, 100_000)}, "a") is None
+    assert waiting(run, {"a": advert(1e9), "b": Advert(role="volunteer")}, "a", "b") is None
+    assert waiting(run, {"a": advert(1e9)}, "a", "b") is None
 
 
 def test_lines_that_are_not_used_any_more_are_remembered_as_long_as_both_are_there() -> None:

@@ -12,12 +12,14 @@ from hetpeer.bootstrap.grouped.batches import Batches
 from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.grouped.round import Round
 from hetpeer.peer.simulate.grouped import simulate
+from hetpeer.peer.simulate.swarm import Swarm
 
 SEEDS = range(24)
 ONCE_BROKEN = (36, 92, 140, 1730)
 """A copy outlived its averaging; a plan was made and its cluster silenced at once; a checkpoint had a copy of another cluster's state; what was saved
 of one cluster's version counted as another's version of the same number."""
 FAULTS = 20
+OWN_CUTS = (4, 12, 25, 33, 36, 37)
 DELAYED = [seed for seed in range(96) if seed // 4 % 2]
 
 
@@ -29,6 +31,21 @@ def test_histories_with_many_faults_keep_every_invariant():
         assert outcome.faults >= 14, outcome
         kinds |= outcome.kinds
     assert kinds >= {"founded", "commit", "average", "installed", "dissolved", "checkpoint", "evaluation"}
+
+
+def test_clusters_with_cuts_of_their_own_average_with_the_others():
+    """In one of four histories a planner cuts forming clusters at random, and coordinators die meanwhile."""
+    cuts = []
+
+    def write(self, record, original=Swarm.write):
+        cuts.extend([record["layout"]] if record["kind"] == "founded" and "layout" in record else [])
+        original(self, record)
+
+    with patch.object(Swarm, "write", write):
+        outcomes = [simulate(seed, faults=FAULTS) for seed in OWN_CUTS]
+    assert [outcome.violation for outcome in outcomes] == [None] * len(outcomes)
+    assert len(cuts) >= len(OWN_CUTS)
+    assert len({len(cut) for cut in cuts}) > 1, "more and fewer stages"
 
 
 @pytest.mark.parametrize("seed", ONCE_BROKEN)

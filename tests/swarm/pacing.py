@@ -41,6 +41,13 @@ def soon_calm() -> None:
     proposing.LOOK_S, proposing.Proposing._look = 1.0, hasty
 
 
+def soon_enough() -> None:
+    """A reliable peer of a grouped run that looks after those who wait in a forming cluster after five seconds."""
+    from hetpeer.peer.reliable import proposing
+
+    proposing.LOOK_S, proposing.SETTLED_S = 1.0, 5.0
+
+
 def begins_with(count: str) -> None:
     """A coordinator that begins no step before so many volunteers are ready: nobody has the run to itself because another one starts slowly."""
     from hetpeer.bootstrap.membership import Membership

@@ -37,6 +37,11 @@ def averaged(swarm: Swarm, clusters: set[int]) -> bool:
     return any({number for number, _ in r["clusters"]} == clusters for r in swarm.records("average"))
 
 
+def own_cuts(swarm: Swarm) -> list[tuple[int, Any]]:
+    """Cluster and layout of those that cut the model otherwise than the manifest says."""
+    return [(r["cluster"], r["layout"]) for r in swarm.records("founded") if "layout" in r]
+
+
 def averaged_with_a_new_one(swarm: Swarm) -> bool:
     """Whether two have averaged one of which is not of the first two."""
     groups = [[number for number, _ in r["clusters"]] for r in swarm.records("average")]
@@ -91,6 +96,22 @@ async def test_what_falls_apart_with_a_killed_volunteer_is_trained_again(swarm: 
     vectors = [4 * block.vector_count for block in swarm.run.manifest.blocks]
     assert sent
     assert max(sent) < 0.3 * max(vectors)
+
+
+async def test_who_waits_alone_and_has_the_memory_is_a_cluster(swarm: Swarm) -> None:
+    """Three for two stages: the third, or whoever comes so much earlier than the next, holds all of the model in one stage, and averages with the others."""
+    volunteers = await clusters_of_two(swarm, "abc", steps=ENDLESS, checkpoint_every=4, before="soon_enough")
+    await until(lambda: own_cuts(swarm), "a cluster has a cut of its own", 100.0)
+    number, cut = own_cuts(swarm)[0]
+    assert cut == [[0, len(swarm.run.manifest.blocks)]]
+    await until(
+        lambda: any(
+            number in (group := dict(r["clusters"])) and len(group) > 1 for r in swarm.records("average")
+        ),
+        "it has averaged with others",
+        100.0,
+    )
+    await swarm.left_in_order(volunteers)
 
 
 async def test_who_sends_what_cannot_be_averaged_is_named_and_others_add_up(swarm: Swarm) -> None:
