@@ -44,4 +44,6 @@ def cutting(
         return None
     best = min(plan.best.pipelines, key=lambda pipeline: pipeline.seconds(work.microbatches))
     seats = [(peers[d], place) for d, place in zip(best.devices, pairwise(best.cuts), strict=True)]
-    return Cutting(cluster=cluster, seats=seats, spared=frozenset(waiting).difference(peer for peer, _ in seats))
+    return Cutting(
+        cluster=cluster, seats=seats, spared=frozenset(waiting).difference(peer for peer, _ in seats)
+    )
