@@ -76,7 +76,7 @@ class Border:
         self._earn()
         joiners = [v for v in reign.members.volunteers.values() if v.standing is Standing.PREPARED]
         joiners = [v for v in joiners if self.available(v.place)]
-        joiners = [v for v in joiners if not self._may_rest(v) and not self.keeps_out(v)]
+        joiners = [v for v in joiners if not self.may_rest(v) and not self.keeps_out(v)]
         needed, waits = bool(reign.members.uncovered()), reign.state is State.SYNCING
         if not needed:
             late = MISSES if self._steps_are_long else 1
@@ -89,7 +89,7 @@ class Border:
             reign.state, self._sync_by, self._waited_to = State.SYNCING, now + wait_s, now
         return [self.fetch(volunteer, now) for volunteer in joiners]
 
-    def _may_rest(self, volunteer: Volunteer) -> bool:
+    def may_rest(self, volunteer: Volunteer) -> bool:
         """Whether it is not to come in now, and others who do hold its blocks, or are about to."""
         quarrels = self._reign.quarrels
         if not quarrels.rests(volunteer.peer):

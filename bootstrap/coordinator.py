@@ -8,7 +8,7 @@ before it carries out the next effect; after a restart the folded log (`History`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.admission import Admission
@@ -95,6 +95,7 @@ class Coordinator(Losing):
         refusal = self._admission.refuse(peer, hello)
         if refusal:
             return refusal
+        self._reign.failures.met(peer)
         known = {peer: "came back as a new session"} if peer in self.members.volunteers else {}
         return [*self._lose(known, now), *self._admission.welcome(peer, hello, now)]
 
@@ -106,7 +107,7 @@ class Coordinator(Losing):
             return []
         volunteer.flops_per_second = message.flops_per_second or volunteer.flops_per_second
         line = self.line
-        effects = self._leave_step([volunteer], now) if volunteer.standing is Standing.READY else []
+        effects = self._relapsed(volunteer, now) if volunteer.standing is Standing.READY else []
         if self.line != line:
             return effects  # the run went back, and asks everybody to prepare
         volunteer.standing = Standing.PREPARED
@@ -118,7 +119,8 @@ class Coordinator(Losing):
             return []
         told = self._border.fetched(volunteer, message.version, now)
         current, step = message.version == self.history.version, self._steps.fresh
-        taken = self._reign.resting or self._entering.takes(step, volunteer)
+        border = self._reign.resting and not self._border.may_rest(volunteer)
+        taken = border or self._entering.takes(step, volunteer)
         if not (current and taken) or self._border.keeps_out(volunteer):
             volunteer.standing = Standing.PREPARED
             volunteer.missed += told  # else it could be late as often as it likes, for a wait of everybody's
@@ -270,9 +272,6 @@ class Coordinator(Losing):
             return self._end(failure.why, completed=False)
         self._make_room_for_others(failure.holders, now)
         return self._fence(dict.fromkeys(failure.holders, failure.why), now)
-
-    def _make_room_for_others(self, peers: Sequence[str], now: float) -> None:
-        self._reign.failures.rest(peers, room_s(self._reign.config), now)
 
     def _patience(self, now: float) -> list[Effect]:
         step = self._steps.first

@@ -21,6 +21,8 @@ MOVES = 2
 """Until somebody is moved: the run goes back for it, and waits as long again."""
 ALONE = 3
 """So often the place of who has failed was free for as long as others need, and nobody else is expected."""
+LONE = 1
+"""The same where nobody else has been there at all in this reign: whoever runs it waits to hear what is wrong, and there is nobody whose work ends with it."""
 
 
 def room_s(config: CoordinatorConfig) -> float:
@@ -89,24 +91,32 @@ class Reports:
 
 
 class Failures:
-    """Those of one reign. `elsewhere`: whether others can be given the same batch, far from whoever fails it here."""
+    """Those of one reign. `elsewhere`, in a run of several pipelines: whether others can be given the same batch, far from whoever fails it here."""
 
-    def __init__(self, elsewhere: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, elsewhere: Callable[[], bool] | None = None) -> None:
         self._elsewhere = elsewhere
         self._failed: dict[tuple[int, int], tuple[float, set[str]]] = {}
         """Batch and block → since when, and who has failed it there."""
+        self._met: set[str] = set()
+        """Who has taken part; of several two are enough to know."""
         self._rests: dict[str, float] = {}
         """Who is to make room for others → until when."""
 
     def are_final(self, failure: Failure, room_s: float, now: float, *, replaceable: bool) -> bool:
         """Note `failure`. Whether nothing else is to be tried; `replaceable`: somebody can be put where they were, within `room_s`."""
-        fewest = ENOUGH if replaceable or self._elsewhere() else 2
+        fewest = ENOUGH if replaceable or (self._elsewhere is not None and self._elsewhere()) else 2
+        rooms = LONE if len(self._met) == 1 and self._elsewhere is None else ALONE
         final = False
         for block in failure.blocks:
             since, failed = self._failed.setdefault((failure.batch, block), (now, set()))
             failed |= set(failure.holders)
-            final = final or len(failed) >= fewest or now - since >= ALONE * room_s
+            final = final or len(failed) >= fewest or now - since >= rooms * room_s
         return final
+
+    def met(self, peer: str) -> None:
+        """`peer` takes part from now on."""
+        if len(self._met) < 2:
+            self._met.add(peer)
 
     def committed(self, batch: int) -> None:
         """It could be computed."""

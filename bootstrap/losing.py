@@ -14,6 +14,7 @@ from hetpeer.bootstrap.border import Border
 from hetpeer.bootstrap.commits import done_with
 from hetpeer.bootstrap.decisions import Disconnect, Effect, Send, State
 from hetpeer.bootstrap.entering import Entering
+from hetpeer.bootstrap.failures import room_s
 from hetpeer.bootstrap.membership import Standing, Volunteer
 from hetpeer.bootstrap.reign import Reign
 from hetpeer.bootstrap.reigning import Reigning
@@ -54,6 +55,19 @@ class Losing(Reigning):
             self._reign.quarrels.turned_out(peer, shunned=True)
         banned = done_with(self._reign, self.history.version - 1, out)
         return [*banned, *self._fence(out, now)]
+
+    def _relapsed(self, volunteer: Volunteer, now: float) -> list[Effect]:
+        """`volunteer` was ready, and takes that back. It rests, the longer the oftener it does: what others do again for it is not to grow with its messages. Who does
+        so again and again where nobody else holds its blocks makes room for others.
+        """
+        quarrels, peer = self._reign.quarrels, volunteer.peer
+        quarrels.waited_in_vain([peer])
+        if quarrels.is_fickle(peer) and self.members.held_only_by([volunteer]):
+            self._make_room_for_others([peer], now)
+        return self._leave_step([volunteer], now)
+
+    def _make_room_for_others(self, peers: Sequence[str], now: float) -> None:
+        self._reign.failures.rest(peers, room_s(self._reign.config), now)
 
     def _lose(self, peers: Mapping[str, str], now: float) -> list[Effect]:
         """`peers` (with the reason for each) are not members any more; their slots die with them."""

@@ -120,7 +120,7 @@ class Quarrels:
         self._shunned[peer] += shunned
 
     def waited_in_vain(self, peers: Iterable[str]) -> None:
-        """These were turned out because others had waited for them: they rest, the longer the oftener that was."""
+        """Others had waited for these, or counted on them: they rest, the longer the oftener that was."""
         for peer in peers:
             self._vain[peer] += 1
             self._rests[peer] = self._commits + 2 ** min(self._vain[peer], LONGEST)
@@ -128,6 +128,10 @@ class Quarrels:
     def rests(self, peer: str) -> bool:
         """Whether the others had better go on without `peer`, if they can."""
         return peer in self._rests
+
+    def is_fickle(self, peer: str) -> bool:
+        """Whether others have waited for it so often that somebody else is to be found."""
+        return self._vain[peer] >= TIMES
 
     def is_done_with(self, peer: str) -> bool:
         """Whether it has spoilt so much that it is not to come back at all."""

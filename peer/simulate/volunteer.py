@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 PREPARE_S = (0.1, 1.0)
 REJOIN_S = 0.2
+WAVERS_S = 0.5
+"""Who wavers does so after this."""
 
 
 class Volunteer:
@@ -165,6 +167,8 @@ class Volunteer:
                 self._perform_in_step(step, inner)
             case e.Tell(message):
                 swarm.tell(self, message)
+                if isinstance(message, m.Ready) and "wavers" in swarm.config.told_by(self.name):
+                    self._waver(self.process)
             case e.Choose(places):
                 self.perform(self.member.chosen(self._choice(places)))
             case e.Prepare(begin, end):
@@ -268,6 +272,11 @@ class Volunteer:
         self.perform(core.reborn(next(self._incarnations)))
         self.connect()
         return ()
+
+    def _waver(self, process: int) -> None:
+        """It has just said that it is ready, and takes that back."""
+        doubt = e.Tell(m.Prepared(flops_per_second=self._speed))
+        self.swarm.world.after(WAVERS_S, lambda: self.later(process, lambda _: [doubt]))
 
     def _look_at_board(self, process: int) -> None:
         if self.alive and process == self.process:

@@ -188,3 +188,23 @@ def test_who_needs_a_long_wait_gets_it_though_others_waste_all_there_is():
     court.ready("slow")
     waited(court, "a", "slow", stranger)
     assert "slow" in court.sent["a", "begin"].roster
+
+
+def test_who_takes_back_that_it_is_ready_rests_and_does_not_come_in_unasked():
+    court = Court().begin("a", "b", "c")
+    court.tell("b", m.Prepared())
+    court.sent.pop(("b", "fetch"), None)
+    court.ready("b")
+    assert "b" not in court.core.working(), "not into the step that runs"
+    court.tell("c", m.Farewell())
+    court.prepare("c")  # waited for at the border
+    court.commit("a")
+    assert court.core.state is State.SYNCING
+    court.ready("b")
+    assert "b" not in court.core.working(), "nor into the next one"
+    court.ready("c")
+    assert court.sent["a", "begin"].roster == {"a": (0, 2), "c": (0, 2)}
+    assert ("b", "fetch") not in court.sent
+    court.commit("a", "c")
+    court.ready("b")
+    assert "b" in court.core.working(), "two commits later it is forgotten"

@@ -4,7 +4,7 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.decisions import Halt, Send, State
-from hetpeer.bootstrap.failures import ALONE, ENOUGH, MAX_FAILURES, room_s
+from hetpeer.bootstrap.failures import ALONE, ENOUGH, LONE, MAX_FAILURES, Failure, Failures, room_s
 from hetpeer.bootstrap.ledger import MAX_REOPENED
 from hetpeer.bootstrap.membership import Standing
 from hetpeer.dht.errors import ProtocolError
@@ -286,9 +286,15 @@ def test_two_without_anybody_who_could_be_moved_there_end_it():
     assert set(seconds).isdisjoint(court.core.members.volunteers)
 
 
-def test_one_that_fails_alone_for_minutes_ends_it_as_nobody_comes():
-    """A run of one volunteer, whose loss is no number: it is told why, in the end."""
+@pytest.mark.parametrize(
+    ("visitor", "rooms"), [("", LONE), ("b", ALONE)], ids=["nobody else, ever", "somebody was there"]
+)
+def test_one_that_fails_alone_ends_it_as_nobody_comes(visitor, rooms):
+    """A run of one volunteer, whose loss is no number: it is told why, in the end; soon where nobody else has ever been there."""
     court = Court(sync_s=SYNC_S).begin("a")
+    if visitor:
+        court.hello(visitor)
+        court.tell(visitor, m.Farewell())
     began, turns, ended = court.now, 0, []
     while not ended:
         ended, turns = halts(fails_alone(court, "a")), turns + 1
@@ -296,9 +302,18 @@ def test_one_that_fails_alone_for_minutes_ends_it_as_nobody_comes():
         while not ended and court.core.state is not State.TRAINING:
             later(court, 1.0, "a")
             court.ready("a")
-    assert court.now - began == pytest.approx(ALONE * room_s(court.core._reign.config), abs=10.0)
-    assert turns == ALONE + 1
+    assert court.now - began == pytest.approx(rooms * room_s(court.core._reign.config), abs=10.0)
+    assert turns == rooms + 1
     assert "non-finite" in ended[0].why
+
+
+def test_one_of_several_pipelines_is_not_alone_though_nobody_else_is_in_it():
+    failure, minutes = Failure(0, (0,), ("a",), "non-finite"), 140.0
+    for elsewhere, final in ((None, True), (lambda: False, False)):
+        failures = Failures(elsewhere)
+        failures.met("a")
+        assert not failures.are_final(failure, minutes, 0.0, replaceable=False)
+        assert failures.are_final(failure, minutes, LONE * minutes, replaceable=False) is final
 
 
 def test_what_was_committed_after_all_is_held_against_nobody():

@@ -1,0 +1,43 @@
+"""Volunteers that say that they are ready, and take that back, again and again: what they cost those who train, in the simulator with the real cores."""
+
+from dataclasses import replace
+
+import pytest
+
+from hetpeer.peer.simulate.config import SwarmConfig
+from hetpeer.peer.simulate.coverage import Coverage
+from hetpeer.peer.simulate.numerics import Symbols
+from hetpeer.peer.simulate.run import LAYOUTS
+from hetpeer.peer.simulate.swarm import Swarm
+from tests.simulation.liars import BLOCKS, said
+from tests.simulation.test_failing import TWO_STAGES
+
+GOODPUT = 0.9
+"""Of what those who are honest do in a second, so much is left beside one that wavers."""
+HONEST = SwarmConfig(
+    volunteers=6, layouts=LAYOUTS[1], steps=24, microbatches=24, evaluate_every=100, speeds=(1.0,)
+)
+
+
+def played(config, seed=0):
+    """The swarm at the run's end."""
+    swarm = Swarm(seed, config, Symbols(BLOCKS), Coverage())
+    swarm.run(1000.0)
+    assert len(said(swarm, "commit")) == config.steps
+    return swarm
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_who_wavers_costs_others_a_tenth_at_most(staleness):
+    """It had stopped the run: whatever a step had come to was done again for it, twice a second."""
+    honest = replace(HONEST, staleness=staleness)
+    alone_s = played(honest).world.now
+    swarm = played(replace(honest, volunteers=7, lies={"v6": "wavers"}))
+    assert alone_s / swarm.world.now >= GOODPUT
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_who_wavers_where_nobody_else_holds_its_blocks_is_replaced(seed):
+    config = SwarmConfig(volunteers=3, layouts=LAYOUTS[1], steps=12, seats=TWO_STAGES)
+    swarm = played(replace(config, lies={"v1": "wavers"}), seed)
+    assert swarm.coordinator.members.volunteers["v2"].place == (2, 4), "it had the other blocks before"
