@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 PY := $(BIN)/python
 
-.PHONY: setup lint format test fuzz browser screenshots grid demo proof proof-3 proof-4 proof-5 proof-6 proof-7 proof-8 proof-9 proof-10 proof-churn proof-async proof-averaging chaos hostile gpu clean
+.PHONY: setup lint format test fuzz audit-deps browser screenshots grid demo proof proof-3 proof-4 proof-5 proof-6 proof-7 proof-8 proof-9 proof-10 proof-churn proof-async proof-averaging chaos hostile gpu clean
 
 setup: .venv/.stamp
 
@@ -34,6 +34,11 @@ test: setup
 fuzz: setup
 	$(PY) -m pip install -q -c constraints.txt -e '.[fuzz]'
 	$(PY) -m benchmarks.fuzz
+
+# Are advisories known of what constraints.txt pins? Asks PyPI: no part of the tests.
+audit-deps: setup
+	$(PY) -m pip install -q -c constraints.txt -e '.[audit]'
+	$(PY) -m benchmarks.advisories
 
 # The dashboard in a headless Chromium: `apt-get install chromium`.
 browser: setup
