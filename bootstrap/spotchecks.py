@@ -6,10 +6,10 @@ fingerprints. Where two differ a third decides. The step waits for its checks be
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.checkers import Circle
 from hetpeer.bootstrap.decisions import Effect, Send
 from hetpeer.bootstrap.membership import Range
 from hetpeer.bootstrap.opinions import Opinion, Piece, Way
@@ -45,44 +45,9 @@ class SpotChecks:
         self._checks: dict[int, SpotCheck] = {}
         self._drawn: dict[str, bool] = {}
         """Who has counted something → whether that is to be checked."""
-        self._circle: dict[str, float] = {}
-        """Who stands where in it, as far as that was asked."""
+        self._circle = Circle(rules, standings, roster)
         self._unchecked: dict[str, list[Piece]] = {}
         """What is to be checked as soon as there is somebody for it."""
-
-    def _busy(self, *, twice: bool = False) -> set[str]:
-        """Who checks somebody; or two."""
-        times = Counter(peer for check in self._checks.values() for peer in check.checkers)
-        return {peer for peer, checks in times.items() if checks > twice}
-
-    def _able(self, peer: str, without: Collection[str]) -> list[str]:
-        """Other holders of all blocks of `peer` that answer, none of those in `without`."""
-        begin, end = self._roster[peer]
-        return sorted(
-            other
-            for other, (first, last) in self._roster.items()
-            if first <= begin and end <= last and other != peer and other not in without
-            if not self._standings.is_mute(other)
-        )
-
-    def _place(self, peer: str) -> float:
-        """Where it stands in the circle in which everybody checks the one before it: so none is left over for whom only itself would be free."""
-        assert self._rules is not None
-        if peer not in self._circle:
-            self._circle[peer] = self._rules.draw()
-        return self._circle[peer]
-
-    def _checker(self, peer: str) -> str | None:
-        """The next one in the circle that checks nobody yet; else one that checks one other: for who came into the step when all had somebody to check."""
-        among = self._able(peer, self._busy()) or self._able(peer, self._busy(twice=True))
-        return min(among, key=lambda other: (self._place(other) - self._place(peer)) % 1.0, default=None)
-
-    def _third(self, check: SpotCheck) -> str | None:
-        """Any of those who have not been heard, and are not known to have given false numbers in this step."""
-        assert self._rules is not None
-        suspects = {one.outcome.culprit for one in self._checks.values() if one is not check}
-        able = self._able(check.peer, {*check.checkers, *suspects})
-        return able[int(self._rules.draw() * len(able))] if able else None
 
     @property
     def over(self) -> bool:
@@ -132,7 +97,7 @@ class SpotChecks:
 
     def _begin(self, peer: str) -> list[Effect]:
         """The check of `peer`, if there is somebody for it."""
-        checker = self._checker(peer) if self._unchecked[peer] else None
+        checker = self._circle.checker(peer, self._checks.values()) if self._unchecked[peer] else None
         if checker is None:
             return []
         check = SpotCheck(len(self._checks) + 1, peer, checker)
@@ -253,7 +218,7 @@ class SpotChecks:
         assert self._rules is not None
         outcome, third = check.judge(self._rules), None
         if outcome.verdict is Verdict.OPEN:
-            third = self._third(check)
+            third = self._circle.third(check, self._checks.values())
         if third is not None:
             check.third(third)
             return self._lend(check)

@@ -290,6 +290,14 @@ def init(
             fix="leave them out, or add --mode grouped",
             exit_code=ExitCode.CONFIG,
         )
+    if mode is Mode.GROUPED and spot_checks:
+        raise LocalError(
+            "HP-RUN-001",
+            "--spot-checks is not of a grouped run",
+            why="in each of its pipelines one volunteer holds a block, so nobody else could compute the same",
+            fix="leave it out (--robust clips what is far from the others), or add --mode exact",
+            exit_code=ExitCode.CONFIG,
+        )
     slot_size = min(settings.microbatches, TrainingSettings.model_fields["slot_size"].default)
     run = create_run(
         directory,

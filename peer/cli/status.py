@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 WATCH_S = 2.0
 FIRST = 10
 """Of the ranking by credit."""
+NAMED = 5
+"""Volunteers in one line."""
 WORTH_TELLING = 0.05
 """A share of a worker's time in which it waits."""
 
@@ -178,6 +180,21 @@ def _summary(found: SwarmStatus, own: Standing | None) -> Iterator[tuple[str, st
     coordinator = "coordinator here" if swarm.coordinator else "no coordinator"
     yield "swarm", f"{swarm.volunteers} volunteers, {swarm.working} working, {coordinator}"
     yield "weakest", f"block {swarm.weakest_block}, {_count(swarm.weakest_holders, 'holder')}"
+    if found.unchecked:
+        yield "unchecked", _unchecked(found)
+
+
+def _unchecked(found: SwarmStatus) -> str:
+    """Whom no spot check can find out."""
+    rows = {row.peer: row for row in found.peers}
+    named, more = found.unchecked[:NAMED], len(found.unchecked[NAMED:])
+    who = ", ".join(f"{_name(rows[peer])} ({_blocks(rows[peer])})" for peer in named)
+    others = f" and {more} more" if more else ""
+    return f"{who}{others}: no other holds all blocks of theirs, so no spot check looks at what they count"
+
+
+def _blocks(row: PeerRow) -> str:
+    return f"{row.blocks[0]}-{row.blocks[1] - 1}" if row.blocks else ""
 
 
 def _stages(found: SwarmStatus) -> Iterator[tuple[str, str, str]]:
@@ -277,11 +294,10 @@ def _tables(found: SwarmStatus, own: Standing | None = None) -> RenderableType:
 
 def _peer_cells(row: PeerRow, found: SwarmStatus) -> list[str]:
     """Role, name, state, blocks, step, speed, what its worker does, device, how it is reached."""
-    blocks = f"{row.blocks[0]}-{row.blocks[1] - 1}" if row.blocks else ""
     speed = f"{row.tokens_per_second:,.0f} {found.run.unit}/s" if row.tokens_per_second else ""
     reached = _reached(row, _names(found))
     step = f"step {row.step}"
-    return [row.role, row.name, row.state, blocks, step, speed, _busy(row), row.device, reached]
+    return [row.role, row.name, row.state, _blocks(row), step, speed, _busy(row), row.device, reached]
 
 
 def _busy(row: PeerRow) -> str:

@@ -82,6 +82,7 @@ def summarise(
         run=RunName(name=manifest.name, id=signed.run_id, unit=manifest.data.unit),
         peers=rows,
         blocks=blocks,
+        unchecked=_unchecked(manifest, rows),
         leftovers=tuple(_leftovers(board)),
         progress=progress,
         swarm=swarm,
@@ -208,6 +209,16 @@ def _leftovers(board: Mapping[str, Sequence[Note]]) -> Iterator[LeftoverRow]:
                 yield LeftoverRow(
                     block=left.border, sender=sender, step=note.step, microbatches=len(left.ids)
                 )
+
+
+def _unchecked(manifest: Manifest, rows: Sequence[PeerRow]) -> tuple[str, ...]:
+    from hetpeer.bootstrap.checkers import unchecked
+
+    if not manifest.trust.spot_checks:
+        return ()
+    roster = {row.peer: row.blocks for row in rows if row.holds and row.blocks is not None}
+    alone = manifest.averaging is not None
+    return tuple(roster if alone else unchecked(roster))  # in a grouped run nobody else is in one's pipeline
 
 
 def _has(row: PeerRow, block: int) -> bool:

@@ -139,6 +139,8 @@ class SwarmStatus:
     run: RunName
     peers: tuple[PeerRow, ...]
     blocks: tuple[BlockRow, ...]
+    unchecked: tuple[str, ...]
+    """Peers of which no spot check can find out anything: no other holds all of their blocks. None in a run without spot checks."""
     leftovers: tuple[LeftoverRow, ...]
     progress: Progress
     swarm: Swarm

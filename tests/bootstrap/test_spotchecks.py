@@ -5,6 +5,7 @@ import random
 import pytest
 
 from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.checkers import unchecked
 from hetpeer.bootstrap.spotcheck import CheckRules
 from hetpeer.bootstrap.spotchecks import SpotChecks
 from hetpeer.bootstrap.standing import LAPSES, Part, Standings
@@ -86,3 +87,15 @@ def test_what_is_counted_after_something_was_lost_is_checked_too():
     assert counts(checks, "a", 1)
     checks.lost("a")
     assert [microbatch for _, microbatch in counts(checks, "a", 2)] == [2]
+
+
+def test_who_holds_what_no_other_holds_in_one_piece_is_checked_by_nobody_and_that_is_known():
+    """Two others hold its blocks between them: docs/trust.md says what is to come of that."""
+    checks, roster = step()
+    roster.update(a=(0, 6), b=(0, 3), c=(3, 6), d=(0, 2))
+    assert unchecked(roster) == ["a"]
+    assert counts(checks, "a", 0) == []
+    assert told(checks.accepted("b", [m.Contents(begin=0, end=3, ids=(1,))], ())) == [("a", 1)]
+    roster["e"] = (0, 6)
+    assert unchecked(roster) == []
+    assert counts(checks, "a", 2) == [("e", 0), ("e", 2)], "all that it counts, as soon as somebody else can"

@@ -89,6 +89,7 @@ def view(names: list[str]) -> dict[str, Any]:
                 {"block": block, "holders": [p["peer"] for p in peers if p["blocks"][0] == block][:9]}
                 for block in range(5)
             ],
+            "unchecked": [peers[0]["peer"], peers[3]["peer"]],
             "leftovers": [{"block": 1, "sender": peers[0]["peer"], "step": 6, "microbatches": 3}],
             "progress": {"step": 7, "steps": 100, "loss": 3.25, "eta_s": 400.0},
             "swarm": {

@@ -88,6 +88,14 @@ def test_options_of_a_grouped_run_are_not_ignored_in_an_exact_one(tmp_path: Path
     assert caught.value.code == "HP-RUN-001"
 
 
+def test_a_grouped_run_promises_no_spot_checks(tmp_path: Path) -> None:
+    options = ("--mode", "grouped", "--spot-checks", 0.05)
+    with pytest.raises(LocalError, match="--spot-checks is not of a grouped run") as caught:
+        run_command("init", tmp_path / "run", "--model", "m.py:f", *options)
+    assert caught.value.code == "HP-RUN-001"
+    assert not (tmp_path / "run").exists()
+
+
 def test_audit_prints_one_verdict(run_path: Path) -> None:
     text = run_command("audit", run_path)
     assert "16 of 16 counted exactly once, 0 lost, 0 duplicated" in text

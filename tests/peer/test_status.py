@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import uvloop
@@ -17,6 +18,7 @@ from hetpeer.bootstrap.manifest import DataSettings
 from hetpeer.bootstrap.ranking import ranking
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.serving import PROTOCOL, FileService
+from hetpeer.bootstrap.settings import AveragingSettings, TrustSettings
 from hetpeer.bootstrap.shelf import RunShelf
 from hetpeer.dht import paths
 from hetpeer.dht.addresses import parse_address
@@ -142,6 +144,42 @@ def test_uncovered_block_is_named(run: RunDirectory) -> None:
     assert (found.state, found.reason) == ("waiting", "nobody holds block 0")
 
 
+def spot_checked(run: RunDirectory, **more: object) -> SimpleNamespace:
+    """The run as it would be with spot checks."""
+    manifest = run.manifest.model_copy(update={"trust": TrustSettings(spot_checks=0.05), **more})
+    return SimpleNamespace(manifest=manifest, run_id=run.run_id, reliable=run.signed.reliable)
+
+
+def test_whom_no_spot_check_can_find_out(run: RunDirectory) -> None:
+    last = len(run.manifest.blocks)
+    adverts = {
+        "first": volunteer(0, 2, name="alpha"),
+        "whole": volunteer(0, last, name="beta"),
+        "across": volunteer(1, last, name="gamma"),
+        "comes": volunteer(0, last, name="delta", state="syncing"),
+    }
+    assert look(run, **adverts).unchecked == (), "in a run without"
+    found = summarise(spot_checked(run), adverts, 1000.0)
+    assert found.unchecked == ("whole",)
+    (line,) = [line for line in _lines(found) if line.startswith("unchecked")]
+    facts = "no other holds all blocks of theirs, so no spot check looks at what they count"
+    assert line == f"unchecked beta (0-{last - 1}): {facts}"
+    grouped = summarise(spot_checked(run, averaging=AveragingSettings()), adverts, 1000.0)
+    assert grouped.unchecked == ("across", "first", "whole"), (
+        "in its own pipeline each is alone at its blocks"
+    )
+
+
+def test_of_many_that_are_not_checked_some_are_named(run: RunDirectory) -> None:
+    adverts = {
+        f"peer {begin}{end}": volunteer(begin, end, name=f"{begin}{end}")
+        for begin, end in ((0, 1), (1, 2), (2, 3), (3, 4))
+    }
+    few = summarise(spot_checked(run), adverts, 1000.0)
+    many = replace(few, unchecked=(*few.unchecked, *few.unchecked))
+    assert "01 (0-0), 12 (1-1), 23 (2-2), 34 (3-3), 01 (0-0) and 3 more: " in "\n".join(_lines(many))
+
+
 def test_finished_and_empty(run: RunDirectory) -> None:
     assert look(run, boss=coordinator(step=9)).state == "finished"
     nothing = look(run)
@@ -253,6 +291,7 @@ def test_command_asks_through_a_volunteer(run: RunDirectory, tmp_path: Path) -> 
         "run",
         "peers",
         "blocks",
+        "unchecked",
         "leftovers",
         "progress",
         "swarm",

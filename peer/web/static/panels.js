@@ -5,6 +5,7 @@ import { bytes, clock, duration, rate, share, whole } from "./units.js";
 
 const short = (peer) => `…${peer.slice(-6)}`;
 const called = (row) => row.name || short(row.peer);
+const NAMED = 5; // in one line
 const TONES = { training: "good", reducing: "good", applying: "good", finished: "good", failed: "bad", stopped: "bad" };
 
 export function header({ status, you }) {
@@ -36,6 +37,8 @@ export function yours({ status, you, time }) {
 
 export function progress({ status }) {
   const { progress: at, swarm, run } = status;
+  const unchecked = status.peers.filter(({ peer }) => status.unchecked.includes(peer)).map(called);
+  const more = unchecked.length > NAMED ? ` and ${unchecked.length - NAMED} more` : "";
   byId("bar").value = at.steps ? at.step / at.steps : 0;
   facts(byId("progress"), [
     ["step", `${whole(at.step)} of ${whole(at.steps)}`],
@@ -45,6 +48,7 @@ export function progress({ status }) {
     ["volunteers", `${swarm.volunteers}, ${swarm.working} at work`],
     ["coordinator", swarm.coordinator ? "there" : "none"],
     ["weakest block", `${swarm.weakest_block} (${swarm.weakest_holders})`],
+    ["no spot check of", unchecked.slice(0, NAMED).join(", ") + more],
   ]);
 }
 
