@@ -89,7 +89,7 @@ def view(names: list[str]) -> dict[str, Any]:
                 {"block": block, "holders": [p["peer"] for p in peers if p["blocks"][0] == block][:9]}
                 for block in range(5)
             ],
-            "unchecked": [peers[0]["peer"], peers[3]["peer"]],
+            "unchecked": [one["peer"] for one in peers],
             "leftovers": [{"block": 1, "sender": peers[0]["peer"], "step": 6, "microbatches": 3}],
             "progress": {"step": 7, "steps": 100, "loss": 3.25, "eta_s": 400.0},
             "swarm": {
@@ -272,6 +272,7 @@ async def test_every_panel_says_something(browser: Browser) -> None:
     async with page_of(browser, Daemon(view(["ada", "bob"]))) as page:
         for panel in ("you", "progress", "map", "machine", "credit", "leftovers", "events", "peers", "links"):
             assert await page.locator(f"#{panel}").inner_text(), panel
+        await expect(page.locator("#progress")).to_contain_text("no spot check ofada, bob")
         await expect(page.locator("#map .nobody")).to_have_count(3)
         await expect(page.locator("#speed canvas")).to_be_visible()
         assert await page.title() == "training · ada · hetpeer"
