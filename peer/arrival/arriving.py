@@ -46,18 +46,22 @@ class Arrival:
 
 
 @contextlib.asynccontextmanager
-async def arrived(config: NodeConfig, home: Home, run: str = "") -> AsyncIterator[Arrival]:
+async def arrived(
+    config: NodeConfig, home: Home, run: str = "", *, stays: bool = True
+) -> AsyncIterator[Arrival]:
     """Join by `config.peers`; the node is closed at the end. `run`: the id of the run that it must be; empty: whichever is there.
     Without peers: back to that run, which this home was in.
 
     Raises `LocalError` as `Node.start` and `fetch_manifest` do; HP-NET-002 and HP-NET-006 only where this home never was in the run, after
-    some rounds. Else it tries until cancelled.
+    some rounds. Else it tries until cancelled. Who does not mean to stay tries for some rounds in any case, and nothing is remembered.
     """
     named = Destination(config.peers, run)
     known = known_run(home.path, named)
     before = known.destination if known is not None else None
     async with contextlib.AsyncExitStack() as stack:
-        for turn in rounds(named.addresses, before.addresses if before is not None else None):
+        places = before.addresses if before is not None else None
+        everybody = tuple(dict.fromkeys((*named.addresses, *(places or ()))))
+        for turn in rounds(named.addresses, places) if stays else rounds(everybody, None):
             remembered = before if turn.addresses != named.addresses else None
             try:
                 arrival = await _arrive(replace(config, peers=turn.addresses), home, named, remembered, stack)
@@ -68,10 +72,11 @@ async def arrived(config: NodeConfig, home: Home, run: str = "") -> AsyncIterato
                 _log.warning("%s: %s; %s", error.what, error.why, _what_next(turn, known is not None))
                 await asyncio.sleep(turn.pause_s)
             else:
-                remember(home.path, arrival.signed.run_id, named.addresses)
-                company = TaskSet()
-                company.spawn(_remember_forever(arrival, home), name="peers to be remembered")
-                stack.push_async_callback(company.close)
+                if stays:
+                    remember(home.path, arrival.signed.run_id, named.addresses)
+                    company = TaskSet()
+                    company.spawn(_remember_forever(arrival, home), name="peers to be remembered")
+                    stack.push_async_callback(company.close)
                 yield arrival
                 return
 

@@ -10,6 +10,8 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.doorkeeper import Doorkeeper
 from hetpeer.bootstrap.files import atomic_write
 from hetpeer.bootstrap.proofofwork import MAX_NONCE_BYTES, find_proof, is_proof
 from hetpeer.bootstrap.rundir import RunDirectory
@@ -37,6 +39,21 @@ async def credentials(run: RunDirectory, peer: str, voucher: bytes) -> Credentia
         atomic_write(kept, voucher, mode=0o600)
     work = await asyncio.to_thread(_proof, run, peer, settings.work_bits) if settings.work_bits else b""
     return Credentials(voucher or _read(kept, VOUCHER.max_bytes), work)
+
+
+def refusal(run: RunDirectory, peer: str, voucher: bytes) -> m.Rejected | None:
+    """Why `peer` is let in by no coordinator, as far as the author's word alone says so; `voucher` as in `credentials`.
+
+    Only the log knows who was admitted before, so an invite that has expired may do; proofs of work are made by who joins.
+    """
+    manifest = run.manifest
+    settings = manifest.admission.model_copy(update={"work_bits": 0, "per_network": 0})
+    door = Doorkeeper(run.run_id, manifest.owner, settings)
+    if run.signed.amendment is not None:
+        door.amended(run.signed.amendment.amendment)
+    shown = voucher or _read(run.path / "voucher", VOUCHER.max_bytes)
+    judged = door.judge(peer, m.Hello(run=run.run_id, incarnation=0, voucher=shown), 0.0, "", ())
+    return judged if isinstance(judged, m.Rejected) else None
 
 
 def _proof(run: RunDirectory, peer: str, bits: int) -> bytes:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetpeer.peer.cli.options import HomeOption
+from hetpeer.peer.cli.options import HomeOption, parse_duration
 
 if TYPE_CHECKING:
     from hetpeer.peer.control.wire import Request, Standing
@@ -85,7 +85,8 @@ def standing_text(standing: Standing) -> str:
     """`paused (user) since 12:04, until 13:34`."""
     reason = f" ({standing.reason})" if standing.reason else ""
     until = "" if standing.until is None else f", until {_clock(standing.until)}"
-    return f"{standing.state}{reason} since {_clock(standing.since)}{until}"
+    ends = "" if standing.ends is None else f"; leaves at {_clock(standing.ends)}"
+    return f"{standing.state}{reason} since {_clock(standing.since)}{until}{ends}"
 
 
 def _clock(seconds: float) -> str:
@@ -93,17 +94,3 @@ def _clock(seconds: float) -> str:
     then, today = time.localtime(seconds), time.localtime()
     same = then[:3] == today[:3]
     return time.strftime("%H:%M" if same else "%Y-%m-%d %H:%M", then)
-
-
-def parse_duration(text: str) -> float:
-    """Seconds of `1h30m`, `45m`, `2d`, `90s`. Raises a usage error."""
-    from hetpeer.peer.control.wire import LONGEST_PAUSE_S
-    from hetpeer.peer.daemon.amounts import duration
-
-    try:
-        seconds = duration(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    if seconds > LONGEST_PAUSE_S:
-        raise typer.BadParameter(f"{text!r} is longer than a year")
-    return seconds

@@ -47,7 +47,7 @@ def invite(
     from hetpeer.bootstrap.vouchers import new_voucher, sign_voucher
     from hetpeer.dht.addresses import parse_address
     from hetpeer.peer.arrival.inviting import kept_invite
-    from hetpeer.peer.cli.daemon import parse_duration
+    from hetpeer.peer.cli.options import parse_duration
 
     more = [parse_address(text) for text in bootstrap or ()]
     run = RunDirectory.open(directory)

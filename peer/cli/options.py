@@ -10,9 +10,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO, TypeVar
 
 import typer
 
@@ -53,6 +53,7 @@ DashboardOption = Annotated[
 RunDir = Annotated[Path, typer.Argument(metavar="DIR", help="The run directory.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 
+_ONLY_CHECK: Final = "hetpeer: do not begin"
 _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
@@ -71,6 +72,38 @@ def configure_logging(verbose: int, quiet: bool) -> None:
     logging.getLogger("hetpeer").setLevel(level)
     logging.captureWarnings(capture=True)  # Python's own, mostly of torch about torch
     logging.getLogger("py.warnings").setLevel(logging.WARNING if level == logging.DEBUG else logging.ERROR)
+
+
+def check(register: Callable[[typer.Typer], None], name: str, arguments: Sequence[str]) -> None:
+    """What the command `name`, which `register` adds, would say of these arguments before it begins is said now.
+
+    Raises a usage error, or `LocalError`. The command asks `only_checked` before it begins.
+    """
+    alone = typer.Typer(add_completion=False)
+    register(alone)
+    command = typer.main.get_command(alone)
+    with command.make_context(f"hetpeer {name}", list(arguments)) as context:
+        context.meta[_ONLY_CHECK] = True
+        command.invoke(context)
+
+
+def only_checked(context: typer.Context) -> bool:
+    """Whether the command is not to begin (`check`)."""
+    return _ONLY_CHECK in context.meta
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of `1h30m`, `45m`, `2d`, `90s`. Raises a usage error."""
+    from hetpeer.peer.control.wire import LONGEST_PAUSE_S
+    from hetpeer.peer.daemon.amounts import duration
+
+    try:
+        seconds = duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if seconds > LONGEST_PAUSE_S:
+        raise typer.BadParameter(f"{text!r} is longer than a year")
+    return seconds
 
 
 def plain(stream: TextIO) -> bool:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from hetpeer.peer.cli.join import check
-from hetpeer.peer.cli.options import HomeOption, standing_here
+from hetpeer.peer.cli import join
+from hetpeer.peer.cli.options import HomeOption, check, standing_here
 
 commands = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -33,7 +33,7 @@ def install(
 
     where = (home or default_home()).absolute()
     arguments = ["--home", str(where), *options]
-    check(arguments)  # now, and not in a log
+    check(join.register, "join", arguments)  # now, and not in a log
     systemd.install([*COMMAND, "join", *arguments])
     typer.echo(f"installed {systemd.unit_path()}")
     if not systemd.lingers():

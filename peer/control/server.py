@@ -9,7 +9,7 @@ import os
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 from hetpeer.bootstrap.files import disk_errors
@@ -42,9 +42,8 @@ async def serving(home: Path, answer: Callable[[Request], Standing]) -> AsyncIte
     Raises `LocalError` HP-ID-002 when another daemon does so, HP-DISK-001 where no socket can be.
     """
     async with AsyncExitStack() as stack:
+        folder, address = stack.enter_context(locked(home))
         with disk_errors(home / SOCKET):
-            folder, address = stack.enter_context(opened(home))
-            _lock(folder, home)
             listening = stack.enter_context(_bound(folder, address))
         connections = _Connections(answer)
         stack.push_async_callback(connections.close)
@@ -53,12 +52,17 @@ async def serving(home: Path, answer: Callable[[Request], Standing]) -> AsyncIte
         yield
 
 
-def _lock(folder: int, home: Path) -> None:
-    """Hold the opened home for as long as it is open. Raises `LocalError` HP-ID-002."""
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise in_use(home / "identity.key", home) from error
+@contextmanager
+def locked(home: Path) -> Iterator[tuple[int, str]]:
+    """`home` as `opened` does, for this process alone. Raises `LocalError` HP-ID-002 while another one has it, HP-DISK-001."""
+    with ExitStack() as stack:
+        with disk_errors(home / SOCKET):
+            folder, address = stack.enter_context(opened(home))
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise in_use(home / "identity.key", home) from error
+        yield folder, address
 
 
 @contextmanager

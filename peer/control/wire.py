@@ -108,6 +108,8 @@ class Standing(BaseModel):
     """When it began to be in this state for this reason."""
     until: float | None = None
     """When its pause ends by itself."""
+    ends: float | None = None
+    """When it finishes by itself (`join --for`)."""
     month_bytes: int | None = None
     """Sent and received in this month of the calendar."""
     addresses: Annotated[tuple[AddressText, ...], Field(max_length=16, strict=False)] = ()

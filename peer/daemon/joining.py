@@ -23,7 +23,6 @@ from hetpeer.peer.daemon.figures import figures_of
 from hetpeer.peer.daemon.governing import Governing
 from hetpeer.peer.daemon.holds import Reason
 from hetpeer.peer.daemon.life import live
-from hetpeer.peer.daemon.notify import Notifier
 from hetpeer.peer.daemon.presence import JoinOptions, Presence, no_state, present
 from hetpeer.peer.daemon.reasons import explained, paused
 from hetpeer.peer.daemon.sensing import Sensors
@@ -31,6 +30,7 @@ from hetpeer.peer.daemon.wishes import TICK_S, Daemon, State, Wish
 from hetpeer.peer.home import Home
 from hetpeer.peer.lifecycle import unless
 from hetpeer.peer.logs.keeping import keeping_log
+from hetpeer.peer.notify import Notifier
 from hetpeer.peer.training.adverts import paused_advert, publish_forever
 from hetpeer.stages.execution.compute import WorkerDiedError
 
@@ -50,6 +50,8 @@ async def join(options: JoinOptions, leaving: asyncio.Event) -> Stop | None:
     daemon = Daemon(SystemClock(), leaving, Notifier.of_environment())
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(daemon.running())
+        if options.for_s is not None:
+            daemon.finish_after(options.for_s)
         governing = Governing(options.settings, daemon, home, Sensors())
         daemon.explained_by(lambda reasons: explained(reasons, governing.settings))
         await stack.enter_async_context(serving(home.path, governing.answer))

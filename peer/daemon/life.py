@@ -59,14 +59,14 @@ async def live(presence: Presence, daemon: Daemon, governing: Governing) -> Stop
     daemon.does(State.CHECKING)
     async with contextlib.AsyncExitStack() as life:
         other = daemon.until(Wish.PAUSE, Wish.FINISH, Wish.STOP)
-        started = await unless(other, _start_compute(presence.home, governing, life))
+        started = await unless(other, start_compute(presence.home, governing, life))
         return None if started is None else await _live(presence, *started, daemon, lambda: governing.share)
 
 
-async def _start_compute(
+async def start_compute(
     home: Home, governing: Governing, life: contextlib.AsyncExitStack
 ) -> tuple[Compute, Offer, str]:
-    """A compute worker, what this machine can offer with it, and the name of its device."""
+    """A compute worker, what this machine can offer with it, and the name of its device. Raises `LocalError` HP-GPU-*."""
     settings = governing.settings
     ram = ram_offered(share_or_bytes(settings.limits.ram))
     compute = await life.enter_async_context(_running_compute(settings, ram))

@@ -18,7 +18,7 @@ from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.dht.roster import Roster
 from hetpeer.dht.streams import Stream
 from hetpeer.dht.tasks import TaskSet
-from hetpeer.peer.arrival.arriving import arrived
+from hetpeer.peer.arrival.arriving import Arrival, arrived
 from hetpeer.peer.arrival.credentials import Credentials, credentials
 from hetpeer.peer.arrival.invites import Destination
 from hetpeer.peer.arrival.known import known_run
@@ -49,6 +49,8 @@ class JoinOptions:
     home: Path
     settings: Settings
     """As they are at the start."""
+    for_s: float | None = None
+    """How long it takes part; None: until something else is said."""
     trace: bool = False
     """Write down what is done when (tracing.py)."""
     dashboard: Where | None = None
@@ -100,17 +102,7 @@ async def present(
 ) -> Presence:
     """Join the network, and get to know the run. `stack` ends it; `settings` are those of the moment. Raises `LocalError`."""
     identity, network = home.identity(), options.settings.network
-    goal = Destination(options.bootstrap, options.run)
-    if network.lan and not goal.addresses:
-        goal = await _nearby(network.host, goal.run, home)
-    config = NodeConfig(
-        host=network.host,
-        port=network.port,
-        direct_port=network.direct_port,
-        peers=goal.addresses,
-        reachability="ask",
-    )
-    arrival = await stack.enter_async_context(arrived(config, home, goal.run))
+    arrival = await stack.enter_async_context(await arriving(options, home))
     node, signed = arrival.node, arrival.signed
     run = home.run(signed)
     if network.lan:
@@ -142,6 +134,23 @@ async def present(
         progress=VolunteerProgress(signed.manifest, lambda: node.throttle.down.nbytes),
         life=Life(),
     )
+
+
+async def arriving(
+    options: JoinOptions, home: Home, *, stays: bool = True
+) -> contextlib.AbstractAsyncContextManager[Arrival]:
+    """The way into the network of the run that is meant, to be entered; `stays` as `arrived` has it. Raises `LocalError` HP-ADDR-004, HP-NET-016."""
+    network, goal = options.settings.network, Destination(options.bootstrap, options.run)
+    if network.lan and not goal.addresses:
+        goal = await _nearby(network.host, goal.run, home)
+    config = NodeConfig(
+        host=network.host,
+        port=network.port,
+        direct_port=network.direct_port,
+        peers=goal.addresses,
+        reachability="ask",
+    )
+    return arrived(config, home, goal.run, stays=stays)
 
 
 async def _nearby(host: str, run: str, home: Home) -> Destination:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from hetpeer.averaging.member import Member, Phase
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.peer.console import EVERY_S, LOOK_S, say
+from hetpeer.peer.training.foresight import state_bytes
 from hetpeer.peer.training.volunteer import Volunteer
 from hetpeer.peer.watching.units import bytes_text
 
@@ -18,7 +19,6 @@ WORTH_TELLING = 1 << 20
 """Bytes: that much more of a state has come, so it is on its way."""
 STALLED_S = 2 * EVERY_S
 """What has not become more for so long is waited for."""
-FLOAT_BYTES = 4
 WORKING = frozenset({Phase.TRAINING, Phase.REDUCING, Phase.APPLYING})
 
 
@@ -127,8 +127,7 @@ class VolunteerProgress:
 
     def _state_line(self, member: Member, received: int) -> str:
         place = range(*member.place) if member.place is not None else range(0)
-        vectors = 1 + len(self._manifest.optimizer_state)
-        size = sum(self._manifest.blocks[block].vector_count for block in place) * FLOAT_BYTES * vectors
+        size = state_bytes(self._manifest, place)
         return f"fetching the state of {_blocks(member)}: {bytes_text(received)} received, of {bytes_text(size)} at most and the first data"
 
 

@@ -15,9 +15,10 @@ from contextlib import asynccontextmanager
 from hetpeer.dht.clock import SystemClock
 from hetpeer.dht.errors import HetpeerError
 from hetpeer.dht.tasks import TaskSet
+from hetpeer.peer.console import say
 from hetpeer.peer.control.wire import Figures, Request, Standing
 from hetpeer.peer.daemon.holds import Holds, Reason
-from hetpeer.peer.daemon.notify import Notifier
+from hetpeer.peer.notify import Notifier
 
 TICK_S = 1.0
 """Between two looks at the clock: a pause that ends by itself is so late at most."""
@@ -62,6 +63,7 @@ class Daemon:
         self._notifier = notifier
         self._holds = Holds()
         self._finishing = False
+        self._finish_at = math.inf
         self._changed = asyncio.Event()
         self._look: Callable[[], Does] = lambda: (State.STARTING, "")
         self._addresses: Callable[[], Sequence[str]] = tuple
@@ -125,6 +127,10 @@ class Daemon:
         self._finishing = True
         self.look()
 
+    def finish_after(self, seconds: float) -> None:
+        """Finish by itself so long from now on; time in which the machine sleeps counts."""
+        self._finish_at = self._clock.boottime() + seconds
+
     def stop(self) -> None:
         """Leave now."""
         self._leaving.set()
@@ -177,12 +183,14 @@ class Daemon:
         now = self._clock.boottime()
         left_s = self._holds.until(now) - now
         ends = state is State.PAUSED and math.isfinite(left_s)
+        stays = math.isfinite(self._finish_at) and self.wish in (Wish.WORK, Wish.PAUSE)
         return Standing(
             state=state,
             reason=reason,
             why=self._explain(self.holding) if state is State.PAUSED else "",
             since=since,
             until=self._clock.wall() + left_s if ends else None,
+            ends=self._clock.wall() + self._finish_at - now if stays else None,
             addresses=tuple(self._addresses()[:MAX_ADDRESSES]),
             figures=self._figures(),
             dashboard=self._dashboard or None,
@@ -218,4 +226,7 @@ class Daemon:
     async def _keep_time(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            if not self._finishing and self._clock.boottime() >= self._finish_at:
+                say("its time is over: it leaves with the step that is under way")
+                self.finish()
             self.look()

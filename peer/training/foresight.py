@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from hetpeer.averaging.messages import Place
 from hetpeer.averaging.places import choose_place
 from hetpeer.bootstrap.configuration import coordinator_config
+from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.bootstrap.membership import Membership, Volunteer
 from hetpeer.bootstrap.placing import ranked
 from hetpeer.bootstrap.rundir import RunDirectory
@@ -25,6 +26,7 @@ from hetpeer.peer.training.preparing import RunFiles
 PATIENCE_S = 3.0
 """A coordinator that has not answered for so long is taken for absent."""
 LOOK_AGAIN_S = 5.0
+FLOAT_BYTES = 4
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +62,22 @@ def _holder(peer: str, advert: Advert) -> Volunteer:
         computing=advert.forward_s + advert.backward_s,
         uplink=max(advert.uplink, *(note.rate for note in advert.links), 0.0),
     )
+
+
+def state_bytes(manifest: Manifest, blocks: Iterable[int]) -> int:
+    """What the states of `blocks` take on their way, at most."""
+    vectors = 1 + len(manifest.optimizer_state)
+    return sum(manifest.blocks[block].vector_count for block in blocks) * FLOAT_BYTES * vectors
+
+
+def missing_bytes(run: RunDirectory, blocks: Iterable[int]) -> int:
+    """Of the graphs and constants of `blocks`, what is not on this disk yet, by the sizes of the files."""
+    entries = [run.manifest.blocks[block] for block in blocks]
+    needed = [(run.path / "graph" / entry.graph.name, entry.graph.bytes) for entry in entries]
+    needed += [
+        (run.path / "state" / entry.buffers.name, entry.buffers.bytes) for entry in entries if entry.buffers
+    ]
+    return sum(nbytes for path, nbytes in needed if not path.is_file() or path.stat().st_size != nbytes)
 
 
 async def prepare_ahead(

@@ -61,14 +61,7 @@ class Room:
         if (missing := now + wanted - limit) > 0:
             self._taken -= await asyncio.to_thread(make_room, self._runs, self._own, missing)
         if self._taken + wanted > limit:
-            raise LocalError(
-                "HP-DISK-005",
-                "there is no room for the run's files",
-                why=f"{self._taken / MIB:,.0f} MiB of the {limit / MIB:,.0f} that all runs may take are taken, {wanted / MIB:,.1f} more are needed,"
-                " and no other run has left anything",
-                fix=f"allow more (hetpeer config set limits.files 100GiB), or remove what you do not need of {self._runs}",
-                exit_code=ExitCode.TOO_SMALL,
-            )
+            raise _no_room(self._runs, self._taken, wanted, limit)
 
     def _clear_up(self) -> None:
         """Remove what a process that was killed has half written."""
@@ -77,6 +70,26 @@ class Room:
                 if file.name.startswith("."):
                     with suppress(OSError):
                         Path(file).unlink()
+
+
+def check_room(runs: Path, own: str, nbytes: int, limit: float) -> None:
+    """Raises `LocalError` HP-DISK-005 where so many bytes of the run `own` would find no room, though all others made some. Removes nothing."""
+    others = (file for run in _others(runs, own) for file in _fetched(run))
+    stay = taken(runs) - sum(file.stat(follow_symlinks=False).st_size for file in others)
+    if stay + nbytes > limit:
+        raise _no_room(runs, stay, nbytes, limit)
+
+
+def _no_room(runs: Path, held: int, wanted: int, limit: float) -> LocalError:
+    """HP-DISK-005; `held` is taken, and stays."""
+    return LocalError(
+        "HP-DISK-005",
+        "there is no room for the run's files",
+        why=f"{held / MIB:,.0f} MiB of the {limit / MIB:,.0f} that all runs may take are taken, {wanted / MIB:,.1f} more are needed,"
+        " and no other run has left anything",
+        fix=f"allow more (hetpeer config set limits.files 100GiB), or remove what you do not need of {runs}",
+        exit_code=ExitCode.TOO_SMALL,
+    )
 
 
 def taken(runs: Path) -> int:
@@ -94,7 +107,7 @@ def make_room(runs: Path, own: str, nbytes: float) -> int:
     freed = 0
     for run in sorted(_others(runs, own), key=_joined):
         before = freed
-        for file in (file for folder in FETCHED for file in _files(run / folder)):
+        for file in _fetched(run):
             if freed >= nbytes:
                 break
             size = file.stat(follow_symlinks=False).st_size
@@ -108,6 +121,10 @@ def make_room(runs: Path, own: str, nbytes: float) -> int:
                 run.name,
             )
     return freed
+
+
+def _fetched(run: Path) -> Iterator[os.DirEntry[str]]:
+    return (file for folder in FETCHED for file in _files(run / folder))
 
 
 def _others(runs: Path, own: str) -> Iterator[Path]:

@@ -15,8 +15,8 @@ from hetpeer.dht.roster import Roster
 from hetpeer.dht.tasks import TaskSet
 from hetpeer.peer.console import say
 from hetpeer.peer.control.wire import Request
-from hetpeer.peer.daemon.notify import is_service
 from hetpeer.peer.daemon.wishes import State
+from hetpeer.peer.notify import is_service
 from hetpeer.peer.watching.fromlog import FromLog
 from hetpeer.peer.watching.status import Onlooker
 from hetpeer.peer.web.app import application

@@ -9,7 +9,8 @@ import typer
 
 from hetpeer.averaging.member import Phase
 from hetpeer.dht.errors import LocalError
-from hetpeer.peer.cli.daemon import parse_duration, standing_text
+from hetpeer.peer.cli.daemon import standing_text
+from hetpeer.peer.cli.options import parse_duration
 from hetpeer.peer.control.wire import Request, Standing
 from hetpeer.peer.daemon import wishes as module
 from hetpeer.peer.daemon.holds import Reason
@@ -134,6 +135,34 @@ async def test_who_waits_hears_of_a_wish_that_time_brings(rig: Rig, monkeypatch:
         assert await asyncio.wait_for(waiting, 5.0) is Wish.WORK
 
 
+async def test_it_finishes_by_itself_when_its_time_is_over(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "TICK_S", 0.001)
+    async with rig.daemon.running():
+        rig.daemon.finish_after(60.0)
+        rig.asked("pause", 30.0)
+        assert rig.daemon.standing.ends == 1060.0
+        rig.clock.now = 59.9
+        assert rig.daemon.wish is Wish.WORK
+        waiting = asyncio.ensure_future(rig.daemon.until(Wish.FINISH, Wish.STOP))
+        rig.clock.now = 60.0
+        assert await asyncio.wait_for(waiting, 5.0) is Wish.FINISH
+        assert (rig.daemon.standing.reason, rig.daemon.standing.ends) == ("finish", None)
+    assert capsys.readouterr().err == "its time is over: it leaves with the step that is under way\n"
+
+
+async def test_who_is_paused_when_its_time_is_over_leaves_at_once(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TICK_S", 0.001)
+    async with rig.daemon.running():
+        rig.daemon.finish_after(60.0)
+        rig.asked("pause")
+        rig.clock.now = 60.0
+        assert await asyncio.wait_for(rig.daemon.until(Wish.FINISH, Wish.STOP), 5.0) is Wish.STOP
+
+
 async def test_who_waits_hears_of_a_signal(rig: Rig) -> None:
     async with rig.daemon.running():
         rig.asked("pause")
@@ -210,3 +239,4 @@ def test_a_standing_in_words(tmp_path: Path) -> None:
     text = standing_text(Standing(state="paused", reason="user", since=0.0, until=math.pi * 1e9))
     assert text.startswith("paused (user) since 19")
     assert ", until 2069-" in text
+    assert "; leaves at 2069-" in standing_text(Standing(state="training", since=0.0, ends=math.pi * 1e9))

@@ -23,11 +23,11 @@ from hetpeer.peer.daemon.aside import aside
 from hetpeer.peer.daemon.cores import ALLOWED, chosen, restrict
 from hetpeer.peer.daemon.governing import Governing
 from hetpeer.peer.daemon.governor import Readings
-from hetpeer.peer.daemon.notify import Notifier
 from hetpeer.peer.daemon.settings import Settings
 from hetpeer.peer.daemon.usage import Month, load, save
 from hetpeer.peer.daemon.wishes import Daemon, Wish
 from hetpeer.peer.home import Home
+from hetpeer.peer.notify import Notifier
 
 
 class Given:

@@ -11,9 +11,9 @@ from hetpeer.dht.errors import ExitCode
 from hetpeer.peer.daemon import life
 from hetpeer.peer.daemon.holds import Reason
 from hetpeer.peer.daemon.life import _called_off, doing
-from hetpeer.peer.daemon.notify import Notifier
 from hetpeer.peer.daemon.rejection import rejection
 from hetpeer.peer.daemon.wishes import Daemon, State, Wish
+from hetpeer.peer.notify import Notifier
 
 
 class InAStep:

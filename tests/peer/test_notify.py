@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hetpeer.peer.daemon.notify import Notifier
+from hetpeer.peer.notify import Notifier
 
 
 @pytest.fixture(params=["path", "abstract"])

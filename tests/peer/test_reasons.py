@@ -11,12 +11,12 @@ from hetpeer.peer.control.wire import Standing
 from hetpeer.peer.daemon import joining
 from hetpeer.peer.daemon.governing import Governing
 from hetpeer.peer.daemon.holds import Reason
-from hetpeer.peer.daemon.notify import Notifier
 from hetpeer.peer.daemon.reasons import SENTENCES, explained, paused
 from hetpeer.peer.daemon.sensing import Sensors
 from hetpeer.peer.daemon.settings import KEYS, Settings
 from hetpeer.peer.daemon.wishes import Daemon
 from hetpeer.peer.home import Home
+from hetpeer.peer.notify import Notifier
 
 SETTINGS = (
     Settings()

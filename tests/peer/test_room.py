@@ -11,7 +11,7 @@ import pytest
 from hetpeer.bootstrap.manifest import FileRef
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.peer.home import place_file
-from hetpeer.peer.training.room import Room, make_room, taken
+from hetpeer.peer.training.room import Room, check_room, make_room, taken
 
 OWN, OLD, OLDER, MADE = (digit * 32 for digit in "abcd")
 KIB = 1 << 10
@@ -129,3 +129,14 @@ async def test_what_a_killed_process_has_half_written_goes(runs: Path) -> None:
     make_room(runs, OWN, math.inf)
     assert outside.exists()
     assert taken(runs.parent / "no such folder") == 0
+
+
+def test_whether_there_would_be_room_removes_nothing(runs: Path) -> None:
+    """What others fetched would go (17 KiB); their logs, what is ours and what was made here stay."""
+    before = left(runs)
+    stay = taken(runs) - 17 * KIB
+    check_room(runs, OWN, KIB, stay + KIB)
+    with pytest.raises(LocalError, match="HP-DISK-005") as caught:
+        check_room(runs, OWN, KIB, stay + KIB - 1)
+    assert caught.value.exit_code == ExitCode.TOO_SMALL
+    assert left(runs) == before

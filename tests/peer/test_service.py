@@ -89,6 +89,7 @@ def test_installed_looked_at_and_uninstalled(told: Path, tmp_path: Path) -> None
     [
         ["--bootstrap", ADDRESS, "--port", "x"],
         ["--bootstrap", ADDRESS, "--nonsense"],
+        ["--bootstrap", ADDRESS, "--dry-run"],
     ],
 )
 def test_what_join_would_not_take(options: list[str], told: Path) -> None:

@@ -16,8 +16,8 @@ from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.peer.cli.top import top
 from hetpeer.peer.control.server import serving
 from hetpeer.peer.control.wire import Figures, Line, Standing, decode_answer
-from hetpeer.peer.daemon.notify import Notifier
 from hetpeer.peer.daemon.wishes import Daemon, State
+from hetpeer.peer.notify import Notifier
 from hetpeer.peer.top.lines import lines
 from hetpeer.peer.top.screen import Top
 from hetpeer.peer.watching.nvml import GpuLoad

@@ -357,6 +357,19 @@ def sleepy() -> None:
     SystemClock.boottime = lambda self: awake(self) + 3600.0 * slept.exists()
 
 
+def an_hour_passes() -> None:
+    """A volunteer whose owner's clock is an hour later once there is a file `late` in the home; the machine has not slept."""
+    from hetpeer.peer.daemon import joining
+
+    late = Path(os.environ["HETPEER_HOME"]) / "late"
+
+    class Clock(joining.SystemClock):
+        def boottime(self) -> float:
+            return super().boottime() + 3600.0 * late.exists()
+
+    joining.SystemClock = Clock
+
+
 def sends_nan_for_ever() -> None:
     """A volunteer whose every bundle carries a NaN."""
     from tests.hostile.behaviour import install

@@ -1,0 +1,78 @@
+"""Joining for a limited time, and finding out what would come of it without joining."""
+
+import signal
+import time
+
+import pytest
+
+from hetpeer.dht.errors import ExitCode
+from hetpeer.peer.control.client import ask
+from hetpeer.peer.control.wire import Request
+from tests.swarm.swarm import Swarm
+from tests.swarm.test_bad_input import fails
+from tests.swarm.test_joining import to_be_held_by_one
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
+NOBODY = "/ip4/127.0.0.1/tcp/1/p2p/QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC"
+
+
+async def test_it_leaves_by_itself_when_its_time_is_over(swarm: Swarm) -> None:
+    """In good order: the step under way is committed, and it is thanked."""
+    to_be_held_by_one(swarm)
+    bootstrap = await swarm.bootstrap()
+    volunteer = swarm.volunteer("volunteer", "--for", "30m", before="an_hour_passes")
+    await swarm.stored(3)
+    standing = ask(volunteer.home, Request(do="status"))
+    assert standing.ends is not None
+    assert 0 < standing.ends - standing.since <= 1800.0
+    (volunteer.home / "late").touch()
+    assert await volunteer.ended() == ExitCode.OK, volunteer.said
+    said = volunteer.said.splitlines()
+    assert said.index("its time is over: it leaves with the step that is under way") < len(said) - 2
+    assert said[-2].startswith("thank you: ")
+    assert said[-1] == "left the run"
+    bootstrap.signal(signal.SIGINT)
+    assert await bootstrap.ended() == ExitCode.OK
+    assert swarm.judged().steps >= 3
+
+
+async def test_what_would_come_of_joining(swarm: Swarm) -> None:
+    """Nobody of the run hears of it, and nothing but the key stays. Whatever ends `join` ends it as well."""
+    to_be_held_by_one(swarm)
+    bootstrap = await swarm.bootstrap()
+    hour = (time.localtime().tm_hour + 12) % 24
+    other = f"{hour:02}:00-{hour:02}:01"
+    trying = swarm.volunteer("trying", "--dry-run", "--when", "schedule", "--hours", other)
+    small = swarm.volunteer("small", "--dry-run", "--ram-limit", "1MiB")
+    full = swarm.volunteer("full", "--dry-run", "--files-limit", "1KiB")
+    assert await trying.ended() == ExitCode.OK, trying.said
+    assert f"the run {swarm.run.manifest.name} ({swarm.run.run_id}): its manifest is sound" in trying.said
+    last = len(swarm.run.manifest.blocks) - 1
+    assert f"most likely it would take blocks 0-{last}, held by no volunteers now, with " in trying.said
+    assert "it would fetch " in trying.said
+    assert f"for now it would be paused (schedule): it is outside {other}" in trying.said
+    assert trying.said.endswith("it would join; nobody was asked for a place\n")
+    await fails(small, ExitCode.TOO_SMALL, "HP-FIT-001", "--ram-limit")
+    await fails(full, ExitCode.TOO_SMALL, "HP-DISK-005", "limits.files")
+    for child in (trying, small, full):
+        left = {path.name for path in child.home.iterdir()}
+        assert left - {"transfer.json"} == {"identity.key", "identity.key.lock"}
+
+    volunteer = swarm.volunteer("volunteer")
+    await swarm.committed(1)
+    twin = swarm.volunteer("twin", "--dry-run", home=volunteer.home)
+    beside = swarm.volunteer("beside", "--dry-run")
+    nobody = swarm.volunteer("nobody", "--dry-run", via=NOBODY, before="gives_up_soon")
+    await fails(twin, ExitCode.IDENTITY, "HP-ID-002", f"pid {volunteer.pid}")
+    await fails(nobody, ExitCode.NETWORK, "HP-NET-002")
+    assert await beside.ended() == ExitCode.OK, beside.said
+    assert "it would join; " in beside.said
+    await swarm.stored(1)
+    volunteer.signal(signal.SIGINT)
+    assert await volunteer.ended() == ExitCode.OK
+    back = swarm.start("back", "join", "--dry-run", "--host", "127.0.0.1", home=volunteer.home)
+    assert await back.ended() == ExitCode.OK, back.said
+    assert f"the run {swarm.run.manifest.name}" in back.said
+    bootstrap.signal(signal.SIGINT)
+    assert await bootstrap.ended() == ExitCode.OK, bootstrap.said
+    assert {path.stem for path in swarm.run.volunteers.iterdir()} == {volunteer.peer_id}
