@@ -114,6 +114,19 @@ class Replica:
         """The reliable peers that the log knows, this one among them unless it is new or was replaced."""
         return self._raft.log.members
 
+    @property
+    def term(self) -> int:
+        """The number of elections that we know of."""
+        return self._raft.term
+
+    def lacks(self, peer: str) -> int | None:
+        """So many records of the log `peer` lacks, ourselves among others; None: it is not known here."""
+        return self._raft.lacks(peer)
+
+    def silent_s(self, peer: str) -> float | None:
+        """Seconds since `peer`, which follows or leads us, was last heard; None: nothing is to be heard of it here."""
+        return self._raft.silent_s(peer, self._clock.monotonic())
+
     def company(self) -> set[str]:
         """The other reliable peers: members, those who are to be some, and those who were until just now."""
         return {*self.members, *self.council.peers} - {self.me}

@@ -8,6 +8,7 @@ log/ledger.log     the coordinator's decisions      volunteers/    the volunteer
 amendment.hetpeer  signed too, if the reliable peers are others by now (council.py)
 author.json        where the author's modules and texts are; of use on the author's machine only
 invite             what others give to hetpeer join, as it was when the run was served last
+control.sock       where the reliable peer is asked while it runs      daemon.log   what it has said
 """
 
 from __future__ import annotations

@@ -107,6 +107,9 @@ class CoordinatorService:
             _log.warning("another reliable peer leads the run now")
         finally:
             self._reception.close()
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # while the group ended: Python 3.11 and 3.12 forget that
+            raise asyncio.CancelledError
         return None
 
     async def _until_deposed(self) -> None:

@@ -53,6 +53,11 @@ class Home:
         """The key of this machine as a rendezvous: peers of any kind may run beside it."""
         return self.path / "rendezvous.key"
 
+    @property
+    def rendezvous(self) -> Path:
+        """Where a rendezvous is asked how it is, and keeps its log."""
+        return self.path / "rendezvous"
+
     def identity(self) -> Identity:
         """The identity of this peer, made at the first call. Raises `LocalError` HP-DISK-001, HP-ID-001."""
         return self._identity(self.key)

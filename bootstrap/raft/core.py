@@ -50,6 +50,8 @@ class Raft:
         self.log = Entries(config.members, durable.entries)
         self.decided = 0
         """So many entries are decided, as far as we know."""
+        self._said_decided = 0
+        """And as the leader has said; we may lack some of them."""
         self.role = Role.FOLLOWER
         self.leader: str | None = None
         self.leading = False
@@ -123,6 +125,19 @@ class Raft:
             return []
         self._successor = max(others, key=lambda peer: (self._followers.match(peer), peer))
         return self._hand_over()
+
+    def lacks(self, peer: str) -> int | None:
+        """So many entries `peer` lacks: of ours, if it follows us; of what the leader has decided, of ourselves. None: it is not known here."""
+        if peer == self._me:
+            return 0 if self.role is Role.LEADER else max(self._said_decided - len(self.log), 0)
+        return len(self.log) - self._followers.match(peer) if self.role is Role.LEADER else None
+
+    def silent_s(self, peer: str, now: float) -> float | None:
+        """Seconds since `peer`, which follows or leads us, last answered or spoke; None: no word of it is to be expected here, or none has come."""
+        heard = self._followers.answered_at(peer) if self.role is Role.LEADER else None
+        if self.role is not Role.LEADER and peer == self.leader:
+            heard = self._heard_at
+        return None if heard is None else now - heard
 
     # ── elections ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -284,6 +299,7 @@ class Raft:
             return [Send(peer, Appended(term=self.term, fits=False, length=len(self.log)))]
         effects = [*self._see(message.term, now), *self._follow(peer, now)]
         self._heard_at = now
+        self._said_decided = message.committed
         begin, log = message.begin, self.log
         if begin > len(log) or log.term_before(begin) != message.last_term:
             again = len(log) if begin > len(log) else log.conflict(begin)

@@ -36,6 +36,10 @@ class Followers:
         """Those who have answered after `at`."""
         return {peer for peer, answered in self._answered.items() if answered > at}
 
+    def answered_at(self, peer: str) -> float | None:
+        """When `peer` last did, or began to follow us; None: it does not follow."""
+        return self._answered.get(peer)
+
     def idle(self, peer: str, place: int) -> bool:
         """Whether `peer` may be sent what is new at `place` without waiting for an answer."""
         return self._next.get(peer, place) - self.match(peer) < WINDOW

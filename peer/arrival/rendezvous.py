@@ -6,15 +6,18 @@ It has its part in the DHT, relays, and tells others whether they are reachable.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hetpeer.bootstrap.files import disk_errors
 from hetpeer.dht.addresses import Address
 from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.dht.tasks import TaskSet
 from hetpeer.peer.arrival.reach import tell_forever
+from hetpeer.peer.control.attending import attended
 from hetpeer.peer.home import Home
 
 
@@ -31,17 +34,22 @@ class RendezvousOptions:
 async def serve_rendezvous(
     options: RendezvousOptions, leaving: asyncio.Event, announce: Callable[[str], None]
 ) -> None:
-    """Be there until `leaving` is set. `announce` gets the address, once somebody answers there. Raises as `Node.start` does."""
-    config = open_config(options.host, options.port, options.peers)
-    node = await Node.start(config, Home(options.home).rendezvous_identity())
-    telling = TaskSet()
-    try:
+    """Be there until `leaving` is set. `announce` gets the address, once somebody answers there. Raises as `attended` and `Node.start` do."""
+    config, home = open_config(options.host, options.port, options.peers), Home(options.home)
+    identity = home.rendezvous_identity()
+    with disk_errors(home.rendezvous):
+        home.rendezvous.mkdir(exist_ok=True)
+    async with contextlib.AsyncExitStack() as stack:
+        daemon = await stack.enter_async_context(attended(home.rendezvous, home.rendezvous_key, leaving))
+        node = await Node.start(config, identity)
+        stack.push_async_callback(node.close)
+        telling = TaskSet()
+        stack.push_async_callback(telling.close)
         telling.spawn(tell_forever(node, reliable=True), name="words on reachability")
+        daemon.does("serving")
+        daemon.ready(node.addresses)
         announce(join_address(node))
         await leaving.wait()
-    finally:
-        await telling.close()
-        await node.close()
 
 
 def open_config(host: str, port: int, peers: tuple[Address, ...]) -> NodeConfig:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetpeer.peer.cli.options import DashboardOption, HomeOption, need_lan, run_loop
+from hetpeer.peer.cli.options import DashboardOption, HomeOption, need_lan, only_checked, run_loop
 from hetpeer.peer.console import tell
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ def register(app: typer.Typer) -> None:
 
 
 def bootstrap(
+    context: typer.Context,
     directory: Annotated[
         Path | None,
         typer.Argument(
@@ -74,18 +75,19 @@ def bootstrap(
         from hetpeer.peer.arrival.rendezvous import RendezvousOptions, serve_rendezvous
 
         meeting = RendezvousOptions(home=place, host=host, port=port, peers=known)
+        if only_checked(context):
+            return
         run_daemon(lambda leaving: serve_rendezvous(meeting, leaving, _announce_rendezvous))
         return
 
     if lan:
         need_lan()
+    from hetpeer.bootstrap.rundir import RunDirectory
     from hetpeer.peer.reliable.mirroring import mirror
     from hetpeer.peer.reliable.peer import BootstrapOptions, serve_run
     from hetpeer.peer.where import parse_where
 
-    if known and not (directory / "manifest.hetpeer").exists():
-        run_loop(mirror(directory, goal, Home(place)))
-
+    is_there = not known or (directory / "manifest.hetpeer").exists()
     options = BootstrapOptions(
         directory=directory,
         host=host,
@@ -96,6 +98,12 @@ def bootstrap(
         dashboard=parse_where(dashboard),
         lan=lan,
     )
+    if only_checked(context):
+        if is_there:
+            RunDirectory.open(directory)
+        return
+    if not is_there:
+        run_loop(mirror(directory, goal, Home(place)))
     halt = run_daemon(lambda leaving: serve_run(options, leaving, _announce_run))
     tell("stopped; start it again to go on" if halt is None else f"finished: {halt.why}")
 

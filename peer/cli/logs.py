@@ -34,7 +34,7 @@ def logs(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, as in the file.")] = False,
     home: HomeOption = None,
 ) -> None:
-    """Show the log of the volunteer on this machine, whether it runs or not."""
+    """Show the log of the volunteer on this machine, whether it runs or not; with --home DIR of the reliable peer that serves DIR."""
     from contextlib import closing
 
     from hetpeer.peer.home import default_home

@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO, TypeVar
 
@@ -74,8 +74,8 @@ def configure_logging(verbose: int, quiet: bool) -> None:
     logging.getLogger("py.warnings").setLevel(logging.WARNING if level == logging.DEBUG else logging.ERROR)
 
 
-def check(register: Callable[[typer.Typer], None], name: str, arguments: Sequence[str]) -> None:
-    """What the command `name`, which `register` adds, would say of these arguments before it begins is said now.
+def check(register: Callable[[typer.Typer], None], name: str, arguments: Sequence[str]) -> Mapping[str, Any]:
+    """What the command `name`, which `register` adds, would say of these arguments before it begins is said now; returns its parameters.
 
     Raises a usage error, or `LocalError`. The command asks `only_checked` before it begins.
     """
@@ -85,6 +85,7 @@ def check(register: Callable[[typer.Typer], None], name: str, arguments: Sequenc
     with command.make_context(f"hetpeer {name}", list(arguments)) as context:
         context.meta[_ONLY_CHECK] = True
         command.invoke(context)
+        return dict(context.params)
 
 
 def only_checked(context: typer.Context) -> bool:

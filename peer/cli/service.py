@@ -1,20 +1,37 @@
-"""`hetpeer service`: a volunteer that systemd starts at login."""
+"""`hetpeer service`: a volunteer, or a reliable peer, that systemd starts at login."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetpeer.peer.cli import join
+from hetpeer.peer.cli import bootstrap, join
 from hetpeer.peer.cli.options import HomeOption, check, standing_here
 
+if TYPE_CHECKING:
+    from hetpeer.peer.daemon.systemd import Unit
+
 commands = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+Folder = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="DIR",
+        show_default=False,
+        help="Of a reliable peer: its run directory; of a rendezvous: the folder that install names. Without: the volunteer.",
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.add_typer(commands, name="service", help="Have systemd start a volunteer at login (user service).")
+    app.add_typer(
+        commands,
+        name="service",
+        help="Have systemd start a volunteer or a reliable peer at login (user service).",
+    )
 
 
 @commands.command(context_settings={"ignore_unknown_options": True})
@@ -22,42 +39,69 @@ def install(
     *,
     options: Annotated[
         list[str],
-        typer.Argument(metavar="OPTION...", help="As of `hetpeer join`: --bootstrap ADDR and so on."),
+        typer.Argument(
+            metavar="OPTION...",
+            help="As of `hetpeer join`: --bootstrap ADDR and so on; or `bootstrap DIR ...`, as of `hetpeer bootstrap`.",
+        ),
     ],
     home: HomeOption = None,
 ) -> None:
-    """Start a volunteer now and at each login, with the options of `hetpeer join`. Replaces the one before."""
+    """Start a volunteer now and at each login, with the options of `hetpeer join`; or with `bootstrap DIR ...` a reliable
+    peer. Replaces the one before.
+    """
     from hetpeer.peer.children import COMMAND
     from hetpeer.peer.daemon import systemd
-    from hetpeer.peer.home import default_home
+    from hetpeer.peer.home import Home, default_home
 
     where = (home or default_home()).absolute()
-    arguments = ["--home", str(where), *options]
-    check(join.register, "join", arguments)  # now, and not in a log
-    systemd.install([*COMMAND, "join", *arguments])
-    typer.echo(f"installed {systemd.unit_path()}")
+    place = ("--home", str(where))
+    if options[0] == "bootstrap":
+        words = [*place, *options[1:]]
+        directory = check(bootstrap.register, "bootstrap", words)["directory"]  # now, and not in a log
+        words = [str(Path(word).absolute()) if Path(word) == directory else word for word in words]
+        folder = Home(where).rendezvous if directory is None else directory
+        _install([*COMMAND, "bootstrap", *words], systemd.serving(folder))
+        typer.echo(f"how it is: hetpeer status --home {folder.absolute()}")
+        return
+    words = [*place, *options]
+    check(join.register, "join", words)
+    _install([*COMMAND, "join", *words], systemd.VOLUNTEER)
+
+
+def _install(command: Sequence[str], unit: Unit) -> None:
+    from hetpeer.peer.daemon import systemd
+
+    systemd.install(command, unit)
+    typer.echo(f"installed {systemd.unit_path(unit)}")
     if not systemd.lingers():
         typer.echo("it stops when you log out; to keep it: loginctl enable-linger", err=True)
 
 
 @commands.command()
-def uninstall() -> None:
-    """Stop the volunteer, and start it no more. Its home stays."""
+def uninstall(folder: Folder = None) -> None:
+    """Stop it, and start it no more. Its home, or run directory, stays."""
     from hetpeer.peer.daemon import systemd
 
-    systemd.uninstall()
+    systemd.uninstall(_unit(folder))
     typer.echo("uninstalled")
 
 
 @commands.command()
-def status() -> None:
+def status(folder: Folder = None) -> None:
     """What systemd says of it, and the link to its dashboard."""
     from hetpeer.peer.daemon import systemd
 
-    said = systemd.properties()
+    unit = _unit(folder)
+    said = systemd.properties(unit)
     doing = f": {said['StatusText']}" if said.get("StatusText") else ""
     typer.echo(f"{said.get('ActiveState', '')} ({said.get('SubState', '')}){doing}")
-    typer.echo(f"{said.get('UnitFileState', '')} {systemd.unit_path()}")
-    here = standing_here(systemd.home())
+    typer.echo(f"{said.get('UnitFileState', '')} {systemd.unit_path(unit)}")
+    here = standing_here(folder or systemd.home())
     if here is not None and here.dashboard is not None:
         typer.echo(f"dashboard at {here.dashboard}")
+
+
+def _unit(folder: Path | None) -> Unit:
+    from hetpeer.peer.daemon import systemd
+
+    return systemd.VOLUNTEER if folder is None else systemd.serving(folder)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from hetpeer.peer.arrival.invites import Destination
-    from hetpeer.peer.control.wire import Standing
+    from hetpeer.peer.control.wire import Reliable, Standing
     from hetpeer.peer.watching.swarm import PeerRow, SwarmStatus
 
 WATCH_S = 2.0
@@ -56,7 +56,7 @@ def status(
     home: HomeOption = None,
 ) -> None:
     """Show a run's swarm, asked through any peer of it (default: the volunteer that runs here, which is shown too, or
-    the peer last joined by).
+    the peer last joined by). With --home DIR: the reliable peer that serves DIR, and through it the swarm.
     """
     if devices and watch and not as_json:
         raise typer.BadParameter("--devices with --watch is one document after the other: say --json")
@@ -153,6 +153,30 @@ def _own_lines(own: Standing | None) -> Iterator[tuple[str, str]]:
             yield "why", own.why
         if own.dashboard is not None:
             yield "dashboard", own.dashboard
+        if own.reliable is not None:
+            yield from _reliable_lines(own.reliable)
+
+
+def _reliable_lines(own: Reliable) -> Iterator[tuple[str, str]]:
+    """Of the reliable peer that was asked: what it knows itself, also where the swarm says nothing."""
+    leads = (
+        "coordinates"
+        if own.leader == own.peer
+        else f"follows {_short(own.leader)}"
+        if own.leader
+        else "follows nobody"
+    )
+    done = (
+        f"{own.version:,}/{own.steps:,} steps committed, checkpoint {own.stored:,}, {own.records:,} records"
+    )
+    yield "reliable", f"{leads} in term {own.term}; {done}"
+    for member in own.members:
+        facts = ["itself"] if member.peer == own.peer else []
+        if member.lacks is not None:
+            facts.append(f"lacks {_count(member.lacks, 'record')}" if member.lacks else "has all records")
+        if member.silent_s is not None:
+            facts.append(f"heard {_duration(member.silent_s)} ago")
+        yield "member", f"{_short(member.peer)}  {', '.join(facts) or 'only who coordinates knows more'}"
 
 
 def _here_text(own: Standing) -> str:

@@ -79,8 +79,8 @@ def not_running(home: Path, why: str) -> LocalError:
     """HP-CTL-001."""
     return LocalError(
         "HP-CTL-001",
-        f"no `hetpeer join` runs from {home}",
+        f"no hetpeer runs from {home}",
         why=why,
-        fix="start one, or say where the one that you mean lives: --home",
+        fix="start one, or say where the one that you mean lives: --home (of a reliable peer: its run directory)",
         exit_code=ExitCode.NOT_RUNNING,
     )

@@ -36,13 +36,16 @@ _log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def serving(home: Path, answer: Callable[[Request], Standing]) -> AsyncIterator[None]:
+async def serving(
+    home: Path, answer: Callable[[Request], Standing], key: Path | None = None
+) -> AsyncIterator[None]:
     """Answer what the owner asks, from `home`, which is there. At the end the connections are closed and the socket is gone.
+    `key`: of the daemon's identity, where that is no volunteer's.
 
     Raises `LocalError` HP-ID-002 when another daemon does so, HP-DISK-001 where no socket can be.
     """
     async with AsyncExitStack() as stack:
-        folder, address = stack.enter_context(locked(home))
+        folder, address = stack.enter_context(locked(home, key))
         with disk_errors(home / SOCKET):
             listening = stack.enter_context(_bound(folder, address))
         connections = _Connections(answer)
@@ -53,15 +56,18 @@ async def serving(home: Path, answer: Callable[[Request], Standing]) -> AsyncIte
 
 
 @contextmanager
-def locked(home: Path) -> Iterator[tuple[int, str]]:
-    """`home` as `opened` does, for this process alone. Raises `LocalError` HP-ID-002 while another one has it, HP-DISK-001."""
+def locked(home: Path, key: Path | None = None) -> Iterator[tuple[int, str]]:
+    """`home` as `opened` does, for this process alone; `key` as `serving` has it.
+
+    Raises `LocalError` HP-ID-002 while another one has it, HP-DISK-001.
+    """
     with ExitStack() as stack:
         with disk_errors(home / SOCKET):
             folder, address = stack.enter_context(opened(home))
             try:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise in_use(home / "identity.key", home) from error
+                raise in_use(key or home / "identity.key", home) from error
         yield folder, address
 
 

@@ -95,6 +95,39 @@ class Figures(BaseModel):
     lines: Annotated[tuple[Line, ...], Field(max_length=16)] = ()
 
 
+class Member(BaseModel):
+    """A reliable peer, as far as the one that answers knows it."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    peer: Text
+    lacks: int | None = None
+    """Records of the log; None: only who leads knows."""
+    silent_s: float | None = None
+    """Since it was last heard; None: nothing is to be heard of it there."""
+
+
+class Reliable(BaseModel):
+    """What a reliable peer has to show. `steps` are those of the run, `version` those that are committed, as far as it knows."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    pid: int
+    run: Text
+    peer: Text
+    """Its own id."""
+    leader: Text = ""
+    """Who coordinates; empty: nobody, as far as it knows."""
+    term: int
+    records: int
+    """Of its log."""
+    version: int
+    steps: int
+    stored: int
+    """The version of the newest checkpoint on its disk."""
+    members: Annotated[tuple[Member, ...], Field(max_length=16, strict=False)] = ()
+
+
 class Standing(BaseModel):
     """What the daemon does (docs/daemon.md). Times are in seconds since 1970."""
 
@@ -115,6 +148,9 @@ class Standing(BaseModel):
     addresses: Annotated[tuple[AddressText, ...], Field(max_length=16, strict=False)] = ()
     """Where its node is reached; none before it has joined the network."""
     figures: Figures | None = None
+    """Of a volunteer."""
+    reliable: Reliable | None = None
+    """Of a reliable peer."""
     dashboard: AddressText | None = None
     """The link to its page, with the token, if it serves one."""
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from hetpeer.averaging.effects import Stop
 from hetpeer.dht.clock import SystemClock
 from hetpeer.peer.console import say
+from hetpeer.peer.control.owned import TICK_S
 from hetpeer.peer.control.server import serving
 from hetpeer.peer.daemon.figures import figures_of
 from hetpeer.peer.daemon.governing import Governing
@@ -26,7 +27,7 @@ from hetpeer.peer.daemon.life import live
 from hetpeer.peer.daemon.presence import JoinOptions, Presence, no_state, present
 from hetpeer.peer.daemon.reasons import explained, paused
 from hetpeer.peer.daemon.sensing import Sensors
-from hetpeer.peer.daemon.wishes import TICK_S, Daemon, State, Wish
+from hetpeer.peer.daemon.wishes import Daemon, State, Wish
 from hetpeer.peer.home import Home
 from hetpeer.peer.lifecycle import unless
 from hetpeer.peer.logs.keeping import keeping_log

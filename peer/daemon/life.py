@@ -16,6 +16,7 @@ from hetpeer.averaging.effects import Stop
 from hetpeer.averaging.member import Phase
 from hetpeer.dht.tasks import TaskSet
 from hetpeer.peer.console import say
+from hetpeer.peer.control.owned import Does
 from hetpeer.peer.daemon.amounts import rate, share, share_or_bytes
 from hetpeer.peer.daemon.governing import Governing
 from hetpeer.peer.daemon.offering import (
@@ -29,7 +30,7 @@ from hetpeer.peer.daemon.offering import (
 from hetpeer.peer.daemon.presence import Presence
 from hetpeer.peer.daemon.rejection import rejection
 from hetpeer.peer.daemon.settings import WORKER, Settings
-from hetpeer.peer.daemon.wishes import Daemon, Does, State, Wish
+from hetpeer.peer.daemon.wishes import Daemon, State, Wish
 from hetpeer.peer.home import Home
 from hetpeer.peer.lifecycle import unless
 from hetpeer.peer.training.adverts import publish_forever, volunteer_advert

@@ -1,4 +1,4 @@
-"""A volunteer as a service of its user's systemd: it is started at login, and again when it fails (docs/daemon.md)."""
+"""A volunteer, or a reliable peer, as a service of its user's systemd: it is started at login, and again when it fails (docs/daemon.md)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+from blake3 import blake3
 
 from hetpeer.bootstrap.files import atomic_write, disk_errors
 from hetpeer.dht.errors import ExitCode, LocalError
 
-UNIT = "hetpeer.service"
 SYSTEMCTL_S = 60.0
 IN_VAIN = (
     ExitCode.USAGE,
@@ -22,71 +24,100 @@ IN_VAIN = (
 )
 """Who ended with one of these would do so again."""
 
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A service: its name, what it is, and how it runs."""
+
+    name: str
+    description: str
+    command: str
+    """With which it is installed, behind `hetpeer service install`."""
+    nice: int
+    again_s: int
+    """After so many seconds it is started again."""
+
+
+VOLUNTEER = Unit("hetpeer.service", "hetpeer volunteer", "--bootstrap ADDR", nice=10, again_s=30)
+
+
+def serving(folder: Path) -> Unit:
+    """Of the reliable peer, or rendezvous, that lives in `folder`: others wait for it, so it does not give way to other programs, and is back soon."""
+    absolute = str(folder.absolute())
+    readable = re.sub(r"[^A-Za-z0-9_.]+", "-", folder.absolute().name)[:64]
+    name = f"hetpeer-bootstrap-{readable}-{blake3(absolute.encode()).hexdigest(4)}.service"
+    described = absolute.replace("%", "%%").replace("\n", " ")
+    return Unit(name, f"hetpeer bootstrap in {described}", "bootstrap DIR", nice=0, again_s=5)
+
+
 _TEXT = """\
 # Made by `hetpeer service install`, which writes it anew.
 [Unit]
-Description=hetpeer volunteer
+Description={description}
 
 [Service]
 Type=notify
 ExecStart={command}
 Restart=on-failure
-RestartSec=30
+RestartSec={again_s}
 RestartPreventExitStatus={in_vain}
 RestartForceExitStatus={later}
 TimeoutStartSec=infinity
 TimeoutStopSec=90
 WatchdogSec=120
 KillMode=mixed
-Nice=10
+Nice={nice}
 
 [Install]
 WantedBy=default.target
 """
 
 
-def unit_text(command: Sequence[str]) -> str:
-    """The unit that runs `command`, which waits for the network as long as it takes. Pure."""
+def unit_text(command: Sequence[str], unit: Unit = VOLUNTEER) -> str:
+    """The text of `unit`, which runs `command`, which waits for the network as long as it takes. Pure."""
     return _TEXT.format(
         command=" ".join(map(_quoted, command)),
         in_vain=" ".join(str(int(code)) for code in IN_VAIN),
         later=int(ExitCode.TRY_LATER),
+        description=unit.description,
+        again_s=unit.again_s,
+        nice=unit.nice,
     )
 
 
-def unit_path() -> Path:
-    """Where systemd looks for a user's own units."""
+def unit_path(unit: Unit = VOLUNTEER) -> Path:
+    """Where systemd looks for it among a user's own units."""
     config = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(config) if config else Path.home() / ".config") / "systemd" / "user" / UNIT
+    return (Path(config) if config else Path.home() / ".config") / "systemd" / "user" / unit.name
 
 
-def install(command: Sequence[str]) -> None:
+def install(command: Sequence[str], unit: Unit = VOLUNTEER) -> None:
     """Have `command` started now and at each login. Raises `LocalError` HP-SVC-001, HP-DISK-001."""
-    path = unit_path()
+    path = unit_path(unit)
     _systemctl("daemon-reload")  # where there is no systemd nothing is left behind
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(path, unit_text(command).encode())
+    atomic_write(path, unit_text(command, unit).encode())
     _systemctl("daemon-reload")
-    _systemctl("enable", UNIT)
-    _systemctl("restart", "--no-block", UNIT)  # it is ready once the network is joined
+    _systemctl("enable", unit.name)
+    _systemctl("restart", "--no-block", unit.name)  # it is ready once the network is joined
 
 
-def uninstall() -> None:
+def uninstall(unit: Unit = VOLUNTEER) -> None:
     """Stop it, and start it no more. Raises `LocalError` HP-SVC-001, HP-SVC-002."""
-    _installed()
+    _installed(unit)
     try:
-        _systemctl("disable", "--now", UNIT)
+        _systemctl("disable", "--now", unit.name)
     finally:
-        unit_path().unlink(missing_ok=True)
+        unit_path(unit).unlink(missing_ok=True)
     _systemctl("daemon-reload")
 
 
-def properties() -> Mapping[str, str]:
+def properties(unit: Unit = VOLUNTEER) -> Mapping[str, str]:
     """What systemd says of it: ActiveState, SubState, UnitFileState, StatusText. Raises `LocalError` HP-SVC-001, HP-SVC-002."""
-    _installed()
+    _installed(unit)
     wanted = "ActiveState,SubState,UnitFileState,StatusText"
-    lines = _systemctl("show", UNIT, "--property", wanted).splitlines()
+    lines = _systemctl("show", unit.name, "--property", wanted).splitlines()
     return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
@@ -111,13 +142,13 @@ def lingers() -> bool:
     return said.stdout.strip() == "Linger=yes"
 
 
-def _installed() -> None:
-    if not unit_path().exists():
+def _installed(unit: Unit) -> None:
+    if not unit_path(unit).exists():
         raise LocalError(
             "HP-SVC-002",
             "the service is not installed",
-            why=f"there is no {unit_path()}",
-            fix="hetpeer service install --bootstrap ADDR",
+            why=f"there is no {unit_path(unit)}",
+            fix=f"hetpeer service install {unit.command}",
             exit_code=ExitCode.NOT_RUNNING,
         )
 
@@ -144,7 +175,7 @@ def _no_systemd(why: str) -> LocalError:
         "HP-SVC-001",
         "systemd does not do as it is asked",
         why=why,
-        fix="log in as yourself, not by sudo or su, or run hetpeer join without a service",
+        fix="log in as yourself, not by sudo or su, or run it without a service",
     )
 
 

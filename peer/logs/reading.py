@@ -59,8 +59,8 @@ class LogReader:
             raise LocalError(
                 "HP-CTL-004",
                 f"there is no log in {home}",
-                why=f"{error.strerror}: no `hetpeer join` has run from there, or it is another user's",
-                fix="say where the volunteer that you mean lives: --home",
+                why=f"{error.strerror}: no hetpeer has run from there, or it is another user's",
+                fix="say where the one that you mean lives: --home (of a reliable peer: its run directory)",
                 exit_code=ExitCode.NOT_RUNNING,
             ) from error
 

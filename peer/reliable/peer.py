@@ -34,9 +34,11 @@ from hetpeer.peer.arrival.invites import Invite
 from hetpeer.peer.arrival.inviting import keep_invite
 from hetpeer.peer.arrival.reach import tell_forever
 from hetpeer.peer.arrival.rendezvous import join_address, open_config
+from hetpeer.peer.control.attending import AttendedDaemon, attended
 from hetpeer.peer.reliable.progress import ReliableProgress
 from hetpeer.peer.reliable.proposing import Proposing
 from hetpeer.peer.reliable.standin import StandIn
+from hetpeer.peer.reliable.standing import doing, figures_of
 from hetpeer.peer.training.adverts import publish_forever, reliable_advert
 from hetpeer.peer.where import Where
 
@@ -198,27 +200,35 @@ async def serve_run(
     await asyncio.to_thread(run.verify)
     with run_logs(run) as logs:
         council = Council(run.signed, run.path)
-        node = await Node.start(
-            open_config(options.host, options.port, options.peers), Identity.load(run.identity_path)
-        )
-        try:
-            replica = Replica(node, run, council, logs, SystemClock())
-            peer = ReliablePeer(node, run, replica, ranks=not options.keep_places)
-            async with _web(options, node, run, peer):
-                return await _take_part(peer, node, run, options, leaving, announce)
-        finally:
-            await node.close()
+        async with attended(run.path, run.identity_path, leaving) as daemon:
+            node = await Node.start(
+                open_config(options.host, options.port, options.peers), Identity.load(run.identity_path)
+            )
+
+            def announced(address: str, invite: Invite) -> None:
+                daemon.ready(node.addresses)
+                announce(address, invite)
+
+            try:
+                replica = Replica(node, run, council, logs, SystemClock())
+                peer = ReliablePeer(node, run, replica, ranks=not options.keep_places)
+                daemon.follow(lambda: doing(peer))
+                daemon.shows(lambda: figures_of(run, peer))
+                async with _web(options, node, run, peer, daemon):
+                    return await _take_part(peer, node, run, options, leaving, announced)
+            finally:
+                await node.close()
 
 
 def _web(
-    options: BootstrapOptions, node: Node, run: RunDirectory, peer: ReliablePeer
+    options: BootstrapOptions, node: Node, run: RunDirectory, peer: ReliablePeer, daemon: AttendedDaemon
 ) -> contextlib.AbstractAsyncContextManager[None]:
     """The web server, if one was asked for: nothing of it is loaded otherwise."""
     if options.dashboard is None:
         return contextlib.nullcontext()
     from hetpeer.peer.web.daemons import reliable_served
 
-    return reliable_served(options.dashboard, node, run, peer)
+    return reliable_served(options.dashboard, node, run, peer, daemon)
 
 
 async def _take_part(

@@ -33,6 +33,8 @@ from hetpeer.peer.where import Where
 if TYPE_CHECKING:
     from hetpeer.bootstrap.rundir import RunDirectory
     from hetpeer.dht.node import Node
+    from hetpeer.peer.control.attending import AttendedDaemon
+    from hetpeer.peer.control.owned import OwnedDaemon
     from hetpeer.peer.daemon.presence import Presence
     from hetpeer.peer.daemon.wishes import Daemon
     from hetpeer.peer.reliable.peer import ReliablePeer
@@ -53,25 +55,26 @@ async def volunteer_served(where: Where, presence: Presence, daemon: Daemon) -> 
         source, lambda: daemon.standing.state, lambda: presence.life.volunteer, view.own_credit
     ).metrics
     orders = {do: lambda do=do: daemon.answer(Request(do=do)) for do in ("pause", "resume", "finish")}
-    way = f"hetpeer dashboard --home {home} prints its link"
-    async with _served(where, home, view, orders, metrics, way) as link:
-        daemon.shown_at(link)
-        try:
-            yield
-        finally:
-            daemon.shown_at("")
+    async with (
+        _served(where, home, view, orders, metrics, _printed_by(home)) as link,
+        _shown(daemon, link),
+    ):
+        yield
 
 
 @contextlib.asynccontextmanager
 async def reliable_served(
-    where: Where, node: Node, run: RunDirectory, peer: ReliablePeer
+    where: Where, node: Node, run: RunDirectory, peer: ReliablePeer, attended: AttendedDaemon
 ) -> AsyncIterator[None]:
     """As `volunteer_served`, without buttons."""
     manifest = run.manifest
     view = View(_onlooker(node, run, FromLog(node, peer.answers)), Machine(run.path), lambda: None)
     daemon = DaemonSource(node, "reliable", manifest.name, run.path, RELIABLE_STATES)
     source = ReliableSource(daemon, peer, manifest.training.steps, grouped=manifest.averaging is not None)
-    async with _served(where, run.path, view, {}, source.metrics, _token_in(run.path)):
+    async with (
+        _served(where, run.path, view, {}, source.metrics, _printed_by(run.path)) as link,
+        _shown(attended, link),
+    ):
         yield
 
 
@@ -79,12 +82,22 @@ async def reliable_served(
 async def watcher_served(where: Where, onlooker: Onlooker, folder: Path) -> AsyncIterator[None]:
     """As `reliable_served`, of who does not take part, without metrics; `folder` has the token."""
     view = View(onlooker, Machine(folder), lambda: None)
-    async with _served(where, folder, view, {}, None, _token_in(folder)):
+    async with _served(where, folder, view, {}, None, f"its token is in {folder / FILE}"):
         yield
 
 
-def _token_in(folder: Path) -> str:
-    return f"its token is in {folder / FILE}"
+@contextlib.asynccontextmanager
+async def _shown(daemon: OwnedDaemon, link: str) -> AsyncIterator[None]:
+    """Its owner is told of the page meanwhile."""
+    daemon.shown_at(link)
+    try:
+        yield
+    finally:
+        daemon.shown_at("")
+
+
+def _printed_by(home: Path) -> str:
+    return f"hetpeer dashboard --home {home} prints its link"
 
 
 @contextlib.asynccontextmanager

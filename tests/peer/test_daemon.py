@@ -11,8 +11,8 @@ from hetpeer.averaging.member import Phase
 from hetpeer.dht.errors import LocalError
 from hetpeer.peer.cli.daemon import standing_text
 from hetpeer.peer.cli.options import parse_duration
+from hetpeer.peer.control import owned as module
 from hetpeer.peer.control.wire import Request, Standing
-from hetpeer.peer.daemon import wishes as module
 from hetpeer.peer.daemon.holds import Reason
 from hetpeer.peer.daemon.life import doing
 from hetpeer.peer.daemon.wishes import Daemon, Wish

@@ -62,7 +62,8 @@ def parsed(arguments: Sequence[str]) -> None:
         assert inner is not None
         context = inner.make_context(name, rest, parent=context)
     if context.command_path == "hetpeer service install":
-        parsed(["join", *context.params["options"]])
+        options = context.params["options"]
+        parsed(options if options[0] == "bootstrap" else ["join", *options])
 
 
 COMMANDS = [(page, command) for page in PAGES for command in dict.fromkeys(shown(page))]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hetpeer.dht.control import P2pdError
-from hetpeer.dht.errors import PeerLostError, ProtocolError
+from hetpeer.dht.errors import ExitCode, PeerLostError, ProtocolError
 from hetpeer.dht.strikes import Kind, OffenceError
 
 ROOT = Path(__file__).parents[2]
@@ -160,6 +160,12 @@ def test_a_class_of_error_says_what_its_callers_do_not() -> None:
         P2pdError("why"),
     ):
         assert all((error.what, error.why, error.fix))
+
+
+def test_the_page_has_every_exit_status_and_no_other() -> None:
+    page = (ROOT / "docs" / "errors.md").read_text()
+    (table,) = [part for part in page.split("\n\n") if part.startswith("| exit status |")]
+    assert sorted(int(number) for number in re.findall(r"\| (\d+) \|", table)) == sorted(ExitCode)
 
 
 def asserted() -> set[str]:

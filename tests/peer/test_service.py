@@ -1,6 +1,7 @@
 """The systemd user service: the unit by systemd's own word, the commands with a systemctl that writes down what it is told."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.peer.cli.service import commands
 from hetpeer.peer.daemon import systemd
+from tests.bootstrap.engine import make_run
 
 ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC"
 SYSTEMCTL = """#!/bin/sh
@@ -33,9 +35,11 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
-def test_systemd_understands_the_unit(tmp_path: Path) -> None:
-    path = tmp_path / systemd.UNIT
-    path.write_text(systemd.unit_text(["/bin/true", 'a "name" with 50% $HOME \\ and\nmore']))
+@pytest.mark.parametrize("kind", ["volunteer", "reliable peer"])
+def test_systemd_understands_the_unit(tmp_path: Path, kind: str) -> None:
+    unit = {"volunteer": systemd.VOLUNTEER, "reliable peer": systemd.serving(tmp_path / "50% ü $x")}[kind]
+    path = tmp_path / unit.name
+    path.write_text(systemd.unit_text(["/bin/true", 'a "name" with 50% $HOME \\ and\nmore'], unit))
     said = subprocess.run(
         ["systemd-analyze", "--user", "verify", str(path)],
         env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)},
@@ -51,6 +55,94 @@ def test_nothing_in_a_word_is_expanded() -> None:
     assert 'ExecStart="join" "50%% \\"$$x\\" \\\\"\n' in text
     assert "RestartPreventExitStatus=2 3 4 8 11\n" in text
     assert "RestartForceExitStatus=75\n" in text
+
+
+def test_a_reliable_peer_does_not_give_way_and_is_back_soon() -> None:
+    text = systemd.unit_text(["bootstrap"], systemd.serving(Path("/runs/50%")))
+    assert "Description=hetpeer bootstrap in /runs/50%%\n" in text
+    assert "Nice=0\n" in text
+    assert "RestartSec=5\n" in text
+    for line in ("Type=notify", "WatchdogSec=120", "TimeoutStartSec=infinity"):
+        assert f"{line}\n" in text
+
+
+def test_each_reliable_peer_has_a_unit_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folders = ("/a/my run", "/b/my run", "/a/my-run", "/a/" + "long" * 60, "/")
+    units = [systemd.serving(Path(folder)).name for folder in folders]
+    assert len(set(units)) == len(folders)
+    assert all(re.fullmatch(r"hetpeer-bootstrap-[\w.-]{0,64}-[0-9a-f]{8}\.service", name) for name in units)
+    monkeypatch.chdir(tmp_path)
+    assert systemd.serving(Path("run")) == systemd.serving(tmp_path / "run")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    made = make_run(tmp_path / "there").path
+    return made.rename(made.with_name("my run"))
+
+
+def test_a_reliable_peer_installed_looked_at_and_uninstalled(
+    told: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From where it is made: the service finds it from everywhere."""
+    monkeypatch.chdir(run.parent)
+    home = str(tmp_path / "home")
+    options = ["bootstrap", "my run/", "--port", "4001", "--stand-in", "--home", home]
+    done = CliRunner().invoke(commands, ["install", *options])
+    assert done.exit_code == 0, done.output
+    unit = systemd.serving(run)
+    assert f"how it is: hetpeer status --home {run}\n" in done.output
+    text = systemd.unit_path(unit).read_text()
+    assert f'"bootstrap" "--home" "{home}" "{run}" "--port" "4001" "--stand-in"\n' in text
+    assert told.read_text().splitlines()[2:] == [
+        f"--user enable {unit.name}",
+        f"--user restart --no-block {unit.name}",
+    ]
+    assert not systemd.unit_path().exists(), "a volunteer is another one"
+    looked = CliRunner().invoke(commands, ["status", "my run"])
+    assert looked.stdout.splitlines()[1] == f"enabled {systemd.unit_path(unit)}"
+    none = CliRunner().invoke(commands, ["status"])
+    assert isinstance(none.exception, LocalError)
+    assert "service install --bootstrap ADDR" in none.exception.fix
+    assert CliRunner().invoke(commands, ["uninstall", str(run)]).exit_code == 0
+    assert not systemd.unit_path(unit).exists()
+    gone = CliRunner().invoke(commands, ["status", str(run)])
+    assert isinstance(gone.exception, LocalError)
+    assert "service install bootstrap DIR" in gone.exception.fix
+
+
+def test_a_rendezvous_installed(told: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(commands, ["install", "bootstrap", "--home", str(tmp_path / "home")])
+    assert done.exit_code == 0, done.output
+    folder = tmp_path / "home" / "rendezvous"
+    assert f"how it is: hetpeer status --home {folder}\n" in done.output
+    text = systemd.unit_path(systemd.serving(folder)).read_text()
+    assert f'"bootstrap" "--home" "{tmp_path}/home"\n' in text
+    assert told.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (["nowhere"], "HP-RUN-004"),
+        (["nowhere", "--peers", "x"], "HP-ADDR-001"),
+        (["my run", "--dashboard", "x"], "HP-WEB-002"),
+        (["--stand-in"], None),
+        (["my run", "--port", "70000"], None),
+        (["my run", "--nonsense"], None),
+    ],
+)
+def test_what_bootstrap_would_refuse(
+    options: list[str], code: str | None, told: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.parent)
+    done = CliRunner().invoke(commands, ["install", "bootstrap", *options])
+    if code is None:
+        assert done.exit_code == ExitCode.USAGE
+    else:
+        assert isinstance(done.exception, LocalError)
+        assert done.exception.code == code
+    assert not told.exists()
 
 
 def test_installed_looked_at_and_uninstalled(told: Path, tmp_path: Path) -> None:

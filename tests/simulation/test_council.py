@@ -95,6 +95,38 @@ def test_the_minority_decides_nothing():
     assert not council.is_decided(-1)
 
 
+def test_who_leads_knows_who_lacks_what_and_since_when_it_is_silent():
+    council = led(1, lost=0.0, doubled=0.0)
+    leader = council.leader()
+    one, other = (seat for seat in council.seats.values() if seat is not leader)
+    council.world.run(council.world.now + 2.0, lambda: False)
+
+    def known(at, of):
+        return at.raft.lacks(of.name), at.raft.silent_s(of.name, council.world.now)
+
+    assert known(leader, leader) == (0, None)
+    assert known(leader, one)[0] == known(one, one)[0] == 0
+    assert known(one, other) == (None, None), "who follows knows of itself and of who leads"
+    assert known(one, leader)[0] is None
+    assert known(leader, one)[1] < 1.0
+    assert known(one, leader)[1] < 1.0
+    for name in council.seats:
+        council.cut(name, one.name)
+        council.cut(one.name, name)
+    cut_at = council.world.now
+    for _ in range(3):
+        council.propose()
+        council.world.run(council.world.now + 1.0, lambda: False)
+    assert known(leader, one)[0] == 3
+    assert known(leader, one)[1] > council.world.now - cut_at - 1.0
+    assert known(leader, other)[0] == 0
+    assert known(one, one)[0] == 0, "it cannot know"
+    council.heal()
+    council.world.run(council.world.now + 5.0, lambda: False)
+    leader = council.leader()
+    assert all(leader.raft.lacks(name) == 0 for name in council.seats)
+
+
 def test_a_peer_that_is_not_there_is_not_made_a_member():
     council = Council(1, CouncilConfig(peers=2))
     council.first = ("r0",)

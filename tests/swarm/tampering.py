@@ -357,6 +357,11 @@ def sleepy() -> None:
     SystemClock.boottime = lambda self: awake(self) + 3600.0 * slept.exists()
 
 
+def as_a_service(path: str) -> None:
+    """systemd has started it, and listens at `path`, where it wants to hear of it once a second."""
+    os.environ |= {"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "1000000"}
+
+
 def an_hour_passes() -> None:
     """A volunteer whose owner's clock is an hour later once there is a file `late` in the home; the machine has not slept."""
     from hetpeer.peer.daemon import joining

@@ -2,6 +2,7 @@
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,9 @@ pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 LOOPBACK = ("--host", "127.0.0.1")
 
 
-async def rendezvous(swarm: Swarm, name: str, *options: str) -> tuple[Child, str]:
-    """A running one, and its address."""
-    child = swarm.start(name, "bootstrap", *LOOPBACK, "--port", "0", *options)
+async def rendezvous(swarm: Swarm, name: str, *options: str, **how: Any) -> tuple[Child, str]:
+    """A running one, and its address; `how` as in `Swarm.start`."""
+    child = swarm.start(name, "bootstrap", *LOOPBACK, "--port", "0", *options, **how)
     await until(lambda: child.printed or child.status is not None, "the rendezvous is ready")
     return child, child.printed.split()[-1]
 
