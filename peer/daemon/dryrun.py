@@ -66,7 +66,7 @@ async def _foresee(options: JoinOptions, home: Home, governing: Governing, arriv
     async with contextlib.AsyncExitStack() as life:
         _, offer, _ = await start_compute(home, governing, life)
     adverts = await Roster(node, signed.run_id).read()
-    place = choose_place(places_seen(run, adverts), offer.memory_bytes)
+    place = choose_place(places_seen(run, adverts, offer), offer.memory_bytes)
     for line in _taking(run, place, adverts):
         say(line)
     blocks = range(place.begin, place.end)
