@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hetpeer.dht.errors import ExitCode, HetpeerError, LocalError
+from hetpeer.dht.errors import ExitCode, HetpeerError, LocalError, RemoteError
+from hetpeer.dht.reachability import Reach, Standing
 from hetpeer.peer.watching.nvml import Gpus
 from hetpeer.peer.watching.units import bytes_text
 
@@ -107,6 +108,29 @@ def clock(kept: bool | None) -> Verdict:
         why="the kernel says that it is not synchronised" if kept is False else "the kernel does not say",
         fix="timedatectl set-ntp true; in a container or virtual machine its host does that: see the clock with --bootstrap",
     )
+
+
+def reach(standing: Standing) -> Verdict:
+    """What peers found who dialled us back."""
+    tried = f"{standing.peers} {'peer' if standing.peers == 1 else 'peers'} tried"
+    match standing.reach:
+        case Reach.PUBLIC:
+            whence = "" if standing.outside else ", from its own network at least"
+            return f"others reach this machine at {standing.ip}{whence} ({tried})"
+        case Reach.PRIVATE:
+            return LocalError(
+                "HP-NET-015",
+                f"no connection from outside gets in ({tried})",
+                why="a router or firewall keeps it out; relays help, and cost some speed",
+                fix="let TCP through to a port of this machine and name that with join --port, or leave it so",
+            )
+        case _:
+            return RemoteError(
+                "HP-NET-014",
+                "whether others reach this machine is not known",
+                why="no peer that was asked dialled it back",
+                fix="nothing: a volunteer asks again, and others too",
+            )
 
 
 def device(name: str, *, on_cpu: bool, speed: str, torch: str, gpus: Gpus) -> Verdict:

@@ -14,7 +14,7 @@ from hetpeer.dht.hello import Hello, say_hello
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.dht.p2pd import P2pd
-from hetpeer.dht.reachability import Reach, Standing
+from hetpeer.dht.reachability import Standing
 from hetpeer.peer.arrival.invites import Destination
 from hetpeer.peer.arrival.manifests import fetch_manifest
 from hetpeer.peer.checkup import judging
@@ -109,30 +109,7 @@ async def _hello(control: Control, peer: str) -> Hello | RemoteError:
 
 
 async def _reach(standing: Standing) -> Verdict:
-    return reach(standing)
-
-
-def reach(standing: Standing) -> Verdict:
-    """What peers found who dialled us back. Pure."""
-    tried = f"{standing.peers} {'peer' if standing.peers == 1 else 'peers'} tried"
-    match standing.reach:
-        case Reach.PUBLIC:
-            whence = "" if standing.outside else ", from its own network at least"
-            return f"others reach this machine at {standing.ip}{whence} ({tried})"
-        case Reach.PRIVATE:
-            return LocalError(
-                "HP-NET-015",
-                f"no connection from outside gets in ({tried})",
-                why="a router or firewall keeps it out; relays help, and cost some speed",
-                fix="let TCP through to a port of this machine and name that with join --port, or leave it so",
-            )
-        case _:
-            return RemoteError(
-                "HP-NET-014",
-                "whether others reach this machine is not known",
-                why="no peer that was asked dialled it back",
-                fix="nothing: a volunteer asks again, and others too",
-            )
+    return judging.reach(standing)
 
 
 async def _run(node: Node, goal: Destination) -> Verdict:

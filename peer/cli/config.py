@@ -26,18 +26,19 @@ def show(
 ) -> None:
     """Every setting that counts, and where it comes from. Options of `hetpeer join` may say otherwise."""
     from hetpeer.peer.daemon.configfile import effective
+    from hetpeer.peer.daemon.settings import DEFAULT, worded
     from hetpeer.peer.home import default_home
 
     found = effective(home or default_home(), {})
     if as_json:
         rows = {
-            key: {"value": value, "source": found.sources.get(key, "default")}
+            key: {"value": value, "source": found.sources.get(key, DEFAULT)}
             for key, value in found.settings.flat().items()
         }
         typer.echo(json.dumps({"schema": "hetpeer.config/1", "settings": rows}))
         return
     for key, value in found.settings.flat().items():
-        typer.echo(f"{key:26} {_text(value):14} {found.sources.get(key, 'default')}")
+        typer.echo(f"{key:26} {worded(value):14} {found.sources.get(key, DEFAULT)}")
 
 
 @commands.command("set")
@@ -71,7 +72,3 @@ def path(*, home: HomeOption = None) -> None:
     from hetpeer.peer.home import default_home
 
     typer.echo(config_path(home or default_home()))
-
-
-def _text(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -206,7 +206,8 @@ def join(
         "when.yield_to_games": yield_to_games,
         "dashboard.listen": dashboard or None,
     }
-    settings = effective(here, {key: value for key, value in given.items() if value is not None}).settings
+    found = effective(here, {key: value for key, value in given.items() if value is not None})
+    settings = found.settings
     named = [*(invites or ()), *(bootstrap or ())]
     # To say --lan means more than what was joined once.
     goal = destination(named, run) if lan else joined_by(named, here, run, near=settings.network.lan)
@@ -219,6 +220,7 @@ def join(
         home=here,
         settings=settings,
         for_s=parse_duration(duration) if duration else None,
+        sources=found.sources,
         trace=trace,
         dashboard=parse_where(settings.dashboard.listen),
     )

@@ -187,7 +187,11 @@ def _here_text(own: Standing) -> str:
 
 
 def _own_fields(own: Standing | None) -> dict[str, Any]:
-    return {"here": None if own is None else own.model_dump(exclude={"addresses", "figures", "dashboard"})}
+    return {
+        "here": None
+        if own is None
+        else own.model_dump(exclude={"addresses", "settings", "figures", "dashboard"})
+    }
 
 
 def _summary(found: SwarmStatus, own: Standing | None) -> Iterator[tuple[str, str]]:

@@ -128,6 +128,15 @@ class Reliable(BaseModel):
     members: Annotated[tuple[Member, ...], Field(max_length=16, strict=False)] = ()
 
 
+class Setting(BaseModel):
+    """One of docs/limits.md that is in force, as people write it, and where it is from."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    value: AddressText
+    source: AddressText
+
+
 class Standing(BaseModel):
     """What the daemon does (docs/daemon.md). Times are in seconds since 1970."""
 
@@ -147,6 +156,8 @@ class Standing(BaseModel):
     """Sent and received in this month of the calendar."""
     addresses: Annotated[tuple[AddressText, ...], Field(max_length=16, strict=False)] = ()
     """Where its node is reached; none before it has joined the network."""
+    settings: Annotated[dict[Text, Setting], Field(max_length=64)] = {}
+    """In force, by `section.key`."""
     figures: Figures | None = None
     """Of a volunteer."""
     reliable: Reliable | None = None

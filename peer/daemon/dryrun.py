@@ -41,7 +41,7 @@ async def try_out(options: JoinOptions) -> None:
     home = Home(options.home)
     home.identity()
     daemon = Daemon(SystemClock(), asyncio.Event(), Notifier(""))
-    governing = Governing(options.settings, daemon, home, Sensors())
+    governing = Governing(options.settings, daemon, home, Sensors(), options.sources)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(locked(home.path))
         await stack.enter_async_context(governing.running())

@@ -9,22 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 
 from hetpeer.dht.clock import SystemClock
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.errors import HetpeerError, LocalError
 from hetpeer.dht.tasks import TaskSet, to_its_end
 from hetpeer.dht.throttle import Throttle
-from hetpeer.peer.control.wire import Request, Standing
+from hetpeer.peer.control.wire import Request, Setting, Standing
 from hetpeer.peer.daemon import usage
 from hetpeer.peer.daemon.amounts import rate
 from hetpeer.peer.daemon.cores import restrict
-from hetpeer.peer.daemon.governor import Governor
+from hetpeer.peer.daemon.governor import Governor, Readings
 from hetpeer.peer.daemon.holds import Reason
 from hetpeer.peer.daemon.lookout import Lookout
 from hetpeer.peer.daemon.sensing import Sensors
-from hetpeer.peer.daemon.settings import Settings
+from hetpeer.peer.daemon.settings import DEFAULT, Settings, worded
 from hetpeer.peer.daemon.wishes import Daemon, Wish
 from hetpeer.peer.home import Home
 
@@ -33,6 +34,8 @@ SAVE_EVERY = 5
 """Looks between two writings of the month's bytes."""
 RENEWAL_S = 0.5
 """For so long a volunteer is held whose worker is to be replaced: its life ends, and the next begins."""
+BY_COMMAND = "hetpeer config set"
+"""The source of what was changed while it runs."""
 
 _log = logging.getLogger(__name__)
 
@@ -40,8 +43,19 @@ _log = logging.getLogger(__name__)
 class Governing:
     """It answers the owner at once, and governs within `running`; its node comes later."""
 
-    def __init__(self, settings: Settings, daemon: Daemon, home: Home, sensors: Sensors) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        daemon: Daemon,
+        home: Home,
+        sensors: Sensors,
+        sources: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.settings = settings
+        self.sources = dict(sources)
+        """Where each setting is from that is no default."""
+        self.readings: Readings | None = None
+        """Of the last look."""
         self._daemon = daemon
         self._home = home.path
         self._sensors = sensors
@@ -86,11 +100,41 @@ class Governing:
         if request.key is not None and request.value is not None:
             self.change(request.key, request.value)
         self.count()
-        return self._daemon.answer(request).model_copy(update={"month_bytes": self._month.nbytes})
+        told = {"month_bytes": self._month.nbytes, "settings": self.told}
+        return self._daemon.answer(request).model_copy(update=told)
+
+    @property
+    def told(self) -> dict[str, Setting]:
+        """The settings in force, and where each is from, in words."""
+        return {
+            key: Setting(value=worded(value)[:512], source=self.sources.get(key, DEFAULT)[:512])
+            for key, value in self.settings.flat().items()
+        }
+
+    @property
+    def throttle(self) -> Throttle:
+        """What the node has sent and received, at which rates."""
+        return self._throttle
+
+    @property
+    def month_bytes(self) -> int:
+        """Up and down, in this month, at the last count."""
+        return self._month.nbytes
+
+    @property
+    def warnings(self) -> tuple[HetpeerError, ...]:
+        """What the sensors have found."""
+        return self.readings.warnings if self.readings is not None else ()
+
+    @property
+    def holding(self) -> tuple[Reason, ...]:
+        """What holds the volunteer back now, in order."""
+        return self._daemon.holding
 
     def change(self, key: str, value: str) -> None:
         """Another value from now on; with a new worker where it takes one. Raises `LocalError` HP-CONF-003."""
         before, self.settings = self.settings, self.settings.changed(key, value, "the owner")
+        self.sources[key] = BY_COMMAND
         _log.info("%s is %r from now on", key, value)
         if self.settings.limits.cpu != before.limits.cpu:
             restrict(self.settings.limits.cpu)
@@ -103,6 +147,7 @@ class Governing:
         self.count()
         settings = self.settings
         readings = await self._lookout.look(settings, self._month.nbytes)
+        self.readings = readings
         found = self._governor.look(self._clock.boottime(), readings, settings)
         for reason in found - self._holding:
             _log.info("held back: %s", reason)

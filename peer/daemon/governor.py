@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hetpeer.peer.daemon.amounts import duration, hours, volume, within
 from hetpeer.peer.daemon.holds import Reason
 from hetpeer.peer.daemon.pacing import Pacer
 from hetpeer.peer.daemon.settings import Settings
+
+if TYPE_CHECKING:
+    from hetpeer.dht.errors import HetpeerError
+    from hetpeer.peer.watching.nvml import GpuState
 
 MAINS_S = 30.0
 COOL_S = 30.0
@@ -36,6 +41,10 @@ class Readings:
     foreign_gpu: float | None = None
     """Share of that GPU that other programs use; of any GPU, where the processor computes."""
     month_bytes: float = 0.0
+    gpus: tuple[GpuState, ...] = ()
+    """The GPU that is computed on, or those that may be it: for people."""
+    warnings: tuple[HetpeerError, ...] = ()
+    """What is wrong with the sensors, or found by them: likewise."""
 
 
 @dataclass(frozen=True, slots=True)

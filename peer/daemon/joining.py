@@ -53,7 +53,7 @@ async def join(options: JoinOptions, leaving: asyncio.Event) -> Stop | None:
         await stack.enter_async_context(daemon.running())
         if options.for_s is not None:
             daemon.finish_after(options.for_s)
-        governing = Governing(options.settings, daemon, home, Sensors())
+        governing = Governing(options.settings, daemon, home, Sensors(), options.sources)
         daemon.explained_by(lambda reasons: explained(reasons, governing.settings))
         await stack.enter_async_context(serving(home.path, governing.answer))
         stack.enter_context(keeping_log(home.path))  # by whoever has the home's lock
@@ -67,7 +67,7 @@ async def join(options: JoinOptions, leaving: asyncio.Event) -> Stop | None:
         if options.dashboard is not None:  # nothing of it is loaded otherwise
             from hetpeer.peer.web.daemons import volunteer_served
 
-            await stack.enter_async_context(volunteer_served(options.dashboard, presence, daemon))
+            await stack.enter_async_context(volunteer_served(options.dashboard, presence, daemon, governing))
         stop = await _lives(presence, governing, daemon)
         if presence.progress.thanks:
             say(presence.progress.thanks)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetpeer.bootstrap.council import Council
@@ -51,6 +51,8 @@ class JoinOptions:
     """As they are at the start."""
     for_s: float | None = None
     """How long it takes part; None: until something else is said."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Where those are from that are no defaults."""
     trace: bool = False
     """Write down what is done when (tracing.py)."""
     dashboard: Where | None = None

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.peer.daemon.governor import Readings
 from hetpeer.peer.daemon.settings import WORKER, Settings
 from hetpeer.peer.daemon.xidle import x_idle_s
@@ -41,7 +42,11 @@ class Sensors:
         self._gpus = GpuWatch()
         self._used: tuple[str, str] | None = None
         """Of which `compute.device` it is known what that is, and the GPU's UUID; empty: none."""
-        self._told_idle = self._told_unused = False
+        self._unused: LocalError | None = None
+        """Why torch computes on no GPU, where there is one."""
+        self._asked_unused = False
+        self._told: set[str] = set()
+        """Codes of what was said."""
 
     def computes_on(self, asked: str, uuid: str) -> None:
         """A worker that was started for the device `asked` computes on the GPU with this UUID, or on none."""
@@ -50,21 +55,26 @@ class Sensors:
     def read(self, settings: Settings) -> Readings:
         """Now. Takes some milliseconds; seconds where something hangs."""
         limits, when = settings.limits, settings.when
-        self._gpus.heed(self._gpu_of(settings.compute.device))
-        idle = idle_s() if when.mode == "idle" else None
-        if when.mode == "idle" and idle is None and not self._told_idle:
-            self._told_idle = True
-            _log.warning(
-                "whether anybody uses this machine is not known here (no GNOME, logind or X11): it stays paused"
-            )
+        uuid = self._gpu_of(settings.compute.device)
+        self._gpus.heed(uuid)
+        idle, now = idle_s() if when.mode == "idle" else None, time.monotonic()
+        unseen = idle_unknown() if when.mode == "idle" and idle is None else None
+        unused = self._unused if uuid == "" and settings.compute.device != "cpu" else None
+        warnings = tuple(error for error in (unseen, unused) if error is not None)
+        for error in warnings:
+            if error.code not in self._told:
+                self._told.add(error.code)
+                _log.warning("%s", error)
         return Readings(
             minute=minute_of_day(),
             on_battery=on_battery() if when.on_battery == "pause" else None,
             idle_s=idle,
             gpu_c=self._gpus.hottest() if limits.temperature_c else None,
-            gpu_w=self._gpus.drawn(time.monotonic()) if limits.gpu_power_w else None,
+            gpu_w=self._gpus.drawn(now) if limits.gpu_power_w else None,
             cpu_c=cpu_celsius() if limits.cpu_temperature_c else None,
             foreign_gpu=self._gpus.foreign_share(_is_ours) if when.yield_to_games else None,
+            gpus=self._gpus.states(now),
+            warnings=warnings,
         )
 
     def _gpu_of(self, asked: str) -> str | None:
@@ -73,10 +83,9 @@ class Sensors:
             return ""
         if self._used is None or self._used[0] != asked:
             return None
-        if not self._used[1] and not self._told_unused:
-            self._told_unused = True
-            if (unused := gpus().unused(metadata.version("torch"))) is not None:
-                _log.warning("%s", unused)
+        if not self._used[1] and not self._asked_unused:
+            self._asked_unused = True
+            self._unused = gpus().unused(metadata.version("torch"))
         return self._used[1]
 
 
@@ -112,6 +121,24 @@ def idle_s() -> float | None:
     """
     known = [seconds for seconds in (_mutter_idle_s(), x_idle_s()) if seconds is not None]
     return min(known) if known else _logind_idle_s()
+
+
+def idle_told() -> dict[str, float]:
+    """Who can say how long the machine has been idle → what it says, in seconds."""
+    asked = {"GNOME over D-Bus": _mutter_idle_s, "X11": x_idle_s, "logind": _logind_idle_s}
+    said = {who: ask() for who, ask in asked.items()}
+    return {who: seconds for who, seconds in said.items() if seconds is not None}
+
+
+def idle_unknown() -> LocalError:
+    """HP-SYS-007."""
+    return LocalError(
+        "HP-SYS-007",
+        "whether anybody uses this machine is not known here",
+        why="neither GNOME over D-Bus, nor X11, nor logind says it",
+        fix="hetpeer config set when.mode always, or schedule with hours: with idle it stays paused",
+        exit_code=ExitCode.CONFIG,
+    )
 
 
 def cpu_celsius() -> float | None:

@@ -24,6 +24,8 @@ from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.peer.daemon import amounts
 
 PREFIX = "HETPEER_"
+DEFAULT = "default"
+"""The source of what nobody has said."""
 
 
 def _read_by(reader: Callable[[str], object]) -> AfterValidator:
@@ -196,6 +198,11 @@ def of_environment(environment: Mapping[str, str]) -> Sequence[Layer]:
         if name.startswith(PREFIX) and key and section in Settings.model_fields:
             layers.append(Layer(f"the environment's {name}", {f"{section}.{key}": text}))
     return layers
+
+
+def worded(value: object) -> str:
+    """A setting's value as people write it."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def wrong_setting(key: str, source: str, why: str) -> LocalError:

@@ -5,7 +5,8 @@ Labels have few values, all known beforehand; a peer's id is never one. What is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -18,6 +19,8 @@ from prometheus_client.core import (
     SummaryMetricFamily,
 )
 from prometheus_client.metrics_core import Metric
+
+from hetpeer.peer.watching.nvml import GpuState
 
 PREFIX = "hetpeer_"
 KINDS = (
@@ -56,6 +59,33 @@ class DaemonFigures:
     relays: int
     """Peers through which it is reached."""
     p2pd_restarts: int
+    transmitted: int
+    """By its node, over streams."""
+    received: int
+    warnings: frozenset[str]
+    """Codes of what is wrong with it now."""
+    warned_of: tuple[str, ...]
+    """All that there may be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitFigures:
+    """What a volunteer may take of its owner's machine; 0 and infinity: any."""
+
+    transmit_rate: float
+    """Bytes/s."""
+    receive_rate: float
+    transfer_cap: float
+    """In a month, up and down."""
+    month_bytes: int
+    cores: int
+    celsius: Mapping[str, int]
+    """gpu, cpu → how hot it may be."""
+    gpu_watts: int
+    holding: frozenset[str]
+    """Why it is held back now."""
+    reasons: tuple[str, ...]
+    """All that there may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +169,45 @@ def daemon_metrics(seen: DaemonFigures) -> Iterator[Metric]:
     )
     yield _gauge("relay_connections", "Reliable peers through which it is reached", seen.relays)
     yield _counter("p2pd_restarts", "How often its network process was started again", seen.p2pd_restarts)
+    yield _counter("network_transmit_bytes", "Sent over streams, since it started", seen.transmitted)
+    yield _counter("network_receive_bytes", "Received over streams, since it started", seen.received)
+    wrong = {code: float(code in seen.warnings) for code in seen.warned_of}
+    yield _gauges("warning", "1 for what is wrong with it or its machine", ("code",), wrong)
+
+
+def limit_metrics(seen: LimitFigures) -> Iterator[Metric]:
+    """Of a volunteer's limits."""
+    yield _limit("network_transmit_limit_bytes_per_second", "That it may send", seen.transmit_rate)
+    yield _limit("network_receive_limit_bytes_per_second", "That it may receive", seen.receive_rate)
+    yield _limit("transfer_cap_bytes", "That it may send and receive in a month", seen.transfer_cap)
+    yield _gauge("transfer_month_bytes", "That it has sent and received in this month", seen.month_bytes)
+    yield _limit("cpu_limit_cores", "Processor cores that all of it may use", seen.cores)
+    hot = {what: celsius for what, celsius in seen.celsius.items() if celsius}
+    yield _gauges("temperature_limit_celsius", "At which it pauses", ("of",), hot)
+    yield _limit("gpu_power_limit_watts", "That its GPU may draw on average", seen.gpu_watts)
+    held = {reason: float(reason in seen.holding) for reason in seen.reasons}
+    yield _gauges("held", "1 for each reason that holds it back", ("reason",), held)
+
+
+def gpu_metrics(gpus: Sequence[GpuState], offered: int | None) -> Iterator[Metric]:
+    """Of the GPU that is computed on, or of those that may be it; `offered`: bytes, of the only one."""
+    if not gpus:
+        return
+    cards = GaugeMetricFamily(f"{PREFIX}gpu_info", "Its model", labels=("gpu", "model"))
+    for gpu in gpus:
+        cards.add_metric((str(gpu.number), gpu.load.name), 1.0)
+    yield cards
+
+    def each(name: str, what: str, read: Callable[[GpuState], float | None]) -> Metric:
+        known = {str(gpu.number): value for gpu in gpus if (value := read(gpu)) is not None}
+        return _gauges(name, what, ("gpu",), known)
+
+    yield each("gpu_utilization_ratio", "Of the last moments, that something ran", lambda gpu: gpu.load.busy)
+    yield each("gpu_memory_used_bytes", "By all programs", lambda gpu: gpu.load.memory_used)
+    yield each("gpu_memory_total_bytes", "That it has", lambda gpu: gpu.load.memory_total)
+    yield each("gpu_memory_limit_bytes", "Of it, that is offered", lambda _: offered)
+    yield each("gpu_temperature_celsius", "How hot it is", lambda gpu: gpu.celsius)
+    yield each("gpu_power_watts", "What it draws, on average since the last look", lambda gpu: gpu.watts)
 
 
 def volunteer_metrics(seen: VolunteerFigures) -> Iterator[Metric]:
@@ -229,6 +298,11 @@ def _gauge(name: str, what: str, value: float | None) -> Metric:
     if value is not None:
         family.add_metric((), value)
     return family
+
+
+def _limit(name: str, what: str, value: float) -> Metric:
+    """Without a sample where there is none."""
+    return _gauge(name, what, value if value and math.isfinite(value) else None)
 
 
 def _gauges(name: str, what: str, labels: tuple[str], values: Mapping[str, float]) -> Metric:

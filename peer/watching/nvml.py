@@ -69,6 +69,16 @@ def loads() -> list[GpuLoad]:
         return []
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuState:
+    """One look at a GPU that is computed on, or may be. `number`: as NVML counts; °C and W, None where it does not say."""
+
+    number: int
+    load: GpuLoad
+    celsius: float | None
+    watts: float | None
+
+
 class GpuWatch:
     """The machine's GPUs, looked at again and again: at the one that is computed on, as `heed` says. Nothing is asked before the first look."""
 
@@ -80,6 +90,8 @@ class GpuWatch:
         """Number of a GPU → time stamp of the last sample of its users, in µs."""
         self._energy: dict[int, tuple[float, int]] = {}
         """Number of a GPU → when its energy was read last, and mJ."""
+        self._watts: dict[int, tuple[float, float | None]] = {}
+        """Number of a GPU → the last look at what it draws, and what that said."""
 
     def heed(self, uuid: str | None) -> None:
         """From now on the GPU with this UUID alone, or none (""). None: one of them, and which is not known yet. One that is not found may be any."""
@@ -89,6 +101,15 @@ class GpuWatch:
     def there(self) -> bool:
         """Whether there is any."""
         return bool(self._handles())
+
+    def states(self, now: float) -> tuple[GpuState, ...]:
+        """Of those that are computed on, or may be; `now` as in `drawn`."""
+        found = ((number, _load(self._handles()[number])) for number in self._used())
+        return tuple(
+            GpuState(number=number, load=load, celsius=self._celsius(number), watts=self._drawn(number, now))
+            for number, load in found
+            if load is not None
+        )
 
     def hottest(self) -> float | None:
         """°C."""
@@ -138,6 +159,13 @@ class GpuWatch:
         return None
 
     def _drawn(self, number: int, now: float) -> float | None:
+        at, watts = self._watts.get(number, (None, None))
+        if at != now:  # asked twice at one look, it is the same
+            watts = self._measured(number, now)
+            self._watts[number] = now, watts
+        return watts
+
+    def _measured(self, number: int, now: float) -> float | None:
         gpu, before = self._handles()[number], self._energy.get(number)
         with suppress(pynvml.NVMLError):  # cards before Volta
             self._energy[number] = now, pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu)

@@ -25,9 +25,17 @@ from hetpeer.peer.web.machine import Machine
 from hetpeer.peer.web.metrics import metrics_route
 from hetpeer.peer.web.page import Orders, page_routes
 from hetpeer.peer.web.serving import served
-from hetpeer.peer.web.sources import RELIABLE_STATES, DaemonSource, ReliableSource, VolunteerSource
+from hetpeer.peer.web.sources import (
+    RELIABLE_STATES,
+    DaemonSource,
+    GoverningSource,
+    ReliableSource,
+    VolunteerSource,
+)
 from hetpeer.peer.web.token import FILE, token_of
-from hetpeer.peer.web.view import View, You
+from hetpeer.peer.web.view import View
+from hetpeer.peer.web.warnings import Warnings
+from hetpeer.peer.web.you import you_of
 from hetpeer.peer.where import Where
 
 if TYPE_CHECKING:
@@ -35,24 +43,28 @@ if TYPE_CHECKING:
     from hetpeer.dht.node import Node
     from hetpeer.peer.control.attending import AttendedDaemon
     from hetpeer.peer.control.owned import OwnedDaemon
+    from hetpeer.peer.daemon.governing import Governing
     from hetpeer.peer.daemon.presence import Presence
     from hetpeer.peer.daemon.wishes import Daemon
     from hetpeer.peer.reliable.peer import ReliablePeer
 
-AT_WORK = frozenset(
-    {State.STARTING, State.CHECKING, State.JOINING, State.SYNCING, State.TRAINING, State.WAITING}
-)
-
 
 @contextlib.asynccontextmanager
-async def volunteer_served(where: Where, presence: Presence, daemon: Daemon) -> AsyncIterator[None]:
+async def volunteer_served(
+    where: Where, presence: Presence, daemon: Daemon, governing: Governing
+) -> AsyncIterator[None]:
     """While the context is open. Raises `LocalError` HP-WEB-001."""
     node, run, home = presence.node, presence.files.run, presence.home.path
     onlooker = _onlooker(node, run, FromLog(node))
-    view = View(onlooker, Machine(home), lambda: _you(presence, daemon))
-    source = DaemonSource(node, "volunteer", run.manifest.name, home, tuple(State))
+    warnings = Warnings(home, lambda: node.standing, lambda: governing.warnings)
+    view = View(onlooker, Machine(home), lambda: you_of(presence, daemon, governing), warnings.look)
+    source = DaemonSource(node, "volunteer", run.manifest.name, home, tuple(State), warnings)
     metrics = VolunteerSource(
-        source, lambda: daemon.standing.state, lambda: presence.life.volunteer, view.own_credit
+        source,
+        lambda: daemon.standing.state,
+        lambda: presence.life.volunteer,
+        view.own_credit,
+        GoverningSource(governing),
     ).metrics
     orders = {do: lambda do=do: daemon.answer(Request(do=do)) for do in ("pause", "resume", "finish")}
     async with (
@@ -68,8 +80,10 @@ async def reliable_served(
 ) -> AsyncIterator[None]:
     """As `volunteer_served`, without buttons."""
     manifest = run.manifest
-    view = View(_onlooker(node, run, FromLog(node, peer.answers)), Machine(run.path), lambda: None)
-    daemon = DaemonSource(node, "reliable", manifest.name, run.path, RELIABLE_STATES)
+    warnings = Warnings(run.path, lambda: node.standing)
+    onlooker = _onlooker(node, run, FromLog(node, peer.answers))
+    view = View(onlooker, Machine(run.path), lambda: None, warnings.look)
+    daemon = DaemonSource(node, "reliable", manifest.name, run.path, RELIABLE_STATES, warnings)
     source = ReliableSource(daemon, peer, manifest.training.steps, grouped=manifest.averaging is not None)
     async with (
         _served(where, run.path, view, {}, source.metrics, _printed_by(run.path)) as link,
@@ -132,22 +146,3 @@ async def _served(
 def _onlooker(node: Node, run: RunDirectory, log: FromLog) -> Onlooker:
     roster, board = Roster(node, run.run_id), Board(node, run.run_id)
     return Onlooker(run.signed, node, roster, board, log, node.peer_id)
-
-
-def _you(presence: Presence, daemon: Daemon) -> You:
-    standing, volunteer = daemon.standing, presence.life.volunteer
-    may: tuple[str, ...] = ()
-    if standing.state == State.PAUSED:
-        may = ("resume", "finish")
-    elif standing.state in AT_WORK:
-        may = ("pause", "finish")
-    return You(
-        peer=presence.node.peer_id,
-        state=standing.state,
-        reason=standing.reason,
-        why=standing.why,
-        since=standing.since,
-        tokens_per_second=volunteer.tokens_per_second if volunteer is not None else 0.0,
-        microbatches=volunteer.figures.microbatches if volunteer is not None else 0,
-        may=may,
-    )

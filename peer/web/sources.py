@@ -15,21 +15,29 @@ import psutil
 from prometheus_client.metrics_core import Metric
 
 from hetpeer.bootstrap.decisions import State
+from hetpeer.peer.daemon.amounts import rate, volume
+from hetpeer.peer.daemon.holds import Reason
 from hetpeer.peer.watching.metrics import (
     DaemonFigures,
+    LimitFigures,
     LogMetrics,
     ReliableFigures,
     SwarmFigures,
     VolunteerFigures,
     daemon_metrics,
+    gpu_metrics,
+    limit_metrics,
     reliable_metrics,
     volunteer_metrics,
 )
+from hetpeer.peer.web.warnings import CODES, Warnings
 from hetpeer.stages.execution.occupation import Occupation
 
 if TYPE_CHECKING:
     from hetpeer.dht.node import Node
+    from hetpeer.peer.daemon.governing import Governing
     from hetpeer.peer.reliable.peer import ReliablePeer
+    from hetpeer.peer.training.figures import Offer
     from hetpeer.peer.training.volunteer import Volunteer
 
 FOLLOWING = "following"
@@ -39,12 +47,21 @@ RELIABLE_STATES = (FOLLOWING, *(state.value for state in State))
 class DaemonSource:
     """Of any daemon: its node, its processes and the machine. `folder` is where its files are."""
 
-    def __init__(self, node: Node, role: str, run: str, folder: Path, states: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        role: str,
+        run: str,
+        folder: Path,
+        states: tuple[str, ...],
+        warnings: Warnings,
+    ) -> None:
         self._node = node
         self._role = role
         self._run = run
         self._folder = folder
         self._states = states
+        self._warnings = warnings
         self._process = psutil.Process()
 
     def look(self, state: str) -> DaemonFigures:
@@ -70,6 +87,10 @@ class DaemonSource:
             reach=self._node.standing.reach.value,
             relays=len(self._node.relays),
             p2pd_restarts=self._node.restarts,
+            transmitted=self._node.throttle.up.nbytes,
+            received=self._node.throttle.down.nbytes,
+            warnings=frozenset(warning.code for warning in self._warnings.look()),
+            warned_of=CODES,
         )
 
     def _processes(self) -> Iterator[tuple[str, psutil.Process]]:
@@ -87,18 +108,50 @@ class VolunteerSource:
         state: Callable[[], str],
         volunteer: Callable[[], Volunteer | None],
         credit: Callable[[], int | None],
+        governing: GoverningSource,
     ) -> None:
         self._daemon = daemon
         self._state = state
         self._volunteer = volunteer
         self._credit = credit
+        self._governing = governing
 
     def metrics(self) -> Iterator[Metric]:
         """All there are."""
         volunteer = self._volunteer()
         yield from daemon_metrics(self._daemon.look(self._state()))
+        yield from self._governing.metrics(None if volunteer is None else volunteer.offer)
         if volunteer is not None:
             yield from volunteer_metrics(_of_volunteer(volunteer, self._credit()))
+
+
+class GoverningSource:
+    """Of the limits in force, and the GPU that is computed on."""
+
+    def __init__(self, governing: Governing) -> None:
+        self._governing = governing
+
+    def metrics(self, offer: Offer | None) -> Iterator[Metric]:
+        """All there are; `offer` is what the volunteer that lives now offers."""
+        readings = self._governing.readings
+        gpus = readings.gpus if readings is not None else ()
+        offered = offer.memory_bytes if offer is not None and not offer.in_ram and len(gpus) == 1 else None
+        yield from limit_metrics(self._figures())
+        yield from gpu_metrics(gpus, offered)
+
+    def _figures(self) -> LimitFigures:
+        governing, limits = self._governing, self._governing.settings.limits
+        return LimitFigures(
+            transmit_rate=rate(limits.up),
+            receive_rate=rate(limits.down),
+            transfer_cap=volume(limits.transfer_cap),
+            month_bytes=governing.month_bytes,
+            cores=limits.cpu,
+            celsius={"gpu": limits.temperature_c, "cpu": limits.cpu_temperature_c},
+            gpu_watts=limits.gpu_power_w,
+            holding=frozenset(governing.holding),
+            reasons=tuple(Reason),
+        )
 
 
 def _of_volunteer(volunteer: Volunteer, credit: int | None) -> VolunteerFigures:

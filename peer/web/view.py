@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from hetpeer.bootstrap.curves import Curves, Point
 from hetpeer.dht.tasks import TaskSet
+from hetpeer.peer.watching.nvml import GpuState
 from hetpeer.peer.watching.status import Onlooker
 from hetpeer.peer.watching.swarm import Progress, SwarmStatus
 from hetpeer.peer.web.chronicle import Chronicle
 from hetpeer.peer.web.machine import Machine
+from hetpeer.peer.web.warnings import Warned
 
 SCHEMA = "hetpeer.view/1"
 CURVES_S = 10.0
@@ -25,6 +27,19 @@ ANSWER_S = 1.0
 """So long the swarm is waited for at each look; what it says later is in the next one, and the owner is not kept waiting."""
 RETRY_S = 3.0
 """After one that nobody has answered, counted from its end: who is gone is not waited for at each look."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What it may take of its machine, and what of that is taken. Sizes are bytes."""
+
+    settings: Mapping[str, Mapping[str, str]]
+    """`section.key` → value and source, as people write them."""
+    month_bytes: int
+    """Sent and received in this month of the calendar."""
+    offered: int | None
+    """Memory, of the GPU if it computes on one; None while no worker is measured."""
+    on_gpu: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,16 +57,26 @@ class You:
     microbatches: int
     may: Sequence[str]
     """What it can be asked for now: pause, resume, finish."""
+    limits: Limits
+    gpus: Sequence[GpuState]
+    """Those that it computes on, or may."""
 
 
 class View:
-    """Looks through `onlooker`; `you` says how the daemon itself is, None of one that does not take part."""
+    """Looks through `onlooker`; `you` says how the daemon itself is, None of one that does not take part, `warnings` what is wrong with it."""
 
-    def __init__(self, onlooker: Onlooker, machine: Machine, you: Callable[[], You | None]) -> None:
+    def __init__(
+        self,
+        onlooker: Onlooker,
+        machine: Machine,
+        you: Callable[[], You | None],
+        warnings: Callable[[], Sequence[Warned]] = tuple,
+    ) -> None:
         self._onlooker = onlooker
         self._chronicle = Chronicle()
         self._machine = machine
         self._you = you
+        self._warnings = warnings
         self._curves = Curves()
         self._ask_at = self._credit_until = -math.inf
         self._status: SwarmStatus | None = None
@@ -90,6 +115,7 @@ class View:
             "events": [asdict(event) for event in self._chronicle.events],
             "you": None if you is None else asdict(you),
             "machine": asdict(self._machine.look()),
+            "warnings": [asdict(warning) for warning in self._warnings()],
         }
 
     async def close(self) -> None:

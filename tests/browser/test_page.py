@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, Dialog, Page, expect
 
+from hetpeer.peer.daemon.settings import Settings, worded
 from hetpeer.peer.web.app import application
 from hetpeer.peer.web.feed import Feed
 from hetpeer.peer.web.page import page_routes
@@ -18,6 +19,10 @@ from hetpeer.peer.where import Where
 
 pytestmark = pytest.mark.browser
 
+PANELS = (
+    *("you", "progress", "map", "machine", "gpu", "limits", "warnings"),
+    *("credit", "leftovers", "events", "peers", "links"),
+)
 TOKEN = "a-token-of-a-test"
 HOSTILE = [
     f"{before}{payload}{after}"
@@ -40,6 +45,8 @@ HOSTILE = [
     )
     for before, after in (("", ""), ("'>", ""), ('">', "<!--"), ("</td></tr></table>", ""))
 ]
+
+SETTINGS = {f"{key}": worded(value) for key, value in Settings().flat().items()}
 
 
 def peer(number: int, name: str) -> dict[str, Any]:
@@ -124,6 +131,20 @@ def view(names: list[str]) -> dict[str, Any]:
             "tokens_per_second": 3.0,
             "microbatches": 5,
             "may": ["pause", "finish"],
+            "limits": {
+                "settings": {key: {"value": value, "source": name} for key, value in SETTINGS.items()},
+                "month_bytes": 3 * 10**9,
+                "offered": 20 * 2**30,
+                "on_gpu": True,
+            },
+            "gpus": [
+                {
+                    "number": 0,
+                    "load": {"name": name, "busy": 0.9, "memory_used": 2**33, "memory_total": 24 * 2**30},
+                    "celsius": 71.0,
+                    "watts": 212.4,
+                }
+            ],
         },
         "machine": {
             "cpu": 0.5,
@@ -133,6 +154,7 @@ def view(names: list[str]) -> dict[str, Any]:
             "own_memory": 2**29,
             "disk_free": 2**33,
         },
+        "warnings": [{"code": one, "what": one, "why": one, "fix": one} for one in names],
     }
 
 
@@ -270,12 +292,51 @@ async def test_before_anything_is_known_of_the_swarm_the_daemon_is_there(browser
 
 async def test_every_panel_says_something(browser: Browser) -> None:
     async with page_of(browser, Daemon(view(["ada", "bob"]))) as page:
-        for panel in ("you", "progress", "map", "machine", "credit", "leftovers", "events", "peers", "links"):
+        for panel in PANELS:
             assert await page.locator(f"#{panel}").inner_text(), panel
         await expect(page.locator("#progress")).to_contain_text("no spot check ofada, bob")
         await expect(page.locator("#map .nobody")).to_have_count(3)
         await expect(page.locator("#speed canvas")).to_be_visible()
         assert await page.title() == "training · ada · hetpeer"
+
+
+async def test_the_gpu_the_limits_and_what_is_wrong(browser: Browser) -> None:
+    daemon = Daemon(view(["ada"]))
+    settings = daemon.shown["you"]["limits"]["settings"]
+    settings["limits.up"] = {"value": "20mbit", "source": "config.toml"}
+    settings["limits.down"] = {"value": "none", "source": "default"}
+    settings["limits.transfer_cap"] = {"value": "300GB", "source": "default"}
+    settings["when.mode"] = {"value": "schedule", "source": "default"}
+    settings["when.hours"] = {"value": "22:00-07:00", "source": "the command line"}
+    daemon.shown["warnings"] = [
+        {"code": "HP-NET-015", "what": "no connection gets in", "why": "a router", "fix": "let TCP through"}
+    ]
+    async with page_of(browser, daemon) as page:
+        said = await page.locator("#gpu").inner_text()
+        assert "8.0 GiB of 24 GiB" in said
+        assert "20 GiB" in said
+        assert "71 °C" in said
+        assert "212 W" in said
+        limits = await page.locator("#limits").inner_text()
+        for text in ("20mbit (config.toml)", "none", "2.8 GiB of 300GB", "22:00-07:00 (the command line)"):
+            assert text in limits
+        assert "held back by" not in limits
+        warning = await page.locator("#warnings").inner_text()
+        assert warning == "HP-NET-015 no connection gets in: a router. Do: let TCP through"
+        daemon.shown |= {
+            "warnings": [],
+            "you": daemon.shown["you"] | {"gpus": [], "state": "paused", "reason": "battery,schedule"},
+        }
+        await expect(page.locator("#limits")).to_contain_text("battery, schedule", timeout=20_000)
+        await expect(page.locator("#gpu-panel")).to_be_hidden()
+        await expect(page.locator("#warnings-panel")).to_be_hidden()
+
+
+async def test_who_takes_no_part_has_no_limits(browser: Browser) -> None:
+    async with page_of(browser, Daemon(view(["ada"]) | {"you": None})) as page:
+        for panel in ("you", "gpu", "limits"):
+            await expect(page.locator(f"#{panel}-panel")).to_be_hidden()
+        await expect(page.locator("#warnings-panel")).to_be_visible()
 
 
 def _light(colour: str) -> int:

@@ -87,7 +87,7 @@ def test_the_gpu_or_why_there_is_none(gpus: Gpus, torch: str, on_cpu: bool, grad
 
 def test_others_reach_us_or_not() -> None:
     def found(where: Reach, **fields: object) -> Verdict:
-        return meeting.reach(Standing(reach=where, peers=2, ip="192.0.2.7", **fields))  # type: ignore[arg-type]
+        return judging.reach(Standing(reach=where, peers=2, ip="192.0.2.7", **fields))  # type: ignore[arg-type]
 
     assert found(Reach.PUBLIC, outside=True) == "others reach this machine at 192.0.2.7 (2 peers tried)"
     assert "its own network" in str(found(Reach.PUBLIC))

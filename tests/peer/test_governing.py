@@ -120,6 +120,20 @@ async def test_a_setting_that_cannot_be_changes_nothing(tmp_path: Path) -> None:
         assert made.governing.settings == Settings()
 
 
+async def test_it_says_which_settings_are_in_force_and_whence(tmp_path: Path) -> None:
+    async with rig(tmp_path, Settings().changed("when.hours", "22:00-07:00,12:00-13:00", "")) as made:
+        made.governing.sources["when.hours"] = "the command line"
+        made.set("limits.up", "5mbit")
+        told = made.governing.answer(Request(do="status")).settings
+    assert told.keys() == Settings().flat().keys()
+    assert (told["limits.up"].value, told["limits.up"].source) == ("5mbit", "hetpeer config set")
+    assert (told["when.hours"].value, told["when.hours"].source) == (
+        "22:00-07:00,12:00-13:00",
+        "the command line",
+    )
+    assert (told["limits.ram"].value, told["limits.ram"].source) == ("50%", "default")
+
+
 async def test_the_cap_holds_until_the_next_month(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     month = "2026-11"
     monkeypatch.setattr(module, "_month", lambda: month)

@@ -1,7 +1,9 @@
 """The names, labels and units of all metrics; that the docs, the dashboard and the alerts use those, and no others."""
 
 import json
+import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,14 +12,18 @@ import yaml
 from hetpeer.peer.watching.metrics import (
     KINDS,
     DaemonFigures,
+    LimitFigures,
     LogMetrics,
     ReliableFigures,
     SwarmFigures,
     VolunteerFigures,
     daemon_metrics,
+    gpu_metrics,
+    limit_metrics,
     reliable_metrics,
     volunteer_metrics,
 )
+from hetpeer.peer.watching.nvml import GpuLoad, GpuState
 
 DOCS = Path(__file__).parents[2] / "docs"
 DAEMON = DaemonFigures(
@@ -34,6 +40,10 @@ DAEMON = DaemonFigures(
     reach="private",
     relays=2,
     p2pd_restarts=1,
+    transmitted=5000,
+    received=7000,
+    warnings=frozenset({"HP-NET-015"}),
+    warned_of=("HP-DISK-004", "HP-NET-015"),
 )
 VOLUNTEER = VolunteerFigures(
     connected=True,
@@ -51,6 +61,23 @@ VOLUNTEER = VolunteerFigures(
     trips=(0.01, 0.02, 0.3),
     memory_limit=1 << 30,
     credit=1536,
+)
+LIMITS = LimitFigures(
+    transmit_rate=2.5e6,
+    receive_rate=1e6,
+    transfer_cap=3e11,
+    month_bytes=12_000,
+    cores=2,
+    celsius={"gpu": 83, "cpu": 0},
+    gpu_watts=200,
+    holding=frozenset({"battery"}),
+    reasons=("user", "battery"),
+)
+GPU = GpuState(
+    number=1,
+    load=GpuLoad(name="A10", busy=0.5, memory_used=3 << 30, memory_total=24 << 30),
+    celsius=64.0,
+    watts=120.5,
 )
 RELIABLE = ReliableFigures(
     leading=True,
@@ -82,6 +109,8 @@ def log_metrics(*records):
 def everything():
     return [
         *daemon_metrics(DAEMON),
+        *limit_metrics(LIMITS),
+        *gpu_metrics([GPU], 20 << 30),
         *volunteer_metrics(VOLUNTEER),
         *reliable_metrics(RELIABLE),
         *log_metrics(*RECORDS),
@@ -113,6 +142,18 @@ def test_figures_become_samples():
     assert (found["hetpeer_peer_rtt_seconds", "0.5"], found["hetpeer_peer_rtt_seconds", "1"]) == (0.02, 0.3)
     assert found["hetpeer_swarm_block_replicas", "1"] == 2
     assert found["hetpeer_swarm_peers", "working"] == 2
+    assert found["hetpeer_network_transmit_bytes_total",] == 5000
+    assert (found["hetpeer_warning", "HP-NET-015"], found["hetpeer_warning", "HP-DISK-004"]) == (1, 0)
+    assert found["hetpeer_network_transmit_limit_bytes_per_second",] == 2.5e6
+    assert found["hetpeer_temperature_limit_celsius", "gpu"] == 83
+    assert (found["hetpeer_held", "battery"], found["hetpeer_held", "user"]) == (1, 0)
+    assert found["hetpeer_gpu_info", "1", "A10"] == 1
+    assert found["hetpeer_gpu_memory_used_bytes", "1"] == 3 << 30
+    assert found["hetpeer_gpu_memory_limit_bytes", "1"] == 20 << 30
+    assert (found["hetpeer_gpu_temperature_celsius", "1"], found["hetpeer_gpu_power_watts", "1"]) == (
+        64,
+        120.5,
+    )
 
 
 def test_the_log_is_counted_and_timed():
@@ -133,12 +174,36 @@ def test_what_is_not_known_has_no_sample():
     found = {name for name, *_ in samples(volunteer_metrics(nothing))}
     gone = {name for name, *_ in samples(volunteer_metrics(VOLUNTEER))} - found
     assert gone == {"hetpeer_step", "hetpeer_loss", "hetpeer_peer_rtt_seconds", "hetpeer_credit"}
+    silent = replace(GPU, celsius=None, watts=None)
+    gone = {name for name, *_ in samples(gpu_metrics([GPU], 1))} - {
+        name for name, *_ in samples(gpu_metrics([silent], None))
+    }
+    assert gone == {
+        f"hetpeer_gpu_{what}" for what in ("temperature_celsius", "power_watts", "memory_limit_bytes")
+    }
+    assert samples(gpu_metrics([], None)) == {}
+
+
+def test_what_is_not_limited_has_no_limit():
+    free = replace(
+        LIMITS,
+        transmit_rate=math.inf,
+        receive_rate=math.inf,
+        transfer_cap=math.inf,
+        cores=0,
+        celsius={"gpu": 0, "cpu": 0},
+        gpu_watts=0,
+    )
+    assert {name for name, *_ in samples(limit_metrics(free))} == {
+        "hetpeer_transfer_month_bytes",
+        "hetpeer_held",
+    }
 
 
 def test_labels_are_few():
     """Whatever the daemon does: a name from outside never becomes one."""
     labels = {label for family in everything() for one in family.samples for label in one.labels}
-    words = "version role run state process via phase way activity quantile kind le of block"
+    words = "version role run state process via phase way activity quantile kind le of block code reason gpu model"
     assert labels == set(words.split())
     kinds = {labels[0] for name, *labels in samples(log_metrics(*RECORDS)) if name.endswith("records_total")}
     assert kinds == {*KINDS, "other"}

@@ -12,7 +12,7 @@ import pynvml
 import pytest
 
 from hetpeer.peer.watching import nvml
-from hetpeer.peer.watching.nvml import GpuLoad, Gpus, GpuWatch
+from hetpeer.peer.watching.nvml import GpuLoad, Gpus, GpuState, GpuWatch
 
 FIRST, SECOND, ELSEWHERE = "GPU-0a00", "GPU-0b1c", "GPU-0c2d"
 SOURCE = r"""
@@ -133,6 +133,23 @@ def test_what_they_draw(tmp_path: Path, driver: Callable[[str], None]) -> None:
     assert watch.drawn(10.0) == 120.25, "of the first one nothing is known yet but the moment"
     assert watch.drawn(12.0) == 180.0
     assert watch.drawn(22.0) == 120.25, "the first one has drawn 36 W"
+
+
+def test_how_it_is_with_the_one_that_is_computed_on(tmp_path: Path, driver: Callable[[str], None]) -> None:
+    """What it draws is the same for all who ask at one look."""
+    driver(library(tmp_path, broken=False))
+    memory = {"memory_used": 3 << 30, "memory_total": 12 << 30}
+    first = GpuState(number=0, load=GpuLoad(name="Card 0", busy=0.87, **memory), celsius=71.0, watts=99.5)
+    second = GpuState(number=1, load=GpuLoad(name="Card 1", busy=0.0, **memory), celsius=64.0, watts=120.25)
+    watch = GpuWatch()
+    assert watch.states(8.0) == (first, second), "which one it is nobody knows yet"
+    watch.heed(FIRST)
+    (state,) = watch.states(10.0)
+    assert (state.watts, watch.drawn(10.0), watch.drawn(12.0)) == (180.0, 180.0, 180.0)
+    watch.heed(SECOND)
+    assert watch.states(14.0) == (second,)
+    watch.heed("")
+    assert watch.states(16.0) == ()
 
 
 def test_the_one_that_is_computed_on_counts(tmp_path: Path, driver: Callable[[str], None]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hetpeer.peer.daemon import sensing
-from hetpeer.peer.daemon.sensing import Sensors, idle_s, on_battery
+from hetpeer.peer.daemon.sensing import Sensors, idle_s, idle_told, on_battery
 from hetpeer.peer.daemon.settings import WORKER, Layer, Settings, merged
 from hetpeer.peer.daemon.xidle import x_idle_s
 from hetpeer.peer.watching.nvml import Gpus
@@ -76,6 +76,7 @@ def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_desktop_says_who_is_idle(only: Path) -> None:
     program(only, 'case "$*" in *Mutter*) echo "t 61500";; *) echo "v b false";; esac')
     assert idle_s() == 61.5
+    assert idle_told() == {"GNOME over D-Bus": 61.5, "logind": 0.0}
 
 
 def test_logind_says_it_where_no_desktop_does(only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +115,9 @@ class Cards:
 
     def foreign_share(self, _is_ours: object) -> None: ...
 
+    def states(self, _now: float) -> tuple[()]:
+        return ()
+
 
 def test_the_gpu_that_is_heeded_is_the_one_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a worker said for one setting is not true of another; the processor is no GPU, whoever says so."""
@@ -145,6 +149,8 @@ def test_a_gpu_that_torch_cannot_use_is_said_once(
     for _ in range(2):
         sensors.read(settings)
     assert caplog.text.count("HP-GPU-004: A10 is there, and torch cannot use it") == told
+    assert [error.code for error in sensors.read(settings).warnings] == ["HP-GPU-004"] * told
+    assert sensors.read(settings.changed("compute.device", "cuda:1", "")).warnings == (), "nobody has tried"
 
 
 def test_this_machine(caplog: pytest.LogCaptureFixture, only: Path) -> None:
@@ -157,3 +163,4 @@ def test_this_machine(caplog: pytest.LogCaptureFixture, only: Path) -> None:
     assert found.idle_s is None
     assert 0 <= found.minute < 1440
     assert caplog.text.count("is not known here") == 1
+    assert [error.code for error in found.warnings] == ["HP-SYS-007"]

@@ -9,7 +9,7 @@ const loss = new Chart(byId("loss"), [["training", "--one"], ["evaluation", "--t
 const speed = new Chart(byId("speed"), [["speed", "--one"]], { time: true });
 const AGAIN_MS = 3000;
 const SILENT_S = 5;
-const OWN = new Set([panels.header, panels.yours, panels.machine]);
+const OWN = new Set([panels.header, panels.warnings, panels.yours, panels.machine, panels.gpu, panels.limits]);
 const QUESTIONS = { finish: "Leave the run once the step under way is committed? That ends the daemon: only its command or its service starts it again." };
 const token = new URLSearchParams(location.hash.slice(1)).get("token") ?? "";
 

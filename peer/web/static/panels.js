@@ -1,4 +1,4 @@
-// What is shown of a view (peer/web/view.py), panel by panel. Without a status, while nothing is known of the swarm, only header, yours and machine.
+// What is shown of a view (peer/web/view.py), panel by panel. Without a status, while nothing is known of the swarm, only those in OWN.
 
 import { byId, element, facts, rows } from "./dom.js";
 import { bytes, clock, duration, rate, share, whole } from "./units.js";
@@ -35,12 +35,66 @@ export function yours({ status, you, time }) {
   ]);
 }
 
+/** The GPU that is computed on, or those that it may be. */
+export function gpu({ you }) {
+  byId("gpu-panel").hidden = !you?.gpus.length;
+  if (!you) return;
+  const offered = you.limits.on_gpu && you.gpus.length === 1 ? you.limits.offered : null;
+  facts(byId("gpu"), you.gpus.flatMap(({ load, celsius, watts }) => [
+    ["card", load.name],
+    ["busy", share(load.busy)],
+    ["memory used", `${bytes(load.memory_used)} of ${bytes(load.memory_total)}`],
+    ["memory offered", offered === null ? "" : bytes(offered)],
+    ["temperature", celsius === null ? "" : `${Math.round(celsius)} °C`],
+    ["power", watts === null ? "" : `${Math.round(watts)} W`],
+  ]));
+}
+
+/** What hetpeer may take of the machine, and what of that comes from elsewhere than the defaults. */
+export function limits({ you }) {
+  byId("limits-panel").hidden = !you;
+  if (!you) return;
+  const { settings, month_bytes: month, offered, on_gpu: onGpu } = you.limits;
+  const told = (key, say = (value) => value) => {
+    const { value, source } = settings[key];
+    return source === "default" ? say(value) : `${say(value)} (${source})`;
+  };
+  const unless = (none, say) => (value) => (value === none ? "any" : say(value));
+  const memory = offered === null ? "" : `; offers ${bytes(offered)}`;
+  const mode = settings["when.mode"].value;
+  facts(byId("limits"), [
+    ["held back by", you.state === "paused" ? you.reason.replaceAll(",", ", ") : ""],
+    ["upload", told("limits.up")],
+    ["download", told("limits.down")],
+    ["this month", `${bytes(month)} of ${told("limits.transfer_cap", unless("none", (value) => value))}`],
+    ["processor", told("limits.cpu", unless("0", (value) => `${value} cores`))],
+    ["memory", told("limits.ram") + (onGpu ? "" : memory)],
+    ["GPU memory", onGpu ? told("limits.gpu_memory") + memory : ""],
+    ["disk", told("limits.disk")],
+    ["works", told("when.mode")],
+    ["hours", mode === "schedule" ? told("when.hours") : ""],
+    ["idle after", mode === "idle" ? told("when.idle_after") : ""],
+    ["on battery", told("when.on_battery", (value) => (value === "run" ? "works" : "pauses"))],
+    ["GPU at most", told("limits.temperature_c", unless("0", (value) => `${value} °C`))],
+    ["processor at most", told("limits.cpu_temperature_c", unless("0", (value) => `${value} °C`))],
+    ["GPU power", told("limits.gpu_power_w", unless("0", (value) => `${value} W`))],
+  ]);
+}
+
+/** What is wrong with the daemon and its machine. */
+export function warnings({ warnings: all }) {
+  byId("warnings-panel").hidden = !all.length;
+  byId("warnings").replaceChildren(...all.map(({ code, what, why, fix }) =>
+    element("li", "", "", [element("b", code), ` ${what}: ${why}. `, element("span", `Do: ${fix}`, "fix")])));
+}
+
 export function progress({ status }) {
   const { progress: at, swarm, run } = status;
   const unchecked = status.peers.filter(({ peer }) => status.unchecked.includes(peer)).map(called);
   const more = unchecked.length > NAMED ? ` and ${unchecked.length - NAMED} more` : "";
   byId("bar").value = at.steps ? at.step / at.steps : 0;
   facts(byId("progress"), [
+    ["state", status.reason ? `${status.state}: ${status.reason}` : status.state],
     ["step", `${whole(at.step)} of ${whole(at.steps)}`],
     ["loss", at.loss === null ? "" : at.loss.toFixed(4)],
     ["speed", swarm.tokens_per_second ? `${whole(swarm.tokens_per_second)} ${run.unit}/s` : ""],

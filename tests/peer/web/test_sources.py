@@ -23,6 +23,7 @@ from hetpeer.dht.board import Board
 from hetpeer.dht.clock import SystemClock
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.node import Node, NodeConfig
+from hetpeer.dht.reachability import Reach, Standing
 from hetpeer.dht.roster import Roster
 from hetpeer.peer.reliable.peer import ReliablePeer
 from hetpeer.peer.watching.fromlog import FromLog
@@ -31,6 +32,7 @@ from hetpeer.peer.web import view
 from hetpeer.peer.web.machine import Machine
 from hetpeer.peer.web.sources import FOLLOWING, RELIABLE_STATES, DaemonSource, ReliableSource
 from hetpeer.peer.web.view import View
+from hetpeer.peer.web.warnings import Warnings
 from tests.bootstrap.engine import TRAINING, Engine, make_run
 
 pytestmark = [pytest.mark.swarm, pytest.mark.asyncio(loop_scope="module")]
@@ -79,7 +81,14 @@ def samples(families: Iterable[Metric]) -> Samples:
 
 
 def source_of(node: Node, peer: ReliablePeer, run: RunDirectory, *, grouped: bool = False) -> ReliableSource:
-    daemon = DaemonSource(node, "reliable", run.manifest.name, run.path, RELIABLE_STATES)
+    daemon = DaemonSource(
+        node,
+        "reliable",
+        run.manifest.name,
+        run.path,
+        RELIABLE_STATES,
+        Warnings(run.path, lambda: node.standing),
+    )
     return ReliableSource(daemon, peer, run.manifest.training.steps, grouped=grouped)
 
 
@@ -97,7 +106,14 @@ def alone(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("alone")
 async def test_a_daemon_its_processes_and_its_place_in_the_network(node: Node, tmp_path: Path) -> None:
-    source = DaemonSource(node, "volunteer", "tiny", tmp_path, ("starting", "training"))
+    source = DaemonSource(
+        node,
+        "volunteer",
+        "tiny",
+        tmp_path,
+        ("starting", "training"),
+        Warnings(tmp_path, lambda: Standing(reach=Reach.PRIVATE, peers=2)),
+    )
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         seen = source.look("training")
         child.kill()
@@ -107,6 +123,8 @@ async def test_a_daemon_its_processes_and_its_place_in_the_network(node: Node, t
     assert (seen.role, seen.run, seen.state) == ("volunteer", "tiny", "training")
     assert 0 < time.time() - seen.started < 3600
     assert (seen.reach, seen.relays, seen.p2pd_restarts) == ("unknown", 0, 0)
+    assert "HP-NET-015" in seen.warnings
+    assert seen.transmitted >= 0
     assert source.look("starting").resident.keys() == {"daemon", "p2pd"}
 
 

@@ -18,7 +18,7 @@ from hetpeer.peer.watching.status import summarise
 from hetpeer.peer.watching.swarm import Progress
 from hetpeer.peer.web import view
 from hetpeer.peer.web.machine import Machine
-from hetpeer.peer.web.view import View, You, up_to_now
+from hetpeer.peer.web.view import Limits, View, You, up_to_now
 from tests.bootstrap.test_manifest import make_fields
 
 SIGNED: Any = SimpleNamespace(manifest=validated(Manifest, make_fields()), run_id="r", reliable=())
@@ -82,6 +82,8 @@ class Rig:
             tokens_per_second=0.0,
             microbatches=0,
             may=(),
+            limits=Limits(settings={}, month_bytes=0, offered=None, on_gpu=False),
+            gpus=(),
         )
 
 
