@@ -51,7 +51,7 @@ class P2pd:
 
         Raises `LocalError`: HP-NET-001 the port is taken, HP-NET-003 it does not start. Cancelled, nothing is left.
         """
-        _check_port_free(config.host, port)
+        check_port_free(config.host, port)
         folder = private_folder()
         command = [_binary(), *p2pd_arguments(config, identity, port, folder)]
         try:
@@ -187,7 +187,7 @@ def _spawn(command: list[str], *, reachability: str) -> subprocess.Popen[bytes]:
     )
 
 
-def _check_port_free(host: str, port: int) -> None:
+def check_port_free(host: str, port: int) -> None:
     """Raise HP-NET-001 when another process listens on `port` of `host`."""
     if port == 0:
         return

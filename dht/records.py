@@ -14,6 +14,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from hetpeer.dht.errors import ProtocolError
 
 ADVERT_VERSION = 1
+LEFT = "left"
+"""The state of who is gone and says so."""
 MAX_NAME = 32
 MAX_LINKS = 4
 """Of one advert: a record of the DHT is small."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from hetpeer.peer.arrival.invites import Destination
 from hetpeer.peer.checkup import here, meeting
 from hetpeer.peer.checkup.findings import Finding
 from hetpeer.peer.checkup.judging import Verdict
+from hetpeer.peer.checkup.owner import Owner, battery, idle, port, settings
 
 
 async def examine(home: Path, goal: Destination | None) -> AsyncIterator[Finding]:
@@ -16,6 +18,7 @@ async def examine(home: Path, goal: Destination | None) -> AsyncIterator[Finding
 
     `goal`: the peers to meet as well. Takes a few seconds, most of them for the compute worker and for peers that do not answer.
     """
+    owner = await asyncio.to_thread(Owner.of, home)
     checks: dict[str, Callable[[], Verdict]] = {
         "software": here.software,
         "memory": here.memory,
@@ -26,6 +29,10 @@ async def examine(home: Path, goal: Destination | None) -> AsyncIterator[Finding
         "identity": lambda: here.identity(home),
         "daemon": lambda: here.daemon(home),
         "service": here.service,
+        "settings": lambda: settings(owner),
+        "port": lambda: port(owner),
+        "idle": lambda: idle(owner),
+        "battery": lambda: battery(owner),
     }
     for check, look in checks.items():
         yield await meeting.judged(check, _at_once(look))
@@ -36,7 +43,7 @@ async def examine(home: Path, goal: Destination | None) -> AsyncIterator[Finding
             "no peer was named: hetpeer doctor --bootstrap ADDR asks whether it answers, and dials back",
         )
     else:
-        async for finding in meeting.meet(goal):
+        async for finding in meeting.meet(goal, owner.value("network.host"), owner.port):
             yield finding
     yield await meeting.judged("device", meeting.worker())
 

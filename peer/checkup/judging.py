@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from hetpeer.dht.errors import ExitCode, HetpeerError, LocalError, RemoteError
 from hetpeer.dht.reachability import Reach, Standing
+from hetpeer.peer.control.wire import Setting
+from hetpeer.peer.daemon.sensing import idle_unknown
+from hetpeer.peer.daemon.settings import DEFAULT
 from hetpeer.peer.watching.nvml import Gpus
 from hetpeer.peer.watching.units import bytes_text
 
@@ -21,6 +24,7 @@ LEAST_FILES, GOOD_FILES = 128, 1024
 PYTHON = (3, 11)
 PLATFORM = "Linux x86_64"
 HIVEMIND = "1.1.12"
+PORTS = ("network.port", "network.direct_port")
 
 
 def software(python: Sequence[int], platform: str, packages: Mapping[str, str]) -> Verdict:
@@ -108,6 +112,42 @@ def clock(kept: bool | None) -> Verdict:
         why="the kernel says that it is not synchronised" if kept is False else "the kernel does not say",
         fix="timedatectl set-ntp true; in a container or virtual machine its host does that: see the clock with --bootstrap",
     )
+
+
+def settings(told: Mapping[str, Setting], *, running: bool) -> Verdict:
+    """The settings in force and where each is from; `running`: of a volunteer that runs, not of the next one."""
+    changed = [f"{key} {one.value} ({one.source})" for key, one in told.items() if one.source != DEFAULT]
+    usual = [f"{key} {one.value}" for key, one in told.items() if one.source == DEFAULT and one.value]
+    whose = "of the volunteer that runs: " if running else ""
+    return f"{whose}{', '.join(changed) or 'nothing is set'}; by default {', '.join(usual)}"
+
+
+def idle(told: Mapping[str, float], mode: str) -> Verdict:
+    """Who says how many seconds the machine has been idle; `mode` is the setting `when.mode`. Raises `LocalError` HP-SYS-007."""
+    if told:
+        said = ", ".join(f"{who} says {seconds:.0f} s" for who, seconds in told.items())
+        return f"known: {said} without a key or a pointer moved"
+    if mode == "idle":
+        raise idle_unknown()
+    return f"not known here, which only when.mode = idle (--when idle) needs; it is {mode}"
+
+
+def battery(on_battery: bool | None, setting: str) -> Verdict:
+    """Whether the machine runs on its battery, as far as that is known; `setting` is `when.on_battery`."""
+    if on_battery is None:
+        return "there is none, or the kernel does not tell: nothing pauses for it"
+    does = "a volunteer pauses" if setting == "pause" else "a volunteer works on"
+    return f"known: {f'in use now, so {does}' if on_battery else f'on mains; without, {does}'}"
+
+
+def port(told: Mapping[str, Setting], listening: Sequence[str] | None) -> Verdict:
+    """The ports that are named are free, or a volunteer that runs is `listening` at these addresses."""
+    if listening is not None:
+        return f"the volunteer that runs here listens at {', '.join(listening[:2]) or 'none yet'}"
+    named = {key: told[key].value for key in PORTS if told[key].value != "0"}
+    if "network.port" not in named:
+        return "any free one (network.port = 0): name one if a router is to let connections through to it"
+    return f"{', '.join(f'{key} {number}' for key, number in named.items())}: free, and can be listened at"
 
 
 def reach(standing: Standing) -> Verdict:

@@ -58,11 +58,11 @@ async def worker() -> Verdict:
     )
 
 
-async def meet(goal: Destination) -> AsyncIterator[Finding]:
-    """Join the network of `goal` for a moment, under a new identity, and say what comes of it."""
+async def meet(goal: Destination, host: str, port: int) -> AsyncIterator[Finding]:
+    """Join the network of `goal` for a moment, under a new identity, and say what comes of it. Listens at `port` of `host`; 0: any."""
     with temporary_folder("doctor") as folder:
         identity = Identity.create(folder / "identity.key")
-        config = NodeConfig(host="0.0.0.0", peers=goal.addresses, reachability="ask")  # noqa: S104 - as a volunteer does
+        config = NodeConfig(host=host, port=port, peers=goal.addresses, reachability="ask")
         try:
             node = await Node.start(config, identity)
         except LocalError as error:

@@ -32,6 +32,7 @@ class OwnedDaemon:
         self._look: Callable[[], Does] = lambda: (STARTING, "")
         self._addresses: Callable[[], Sequence[str]] = tuple
         self._dashboard = ""
+        self._changes: Callable[[], None] = lambda: None
         self._known: tuple[str, str, float] = (STARTING, "", clock.wall())
         self._parting = False
 
@@ -70,9 +71,9 @@ class OwnedDaemon:
         self._addresses = addresses
         self._notifier.tell("READY")
 
-    def shown_at(self, link: str) -> None:
-        """Its dashboard is there, from now on; empty: nowhere."""
-        self._dashboard = link
+    def shown_at(self, link: str, changes: Callable[[], None] = lambda: None) -> None:
+        """Its dashboard is there, from now on; empty: nowhere. `changes` is called whenever state or reason change."""
+        self._dashboard, self._changes = link, changes
 
     @property
     def standing(self) -> Standing:
@@ -96,6 +97,7 @@ class OwnedDaemon:
         if (state, reason) != self._known[:2]:
             self._known = (state, reason, self._clock.wall())
             self._notifier.tell("STATUS", f"{state} ({reason})" if reason else state)
+            self._changes()
 
     def _doing(self) -> Does:
         state, reason = self._look()

@@ -106,10 +106,7 @@ class Governing:
     @property
     def told(self) -> dict[str, Setting]:
         """The settings in force, and where each is from, in words."""
-        return {
-            key: Setting(value=worded(value)[:512], source=self.sources.get(key, DEFAULT)[:512])
-            for key, value in self.settings.flat().items()
-        }
+        return told(self.settings, self.sources)
 
     @property
     def throttle(self) -> Throttle:
@@ -193,6 +190,14 @@ class Governing:
     def _set_rates(self) -> None:
         self._throttle.up.limit(rate(self.settings.limits.up))
         self._throttle.down.limit(rate(self.settings.limits.down))
+
+
+def told(settings: Settings, sources: Mapping[str, str]) -> dict[str, Setting]:
+    """`section.key` → value and source, in words."""
+    return {
+        key: Setting(value=worded(value)[:512], source=sources.get(key, DEFAULT)[:512])
+        for key, value in settings.flat().items()
+    }
 
 
 def _month() -> str:

@@ -32,7 +32,7 @@ from hetpeer.peer.home import Home
 from hetpeer.peer.lifecycle import unless
 from hetpeer.peer.logs.keeping import keeping_log
 from hetpeer.peer.notify import Notifier
-from hetpeer.peer.training.adverts import paused_advert, publish_forever
+from hetpeer.peer.training.adverts import paused_advert, publish_forever, take_leave
 from hetpeer.stages.execution.compute import WorkerDiedError
 
 MAX_RESTARTS = 3
@@ -69,6 +69,7 @@ async def join(options: JoinOptions, leaving: asyncio.Event) -> Stop | None:
 
             await stack.enter_async_context(volunteer_served(options.dashboard, presence, daemon, governing))
         stop = await _lives(presence, governing, daemon)
+        await take_leave(presence.roster, presence.node, "volunteer")
         if presence.progress.thanks:
             say(presence.progress.thanks)
         return stop

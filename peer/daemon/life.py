@@ -33,7 +33,7 @@ from hetpeer.peer.daemon.settings import WORKER, Settings
 from hetpeer.peer.daemon.wishes import Daemon, State, Wish
 from hetpeer.peer.home import Home
 from hetpeer.peer.lifecycle import unless
-from hetpeer.peer.training.adverts import publish_forever, volunteer_advert
+from hetpeer.peer.training.adverts import notable_of_volunteer, publish_forever, volunteer_advert
 from hetpeer.peer.training.figures import Offer
 from hetpeer.peer.training.foresight import prepare_ahead
 from hetpeer.peer.training.volunteer import Volunteer
@@ -110,7 +110,11 @@ async def _live(
     ahead = prepare_ahead(roster, files, offer, lambda: volunteer.admitted)
     beside = [
         presence.serve(volunteer.state),
-        publish_forever(roster, lambda: volunteer_advert(volunteer, node, device_name)),
+        publish_forever(
+            roster,
+            lambda: volunteer_advert(volunteer, node, device_name),
+            lambda: notable_of_volunteer(volunteer),
+        ),
         presence.progress.show_forever(volunteer),
         presence.mind_sleep(volunteer.rejoin),
         pace_forever(compute, share),

@@ -39,7 +39,7 @@ from hetpeer.peer.reliable.progress import ReliableProgress
 from hetpeer.peer.reliable.proposing import Proposing
 from hetpeer.peer.reliable.standin import StandIn
 from hetpeer.peer.reliable.standing import doing, figures_of
-from hetpeer.peer.training.adverts import publish_forever, reliable_advert
+from hetpeer.peer.training.adverts import notable_of_reliable, publish_forever, reliable_advert, take_leave
 from hetpeer.peer.where import Where
 
 FOLLOW_S = 0.5
@@ -243,7 +243,13 @@ async def _take_part(
     work = asyncio.ensure_future(peer.run(leaving))
     left = asyncio.ensure_future(leaving.wait())
     beside = [
-        asyncio.ensure_future(publish_forever(roster, lambda: reliable_advert(peer.service, node))),
+        asyncio.ensure_future(
+            publish_forever(
+                roster,
+                lambda: reliable_advert(peer.service, node),
+                lambda: notable_of_reliable(peer.service),
+            )
+        ),
         asyncio.ensure_future(ReliableProgress(peer.replica, lambda: peer.service).show_forever()),
         asyncio.ensure_future(tell_forever(node, reliable=True)),
     ]
@@ -285,3 +291,4 @@ async def _take_part(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await take_leave(roster, node, "reliable")

@@ -3,36 +3,69 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hetpeer.averaging.member import Phase
+from hetpeer.bootstrap.decisions import State
 from hetpeer.bootstrap.service import CoordinatorService
 from hetpeer.dht.errors import RemoteError
 from hetpeer.dht.node import Node
 from hetpeer.dht.paths import Path
-from hetpeer.dht.records import MAX_LINKS, Advert, LinkNote
+from hetpeer.dht.records import LEFT, MAX_LINKS, Advert, LinkNote
 from hetpeer.dht.roster import Roster
 from hetpeer.peer.training.volunteer import Volunteer
 from hetpeer.peer.transport.linkbook import LinkFigures
 from hetpeer.stages.execution.occupation import Occupation
 
 PUBLISH_S = 3.0
+GAP_S = 0.5
+"""Between two adverts at least, however often something in them changes."""
+LOOK_S = 0.2
+"""Between two looks whether something has."""
 TTL_S = 30.0
+LEAVE_S = 1.0
+AT_WORK = frozenset({Phase.READY, Phase.TRAINING, Phase.REDUCING, Phase.APPLYING})
+"""Phases of each step: that one follows the other is nothing that others wait for."""
 
 _log = logging.getLogger(__name__)
 
 
-async def publish_forever(roster: Roster, make: Callable[[], Advert]) -> None:
-    """Publish a fresh advert every few seconds; a store that fails is tried again at the next turn."""
+async def publish_forever(
+    roster: Roster, make: Callable[[], Advert], notable: Callable[[], object] = lambda: None
+) -> None:
+    """Publish a fresh advert every PUBLISH_S, and sooner once what is `notable` in it has changed, after GAP_S at least.
+
+    A store that fails is tried again at the next turn.
+    """
     while True:
+        told = notable()
         try:
             if not await roster.publish(make(), ttl_s=TTL_S):
                 _log.debug("advert not published: no node took it")
         except RemoteError as error:
             _log.debug("advert not published: %s", error)
-        await asyncio.sleep(PUBLISH_S)
+        await _due(notable, told)
+
+
+async def _due(notable: Callable[[], object], told: object) -> None:
+    """Return when the next advert is, after one that `told` this."""
+    await asyncio.sleep(GAP_S)
+    left_s = PUBLISH_S - GAP_S
+    while left_s > 0 and notable() == told:
+        await asyncio.sleep(LOOK_S)
+        left_s -= LOOK_S
+
+
+async def take_leave(roster: Roster, node: Node, role: str) -> None:
+    """Say that we are gone, so that nobody has to wait until the last advert expires. Takes LEAVE_S at most; never raises."""
+    gone = Advert(role=role, state=LEFT, **_reach(node))
+    with contextlib.suppress(RemoteError, TimeoutError):
+        async with asyncio.timeout(LEAVE_S):
+            await roster.publish(gone, ttl_s=TTL_S)
 
 
 def volunteer_advert(volunteer: Volunteer, node: Node, device_name: str) -> Advert:
@@ -70,6 +103,20 @@ def volunteer_advert(volunteer: Volunteer, node: Node, device_name: str) -> Adve
         links=tuple(link_notes(volunteer.links.links, node.path)),
         **_reach(node),
     )
+
+
+def notable_of_volunteer(volunteer: Volunteer) -> object:
+    """What others want to know of it at once, and not only with its next advert."""
+    member = volunteer.member
+    return member.phase in AT_WORK or member.phase, member.place
+
+
+def notable_of_reliable(service: CoordinatorService | None) -> object:
+    """Likewise: who coordinates, the steps that are committed, and whether it trains."""
+    if service is None:
+        return None
+    state = service.core.state
+    return service.core.done, State.TRAINING if state is State.REDUCING else state
 
 
 def paused_advert(node: Node, name: str) -> Advert:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hetpeer.dht.reachability import Reach
+from hetpeer.dht.records import LEFT
 from hetpeer.peer.watching.swarm import (
     BlockRow,
     CreditRow,
@@ -56,6 +57,8 @@ def summarise(
     since 1970. Pure.
     """
     manifest = signed.manifest
+    left = tuple(sorted(adverts.keys() - _there(adverts).keys()))
+    adverts = _there(adverts)
     closed = {peer[-8:] for peer, advert in adverts.items() if advert.reach == Reach.PRIVATE}
     rows = tuple(_peer_row(peer, advert, closed) for peer, advert in sorted(adverts.items()))
     blocks = tuple(
@@ -81,6 +84,7 @@ def summarise(
         reason=reason,
         run=RunName(name=manifest.name, id=signed.run_id, unit=manifest.data.unit),
         peers=rows,
+        left=left,
         blocks=blocks,
         unchecked=_unchecked(manifest, rows),
         leftovers=tuple(_leftovers(board)),
@@ -111,15 +115,16 @@ class Onlooker:
     """The one that was asked for last."""
 
     async def adverts(self) -> Mapping[str, Advert]:
-        """What the peers say of themselves now, by peer id. Raises `RemoteError` HP-NET-012 when the DHT does not answer."""
-        return await self._roster.read()
+        """What the peers that are there say of themselves now, by peer id. Raises `RemoteError` HP-NET-012 when the DHT does not answer."""
+        return _there(await self._roster.read())
 
     async def status(self, *, ranked: bool = True) -> SwarmStatus:
         """The same, put together; unless `ranked`, with the credit that was known before. Raises as `adverts`."""
         from hetpeer.dht.clock import SystemClock
         from hetpeer.peer.arrival.manifests import amended
 
-        adverts, board = await asyncio.gather(self.adverts(), self._board.read())
+        found, board = await asyncio.gather(self._roster.read(), self._board.read())
+        adverts = _there(found)
         claimants = {peer for peer, advert in adverts.items() if advert.role == "coordinator"}
         if claimants.isdisjoint(self.signed.reliable):
             self.signed = await amended(self._node, self.signed, sorted(claimants)[:MAX_CLAIMANTS])
@@ -128,7 +133,7 @@ class Onlooker:
         )
         if ranked:
             self._ranking = await self._log.ranking(self._present, self._identity)
-        return summarise(self.signed, adverts, SystemClock().wall(), board, self._ranking)
+        return summarise(self.signed, found, SystemClock().wall(), board, self._ranking)
 
     async def curves(self) -> Curves | None:
         """The run's loss curves, as a reliable peer says that was there at the last look. Never raises."""
@@ -155,6 +160,11 @@ async def observing(goal: Destination, peer: str = "") -> AsyncIterator[Onlooker
             yield Onlooker(signed, node, roster, board, FromLog(node), peer)
         finally:
             await node.close()
+
+
+def _there(adverts: Mapping[str, Advert]) -> dict[str, Advert]:
+    """Without those of who has taken leave."""
+    return {peer: advert for peer, advert in adverts.items() if advert.state != LEFT}
 
 
 def _peer_row(peer: str, advert: Advert, closed: set[str]) -> PeerRow:

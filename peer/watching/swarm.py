@@ -138,6 +138,8 @@ class SwarmStatus:
     """Why it does not train, in plain words; empty while it does."""
     run: RunName
     peers: tuple[PeerRow, ...]
+    left: tuple[str, ...]
+    """Ids of those who have said lately that they leave."""
     blocks: tuple[BlockRow, ...]
     unchecked: tuple[str, ...]
     """Peers of which no spot check can find out anything: no other holds all of their blocks. None in a run without spot checks."""
@@ -148,5 +150,7 @@ class SwarmStatus:
     """None: no reliable peer says."""
 
     def document(self) -> dict[str, Any]:
-        """The object of `--json`."""
-        return {"schema": SCHEMA, **asdict(self)}
+        """The object of `--json`, without those who are not there."""
+        fields = asdict(self)
+        del fields["left"]
+        return {"schema": SCHEMA, **fields}

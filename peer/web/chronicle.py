@@ -14,7 +14,7 @@ from hetpeer.peer.watching.swarm import PeerRow, SwarmStatus
 
 MAX_EVENTS = 200
 GRACE_S = 15.0
-"""So long may a peer's advert be missing before it counts as gone: one that was not stored comes again in a few seconds."""
+"""So long may the advert be missing of a peer that has not taken leave: one that was not stored comes again in a few seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Chronicle:
                 begin, end = row.blocks
                 yield Event(time=status.time, text=f"{called(row)} took blocks {begin} to {end - 1}")
         for peer, (row, seen) in list(self._present.items()):
-            if status.time - seen > GRACE_S:
+            if peer in status.left or status.time - seen > GRACE_S:
                 del self._present[peer]
                 yield Event(time=status.time, text=f"{called(row)} is gone")
 

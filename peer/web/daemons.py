@@ -68,8 +68,8 @@ async def volunteer_served(
     ).metrics
     orders = {do: lambda do=do: daemon.answer(Request(do=do)) for do in ("pause", "resume", "finish")}
     async with (
-        _served(where, home, view, orders, metrics, _printed_by(home)) as link,
-        _shown(daemon, link),
+        _served(where, home, view, orders, metrics, _printed_by(home)) as (link, changed),
+        _shown(daemon, link, changed),
     ):
         yield
 
@@ -86,8 +86,8 @@ async def reliable_served(
     daemon = DaemonSource(node, "reliable", manifest.name, run.path, RELIABLE_STATES, warnings)
     source = ReliableSource(daemon, peer, manifest.training.steps, grouped=manifest.averaging is not None)
     async with (
-        _served(where, run.path, view, {}, source.metrics, _printed_by(run.path)) as link,
-        _shown(attended, link),
+        _served(where, run.path, view, {}, source.metrics, _printed_by(run.path)) as (link, changed),
+        _shown(attended, link, changed),
     ):
         yield
 
@@ -101,9 +101,9 @@ async def watcher_served(where: Where, onlooker: Onlooker, folder: Path) -> Asyn
 
 
 @contextlib.asynccontextmanager
-async def _shown(daemon: OwnedDaemon, link: str) -> AsyncIterator[None]:
-    """Its owner is told of the page meanwhile."""
-    daemon.shown_at(link)
+async def _shown(daemon: OwnedDaemon, link: str, changed: Callable[[], None]) -> AsyncIterator[None]:
+    """Its owner is told of the page meanwhile, and the page of what the daemon does."""
+    daemon.shown_at(link, changed)
     try:
         yield
     finally:
@@ -122,9 +122,17 @@ async def _served(
     orders: Orders,
     metrics: Callable[[], Iterable[Metric]] | None,
     way: str,
-) -> AsyncIterator[str]:
-    """Its value is the link, with the token. That is no line for a journal: there `way` says how one gets it."""
+) -> AsyncIterator[tuple[str, Callable[[], None]]]:
+    """Its value is the link, with the token, and what is to be called when the daemon has changed.
+
+    The link is no line for a journal: there `way` says how one gets it.
+    """
     feed, token = Feed(view.look), token_of(folder)
+
+    def changed() -> None:
+        view.hurry()
+        feed.look_now()
+
     routes: list[BaseRoute] = page_routes(feed, orders)
     if metrics is not None:
         routes.append(metrics_route(metrics))
@@ -135,7 +143,7 @@ async def _served(
             link = f"{url}/#token={token}"
             say(f"dashboard at {url}/; {way}" if is_service() else f"dashboard at {link}")
             try:
-                yield link
+                yield link, changed
             finally:
                 await feed.close()
     finally:

@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 LOOK_S = 1.0
+GAP_S = 0.25
+"""Between two looks at least, however much happens."""
 IDLE_S = 10.0
 """Between two looks while nobody watches: events go on, and nobody is asked for what is in the log."""
 SHOWN_S = 30.0
@@ -82,8 +84,9 @@ class Feed:
             self._news.notify_all()
 
     def look_now(self) -> None:
-        """Something has just changed here: do not wait for the next look."""
-        self._wanted.set()
+        """Something has just changed here: whoever watches does not wait for the next look."""
+        if self._is_watched:
+            self._wanted.set()
 
     @property
     def newest(self) -> str | None:
@@ -111,8 +114,9 @@ class Feed:
 
     async def _pause(self) -> None:
         """Until the next look is due, or wanted."""
+        await asyncio.sleep(GAP_S)
         try:
-            async with asyncio.timeout(LOOK_S if self._is_watched else IDLE_S):
+            async with asyncio.timeout((LOOK_S if self._is_watched else IDLE_S) - GAP_S):
                 await self._wanted.wait()
         except TimeoutError:
             return

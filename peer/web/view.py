@@ -83,6 +83,8 @@ class View:
         """The last one."""
         self._tasks = TaskSet()
         self._asking: asyncio.Task[None] | None = None
+        self._hurried = asyncio.Event()
+        """The daemon itself has changed, which nobody is to learn later because the swarm is slow."""
         self._silent_since: float | None = None
         """When the swarm was asked, while it has not answered since; in seconds since 1970."""
 
@@ -99,7 +101,7 @@ class View:
         """
         if self._asking is None or self._asking.done():
             self._asking = self._tasks.spawn(self._ask(watched), name="look at the swarm")
-        await asyncio.wait({self._asking}, timeout=ANSWER_S)
+        await self._answered(self._asking)
         you, status = self._you(), self._status
         training = self._curves.training
         return {
@@ -117,6 +119,18 @@ class View:
             "machine": asdict(self._machine.look()),
             "warnings": [asdict(warning) for warning in self._warnings()],
         }
+
+    def hurry(self) -> None:
+        """The daemon has just changed: the look that is under way, or the next one, does not wait for the swarm."""
+        self._hurried.set()
+
+    async def _answered(self, asking: asyncio.Task[None]) -> None:
+        hurried = asyncio.ensure_future(self._hurried.wait())
+        try:
+            await asyncio.wait({asking, hurried}, timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            hurried.cancel()
+        self._hurried.clear()
 
     async def close(self) -> None:
         """Ask nobody any more."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,10 +18,15 @@ from hetpeer.dht.errors import ExitCode, HetpeerError, LocalError
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.reachability import Reach, Standing
 from hetpeer.peer.arrival.invites import Destination
-from hetpeer.peer.checkup import here, judging, meeting
+from hetpeer.peer.checkup import here, judging, meeting, owner
 from hetpeer.peer.checkup.findings import Finding, Grade, document, exit_code, summary
 from hetpeer.peer.checkup.judging import GIB, MIB, Verdict
+from hetpeer.peer.checkup.owner import Owner
+from hetpeer.peer.control.server import serving
+from hetpeer.peer.control.wire import Standing as Answer
 from hetpeer.peer.daemon import systemd
+from hetpeer.peer.daemon.governing import told
+from hetpeer.peer.daemon.settings import Settings
 from hetpeer.peer.watching.nvml import Gpus
 from tests.dht.peer_process import ChildPeer
 
@@ -58,6 +65,12 @@ def outcome(look: Callable[[], Verdict]) -> tuple[Grade, str]:
         (lambda: judging.clock(True), "ok", "it is kept right"),
         (lambda: judging.clock(False), "warn", "HP-SYS-003"),
         (lambda: judging.clock(None), "warn", "HP-SYS-003"),
+        (lambda: judging.idle({"X11": 61.5}, "idle"), "ok", "known: X11 says 62 s"),
+        (lambda: judging.idle({}, "always"), "ok", "not known here, which only when.mode = idle"),
+        (lambda: judging.idle({}, "idle"), "fail", "HP-SYS-007"),
+        (lambda: judging.battery(None, "pause"), "ok", "there is none, or "),
+        (lambda: judging.battery(True, "pause"), "ok", "known: in use now, so a volunteer pauses"),
+        (lambda: judging.battery(False, "run"), "ok", "known: on mains; without, a volunteer works on"),
     ],
 )
 def test_what_figures_mean(look: Callable[[], Verdict], grade: str, said: str) -> None:
@@ -110,6 +123,51 @@ def test_the_exit_status_is_that_of_the_first_failure() -> None:
     assert row == {
         "check": "memory", "grade": "fail", "what": "little", "code": "HP-MEM-003", "why": "full", "fix": "close some"
     }  # fmt: skip
+
+
+def test_settings_in_force_and_where_each_is_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.toml").write_text('[limits]\nup = "5mbit"\n')
+    monkeypatch.setenv("HETPEER_WHEN_MODE", "idle")
+    grade, said = outcome(lambda: owner.settings(Owner.of(tmp_path)))
+    assert grade is Grade.OK
+    assert f"limits.up 5mbit ({tmp_path}/config.toml)" in said
+    assert "when.mode idle (the environment's HETPEER_WHEN_MODE)" in said
+    assert "limits.ram 50%" in said.partition("; by default ")[2]
+    assert Owner.of(tmp_path).value("when.mode") == "idle"
+    (tmp_path / "config.toml").write_text('[limits]\nup = "fast"\n')
+    assert outcome(lambda: owner.settings(Owner.of(tmp_path))) == (Grade.FAIL, "HP-CONF-003")
+    assert outcome(lambda: owner.port(Owner.of(tmp_path)))[0] is Grade.OK, (
+        "the others are looked at all the same"
+    )
+
+
+async def test_those_of_a_volunteer_that_runs_count(tmp_path: Path) -> None:
+    """Whatever file and environment would say to the next one; and its port is no port that is taken."""
+    running = Settings().changed("limits.up", "9mbit", "").changed("network.port", "4711", "")
+    standing = Answer(
+        state="training",
+        since=1.0,
+        addresses=("/ip4/127.0.0.1/tcp/4711/p2p/Qm",),
+        settings=told(running, {"limits.up": "the command line"}),
+    )
+    (tmp_path / "config.toml").write_text('[limits]\nup = "5mbit"\n')
+    async with serving(tmp_path, lambda _request: standing):
+        found = await asyncio.to_thread(Owner.of, tmp_path)
+    assert "limits.up 9mbit (the command line)" in outcome(lambda: owner.settings(found))[1]
+    assert outcome(lambda: owner.port(found)) == (
+        Grade.OK,
+        "the volunteer that runs here listens at /ip4/127.0.0.1/tcp/4711/p2p/Qm",
+    )
+    assert found.port == 0, "another node cannot listen there"
+
+
+def test_a_port_that_is_taken_and_one_that_is_free(tmp_path: Path) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        number = server.getsockname()[1]
+        (tmp_path / "config.toml").write_text(f"[network]\nport = {number}\n")
+        assert outcome(lambda: owner.port(Owner.of(tmp_path))) == (Grade.FAIL, "HP-NET-001")
+    grade, said = outcome(lambda: owner.port(Owner.of(tmp_path)))
+    assert (grade, said) == (Grade.OK, f"network.port {number}: free, and can be listened at")
 
 
 def test_looking_at_a_home_changes_nothing_in_it(tmp_path: Path) -> None:
@@ -165,6 +223,7 @@ def test_the_command_on_this_machine(tmp_path: Path) -> None:
     findings = {row["check"]: row for row in json.loads(done.stdout)["findings"]}
     assert list(findings) == [
         *("software", "memory", "sharing", "files", "clock", "home", "identity", "daemon", "service"),
+        *("settings", "port", "idle", "battery"),
         *("network", "peers", "device"),
     ]  # fmt: skip
     for check in ("software", "sharing", "identity", "daemon", "network"):
@@ -195,7 +254,7 @@ def test_the_command_with_a_key_that_all_can_read_and_a_peer_that_is_gone(tmp_pa
 async def test_a_peer_that_answers_and_dials_back(tmp_path: Path) -> None:
     async with ChildPeer(tmp_path / "child") as child:
         goal = Destination((parse_address(child.report["addresses"][0]),))
-        found = {finding.check: finding async for finding in meeting.meet(goal)}
+        found = {finding.check: finding async for finding in meeting.meet(goal, "0.0.0.0", 0)}
     assert found["peers"].text.startswith("it answers; the clock here is ")
     assert found["reach"].text.startswith("others reach this machine at 127.0.0.1, from its own network")
     assert found["run"].grade is Grade.WARN  # as of a rendezvous

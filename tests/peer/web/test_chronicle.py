@@ -50,6 +50,18 @@ def test_who_comes_takes_other_blocks_and_goes(run: RunDirectory) -> None:
     assert texts(chronicle)[2:] == ["bob is gone"]
 
 
+def test_who_takes_leave_is_gone_at_once(run: RunDirectory) -> None:
+    chronicle = Chronicle()
+    for at in (0.0, 1.0):
+        chronicle.add(status(run, at, ada=(0, 4), bob=(0, 2)))
+    later = status(run, 2.0, ada=(0, 4), bob=(0, 2))
+    rows = tuple(row for row in later.peers if row.name != "bob")
+    (bob,) = (row.peer for row in later.peers if row.name == "bob")
+    for at in (2.0, 3.0):
+        chronicle.add(replace(later, time=at, peers=rows, left=(bob,)))
+    assert texts(chronicle) == ["bob is gone"]
+
+
 def test_a_block_without_a_holder_is_grave(run: RunDirectory) -> None:
     chronicle = Chronicle()
     chronicle.add(status(run, 0.0, ada=(0, 4)))

@@ -132,3 +132,27 @@ def test_so_many_may_watch() -> None:
             assert not free
     with made.seat() as free:
         assert free
+
+
+async def test_what_changes_here_is_seen_before_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By who watches; and a flood of changes is no flood of looks."""
+    monkeypatch.setattr(feed, "LOOK_S", 600.0)
+    source = Source()
+    made = Feed(source.look)
+    running = asyncio.create_task(made.run())
+    try:
+        await first(made)
+        made.look_now()
+        await asyncio.sleep(2 * feed.GAP_S)
+        assert source.looks == 1, "nobody watches"
+        with made.seat():
+            async with asyncio.timeout(60):
+                while source.looks < 2:
+                    await asyncio.sleep(0.01)
+                began = asyncio.get_running_loop().time()
+                while source.looks < 6:
+                    made.look_now()
+                    await asyncio.sleep(0.01)
+            assert asyncio.get_running_loop().time() - began >= 3 * feed.GAP_S
+    finally:
+        running.cancel()

@@ -139,3 +139,18 @@ async def test_a_look_that_fails_is_followed_by_another(
     rig.swarm.wrong, rig.swarm.step = None, 5
     shown = await rig.view.look(True)
     assert (shown["status"]["progress"]["step"], shown["silent_since"]) == (5, None)
+
+
+async def test_the_daemons_own_change_does_not_wait_for_the_swarm(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view, "ANSWER_S", 600.0)
+    looking = asyncio.create_task(rig.view.look(True))
+    while not rig.swarm.asked:
+        await asyncio.sleep(0.01)
+    rig.state = "paused"
+    rig.view.hurry()
+    assert (await asyncio.wait_for(looking, 10.0))["you"]["state"] == "paused"
+    looking = asyncio.create_task(rig.view.look(True))
+    rig.swarm.answers.set()
+    assert (await asyncio.wait_for(looking, 10.0))["status"] is not None, "the next one waits again"

@@ -1,0 +1,80 @@
+"""When adverts are published: now and then, at once when something in them matters, and never many at a time."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from hetpeer.dht.records import LEFT, Advert
+from hetpeer.peer.training import adverts
+from hetpeer.peer.training.adverts import publish_forever, take_leave
+
+
+class Told:
+    """A roster that takes down what is published, and when."""
+
+    def __init__(self) -> None:
+        self.adverts: list[Advert] = []
+        self.times: list[float] = []
+        self.answers = True
+
+    async def publish(self, advert: Advert, *, ttl_s: float) -> bool:
+        self.adverts.append(advert)
+        self.times.append(time.monotonic())
+        if not self.answers:
+            await asyncio.Event().wait()
+        return True
+
+    async def until(self, count: int) -> None:
+        async with asyncio.timeout(30.0):
+            while len(self.times) < count:
+                await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An advert that nobody asked for comes too late for any test."""
+    monkeypatch.setattr(adverts, "PUBLISH_S", 600.0)
+
+
+@pytest.mark.usefixtures("rarely")
+async def test_what_matters_is_told_at_once_and_a_flood_of_it_in_turns() -> None:
+    roster: Any = Told()
+    step = 0
+    publishing = asyncio.create_task(
+        publish_forever(roster, lambda: Advert(role="coordinator", step=step), lambda: step)
+    )
+    try:
+        await roster.until(1)
+        step = 1
+        await roster.until(2)
+        while len(roster.times) < 5:
+            step += 1
+            await asyncio.sleep(0.005)
+    finally:
+        publishing.cancel()
+    assert [advert.step for advert in roster.adverts[:2]] == [0, 1]
+    gaps = [later - before for before, later in zip(roster.times, roster.times[1:], strict=False)]
+    assert min(gaps) >= adverts.GAP_S
+
+
+async def test_what_does_not_matter_comes_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adverts, "PUBLISH_S", 1.0)
+    roster: Any = Told()
+    publishing = asyncio.create_task(publish_forever(roster, lambda: Advert(role="volunteer")))
+    await roster.until(3)
+    publishing.cancel()
+    assert roster.times[2] - roster.times[0] >= 1.8
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_who_leaves_says_so_and_waits_for_nobody(
+    monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    monkeypatch.setattr(adverts, "LEAVE_S", 0.1)
+    monkeypatch.setattr(adverts, "_reach", lambda _node: {})
+    roster: Any = Told()
+    roster.answers = answers
+    await asyncio.wait_for(take_leave(roster, roster, "volunteer"), 10.0)
+    assert [(advert.role, advert.state) for advert in roster.adverts] == [("volunteer", LEFT)]
