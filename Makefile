@@ -115,6 +115,7 @@ proof-8: setup
 proof-9: setup
 	$(PY) -m benchmarks.limits
 	$(PY) -m benchmarks.firstjoin
+	$(PY) -m benchmarks.pageupdates
 	$(PY) -m benchmarks.idle
 
 # Who counts false sums, who is banned without, what checks cost, and what robust means keep out: two hours.

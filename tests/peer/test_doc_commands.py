@@ -1,4 +1,7 @@
-"""Every command that README and the guides show is one that there is, with options that it has; and the author's guide, done."""
+"""Every command that README and the guides show is one that there is, with options that it has; and the author's guide, done.
+
+tests/swarm/test_doc_commands.py gives those of the other pages.
+"""
 
 from __future__ import annotations
 

@@ -2,11 +2,13 @@
 
 import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
 from playwright.async_api import Page, expect
 
+from hetpeer.bootstrap.rundir import RunDirectory
 from tests.browser.chromium import chromium
 from tests.swarm.child import Child, until
 from tests.swarm.swarm import Swarm, resign
@@ -29,9 +31,14 @@ async def picture(page: Page, name: str) -> None:
         await page.screenshot(path=Path(SCREENSHOTS) / f"{name}.png", full_page=True)
 
 
-async def test_a_volunteer_is_seen_paused_and_goes_on(swarm: Swarm) -> None:
+def long(swarm: Swarm) -> RunDirectory:
+    """Its run, as one that does not end by itself."""
     training = swarm.run.manifest.training.model_copy(update={"steps": 100_000, "checkpoint_every": 10})
-    swarm.run = resign(swarm.run, training=training)
+    return resign(swarm.run, training=training)
+
+
+async def test_a_volunteer_is_seen_paused_and_goes_on(swarm: Swarm) -> None:
+    swarm.run = long(swarm)
     boss = await swarm.bootstrap("--dashboard", "0")
     one, other = swarm.volunteer("ada", "--dashboard", "0"), swarm.volunteer("grace")
     for volunteer in (one, other):
@@ -80,3 +87,38 @@ async def test_a_volunteer_is_seen_paused_and_goes_on(swarm: Swarm) -> None:
         await page.click("#finish")
         assert await one.ended() == 0
     await swarm.left([other])  # it holds half of the run: nothing more is stored
+
+
+async def test_what_happens_is_on_the_page_soon(swarm: Swarm) -> None:
+    """Whoever did it and wherever: the owner on the command line, the coordinator, other volunteers."""
+    swarm.run = long(swarm)
+    await swarm.bootstrap()
+    one, other = swarm.volunteer("ada", "--dashboard", "0"), swarm.volunteer("grace")
+    for volunteer in (one, other):
+        await volunteer.says("you are contributing")
+    await swarm.stored(10, within_s=100.0)
+    async with chromium() as browser:
+        page = await browser.new_page()
+        await page.goto(await link(one))
+        await expect(page.locator("#state")).to_have_text("training", timeout=SOON_MS)
+        await expect(page.locator("#limits")).to_contain_text("upload")
+        await expect(page.locator("#gpu-panel")).to_be_hidden()
+
+        await swarm.committed(swarm.version + 1)
+        committed = swarm.version
+        step = "[...document.querySelectorAll('#progress dt')].find(e => e.textContent === 'step').nextSibling.textContent"
+        await page.wait_for_function(f"parseInt({step}.replace(/,/g, '')) >= {committed}", timeout=SOON_MS)
+
+        guest = swarm.volunteer("guest")
+        await guest.says("computes on")
+        await expect(page.locator("#peers")).to_contain_text("guest", timeout=SOON_MS)
+        await expect(page.locator("#events")).to_contain_text("guest came (volunteer)", timeout=SOON_MS)
+        guest.signal(signal.SIGINT)
+        assert await guest.ended() == 0
+        await expect(page.locator("#peers")).not_to_contain_text("guest", timeout=SOON_MS)
+        await expect(page.locator("#events")).to_contain_text("guest is gone", timeout=SOON_MS)
+
+        assert await swarm.start("pause", "pause", home=one.home).ended() == 0
+        await expect(page.locator("#state")).to_have_text("paused: user", timeout=SOON_MS)
+        await expect(page.locator("#limits")).to_contain_text("held back by")
+    await swarm.left([one, other])

@@ -38,6 +38,11 @@ async def test_what_daemons_at_work_measure(swarm: Swarm) -> None:
         assert ours["hetpeer_microbatch_duration_seconds_sum", phase] > 0
     assert ours["hetpeer_worker_seconds_total", "computes"] > 0
     assert ours["hetpeer_memory_limit_bytes",] > 0
+    assert ours["hetpeer_transfer_month_bytes",] > 0
+    assert ours["hetpeer_network_receive_bytes_total",] > 0
+    assert (ours["hetpeer_held", "user"], ours["hetpeer_temperature_limit_celsius", "gpu"]) == (0, 83)
+    assert ours["hetpeer_warning", "HP-GPU-004"] in (0, 1)
+    assert theirs["hetpeer_warning", "HP-NET-015"] == 0
     assert theirs["hetpeer_log_records_total", "commit"] >= 3
     assert theirs["hetpeer_swarm_peers", "working"] == 1
     assert theirs["hetpeer_swarm_block_replicas", "0"] == 1
