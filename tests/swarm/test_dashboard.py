@@ -1,5 +1,6 @@
 """The dashboard of a volunteer at work, in a browser: every panel is filled, its buttons do what they say, and changes are seen at once."""
 
+import asyncio
 import os
 import re
 import signal
@@ -10,7 +11,7 @@ from playwright.async_api import Page, expect
 
 from hetpeer.bootstrap.rundir import RunDirectory
 from tests.browser.chromium import chromium
-from tests.swarm.child import Child, until
+from tests.swarm.child import POLL_S, Child, until
 from tests.swarm.swarm import Swarm, resign
 
 pytestmark = [pytest.mark.swarm, pytest.mark.browser, pytest.mark.timeout(400)]
@@ -29,6 +30,12 @@ async def link(child: Child) -> str:
 async def picture(page: Page, name: str) -> None:
     if SCREENSHOTS:
         await page.screenshot(path=Path(SCREENSHOTS) / f"{name}.png", full_page=True)
+
+
+async def step_of(page: Page) -> int:
+    """That it shows."""
+    said = await page.locator("#progress dt:text-is('step') + dd").inner_text()
+    return int(said.partition(" of ")[0].replace(",", ""))
 
 
 def long(swarm: Swarm) -> RunDirectory:
@@ -106,8 +113,9 @@ async def test_what_happens_is_on_the_page_soon(swarm: Swarm) -> None:
 
         await swarm.committed(swarm.version + 1)
         committed = swarm.version
-        step = "[...document.querySelectorAll('#progress dt')].find(e => e.textContent === 'step').nextSibling.textContent"
-        await page.wait_for_function(f"parseInt({step}.replace(/,/g, '')) >= {committed}", timeout=SOON_MS)
+        async with asyncio.timeout(SOON_MS / 1000):
+            while await step_of(page) < committed:
+                await asyncio.sleep(POLL_S)
 
         guest = swarm.volunteer("guest")
         await guest.says("computes on")
