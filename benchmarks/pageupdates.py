@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -87,23 +87,20 @@ async def opened(link: str) -> AsyncIterator[Page]:
         listening.cancel()
 
 
-async def standing(swarm: Swarm, number: int, do: str = "status") -> Standing | None:
-    """What volunteer `number` answers; None while it does not yet."""
-    try:
-        return await asyncio.to_thread(ask, swarm.home(number), Request(do=do))
-    except LocalError as error:
-        if error.code != "HP-CTL-001":
-            raise
-        return None
+async def standing(swarm: Swarm, number: int, do: str = "status") -> Standing:
+    """What volunteer `number` answers. Raises `LocalError` HP-CTL-*."""
+    return await asyncio.to_thread(ask, swarm.home(number), Request(do=do))
 
 
 async def when(swarm: Swarm, number: int, what: Callable[[Standing], bool]) -> float:
-    """The moment at which volunteer `number` says so."""
+    """The moment at which volunteer `number` says so; one that has just started does not answer yet."""
     async with asyncio.timeout(WITHIN_S):
-        while (found := await standing(swarm, number)) is None or not what(found):
+        while True:
+            with suppress(LocalError):
+                if what(await standing(swarm, number)):
+                    return time.monotonic()
             swarm.check()
             await asyncio.sleep(POLL_S)
-    return time.monotonic()
 
 
 def is_there(name: str) -> Callable[[View], bool]:
@@ -143,7 +140,7 @@ async def measure(options: Any, folder: Path) -> dict[str, Any]:
     async with running(run, folder, VOLUNTEERS, "--dashboard", "127.0.0.1:0") as swarm:
         await swarm.until(2, WITHIN_S)
         here = await standing(swarm, WATCHED)
-        if here is None or here.dashboard is None:
+        if here.dashboard is None:
             raise SystemExit("it serves no page")
         async with opened(here.dashboard) as page:
             await page.shows(0.0, lambda view: view["status"] is not None)
