@@ -22,9 +22,9 @@ def gives_up_soon() -> None:
 
 def expects_nobody() -> None:
     """A coordinator that leaves the place of who fails alone to others for four seconds each time, and not for minutes."""
-    from hetpeer.bootstrap import coordinator
+    from hetpeer.bootstrap import coordinator, losing
 
-    coordinator.room_s = lambda _config: 4.0
+    coordinator.room_s = losing.room_s = lambda _config: 4.0
 
 
 def soon_calm() -> None:
