@@ -1,10 +1,20 @@
 """Which tests run in one process of pytest-xdist, and in which order; what no test is failed for."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import settings
 
 settings.register_profile("hetpeer", deadline=None)  # a busy machine is no bug; pytest bounds the whole test
 settings.load_profile("hetpeer")
+ALONE = "mark.alone"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Who wants only what is to run alone imports only the files that have such tests: the others take half a minute."""
+    if config.option.markexpr != "alone" or collection_path.suffix != ".py":
+        return None
+    return True if ALONE not in collection_path.read_text() else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -14,6 +24,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     swarms, others = dict[str, int](), dict[str, int]()
     for item in items:
+        if item.get_closest_marker("alone") and ALONE not in item.path.read_text():
+            raise pytest.UsageError(
+                f"{item.nodeid}: its file has to say {ALONE}, or `-m alone` does not find it"
+            )
         if not (_is_swarm(item) or item.get_closest_marker("xdist_group")):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
         kind = swarms if _is_swarm(item) else others
