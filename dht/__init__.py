@@ -1,0 +1,3 @@
+from hetpeer.dht import lean
+
+lean.install()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution.compute import Compute
 from hetpeer.stages.execution.results import CommandFailedError
-from hetpeer.stages.graph.report import efficiency
+from hetpeer.stages.graph.efficiency import efficiency
 from hetpeer.stages.graph.spec import BlockSpec
 from hetpeer.stages.planning.swarms.given import times_forward
 

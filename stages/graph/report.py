@@ -1,7 +1,6 @@
 """What blocks cost, operator by operator: the table that `hetpeer inspect` shows and a planner reads.
 
-FLOPs and bytes are of one full microbatch. Nothing is measured in seconds here: `seconds` turns FLOPs into a time with
-the device's speed and its efficiency on such blocks, and `efficiency` is how that is found.
+FLOPs and bytes are of one full microbatch. Nothing is measured in seconds here: efficiency.py turns FLOPs into a time.
 """
 
 from __future__ import annotations
@@ -108,19 +107,6 @@ def tied_parameters(specs: Sequence[BlockSpec]) -> dict[str, list[int]]:
 def value_bytes(value: Value) -> int:
     """Bytes of a value of fixed sizes."""
     return sum(part.nbytes for part in ((value,) if isinstance(value, TensorSpec) else value))
-
-
-def seconds(flops: float, flops_per_second: float, efficiency: float) -> float:
-    """How long so many FLOPs take on a device whose matrix product reaches `flops_per_second` (device.measure_flops).
-
-    `efficiency` is λ of FusionLLM (arXiv 2410.12707, section 3.5): the share of that speed which real operators get.
-    """
-    return flops / (flops_per_second * efficiency)
-
-
-def efficiency(flops: float, seconds: float, flops_per_second: float) -> float:
-    """λ of a device on blocks of which `flops` were seen to take so many `seconds`."""
-    return flops / (seconds * flops_per_second)
 
 
 def _edges(node: Node, values: Mapping[str, Value], owned: Collection[str]) -> dict[str, int]:

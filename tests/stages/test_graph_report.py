@@ -15,8 +15,9 @@ from hetpeer.stages.execution.device import measure_flops
 from hetpeer.stages.graph.assemble import Mode
 from hetpeer.stages.graph.cost import call_flops
 from hetpeer.stages.graph.cut import cut_blocks
+from hetpeer.stages.graph.efficiency import efficiency, seconds
 from hetpeer.stages.graph.passes import Pass
-from hetpeer.stages.graph.report import block_cost, efficiency, seconds, tied_parameters
+from hetpeer.stages.graph.report import block_cost, tied_parameters
 from hetpeer.stages.graph.spec import Node, Ref, TensorSpec
 from hetpeer.stages.graph.trace import trace
 from tests.stages.split_run import CPU, draw, received

@@ -53,6 +53,9 @@ class ForkServer:
 
 
 def serve(folder: Path) -> None:
+    from hetpeer.dht import lean
+
+    lean.install()
     import hivemind.dht.node  # noqa: F401 - what all processes need, imported once
     import torch._dynamo  # noqa: F401 - by the first check of a block
 
