@@ -8,6 +8,9 @@ from hypothesis import settings
 settings.register_profile("hetpeer", deadline=None)  # a busy machine is no bug; pytest bounds the whole test
 settings.load_profile("hetpeer")
 ALONE = "mark.alone"
+LONG = {"test_chaos", "test_versions", "test_leftovers", "test_grid", "test_histories", "test_doc_commands"}
+LONG |= {"test_demo", "test_mutants", "zoo", "nat"}
+"""Files and groups with what takes a minute or more: begun first, as what is begun last keeps one process busy and the others idle."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -30,6 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             )
         if not (_is_swarm(item) or item.get_closest_marker("xdist_group")):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    for item in sorted(items, key=lambda item: not {item.path.stem, _scope(item)} & LONG):
         kind = swarms if _is_swarm(item) else others
         kind.setdefault(_scope(item), len(kind))
     turn = {scope: number / len(kind) for kind in (swarms, others) for scope, number in kind.items()}
