@@ -10,11 +10,12 @@ slot is counted at once.
 from __future__ import annotations
 
 import math
-import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from statistics import NormalDist
+from zlib import crc32
 
 from hetpeer.stages.execution import effects as p
 from hetpeer.stages.execution.bench import Bench
@@ -227,9 +228,10 @@ class VirtualSwarm:
 def _luck(peer: str, varies: float) -> Iterator[float]:
     """How many times its mean each piece of work takes: as if at random, the same for the same peer. Lognormal, as times of work are that others now and then get in the way of."""
     spread = math.sqrt(math.log1p(min(varies, MOST_VARIES) ** 2))
-    draw = random.Random(peer)  # noqa: S311 - no secret
+    state, normal = crc32(peer.encode()), NormalDist(-(spread**2) / 2, spread or 1.0)
     while True:
-        yield draw.lognormvariate(-(spread**2) / 2, spread) if spread else 1.0
+        state = (state * 6364136223846793005 + 1442695040888963407) % 2**64  # Knuth, MMIX
+        yield math.exp(normal.inv_cdf(((state >> 12) + 0.5) / 2**52)) if spread else 1.0
 
 
 @dataclass(slots=True, eq=False)
