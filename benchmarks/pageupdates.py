@@ -29,7 +29,8 @@ from hetpeer.dht.errors import LocalError
 from hetpeer.peer.control.client import ask
 from hetpeer.peer.control.wire import Request, Standing
 
-MODEL = Model(width=128, layers=2, heads=4, sequence_length=64)
+MODEL = Model()
+"""Of which a step takes about a second."""
 VOLUNTEERS, STAGES = 2, 1
 WATCHED = 1
 POLL_S = 0.02
@@ -116,10 +117,17 @@ async def pausing(swarm: Swarm, page: Page) -> float:
 
 
 async def committing(swarm: Swarm, page: Page) -> float:
+    """From the last look at the log that did not find it yet: no later than it was committed."""
+    looking = time.monotonic()
     swarm.feed.poll()
     step = swarm.feed.history.version + 1
-    await swarm.until(step, WITHIN_S)
-    return await page.shows(time.monotonic(), lambda view: view["status"]["progress"]["step"] >= step)
+    async with asyncio.timeout(WITHIN_S):
+        while swarm.feed.history.version < step:
+            swarm.check()
+            happened, looking = looking, time.monotonic()
+            await asyncio.sleep(POLL_S)
+            swarm.feed.poll()
+    return await page.shows(happened, lambda view: view["status"]["progress"]["step"] >= step)
 
 
 async def coming_and_going(swarm: Swarm, page: Page, number: int) -> tuple[float, float]:
