@@ -1,13 +1,18 @@
 """Borders moved for the whole step's sake."""
 
-from itertools import pairwise
+import math
+from dataclasses import replace
+from itertools import combinations, pairwise
 
+import numpy as np
 import pytest
 
 from hetpeer.stages.planning.swarms.borders import Borders
 from hetpeer.stages.planning.swarms.pipelines import Pipelines
+from hetpeer.stages.planning.swarms.plans import planned
+from hetpeer.stages.planning.swarms.search import Search
 from tests.stages.test_planning_living import roomy, turns
-from tests.stages.test_planning_swarms import some_devices, some_work
+from tests.stages.test_planning_swarms import by_hand, some_devices, some_work
 
 ORDERS = ((0, 1, 2), (3, 4, 5))
 
@@ -44,3 +49,43 @@ def test_it_stops_when_the_time_is_over():
 
 def test_equal_parts_of_more_devices_than_blocks_are_none():
     assert borders(0).alike((tuple(range(6)), (0,) * 10)) is None
+
+
+# ── pipelines that are cut alike ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_cut_alike_is_cut_as_well_as_can_be(seed):
+    devices, work = some_devices(6, seed), some_work(7, seed)
+    ways = [(0, *inner, 7) for inner in combinations(range(1, 7), 2)]
+    best = min(max(by_hand(devices, work, order, cuts) for order in ORDERS) for cuts in ways)
+    found = Pipelines(devices, work).alike(ORDERS)
+    if found is None:
+        assert best == math.inf
+        return
+    assert found[0].cuts == found[1].cuts
+    assert max(one.period for one in found) == pytest.approx(best)
+
+
+def test_the_search_cuts_alike_where_sums_take_long():
+    """Three places with two devices each, fast lines within a place, slow ones between: a stage in each place adds up at home, whatever suits a pipeline by itself."""
+    near = np.arange(6)[:, None] // 2 == np.arange(6)[None, :] // 2
+    devices = replace(
+        roomy(some_devices(6, 0)),
+        flops=np.array([4e12, 1e12, 2e12, 2e12, 1e12, 4e12]),
+        bandwidth=np.where(near, 1e10, 1e7),
+        uplink=np.full(6, 1e10),
+    )
+    work, orders = some_work(9, 0), ((0, 2, 4), (1, 3, 5))
+    work = replace(work, crossing=work.crossing / 1e4)
+    pipelines = Pipelines(devices, work)
+    each = [one for order in orders if (one := pipelines.best(order)) is not None]
+    apart = planned(devices, work, each)
+    found = Search(devices, work, 0).plan(orders)
+    assert found is not None
+    assert each[0].cuts != each[1].cuts
+    assert found.pipelines[0].cuts == found.pipelines[1].cuts
+    assert found.total_s < 0.8 * apart.total_s
+    quick = Search(replace(devices, bandwidth=np.full((6, 6), 1e10)), work, 0).plan(orders)
+    assert quick is not None
+    assert [one.cuts for one in quick.pipelines] == [one.cuts for one in each], "they take no time there"

@@ -7,10 +7,11 @@ for, as far as they can (FusionLLM, Eq. 7 and 8). Memory is a limit for each dev
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from types import EllipsisType
 
 import numpy as np
 
@@ -18,7 +19,11 @@ from hetpeer.stages.links.pace import SLACK
 from hetpeer.stages.planning.swarms.given import Devices, Floats, Work
 
 REMEMBERED = 1 << 15
+TABLES = 1 << 25
+"""Bytes of remembered tables, of what a device takes between two others."""
 ROUNDING = 1e-9
+Blocks = tuple[int, int] | EllipsisType
+"""[begin, end), or all that there may be: a number, or a table by begin and end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +82,7 @@ class Pipelines:
             for is_last in (False, True)
         }
         self.best = lru_cache(REMEMBERED)(self._best)
+        self._busy = lru_cache(TABLES // self._computed.nbytes)(self._busy_between)
         self.looked_at = 0
         """Orders whose cuts were sought."""
         self._least = float((work.memory + work.kept).sum()) * (1.0 - ROUNDING)
@@ -93,15 +99,34 @@ class Pipelines:
 
         Exact: least[b] of the first k devices is min over a < b of max(least[a] of k - 1 devices, what device k takes for [a, b)).
         """
-        blocks, count = len(self.work), len(order)
         self.looked_at += 1
-        if not 0 < count <= blocks or self.devices.memory[list(order)].sum() < self._least:
+        if not 0 < len(order) <= len(self.work) or self.devices.memory[list(order)].sum() < self._least:
             return None
+        cuts = self._cut(self._periods(order, place) for place in range(len(order)))
+        return None if cuts is None else self.at(order, cuts)
+
+    def alike(self, orders: Sequence[tuple[int, ...]]) -> list[Pipeline] | None:
+        """Pipelines of equally many devices with the same cuts, those with the least period of the slowest of them; None where memory or lines allow none.
+
+        Holders of a block are then the holders of all blocks of a stage, and fewer peers add up.
+        """
+        cuts = self._cut(
+            np.maximum.reduce([self._periods(order, place) for order in orders])
+            for place in range(len(orders[0]))
+        )
+        if cuts is None:
+            return None
+        made = [self.at(order, cuts) for order in orders]
+        return [one for one in made if one is not None]
+
+    def _cut(self, periods: Iterable[Floats]) -> tuple[int, ...] | None:
+        """The cuts with the least greatest of `periods`: [a, b] of each place with the blocks [a, b)."""
+        blocks = len(self.work)
         least = np.full(blocks + 1, np.inf)
         least[0] = 0.0
         choices = []
-        for place in range(count):
-            costs = np.maximum(least[:, None], self._periods(order, place))
+        for seconds in periods:
+            costs = np.maximum(least[:, None], seconds)
             choices.append(costs.argmin(axis=0))
             least = costs.min(axis=0)
         if not np.isfinite(least[blocks]):
@@ -109,8 +134,7 @@ class Pipelines:
         cuts = [blocks]
         for choice in reversed(choices):
             cuts.append(int(choice[cuts[-1]]))
-        cuts.reverse()
-        return self._made(order, tuple(cuts), float(least[blocks]))
+        return tuple(reversed(cuts))
 
     def at(self, order: tuple[int, ...], cuts: tuple[int, ...]) -> Pipeline | None:
         """The pipeline with these cuts; None where memory or lines do not allow it."""
@@ -127,11 +151,11 @@ class Pipelines:
         last = len(order) - 1
         for place, device in enumerate(order[:-1]):
             fits = self._allowed[place == 0, False] & (
-                self._needed(order, place) <= self.devices.memory[device]
+                self._needed(last - place) <= self.devices.memory[device]
             )
             reached = (reached[:, None] & fits).any(axis=0)
         ways = self._allowed[last == 0, True] & reached[:, None]
-        return float(np.where(ways, self._needed(order, last), np.inf).min())
+        return float(np.where(ways, self._needed(0), np.inf).min())
 
     def _made(self, order: tuple[int, ...], cuts: tuple[int, ...], period: float) -> Pipeline:
         return Pipeline(
@@ -149,9 +173,9 @@ class Pipelines:
                 device=device,
                 begin=begin,
                 end=end,
-                computing=float(self._computing(device)[begin, end]),
-                sending=float(self._sending(order, place)[begin, end]),
-                memory=float(self._needed(order, place)[begin, end]),
+                computing=float(self._computing(device, (begin, end))),
+                sending=float(self._sending(order, place, (begin, end))),
+                memory=float(self._needed(len(order) - 1 - place, (begin, end))),
             )
             for place, (device, begin, end) in enumerate(zip(order, cuts, cuts[1:], strict=False))
         ]
@@ -162,36 +186,43 @@ class Pipelines:
 
     def _periods(self, order: Sequence[int], place: int) -> Floats:
         """[a, b]: seconds that the device at `place` is busy with a microbatch if it has the blocks [a, b); infinite where it cannot."""
-        device, is_last = order[place], place == len(order) - 1
-        busy = np.maximum(self._sending(order, place), self._computing(device))
-        fits = self._needed(order, place) <= self.devices.memory[device]
-        periods: Floats = np.where(self._allowed[place == 0, is_last] & fits, busy, np.inf)
+        near = tuple(order[max(place - 1, 0) : place + 2])
+        return self._busy(near, min(place, 1), len(order) - 1 - place)
+
+    def _busy_between(self, near: tuple[int, ...], place: int, behind: int) -> Floats:
+        """As `_periods`: all that matters of an order is who is `near` (the device at `place` in that), and how many are `behind` it."""
+        device = near[place]
+        busy = np.maximum(self._sending(near, place), self._computing(device))
+        fits = self._needed(behind) <= self.devices.memory[device]
+        periods: Floats = np.where(self._allowed[place == 0, behind == 0] & fits, busy, np.inf)
         return periods
 
-    def _computing(self, device: int) -> Floats:
+    def _computing(self, device: int, blocks: Blocks = ...) -> Floats:
         """[a, b]: seconds of a microbatch, forward and backward."""
-        seconds: Floats = self._computed / self.devices.flops[device]
+        seconds: Floats = self._computed[blocks] / self.devices.flops[device]
         return seconds
 
-    def _sending(self, order: Sequence[int], place: int) -> Floats:
+    def _sending(self, order: Sequence[int], place: int, blocks: Blocks = ...) -> Floats:
         """[a, b]: seconds of a microbatch, on and back."""
         devices, device = self.devices, order[place]
+        going_back, going_on = self._back[blocks], self._on[blocks]
         behind = len(order) - 1 - place
         per_byte = [0.0, 0.0]
         """Of what goes back, and of what goes on."""
         for way, beside in enumerate((place - 1, place + 1)):
             if 0 <= beside < len(order):
                 per_byte[way] = 1.0 / max(float(devices.bandwidth[device, order[beside]]), 1e-300)
-        lines = np.maximum(self._back * per_byte[0], self._on * per_byte[1])
-        together = (self._back * (place > 0) + self._on * (behind > 0)) / devices.uplink[device]
+        lines = np.maximum(going_back * per_byte[0], going_on * per_byte[1])
+        together = (going_back * (place > 0) + going_on * (behind > 0)) / devices.uplink[device]
         seconds: Floats = np.maximum(lines, together)
         return seconds
 
-    def _needed(self, order: Sequence[int], place: int) -> Floats:
-        """[a, b]: bytes, with as many microbatches under way as 1F1B has at this place (execution/schedule.py)."""
+    def _needed(self, behind: int, blocks: Blocks = ...) -> Floats:
+        """[a, b]: bytes, with as many microbatches under way as 1F1B has with so many stages behind (execution/schedule.py)."""
         begun = self.work.microbatches * (self.work.staleness + 1)
-        under_way = min(2 * (len(order) - 1 - place) + 1, begun)
-        needed: Floats = self._memory + under_way * (self._kept + 2 * (self._entering + self._leaving))
+        under_way = min(2 * behind + 1, begun)
+        held, passing = self._memory[blocks], self._entering[blocks] + self._leaving[blocks]
+        needed: Floats = held + under_way * (self._kept[blocks] + 2 * passing)
         return needed
 
     def _fill(self, order: Sequence[int], cuts: Sequence[int], period: float) -> float:

@@ -8,6 +8,7 @@ cut anew, and what was cut once is remembered. What is best gets its borders mov
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -31,8 +32,10 @@ ALIKE = 64
 """Beginnings that are looked at with equal parts too."""
 STARTS = 3
 """Devices at which chains begin."""
-MANY = 32
-"""Of more devices not every number of pipelines is tried, and beginnings end when time is over."""
+ADDED = 0.02
+"""Where sums take more of a step than this, pipelines may be cut alike for their sake."""
+MANY, SOME = 32, 8
+"""Of more devices than MANY no more than SOME numbers of pipelines are tried, and beginnings end when time is over."""
 MORE = 200
 """Orders at random that are tried where no beginning fits into memory."""
 LEAST = 256
@@ -91,7 +94,21 @@ class Search:
             if one is None:
                 return None
             made.append(one)
-        return planned(self._devices, self._work, made)
+        plan = planned(self._devices, self._work, made)
+        if plan.sync_s <= ADDED * plan.total_s or len(orders) < 2:
+            return plan
+        alike = planned(self._devices, self._work, self._cut_alike(made))
+        return min(plan, alike, key=_total)
+
+    def _cut_alike(self, made: list[Pipeline]) -> list[Pipeline]:
+        """Those that are as long as others with the cuts of those, as far as there are some for all."""
+        by_length: dict[int, list[Pipeline]] = defaultdict(list)
+        for one in made:
+            by_length[len(one.devices)].append(one)
+        alike: list[Pipeline] = []
+        for group in by_length.values():
+            alike += self._pipelines.alike([one.devices for one in group]) or group
+        return alike
 
     # ── beginnings ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -145,11 +162,17 @@ class Search:
                     found = True
 
     def _cuts(self, chain: list[int]) -> Iterator[Orders]:
-        """All of them in any number of pipelines, or in stages that lie across them, or the first few as one."""
-        count = len(chain)
+        """All of them in any number of pipelines, or in stages that lie across them, or the first few as one; of a few devices in any number of equally long ones, too."""
+        count, blocks = len(chain), len(self._work)
         yield from (_cut(chain, number, self._devices.flops) for number in _numbers(1, count))
-        yield from (_across(chain, number) for number in _numbers(2, count // 2))
-        yield from ((tuple(chain[:size]),) for size in _numbers(1, min(count, len(self._work))))
+        yield from (_across(chain, number, count // number) for number in _numbers(2, count // 2))
+        yield from ((tuple(chain[:size]),) for size in _numbers(1, min(count, blocks)))
+        yield from (_along(chain, stages) for stages in _numbers(1, min(count // 2, blocks)))
+        if count <= MANY:
+            for number in range(2, count // 2 + 1):
+                yield from (
+                    _across(chain, number, stages) for stages in range(1, min(count // number, blocks + 1))
+                )
 
     def _seconds(self) -> Floats:
         """Of what crosses a border in the middle, from each to each."""
@@ -251,17 +274,21 @@ def _total(plan: Plan) -> float:
     return plan.total_s
 
 
-def _across(chain: list[int], number: int) -> Orders:
-    """So many pipelines whose stages are neighbours in the chain; those at its end that are no whole stage are spared."""
-    stages = len(chain) // number
+def _across(chain: list[int], number: int, stages: int) -> Orders:
+    """So many pipelines whose stages are neighbours in the chain; the others at its end are spared."""
     return tuple(tuple(chain[row : stages * number : number]) for row in range(number))
+
+
+def _along(chain: list[int], stages: int) -> Orders:
+    """Pipelines of so many neighbours each; those at its end that make none are spared."""
+    return tuple(tuple(chain[at : at + stages]) for at in range(0, len(chain) - stages + 1, stages))
 
 
 def _numbers(least: int, most: int) -> list[int]:
     """All of them, or some as far from each other as they are large."""
     if most - least < MANY:
         return list(range(least, most + 1))
-    return sorted({round(one) for one in np.geomspace(least, most, MANY)})
+    return sorted({round(one) for one in np.geomspace(least, most, SOME)})
 
 
 def _cut(chain: list[int], number: int, flops: np.ndarray) -> Orders:
