@@ -131,7 +131,7 @@ def started(folder: Path, arguments: Sequence[str]) -> subprocess.Popen[str]:
 
 def ended(process: subprocess.Popen[str]) -> str:
     """What it said; it must come to a good end."""
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 0, said
     return said
 

@@ -108,7 +108,7 @@ async def test_no_token_in_a_journal(
 
     onlooker: Any = SimpleNamespace(status=status)
     view = View(onlooker, Machine(tmp_path), lambda: None)
-    async with _served(Where("127.0.0.1", 0), tmp_path, view, {}, None, "ask so and so") as link:
+    async with _served(Where("127.0.0.1", 0), tmp_path, view, {}, None, "ask so and so") as (link, _):
         url, _, token = link.partition("/#token=")
         assert token == token_of(tmp_path)
     said = capsys.readouterr().err

@@ -22,7 +22,7 @@ from tests.simulation.cells import (
     STEERED_MEMBER,
 )
 
-SEEDS = range(200)
+SEEDS = range(220)
 FAULTS = 20
 
 

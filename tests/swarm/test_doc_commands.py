@@ -29,24 +29,27 @@ NOT_HERE = {
     "join --lan": "likewise",
     "bootstrap my_run --peers hetpeer://": "a run of three reliable peers; tests/swarm/test_reliable.py",
     "service ": "it would change the systemd of whoever runs the tests; tests/peer/test_service.py",
+    "dashboard --home": "these daemons serve none (HETPEER_DASHBOARD=off); tests/peer/test_link_to_page.py",
     "top": "it needs a terminal; tests/peer/test_top.py",
     "init digits": "it takes the extra `examples` and half a minute; tests/bootstrap/test_digits.py",
     "inspect examples/gpt.py:build_7b": "it takes half a minute; benchmarks/planning.py",
 }
 """How a command begins → why it is not given here."""
 LONG = 2 * BUSY_S
-ENDLESS = {"status --watch", "plan --watch", "logs -f"}
+ENDLESS = {"status --watch", "plan --watch", "logs -f", "logs --home my_run -f"}
 """They go on until Ctrl-C."""
 SAYS = {
     "status": "progress",
     "plan": "step",
     "logs": "in the run",
+    "logs --home my_run -f": "leading",
     "doctor": "settings",
     "id": "Qm",
     "invite": "hetpeer://",
     "inspect": "block",
     "audit": "verdict       exactly once",
     "pause": "paused",
+    "join": "it would join",
     "generate": "def ",
 }
 """The first word of a command → what must be in what it prints."""
@@ -82,6 +85,8 @@ class Reader:
         self.made: Path | None = None
         """Where `init` makes a run."""
         self.invite = self.address = self.rendezvous = ""
+        self._few = asyncio.Semaphore(4)
+        """So many commands at a time: each is a process that has to begin."""
         self.home = folder / "one"
         """Of whoever gives a command about his own volunteer."""
         (folder / "corpus").mkdir()
@@ -116,18 +121,21 @@ class Reader:
         arguments = [self.here(word, before) for before, word in zip(["", *shown], shown, strict=False)]
         return self._swarm.start("said", *arguments, *more, home=home or self.home)
 
-    async def give(self, command: str, *more: str) -> Child:
+    async def give(self, command: str, *more: str, home: Path | None = None) -> Child:
         """It ends well, and has said what it is for."""
-        child = self.start(command, *more)
+        async with self._few:
+            return await self._given(command, *more, home=home)
+
+    async def _given(self, command: str, *more: str, home: Path | None) -> Child:
+        child = self.start(command, *more, home=home)
         if command in ENDLESS:
             await until(lambda: child.printed or child.status is not None, f"{command} shows something", LONG)
             child.signal(signal.SIGINT)
         assert await child.ended(LONG) in ((0, 130) if command in ENDLESS else (0,)), (
             f"{command}: {child.said}"
         )
-        assert SAYS.get(command.split(maxsplit=1)[0], "") in child.printed + child.said, (
-            f"{command}: {child.printed}"
-        )
+        for_it = SAYS.get(command, SAYS.get(command.split(maxsplit=1)[0], ""))
+        assert for_it in child.printed + child.said, f"{command}: {child.printed}"
         return child
 
     async def serve(self, command: str, home: Path) -> tuple[Child, list[str]]:
@@ -166,6 +174,8 @@ async def test_every_command_that_is_shown_does_what_it_says(swarm: Swarm, tmp_p
 
     asking = reader.take("status.*", "plan.*", "logs.*", "doctor.*", "id( --.*)?", "invite .*", "inspect .*")
     await asyncio.gather(*map(reader.give, asking))
+    (command,) = reader.take("join --dry-run .*")
+    await reader.give(command, "--host", "127.0.0.1", home=tmp_path / "third")
     for command in reader.take("config.*", "pause.*"):
         await reader.give(command)
     await one.says("paused (user)", LONG)
@@ -182,8 +192,14 @@ async def test_every_command_that_is_shown_does_what_it_says(swarm: Swarm, tmp_p
     for command in reader.take("stop"):
         await reader.give(command)
     assert await again.ended(LONG) == 0
-    other.signal(signal.SIGINT)
-    assert await other.ended(LONG) == 0
+    (command,) = reader.take("join --for .*")
+    again = reader.start(command, "--host", "127.0.0.1")
+    await again.says("in the run", LONG)
+    for leaving in (again, other):
+        leaving.signal(signal.SIGINT)
+        assert await leaving.ended(LONG) == 0
+    for command in reader.take("stop --home .*"):
+        await reader.give(command)
 
     await asyncio.gather(*map(reader.give, reader.take("audit.*", "export.*", "generate.*", "amend.*")))
     for number, command in enumerate(reader.take("init my_run .*")):
