@@ -22,7 +22,7 @@ from tests.simulation.cells import (
     STEERED_MEMBER,
 )
 
-SEEDS = range(220)
+SEEDS = range(60, 260)
 FAULTS = 20
 
 
