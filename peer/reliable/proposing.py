@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 from hetpeer.bootstrap.coordinator import Coordinator
 from hetpeer.bootstrap.grouped.run import Grouped
@@ -31,6 +32,8 @@ DOUBLINGS = 10
 SEARCH_S = 2.0
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Calm:
@@ -96,22 +99,14 @@ class Proposing:
 
     async def _look(self, service: CoordinatorService, core: Coordinator) -> None:
         seating = Seating.of(core.members)
-        if not self._calm(seating, time.monotonic()):
-            return
-        adverts = self._remembered(await self._roster.read())
-        self._seed += 1
-        until = time.monotonic() + SEARCH_S
         search = partial(
             proposal,
             self._manifest,
-            adverts,
-            seating,
+            seating=seating,
             steps_left=max(1, self._manifest.training.steps - core.done),
-            seed=self._seed,
-            on=lambda: time.monotonic() < until,
             disappointed=min(self._calm.changes, DOUBLINGS),
         )
-        found = await asyncio.to_thread(search)
+        found = await self._sought(seating, search)
         if found is not None:
             self._say(found)
             self._calm.changed(time.monotonic())
@@ -123,25 +118,21 @@ class Proposing:
         if forming is None:
             return
         seating = Seating.of(forming.members)
-        if not self._calm(seating, time.monotonic()):
-            return
-        adverts = self._remembered(await self._roster.read())
-        self._seed += 1
-        until = time.monotonic() + SEARCH_S
-        search = partial(
-            cutting,
-            self._manifest,
-            adverts,
-            forming.number,
-            seating.seats.keys(),
-            seed=self._seed,
-            on=lambda: time.monotonic() < until,
-        )
-        found = await asyncio.to_thread(search)
+        search = partial(cutting, self._manifest, cluster=forming.number, waiting=seating.seats.keys())
+        found = await self._sought(seating, search)
         if found is not None:
             places = ", ".join(f"{begin}-{end - 1}" for _, (begin, end) in found.seats)
             _log.warning("who waits for others is cluster %d, cut into blocks %s", found.cluster, places)
             service.recut(found)
+
+    async def _sought(self, seating: Seating, search: Callable[..., T | None]) -> T | None:
+        """What `search` finds in SEARCH_S, given what volunteers say now; None while it is not time to look."""
+        if not self._calm(seating, time.monotonic()):
+            return None
+        adverts = self._remembered(await self._roster.read())
+        self._seed += 1
+        until = time.monotonic() + SEARCH_S
+        return await asyncio.to_thread(search, adverts, seed=self._seed, on=lambda: time.monotonic() < until)
 
     def _say(self, found: Proposal) -> None:
         what = f"{found.moved} blocks are given to others" if found.moved else "pipelines are made of others"
