@@ -97,7 +97,8 @@ async def measure(volunteers: int, where: str, way: str, options: Any, folder: P
 
 def priced(run: RunDirectory, document: Any, members: Sequence[Mapping[str, Any]]) -> float:
     """Seconds of a step by the planner's cost model, of the devices in `document` with the blocks that `members` have: one pipeline."""
-    named, work = devices_in(document, "status --devices"), work_of(str(run.path), None)
+    named = devices_in(document, "status --devices")
+    work = named.of(work_of(str(run.path), None))
     order = tuple(named.names.index(member["name"]) for member in members)
     cuts = (0, *(member["blocks"][1] for member in members))
     pipeline = Pipelines(named.devices, work).at(order, cuts)

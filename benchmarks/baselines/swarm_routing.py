@@ -7,6 +7,7 @@ nearest of the next stage, whether that has time for it or not, so nothing that 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -17,14 +18,27 @@ from hetpeer.stages.planning.swarms.plans import adding_up
 Stages = list[list[int]]
 
 
-def step_s(devices: Devices, work: Work) -> float | None:
-    """Seconds of a step; None if no number of stages fits."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fluid:
+    """How it would be done, and in how many seconds at best."""
+
+    step_s: float
+    period_s: float
+    """Of a microbatch, where a device computes it for longest."""
+    parts: tuple[tuple[int, int], ...]
+    """Blocks of each stage."""
+    stages: Stages
+    """Devices of each."""
+
+
+def best(devices: Devices, work: Work) -> Fluid | None:
+    """Of all numbers of stages the one with the shortest step; None if none fits."""
     most = min(len(devices), len(work))
-    times = [_with(devices, work, number) for number in range(1, most + 1)]
-    return min((one for one in times if one is not None), default=None)
+    found = [_with(devices, work, number) for number in range(1, most + 1)]
+    return min((one for one in found if one is not None), key=lambda one: one.step_s, default=None)
 
 
-def _with(devices: Devices, work: Work, number: int) -> float | None:
+def _with(devices: Devices, work: Work, number: int) -> Fluid | None:
     """With so many stages; None where somebody fits nowhere else and a stage has nobody."""
     cuts = [len(work) * stage // number for stage in range(number + 1)]
     parts = list(pairwise(cuts))
@@ -32,10 +46,11 @@ def _with(devices: Devices, work: Work, number: int) -> float | None:
     stages = _placed(devices, work, parts, flops)
     if not all(stages):
         return None
-    rate, fill = np.inf, 0.0
+    rate, fill, period = np.inf, 0.0, 0.0
     for place, peers in enumerate(stages):
         seconds = flops[place] / devices.flops[peers]
         fill += float(seconds.mean())
+        period = max(period, float(seconds.max()))
         lines = np.zeros(len(peers))
         together = np.zeros(len(peers))
         back, on = work.compression.backward, work.compression.forward
@@ -47,7 +62,12 @@ def _with(devices: Devices, work: Work, number: int) -> float | None:
                 fill += float(carried.mean() + latency)
         rate = min(rate, float((1.0 / np.maximum(seconds, np.maximum(lines, together))).sum()))
     holders = [stages[place] for place, (begin, end) in enumerate(parts) for _ in range(begin, end)]
-    return fill + (work.microbatches - 1) / rate + float(adding_up(devices, work, holders).max())
+    return Fluid(
+        step_s=fill + (work.microbatches - 1) / rate + float(adding_up(devices, work, holders).max()),
+        period_s=period,
+        parts=tuple(parts),
+        stages=stages,
+    )
 
 
 def _placed(devices: Devices, work: Work, parts: list[tuple[int, int]], flops: Floats) -> Stages:

@@ -48,7 +48,7 @@ def plan_swarm(asked: SwarmQuestion, *, as_json: bool) -> None:
     from hetpeer.stages.planning.swarms.search import Search
 
     named = read_devices(asked.devices)
-    work = work_of(asked.model, asked.microbatches, asked.ratio)
+    work = named.of(work_of(asked.model, asked.microbatches, asked.ratio))
     found = Search(named.devices, work, asked.seed).run(within(asked.seconds))
     if found is None:
         raise too_small(named, work, asked.model)
@@ -86,6 +86,7 @@ def _document(
         "total_s": best.total_s,
         "pipeline_s": best.pipeline_s,
         "sync_s": best.sync_s,
+        "between_s": work.between_s,
         "microbatches": work.microbatches,
         "staleness": work.staleness,
         "averaging": None if work.averaging is None else asdict(work.averaging),
@@ -121,13 +122,14 @@ def _lines(found: Found, named: NamedDevices, work: Work) -> Iterator[str]:
     """Plain text, one fact a line."""
     best = found.best
     what, device = best.bottleneck
-    parts = f"{best.pipeline_s:.2f} s for the pipelines, {best.sync_s:.2f} s for the gradients"
+    pipeline_s, sync_s = f"{best.pipeline_s:.2f} s for the pipelines", f"{best.sync_s:.2f} s"
+    parts = f"{pipeline_s}, {sync_s} for the gradients"
     if work.averaging is not None:
-        parts = (
-            f"{best.pipeline_s:.2f} s for the pipelines, each with its own, {best.sync_s:.2f} s to average"
-        )
+        parts = f"{pipeline_s}, each with its own, {sync_s} to average"
     elif work.staleness:
         parts = f"{work.staleness + 1} at a time, {parts} beside them"
+    if work.between_s:
+        parts += f", {work.between_s:.2f} s between one and the next"
     yield f"{'step' if work.averaging is None else 'batch':<10}{best.total_s:.2f} s: {parts}"
     for number, (one, share) in enumerate(zip(best.pipelines, best.shares, strict=True)):
         stages = " → ".join(

@@ -1,6 +1,7 @@
 """Devices to plan for, as people write them: a TOML or JSON file.
 
     latency_ms = 40                  # between any two, or rows of a matrix
+    between_s = 0.5                  # from the last work of a step to the first of the next, beside sums: votes, updates
 
     [[device]]
     name = "attic"
@@ -24,7 +25,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,12 +34,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hetpeer.stages.planning.network import MOST, Network, wrong
 from hetpeer.stages.planning.swarms.fronts import through_fronts
-from hetpeer.stages.planning.swarms.given import LATENCY_S, LINE, Devices
+from hetpeer.stages.planning.swarms.given import LATENCY_S, LINE, Devices, Work
 
 Amount = Annotated[float, Field(ge=1e-6, le=1e9, strict=True)]
 BITS, MEGA, GIGA, TERA, GIB = 8.0, 1e6, 1e9, 1e12, float(1 << 30)
 LATENCY_MS, LINE_MBPS = 1e3 * LATENCY_S, LINE * BITS / MEGA
 """Of what nobody says more about."""
+LONGEST_S = 3600.0
+"""Between two steps."""
 
 
 class _Entry(BaseModel):
@@ -66,6 +69,7 @@ class _File(_Entry):
     front: tuple[FrontEntry, ...] = ()
     latency_ms: Any = LATENCY_MS
     bandwidth_gbit_s: Any = None
+    between_s: Annotated[float, Field(ge=0.0, le=LONGEST_S, strict=True)] = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,12 @@ class NamedDevices:
     devices: Devices
     through: Mapping[tuple[int, int], str] = field(default_factory=dict)
     """(from, to) → the front through which these two reach each other, where they do not by themselves."""
+    between_s: float = 0.0
+    """Between two steps."""
+
+    def of(self, work: Work) -> Work:
+        """What a step of `work` asks of these."""
+        return replace(work, between_s=self.between_s)
 
 
 def read_devices(path: Path) -> NamedDevices:
@@ -137,8 +147,8 @@ def devices_in(data: Any, source: str) -> NamedDevices:
         one, other = np.argwhere(alone)[0].tolist()
         why = f"row {one}, column {other}: {names[one]} does not reach {names[other]}, and no front reaches both"
         raise wrong(f"{source}: {why}", "give them a line, or a [[front]] between them")
-    between = {pair: names[count + front] for pair, front in through.items()}
-    return NamedDevices(names[:count], devices, between)
+    passing = {pair: names[count + front] for pair, front in through.items()}
+    return NamedDevices(names[:count], devices, passing, file.between_s)
 
 
 def _square(latency: Any, count: int) -> Any:

@@ -17,11 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetpeer.bootstrap.manifest import Manifest
+from hetpeer.bootstrap.workload import of_manifest
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.reachability import Reach
 from hetpeer.dht.records import Advert
-from hetpeer.peer.planning.devices import BITS, GIB, GIGA, LATENCY_MS, LINE_MBPS, MEGA, TERA
-from hetpeer.stages.planning.swarms.given import times_forward
+from hetpeer.peer.planning.devices import BITS, GIB, GIGA, LATENCY_MS, LINE_MBPS, LONGEST_S, MEGA, TERA
+from hetpeer.stages.planning.swarms.given import Devices, times_forward
+from hetpeer.stages.planning.swarms.plans import adding_up
+from hetpeer.stages.planning.swarms.standing import holders_at
 
 Matrix = list[list[float]]
 MBPS = 1e-3, 1e6
@@ -40,6 +43,8 @@ class Inventory:
     latency_ms: Matrix
     """Of the devices, and after them of the fronts, as all matrices."""
     bandwidth_gbit_s: Matrix
+    between_s: float
+    """From the last work of a step, or its last sum, to the first work of the next."""
     measured: NDArray[np.bool_]
     """[i, j]: somebody has said what the line from i to j carries; no part of the file."""
 
@@ -51,6 +56,7 @@ class Inventory:
             **fronts,
             "latency_ms": self.latency_ms,
             "bandwidth_gbit_s": self.bandwidth_gbit_s,
+            "between_s": self.between_s,
         }
 
     def lines(self) -> Iterator[str]:
@@ -59,6 +65,7 @@ class Inventory:
             yield f"{name} = ["
             yield from (f"    {json.dumps(row)}," for row in matrix)
             yield "]"
+        yield f"between_s = {json.dumps(self.between_s)}"
         for kind, entries in (("device", self.devices), ("front", self.fronts)):
             for entry in entries:
                 yield ""
@@ -107,8 +114,27 @@ def inventory(manifest: Manifest, adverts: Mapping[str, Advert]) -> Inventory:
             MBPS[1] * MEGA / GIGA,
             lines.apart,
         ),
+        between_s=_rounded(_between_s(manifest, known, lines), 0.0, LONGEST_S),
         measured=np.array([[lines.measured(a, b) for b in known] for a in known]),
     )
+
+
+def _between_s(manifest: Manifest, known: Mapping[str, Advert], lines: _Lines) -> float:
+    """What volunteers measure from their last work to the update, without what adding up takes of it in the swarm as it stands. Who worked last has waited least."""
+    waited = min((advert.between_s for advert in known.values() if advert.between_s), default=0.0)
+    work = of_manifest(manifest, manifest.training.microbatches)
+    if work.averaging is not None:  # after some batches only
+        return waited
+    amounts = np.ones(len(known))
+    devices = Devices(
+        flops=amounts,
+        memory=amounts,
+        uplink=np.array([lines.up[peer] for peer in known]),
+        latency=np.array([[lines.latency(a, b) for b in known] for a in known]),
+        bandwidth=np.array([[lines.rate(a, b) for b in known] for a in known]),
+    )
+    held = [(advert.block_begin, advert.block_end) for advert in known.values()]
+    return max(0.0, waited - float(adding_up(devices, work, holders_at(held, len(work))).max()))
 
 
 def _fronts(known: Mapping[str, Advert], adverts: Mapping[str, Advert]) -> dict[str, Advert]:

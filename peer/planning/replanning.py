@@ -72,15 +72,16 @@ def proposal(
         return None
     try:
         found = inventory(manifest, {peer: adverts[peer] for peer in seating.seats if peer in adverts})
-        devices = devices_in(found.document(), "what the volunteers say").devices
+        named = devices_in(found.document(), "what the volunteers say")
     except LocalError:
         return None
     peers = found.peers
     if set(peers) != set(seating.seats):
         return None
+    devices = named.devices
     guessed = devices.bandwidth / DOUBT**disappointed
     devices = replace(devices, bandwidth=np.where(found.measured, devices.bandwidth, guessed))
-    work = of_manifest(manifest, manifest.training.microbatches)
+    work = named.of(of_manifest(manifest, manifest.training.microbatches))
     held = [seating.seats[peer][1] for peer in peers]
     lines = _lines(seating, peers)
     living = Living(

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.peer.planning.fitting import too_small
 from hetpeer.peer.simulate.checks import ViolationError
@@ -17,26 +19,67 @@ from hetpeer.peer.simulate.numerics import Counting
 from hetpeer.peer.simulate.scenario import Scenario
 from hetpeer.peer.simulate.swarm import Swarm
 from hetpeer.peer.simulate.wires import Ground
+from hetpeer.stages.planning.swarms.given import Devices, Work
 from hetpeer.stages.planning.swarms.pipelines import Pipelines
 from hetpeer.stages.planning.swarms.plans import Plan, planned
 from hetpeer.stages.planning.swarms.search import Search
 
 SCHEMA = "hetpeer.simulation/1"
-SETTLE = 2
-"""Steps that do not count: volunteers are still coming."""
+Range = tuple[int, int]
+Seat = tuple[int, int]
+"""A cluster, and the first block of a place of it."""
+SETTLE = 8
+"""Steps that do not count, at most half of all: volunteers are still coming, and learn their windows."""
 FETCHES = 10
 """Of all blocks, by the slowest, for which there is time."""
-SHARD = 10
-"""Of the hundred numbers that a block has here: what is added up travels in pieces."""
+NUMBERS, SHARD = 100, 10
+"""That a block has here, and of those in a piece: what is added up travels in pieces."""
 TOO_LONG = 50.0
 """A scenario whose steps take so many times what was predicted does not come to its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Who is where when a scenario begins."""
+
+    devices: tuple[int, ...]
+    """Those that take part."""
+    layouts: tuple[tuple[Range, ...], ...]
+    """The blocks of each place, cluster by cluster."""
+    seats: tuple[Seat, ...]
+    """Of each device; other places are open."""
+    step_s: float
+    """Seconds that a step is predicted to take."""
+    period_s: float
+    """Of a microbatch at the slowest device: what lines that compress aim at."""
+
+    @classmethod
+    def of(cls, plan: Plan) -> Places:
+        """As the plan has it."""
+        layouts = tuple(tuple(pairwise(one.cuts)) for one in plan.pipelines)
+        return cls(
+            devices=tuple(device for one in plan.pipelines for device in one.devices),
+            layouts=layouts,
+            seats=tuple((cluster, begin) for cluster, layout in enumerate(layouts) for begin, _ in layout),
+            step_s=plan.total_s,
+            period_s=max(one.period for one in plan.pipelines),
+        )
+
+    def pipelines(self) -> list[dict[Range, int]]:
+        """Blocks → device, of each cluster that somebody is in."""
+        taken = dict(zip(self.seats, self.devices, strict=True))
+        found = [
+            {place: taken[cluster, place[0]] for place in layout if (cluster, place[0]) in taken}
+            for cluster, layout in enumerate(self.layouts)
+        ]
+        return [one for one in found if one]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What became of a scenario. Seconds are virtual."""
 
-    plan: Plan
+    places: Places
     names: tuple[str, ...]
     steps: int
     """That count; those that were rolled back were done more than once."""
@@ -56,7 +99,7 @@ class Outcome:
         """The object of `--json`."""
         return {
             "schema": SCHEMA,
-            "predicted_s": self.plan.total_s,
+            "predicted_s": self.places.step_s,
             "step_s": {"median": self.median_s, "least": min(self.step_s), "most": max(self.step_s)},
             "steps_an_hour": 3600.0 * self.steps / self.seconds,
             "seconds": self.seconds,
@@ -64,20 +107,17 @@ class Outcome:
             "departures": self.departures,
             "rollbacks": self.rollbacks,
             "pipelines": [
-                [
-                    {"device": self.names[device], "blocks": list(place)}
-                    for device, place in zip(one.devices, pairwise(one.cuts), strict=True)
-                ]
-                for one in self.plan.pipelines
+                [{"device": self.names[device], "blocks": list(place)} for place, device in one.items()]
+                for one in self.places.pipelines()
             ],
         }
 
 
-def play(scenario: Scenario, plan: Plan | None = None) -> Outcome:
-    """By `plan`, or by the one that the scenario asks for. Raises `LocalError` HP-PLAN-005 if nothing fits, HP-SIM-002 if the run does not come to its end."""
-    plan = plan or _plan(scenario)
+def play(scenario: Scenario, places: Places | None = None) -> Outcome:
+    """From `places`, or those of the plan that the scenario asks for. Raises `LocalError` HP-PLAN-005 if nothing fits, HP-SIM-002 if the run does not come to its end."""
+    places = places or Places.of(_plan(scenario))
     numerics = Counting(len(scenario.work))
-    swarm = Swarm(scenario.seed, _config(scenario, plan), numerics, Coverage())
+    swarm = Swarm(scenario.seed, _config(scenario, places), numerics, Coverage())
     assert swarm.config.ground is not None
     fetching = 0.0
     for number, volunteer in enumerate(swarm.volunteers.values()):
@@ -85,7 +125,7 @@ def play(scenario: Scenario, plan: Plan | None = None) -> Outcome:
         volunteer.fetch_s = (seconds, seconds)
         fetching = max(fetching, seconds * len(scenario.work))
     trouble = Trouble(swarm, scenario)
-    limit = TOO_LONG * plan.total_s * scenario.steps + FETCHES * fetching + 3600.0
+    limit = TOO_LONG * places.step_s * scenario.steps + FETCHES * fetching + 3600.0
     try:
         swarm.run(limit)
     except ViolationError as error:
@@ -99,11 +139,11 @@ def play(scenario: Scenario, plan: Plan | None = None) -> Outcome:
     commits = [record for record in swarm.log if record["kind"] == "commit"]
     counted = len(scenario.work) * scenario.work.microbatches * scenario.steps
     return Outcome(
-        plan=plan,
+        places=places,
         names=scenario.devices.names,
         steps=scenario.steps,
         seconds=trouble.ended_at,
-        step_s=tuple(float(commit["seconds"]) for commit in commits[SETTLE:]),
+        step_s=tuple(float(commit["seconds"]) for commit in commits[min(SETTLE, scenario.steps // 2) :]),
         goodput=counted / numerics.executed,
         departures=trouble.departures,
         rollbacks=sum(record["kind"] == "rollback" for record in swarm.log),
@@ -129,15 +169,14 @@ def _plan(scenario: Scenario) -> Plan:
     raise too_small(scenario.devices, scenario.work, scenario.model)
 
 
-def _config(scenario: Scenario, plan: Plan) -> SwarmConfig:
-    devices = scenario.devices.devices.some([d for one in plan.pipelines for d in one.devices])
-    places = [tuple(pairwise(one.cuts)) for one in plan.pipelines]
+def _config(scenario: Scenario, places: Places) -> SwarmConfig:
+    devices = scenario.devices.devices.some(places.devices)
     defaults = SwarmConfig()
     return replace(
         defaults,
         volunteers=len(devices),
-        layouts=tuple(places),
-        seats=tuple((cluster, begin) for cluster, layout in enumerate(places) for begin, _ in layout),
+        layouts=places.layouts,
+        seats=places.seats,
         steps=scenario.steps,
         microbatches=scenario.work.microbatches,
         staleness=scenario.work.staleness,
@@ -146,16 +185,22 @@ def _config(scenario: Scenario, plan: Plan) -> SwarmConfig:
         checkpoint_every=scenario.checkpoint_every,
         latency_s=(float(devices.latency.min()), float(devices.latency.max())),
         stall_s=15.0,
-        reduce_s=20.0,
+        reduce_s=20.0 + _piece_s(devices, scenario.work),
         sync_s=120.0,
         speeds=tuple(devices.flops.tolist()),
         uplinks=tuple(devices.uplink.tolist()),
         duplicates=0.0,
         shard_length=SHARD,
-        ground=Ground(
-            devices=devices, work=scenario.work, target_s=max(one.period for one in plan.pipelines)
-        ),
+        ground=Ground(devices=devices, work=scenario.work, target_s=places.period_s),
     )
+
+
+def _piece_s(devices: Devices, work: Work) -> float:
+    """Seconds of a piece of the largest block's sum over the slowest line, beside those for all others: pieces are larger here than in life, and a reduce shows no sign of life between them."""
+    piece = float(work.reduced.max()) / work.compression.reduce * SHARD / NUMBERS
+    apart = ~np.eye(len(devices), dtype=np.bool_)
+    slowest = min(float(devices.uplink.min()), float(devices.bandwidth[apart].min(initial=np.inf)))
+    return piece * len(devices) / slowest
 
 
 class Trouble:

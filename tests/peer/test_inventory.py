@@ -13,6 +13,7 @@ from hetpeer.dht.records import Advert, LinkNote
 from hetpeer.peer.cli.plan_swarm import SwarmQuestion, plan_swarm
 from hetpeer.peer.planning.devices import read_devices
 from hetpeer.peer.planning.inventory import Inventory, inventory
+from hetpeer.stages.planning.swarms.given import LATENCY_S
 from tests.bootstrap.engine import make_run
 
 FRONT, BACK, NEW = "QmTheFrontPeer", "QmTheBackPeer1", "QmTheNewcomer1"
@@ -35,9 +36,15 @@ def swarm(run: RunDirectory) -> Inventory:
     backwards = LinkNote(to=FRONT[-8:], rate=12.5e6)
     adverts = {
         FRONT: volunteer(
-            name="attic", block_end=2, forward_s=0.1, backward_s=0.3, links=(onwards,), uplink=2e6
+            name="attic",
+            block_end=2,
+            forward_s=0.1,
+            backward_s=0.3,
+            links=(onwards,),
+            uplink=2e6,
+            between_s=0.4,
         ),
-        BACK: volunteer(name="attic", block_begin=2, block_end=4, links=(backwards,)),
+        BACK: volunteer(name="attic", block_begin=2, block_end=4, links=(backwards,), between_s=0.6),
         NEW: volunteer(name="office"),
         "QmTheReliable1": Advert(role="coordinator", memory_bytes=1 << 30),
         "QmTheSilentOne": Advert(role="volunteer"),
@@ -60,6 +67,20 @@ def test_what_was_measured_and_what_is_taken_for_the_rest(run: RunDirectory) -> 
     assert bandwidth[0, 1] == 0.1
     assert bandwidth[2, 0] == 0.06
     assert not latency.diagonal().any()
+    assert found.between_s == 0.4
+
+
+def test_what_sums_take_does_not_lie_between_two_steps(run: RunDirectory) -> None:
+    """Two hold the same blocks, so that each sends its half of a sum and half of the gradients, at 1 MB/s."""
+    gradient_mb = 4 * sum(block.vector_count for block in run.manifest.blocks) / 1e6
+    adverts = {
+        peer: volunteer(block_end=4, uplink=1e6, between_s=gradient_mb + 0.7) for peer in (FRONT, BACK)
+    }
+    found = inventory(run.manifest, adverts)
+    hops = 2 * LATENCY_S
+    assert found.between_s == pytest.approx(0.7 - hops, rel=1e-3)
+    hasty = {peer: advert.model_copy(update={"between_s": 1e-3}) for peer, advert in adverts.items()}
+    assert inventory(run.manifest, hasty).between_s == 0.0
 
 
 @pytest.mark.parametrize("name", ["swarm.toml", "swarm.json"])
@@ -74,7 +95,9 @@ def test_a_plan_is_made_of_it(
         devices=path, model=str(run.path), ratio=None, microbatches=None, seconds=0.0, seed=0
     )
     plan_swarm(asked, as_json=True)
-    assert json.loads(capsys.readouterr().out)["total_s"] > 0
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["total_s"] == pytest.approx(planned["pipeline_s"] + planned["sync_s"] + 0.4)
+    assert planned["between_s"] == 0.4
 
 
 def test_who_is_private_and_through_whom_the_private_reach_each_other(

@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from hetpeer.stages.planning.swarms.pipelines import Pipeline, Pipelines
 from hetpeer.stages.planning.swarms.plans import adding_up, holders_of, planned, share_out
 from hetpeer.stages.planning.swarms.search import LEAST, MORE, Search, _cut
 from hetpeer.stages.planning.swarms.short import lacking
+from hetpeer.stages.planning.swarms.standing import as_it_is
 
 
 def some_devices(count: int, seed: int) -> Devices:
@@ -349,3 +351,20 @@ def test_the_mode_decides_which_plan_is_best():
 
     assert best() == 1
     assert best(averaging=Averaging(interval=50)) == 4
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_what_lies_between_two_steps_is_in_each(staleness: int) -> None:
+    """Of steps that overlap a part of it hides behind the others' work, but the update of one follows that of another."""
+    devices = replace(some_devices(4, 3), memory=np.full(4, 1e12))
+    work = replace(some_work(6, 3), staleness=staleness, reduced=np.full(6, 1e3))
+    pipelines = [one for order in ((0, 1), (2, 3)) if (one := Pipelines(devices, work).best(order))]
+    held = [place for one in pipelines for place in pairwise(one.cuts)]
+
+    def prices(between_s: float) -> tuple[float, float]:
+        asks = replace(work, between_s=between_s)
+        return planned(devices, asks, pipelines).total_s, as_it_is(devices, asks, held)
+
+    for without, little, much in zip(prices(0.0), prices(0.1), prices(1e4), strict=True):
+        assert little - without <= 0.1 / (staleness + 1) + 1e-9
+        assert much > 1e4 if staleness else much == pytest.approx(without + 1e4)

@@ -94,6 +94,8 @@ class Work:
     """So many steps begin before the one that they follow is over (docs/asynchronous.md)."""
     averaging: Averaging | None = None
     """None: all pipelines share the microbatches of each step (mode `exact`)."""
+    between_s: float = 0.0
+    """Seconds from the last work of a step, or its last sum, to the first work of the next: votes, the coordinator's word, the update."""
 
     def __len__(self) -> int:
         return len(self.flops)
@@ -103,13 +105,13 @@ class Work:
         """Times the forward's FLOPs that a microbatch takes."""
         return times_forward(self.recompute)
 
-    def step_s(self, steady: float, alone: float, sync: float) -> float:
+    def step_s(self, steady: float, alone: float, after: float) -> float:
         """Seconds from one step to the next. `steady`: of its microbatches where the pipeline is never empty; `alone`: of a step by itself, filling and draining;
-        `sync`: of its sums.
+        `after`: from its last work to its end: of its sums, and `between_s`.
 
         Steps one after the other take both. Of S + 1 that overlap none waits for a pipeline to fill, nor for sums, as long as those go on beside the work of the next; but each takes as long
         as it takes from its beginning to its end, and no more than S + 1 are under way.
         """
         if not self.staleness:
-            return alone + sync
-        return max(steady, sync, (alone + sync) / (self.staleness + 1))
+            return alone + after
+        return max(steady, after, (alone + after) / (self.staleness + 1))

@@ -1,7 +1,7 @@
 """A plan: pipelines side by side that share a step's microbatches and add up their gradients, and how long a step of it takes.
 
-T = max over pipelines of (FILL + (n - 1) BOTTLENECK) + SYNC: pipelines as in FusionLLM's Eq. 3, sums as in DT-FM's Eq. 2 but divided by uplinks, as the
-reduce divides them (docs/averaging.md). Of steps that overlap T = max(n BOTTLENECK, SYNC, (FILL + (n - 1) BOTTLENECK + SYNC) / (S + 1)). Pipelines that train batches of their own and average
+T = max over pipelines of (FILL + (n - 1) BOTTLENECK) + SYNC + BETWEEN: pipelines as in FusionLLM's Eq. 3, sums as in DT-FM's Eq. 2 but divided by uplinks, as the
+reduce divides them (docs/averaging.md). Of steps that overlap T = max(n BOTTLENECK, SYNC + BETWEEN, (FILL + (n - 1) BOTTLENECK + SYNC + BETWEEN) / (S + 1)). Pipelines that train batches of their own and average
 after H of them have a T each, with SYNC / H and n = M; together they do 1 / sum of 1 / T batches in a second. Pure.
 """
 
@@ -49,7 +49,7 @@ def planned(devices: Devices, work: Work, pipelines: Sequence[Pipeline]) -> Plan
     return Plan(
         pipelines=tuple(one for one, _ in used),
         shares=tuple(share for _, share in used),
-        total_s=work.step_s(steady, alone, sync_s),
+        total_s=work.step_s(steady, alone, sync_s + work.between_s),
         pipeline_s=pipeline_s,
         sync_s=sync_s,
         bottleneck=last.slowest if pipeline_s >= sync_s else ("adding up", int(adding.argmax())),
@@ -63,7 +63,8 @@ def _averaging(devices: Devices, work: Work, pipelines: Sequence[Pipeline], how:
     sync_s = float(adding.max()) / how.interval
     batches = [work.step_s(count * one.period, one.seconds(count), 0.0) for one in pipelines]
     pipeline_s = _together(batches)
-    total = [max(batch, sync_s) if how.delayed else batch + sync_s for batch in batches]
+    each = [batch + work.between_s for batch in batches]
+    total = [max(batch, sync_s) if how.delayed else batch + sync_s for batch in each]
     slowest = pipelines[int(np.argmax(batches))].slowest
     return Plan(
         pipelines=tuple(pipelines),

@@ -62,7 +62,8 @@ def as_it_is(devices: Devices, work: Work, held: Sequence[Range], routed: Device
     alone = max(
         divided([(max(fill, busy[device]), busy[device]) for device in some], count) for some in holders
     )
-    return work.step_s(steady, max(alone, fill), float(adding_up(devices, work, holders).max()))
+    after = float(adding_up(devices, work, holders).max()) + work.between_s
+    return work.step_s(steady, max(alone, fill), after)
 
 
 def holders_at(held: Sequence[Range], blocks: int) -> list[list[int]]:
