@@ -13,7 +13,11 @@ def register(app: typer.Typer) -> None:
 
 
 def dashboard(
-    *, bootstrap: BootstrapOption = None, dashboard: DashboardOption = "", home: HomeOption = None
+    context: typer.Context,
+    *,
+    bootstrap: BootstrapOption = None,
+    dashboard: DashboardOption = "",
+    home: HomeOption = None,
 ) -> None:
     """Print the link to the dashboard of the volunteer that runs here. Without one, or with --bootstrap or --dashboard: show a run's
     swarm in a browser until Ctrl-C, asked through any peer of it, without taking part.
@@ -22,7 +26,9 @@ def dashboard(
     from hetpeer.peer.web.watcher import watch
     from hetpeer.peer.where import nowhere, parse_where
 
-    here = None if bootstrap or dashboard else standing_here(home)
+    source = context.get_parameter_source("dashboard")  # the environment's is of the volunteer's own page
+    another = source is not None and source.name == "COMMANDLINE"
+    here = None if bootstrap or another else standing_here(home)
     if here is not None and here.dashboard is not None:
         print(here.dashboard)
         return

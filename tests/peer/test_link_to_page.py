@@ -49,6 +49,15 @@ async def test_the_command_prints_it(tmp_path: Path, command: typer.Typer) -> No
     assert (said.exit_code, said.stdout) == (0, f"{LINK}\n")
 
 
+@pytest.mark.parametrize("where", ["off", "0.0.0.0:8787"])
+async def test_where_volunteers_serve_theirs_is_no_wish_for_another(
+    tmp_path: Path, command: typer.Typer, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setenv("HETPEER_DASHBOARD", where)
+    said = await asked(tmp_path, SHOWN, command, "--home", str(tmp_path))
+    assert (said.exit_code, said.stdout) == (0, f"{LINK}\n")
+
+
 @pytest.mark.parametrize("more", [[], ["--dashboard", "0"], ["--bootstrap", "nowhere"]])
 async def test_who_asks_for_another_page_or_has_none_watches(
     tmp_path: Path, command: typer.Typer, more: list[str]
