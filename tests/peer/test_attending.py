@@ -9,7 +9,7 @@ import pytest
 
 from hetpeer.dht.clock import SystemClock
 from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.peer.cli.status import _own_lines
+from hetpeer.peer.cli.status_text import own_lines
 from hetpeer.peer.control.attending import AttendedDaemon, attended
 from hetpeer.peer.control.client import ask
 from hetpeer.peer.control.wire import Member, Reliable, Request, Standing, decode_answer
@@ -84,7 +84,7 @@ def test_it_travels() -> None:
 )
 def test_it_is_shown(leader: str, said: str) -> None:
     reliable = RELIABLE.model_copy(update={"leader": leader})
-    lines = list(_own_lines(Standing(state="training", since=1.0, reliable=reliable)))
+    lines = list(own_lines(Standing(state="training", since=1.0, reliable=reliable)))
     (_, summary), *members = lines[1:]
     assert summary.startswith(said)
     assert members == [

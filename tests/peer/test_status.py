@@ -29,7 +29,7 @@ from hetpeer.dht.records import MAX_LINKS, Advert, LinkNote
 from hetpeer.dht.roster import Roster
 from hetpeer.dht.validators import MAX_TTL_S
 from hetpeer.peer.arrival.known import remember
-from hetpeer.peer.cli.status import _duration, _lines, _tables
+from hetpeer.peer.cli.status_text import _duration, lines, tables
 from hetpeer.peer.training.adverts import link_notes
 from hetpeer.peer.transport.linkbook import LinkFigures
 from hetpeer.peer.watching.status import summarise
@@ -89,7 +89,7 @@ def test_links_and_what_is_saved_on_them(run: RunDirectory) -> None:
     assert Advert.from_map(advert.to_map(), peer="a") == advert
     others = {"the peer 1": volunteer(1, 2, name="beta"), "the relay": volunteer(0, 1, name="gamma")}
     found = look(run, **{"a": advert, **others})
-    (line,) = [line for line in _lines(found) if line.startswith("link")]
+    (line,) = [line for line in lines(found) if line.startswith("link")]
     facts = "through gamma, 8 Mbit/s, 4.0 times smaller, 60 MiB saved"
     assert line.split("  ", 1)[1].strip() == f"alpha → beta  {facts}"
     assert [note.path for note in notes] == ["through he relay", "direct", "direct", "direct"]
@@ -104,12 +104,12 @@ def test_who_is_reached_how(run: RunDirectory) -> None:
         "therelay": volunteer(0, 1, name="gamma"),
     }
     found = look(run, **adverts)
-    lines = {row.split()[3]: row for row in _lines(found) if row.startswith("peer")}
-    assert lines["alpha"].endswith("  directly")
-    assert lines["beta"].endswith("  through gamma")
-    assert lines["delta"].endswith("  by nobody")
-    assert lines["epsilon"].endswith("step 0")
-    assert lines["gamma"].endswith("step 0")
+    rows = {row.split()[3]: row for row in lines(found) if row.startswith("peer")}
+    assert rows["alpha"].endswith("  directly")
+    assert rows["beta"].endswith("  through gamma")
+    assert rows["delta"].endswith("  by nobody")
+    assert rows["epsilon"].endswith("step 0")
+    assert rows["gamma"].endswith("step 0")
     two = {
         name: volunteer(0, 1, reach="private", links=(LinkNote(to=to, path="direct"),))
         for name, to in ("ab", "ba")
@@ -161,7 +161,7 @@ def test_whom_no_spot_check_can_find_out(run: RunDirectory) -> None:
     assert look(run, **adverts).unchecked == (), "in a run without"
     found = summarise(spot_checked(run), adverts, 1000.0)
     assert found.unchecked == ("whole",)
-    (line,) = [line for line in _lines(found) if line.startswith("unchecked")]
+    (line,) = [line for line in lines(found) if line.startswith("unchecked")]
     facts = "no other holds all blocks of theirs, so no spot check looks at what they count"
     assert line == f"unchecked beta (0-{last - 1}): {facts}"
     grouped = summarise(spot_checked(run, averaging=AveragingSettings()), adverts, 1000.0)
@@ -177,7 +177,7 @@ def test_of_many_that_are_not_checked_some_are_named(run: RunDirectory) -> None:
     }
     few = summarise(spot_checked(run), adverts, 1000.0)
     many = replace(few, unchecked=(*few.unchecked, *few.unchecked))
-    assert "01 (0-0), 12 (1-1), 23 (2-2), 34 (3-3), 01 (0-0) and 3 more: " in "\n".join(_lines(many))
+    assert "01 (0-0), 12 (1-1), 23 (2-2), 34 (3-3), 01 (0-0) and 3 more: " in "\n".join(lines(many))
 
 
 def test_finished_and_empty(run: RunDirectory) -> None:
@@ -196,11 +196,11 @@ def test_rendering_takes_names_literally(run: RunDirectory) -> None:
         boss=coordinator(step=2, loss=3.5, tokens_per_second=64.0),
         a=volunteer(0, len(run.manifest.blocks), name="[red]x[/]", device="cpu"),
     )
-    text = "\n".join(_lines(found))
+    text = "\n".join(lines(found))
     assert "step 2/4 (50%)  loss 3.5000  64 tok/s  ETA 4s" in text
     assert f"blocks    0-{len(run.manifest.blocks) - 1}  [red]x[/]" in text
     output = StringIO()
-    Console(file=output, width=120).print(_tables(found))
+    Console(file=output, width=120).print(tables(found))
     assert "[red]x[/]" in output.getvalue()
 
 
@@ -210,17 +210,17 @@ def test_who_has_contributed_most(run: RunDirectory) -> None:
     credit = {peer: 1200 - 100 * place for place, peer in enumerate(peers)}
     adverts = {peers[1]: volunteer(0, 1, name="beta"), peers[11]: volunteer(0, 1, name="mu")}
     found = summarise(run.signed, adverts, 1000.0, ranking=ranking(credit, peers[11]))
-    lines = [line.split("  ", 1)[1].strip() for line in _lines(found) if line.startswith("credit")]
-    assert lines[:2] == [
+    told = [line.split("  ", 1)[1].strip() for line in lines(found) if line.startswith("credit")]
+    assert told[:2] == [
         "1.  …AAAAAA  1,200 tok x blocks (15.4%)",
         "2.  beta  1,100 tok x blocks (14.1%)",
     ]
-    assert (len(lines), lines[10]) == (11, "12.  mu, you  100 tok x blocks (1.3%)")
+    assert (len(told), told[10]) == (11, "12.  mu, you  100 tok x blocks (1.3%)")
     document = json.loads(json.dumps(found.document()))["credit"]
     assert (document["total"], document["contributors"], len(document["first"])) == (7800, 12, 12)
     assert document["yours"] == {"peer": peers[11], "name": "mu", "rank": 12, "credit": 100}
     none = summarise(run.signed, {}, 1000.0, ranking=ranking({}, peers[0]))
-    assert [line for line in _lines(none) if line.startswith("credit")] == [
+    assert [line for line in lines(none) if line.startswith("credit")] == [
         "credit    -  …AAAAAA, you  0 tok x blocks"
     ]
 
@@ -235,7 +235,7 @@ def test_speeds_of_other_data_are_in_samples(run: RunDirectory) -> None:
     boss = coordinator(step=2, tokens_per_second=4.0)
     found = summarise(other, {run.manifest.coordinators[0]: boss}, 1000.0)
     assert found.progress.eta_s == 2 * (4 * 2) / 4.0
-    assert any("  4 samples/s" in line for line in _lines(found))
+    assert any("  4 samples/s" in line for line in lines(found))
 
 
 @pytest.mark.parametrize(
