@@ -48,6 +48,9 @@ browser: setup
 screenshots: setup
 	mkdir -p docs/pictures
 	HETPEER_REQUIRE_BROWSER=1 HETPEER_SCREENSHOTS=docs/pictures $(PY) -m pytest -q tests/swarm/test_dashboard.py
+	rm -rf demo-run
+	$(BIN)/hetpeer demo --peers 4 --steps 60 --kill 1 --out demo-run
+	cp demo-run/loss.svg docs/pictures/demo.svg
 
 # Every place of the protocol at which a process may die, one after the other.
 grid: export PYTHONDONTWRITEBYTECODE =
