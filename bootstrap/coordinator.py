@@ -133,7 +133,7 @@ class Coordinator(Losing):
             return effects
         if step is not None and self._entering.takes(step, volunteer):
             assert volunteer.place is not None
-            speed = self.members.speeds()[volunteer.peer]
+            speed = self.members.rates()[volunteer.peer]
             entered = step.enter(volunteer.peer, volunteer.incarnation, volunteer.place, speed, now)
             return [*effects, *entered, *self._overlap(now)]
         return effects + self._make_room(now)

@@ -11,12 +11,13 @@ from itertools import pairwise
 
 from hetpeer.stages.execution.routes import Route
 
-CHANGE = 0.5
+SLIGHT = 0.5
 """To leave one's cluster, in the time of a block at the fastest peer: as much as nothing, but not where all else is equal."""
 
 
 class Lines:
-    """`clusters`: peer → its cluster; `seconds`: (from, to) → of a microbatch, there and back, in the time of a block at the fastest peer, where it was measured.
+    """`clusters`: peer → its cluster; `seconds`: (from, to) → of a microbatch, there and back, in the time of a block at the fastest peer, where it was measured. `leaving`: the price of
+    leaving one's cluster where it was not.
 
     Remembers what was routed over each line: a line is busy as a peer is.
     """
@@ -25,7 +26,9 @@ class Lines:
         self,
         clusters: Mapping[str, int] | None = None,
         seconds: Mapping[tuple[str, str], float] | None = None,
+        leaving: float = SLIGHT,
     ) -> None:
+        self._leaving = leaving
         self._clusters = dict(clusters or {})
         self._seconds = dict(seconds or {})
         self._load: dict[tuple[str, str], float] = {}
@@ -41,7 +44,7 @@ class Lines:
         if self._clusters.get(sender) == self._clusters.get(to):
             return 0.0
         lines, price = self._known.get(sender, (1, 0.0))
-        return CHANGE + price / lines
+        return self._leaving + price / lines
 
     def _price(self, sender: str, to: str) -> float:
         return self._load.get((sender, to), 0.0) + self._seconds[sender, to]

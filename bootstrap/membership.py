@@ -9,11 +9,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
 from types import MappingProxyType
 
 from hetpeer.averaging.messages import Hello, Place
 from hetpeer.bootstrap.lines import Lines
+from hetpeer.bootstrap.rates import lines, rates
 from hetpeer.stages.links.pace import target_seconds
 
 Range = tuple[int, int]
@@ -264,45 +264,21 @@ class Membership:
 
     def target(self, ratio: float) -> float:
         """Seconds that every link is to take for a microbatch (stages/links/pace.py); 0: not known."""
-        roster = self.roster()
-        ready = [self.volunteers[peer] for peer in roster]
+        roster, ready = self.roster(), self._ready()
         links = (seconds for v in ready for peer, seconds in v.links.items() if peer in roster)
         return target_seconds(links, (v.computing for v in ready), ratio)
 
+    def rates(self) -> dict[str, float]:
+        """Blocks a second of each ready volunteer (rates.py)."""
+        return rates(self._ready(), self._costs)
+
     def lines(self) -> Lines:
         """What lies between the ready volunteers."""
-        roster = self.roster()
-        ready = [self.volunteers[peer] for peer in roster]
-        block_s = self._block_s(ready)
-        seconds: dict[tuple[str, str], float] = {}
-        for volunteer in ready:
-            for peer, took in volunteer.links.items():
-                if block_s and took and peer in roster:
-                    for pair in ((volunteer.peer, peer), (peer, volunteer.peer)):  # back as well
-                        seconds[pair] = seconds.get(pair, 0.0) + took / block_s
-        return Lines({v.peer: v.cluster for v in ready}, seconds)
+        return lines(self._ready(), self.rates())
 
-    def _block_s(self, ready: Sequence[Volunteer]) -> float:
-        """Seconds of a microbatch at the fastest peer for a block of middle size, which routes count in; 0: not known.
-
-        The middle of what follows from each one's own time, so that nobody's word decides it.
-        """
-        speeds = self.speeds()
-        fastest = max((speeds[v.peer] for v in ready), default=1.0)
-        usual = sum(cost.flops for cost in self._costs) / self.blocks
-        found = []
-        for volunteer in ready:
-            begin, end = volunteer.place or (0, 0)
-            flops = sum(cost.flops for cost in self._costs[begin:end])
-            share = usual / flops if flops else 1.0 / max(end - begin, 1)
-            if volunteer.computing:
-                found.append(volunteer.computing * share * speeds[volunteer.peer] / fastest)
-        return median(found) if found else 0.0
+    def _ready(self) -> list[Volunteer]:
+        return [self.volunteers[peer] for peer in self.roster()]
 
     def uplinks(self) -> dict[str, float]:
         """Bytes/s that leave each ready volunteer (0 where it was not measured)."""
         return {peer: self.volunteers[peer].uplink for peer in self.roster()}
-
-    def speeds(self) -> dict[str, float]:
-        """Relative speed of each ready volunteer (1.0 where it was not measured)."""
-        return {p: max(self.volunteers[p].flops_per_second, 1.0) for p in self.roster()}

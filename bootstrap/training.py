@@ -59,7 +59,7 @@ class CoordinatedStep:
             (*train, *evaluation),
             self.roster,
             members.blocks,
-            members.speeds(),
+            members.rates(),
             self.ledger.undone,
             self.ledger.holder,
             members.lines(),

@@ -35,6 +35,10 @@ class Freight:
         """Bytes of a microbatch that enters block `border`, or comes `back` from it, from one volunteer to another."""
         return 0.0 if self._wires is None else self._wires.bundle(sender, to, border, back=back)
 
+    def seconds(self, sender: str) -> dict[str, float]:
+        """What `sender` says of its lines; nothing without wires."""
+        return {} if self._wires is None else self._wires.seconds(sender)
+
     def reduced(self, shard: Shard) -> float:
         """Bytes of a part or a result of `shard`."""
         ground = self._config.ground

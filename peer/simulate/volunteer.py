@@ -112,6 +112,15 @@ class Volunteer:
     def frozen(self) -> bool:
         return self._gate.closed
 
+    def _paced(self) -> m.Paced:
+        """How fast things go here, as far as that is simulated."""
+        place = self.member.place
+        return m.Paced(
+            computing=0.0 if place is None else self.worker.microbatch_s(*place),
+            links=self.swarm.freight.seconds(self.name),
+            uplink=self._uplink,
+        )
+
     def connect(self) -> None:
         """A new session with the coordinator; what is told waits until one is there."""
         self.session = next(self.swarm.sessions)
@@ -184,7 +193,7 @@ class Volunteer:
                 versions = max(map(len, self.worker.states.values()))
                 swarm.checks.keeps(self.name, versions, sum(not one.group for one in self.member.steps))
                 if self._uplink:
-                    swarm.tell(self, m.Paced(computing=0.0, links={}, uplink=self._uplink))
+                    swarm.tell(self, self._paced())
             case e.EndStep(step):
                 self._sending.end_step(step)
                 self.boxes.end_step(step)

@@ -5,6 +5,7 @@ Histories that look for bugs do without: there everything takes a moment, and a 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -72,6 +73,8 @@ class Wires:
         self._number = {name: number for number, name in enumerate(names)}
         self._latency = devices.latency
         self._bandwidth = devices.bandwidth
+        self._largest: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        """From → to → bytes of the largest bundle so far, uncompressed."""
         self._uplinks = {
             name: Uplink(
                 cast("Timeline", world),  # it has a clock and lets things happen later, as that has
@@ -87,7 +90,18 @@ class Wires:
 
     def bundle(self, sender: str, to: str, border: int, *, back: bool) -> float:
         """Bytes of an activation that enters block `border`, or of the gradient that goes `back`."""
+        sent = self._largest[sender]
+        sent[to] = max(sent.get(to, 0.0), float(self._ground.work.crossing[border]))
         return self._ground.bundle(self._number[sender], self._number[to], border, back=back)
+
+    def seconds(self, sender: str) -> dict[str, float]:
+        """What a volunteer says of its lines: receiver → seconds that the largest bundle takes, uncompressed, by all that the line carries."""
+        number = self._number[sender]
+        uplink = float(self._ground.devices.uplink[number])
+        return {
+            to: nbytes / max(min(self._rate(number, to), uplink), 1e-9)
+            for to, nbytes in self._largest[sender].items()
+        }
 
     def latency_s(self, source: str, target: str) -> float | None:
         """One way; None where one of them is no device (the coordinator)."""

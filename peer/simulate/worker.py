@@ -87,6 +87,12 @@ class Worker:
             return (BACKWARD_S if backward else FORWARD_S) * (end - begin) / self._speed
         return sum(map(ground.backward_s if backward else ground.forward_s, range(begin, end))) / self._speed
 
+    def microbatch_s(self, begin: int, end: int) -> float:
+        """What a volunteer says that a microbatch takes at the blocks [begin, end), there and back; 0, nothing, without a ground."""
+        if self._ground is None:
+            return 0.0
+        return self._seconds(begin, end, backward=False) + self._seconds(begin, end, backward=True)
+
     def _besides(self, seconds: float) -> float:
         """Of work that hardly counts beside forwards and backwards: on a ground it takes no time."""
         return seconds if self._ground is None else 0.0

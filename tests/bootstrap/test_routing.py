@@ -105,7 +105,7 @@ def test_a_coordinator_knows_lines_from_what_volunteers_say() -> None:
 
 
 def test_neither_a_small_block_nor_a_liar_makes_lines_dear() -> None:
-    """An embedding takes a hundredth of a block of middle size, and somebody computes in no time, as it says."""
+    """An embedding takes a hundredth of a block of middle size, and somebody computes in no time, as it says: a line is as dear as what takes as long at a peer."""
     costs = [BlockCost(elements=1, memory_bytes=1, flops=flops) for flops in (0.04, 2.0, 1.0, 0.96)]
     members = Membership([[(0, 1), (1, 2), (2, 3), (3, 4)]], costs)
     for number, (peer, computing) in enumerate((("a", 0.004), ("b", 0.2), ("c", 1e-9), ("d", 0.096))):
@@ -119,7 +119,9 @@ def test_neither_a_small_block_nor_a_liar_makes_lines_dear() -> None:
             computing=computing,
             links={"b": 0.1},
         )
-    assert members.lines()("a", "b") == pytest.approx(1.0)
+    rates = members.rates()
+    block_of_middle_size = max(rates.values()) / rates["d"]
+    assert members.lines()("a", "b") == pytest.approx(block_of_middle_size * 0.1 / 0.096)
 
 
 def passing(ways: Assignments, *pair: str) -> int:

@@ -148,8 +148,12 @@ def _nothing_is_silent(history, log, listed):
 
 
 def _what_came_afterwards_is_told(history, log, listed):
-    """Unless its cluster commits nothing more in that reign."""
-    named = {(one.view, one.cluster, one.step, *one.peers, one.id) for one in listed if one.why == AFTERWARDS}
+    """Unless its cluster commits nothing more in that reign. Who had left the step, and was to do it, is named there already: what it did is lost."""
+    named = {
+        (one.view, one.cluster, one.step, *one.peers, one.id)
+        for one in listed
+        if one.why in (AFTERWARDS, REDONE)
+    }
     for at, term, view, cluster, *what in history.late:
         last = [r["kind"] == "commit" and (r["term"], r["view"], r.get("cluster", 0)) for r in log[at:]]
         if (term, view, cluster) in last:

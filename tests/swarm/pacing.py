@@ -69,8 +69,8 @@ def even_handed() -> None:
     """A coordinator for which all are as fast: what a busy machine measures may leave somebody without work."""
     from hetpeer.bootstrap.membership import Membership
 
-    speeds = Membership.speeds
-    Membership.speeds = lambda self: dict.fromkeys(speeds(self), 1.0)
+    rates = Membership.rates
+    Membership.rates = lambda self: dict.fromkeys(rates(self), 1.0)
 
 
 def patient() -> None:
