@@ -76,7 +76,11 @@ async def measure(volunteers: int, where: str, way: str, options: Any, folder: P
     predicted = statistics.median(found["predicted_s"] for found in predictions)
     measured = statistics.fmean(steps) if options.staleness else statistics.median(steps)
     judged = [] if options.staleness else inventories
-    prices = [priced(run, devices, predictions[-1]["members"]) for devices in judged]
+    members = predictions[-1]["members"]
+    prices = [
+        priced(run, devices, members) for devices in judged if names(members) <= names(devices["device"])
+    ]
+    assert 2 * len(prices) >= len(judged), "most looks at the DHT see nobody missing"
     planned_s = statistics.median(prices) if prices else None
     return {
         "volunteers": volunteers,
@@ -93,6 +97,10 @@ async def measure(volunteers: int, where: str, way: str, options: Any, folder: P
         "planned_each_s": [round(one, 3) for one in prices],
         "devices": inventories[-1],
     }
+
+
+def names(entries: Sequence[Mapping[str, Any]]) -> set[str]:
+    return {entry["name"] for entry in entries}
 
 
 def priced(run: RunDirectory, document: Any, members: Sequence[Mapping[str, Any]]) -> float:

@@ -10,7 +10,7 @@ from hetpeer.bootstrap.decisions import CoordinatorConfig
 from hetpeer.bootstrap.membership import BlockCost
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.spotcheck import CheckRules
-from hetpeer.bootstrap.workload import of_manifest
+from hetpeer.bootstrap.workload import of_links, of_manifest
 from hetpeer.stages.execution.fingerprint import KEY_BYTES, distance
 from hetpeer.stages.execution.slots import LIVE
 
@@ -34,6 +34,7 @@ def coordinator_config(run: RunDirectory, *, ranks: bool = True) -> CoordinatorC
         layouts=manifest.layouts,
         asks=of_manifest(manifest, training.microbatches) if ranks and manifest.averaging is None else None,
         link_ratio=manifest.links.ratio,
+        compression=of_links(manifest.links),
         checks=CheckRules(
             share=manifest.trust.spot_checks,
             tolerance=manifest.tolerance,

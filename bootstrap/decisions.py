@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.membership import BlockCost, Range
+from hetpeer.bootstrap.membership import PLAIN, BlockCost, Range
 from hetpeer.bootstrap.spotcheck import CheckRules
 from hetpeer.stages.planning.swarms import given
 
@@ -44,6 +44,8 @@ class CoordinatorConfig:
     """Block -> the other blocks with which it shares parameters."""
     link_ratio: float = 1.0
     """How many times smaller a link may make what it sends."""
+    compression: given.Compression = PLAIN
+    """The same as it comes out: routes count with it."""
     lease_s: float = 10.0
     """Nothing heard for so long: gone."""
     grace_s: float = 2.0

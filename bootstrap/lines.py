@@ -17,7 +17,7 @@ SLIGHT = 0.5
 
 class Lines:
     """`clusters`: peer → its cluster; `seconds`: (from, to) → of a microbatch, there and back, in the time of a block at the fastest peer, where it was measured. `leaving`: the price of
-    leaving one's cluster where it was not.
+    leaving one's cluster where it was not. `mixed`: routes are to lead to many others now and then, whatever that costs.
 
     Remembers what was routed over each line: a line is busy as a peer is.
     """
@@ -27,7 +27,10 @@ class Lines:
         clusters: Mapping[str, int] | None = None,
         seconds: Mapping[tuple[str, str], float] | None = None,
         leaving: float = SLIGHT,
+        *,
+        mixed: bool = False,
     ) -> None:
+        self.mixed = mixed
         self._leaving = leaving
         self._clusters = dict(clusters or {})
         self._seconds = dict(seconds or {})

@@ -15,8 +15,10 @@ from hetpeer.averaging.messages import Hello, Place
 from hetpeer.bootstrap.lines import Lines
 from hetpeer.bootstrap.rates import lines, rates
 from hetpeer.stages.links.pace import target_seconds
+from hetpeer.stages.planning.swarms.given import Compression
 
 Range = tuple[int, int]
+PLAIN = Compression()
 RECENT = 0.3
 """Weight of the last word on an uplink."""
 
@@ -272,9 +274,9 @@ class Membership:
         """Blocks a second of each ready volunteer (rates.py)."""
         return rates(self._ready(), self._costs)
 
-    def lines(self) -> Lines:
-        """What lies between the ready volunteers."""
-        return lines(self._ready(), self.rates())
+    def lines(self, compression: Compression = PLAIN, target: float = 0.0, *, mixed: bool = False) -> Lines:
+        """What lies between the ready volunteers. `target`: what lines aim at (0: not known); `mixed`: everybody is to meet many others."""
+        return lines(self._ready(), self.rates(), compression, target, mixed=mixed)
 
     def _ready(self) -> list[Volunteer]:
         return [self.volunteers[peer] for peer in self.roster()]

@@ -10,6 +10,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from hetpeer.bootstrap.lines import SLIGHT, Lines
+from hetpeer.stages.planning.swarms.given import Compression
 
 if TYPE_CHECKING:
     from hetpeer.bootstrap.membership import BlockCost, Volunteer
@@ -40,9 +41,17 @@ def rates(ready: Collection[Volunteer], costs: Sequence[BlockCost]) -> dict[str,
     return {peer: min(rate, limit) for peer, rate in found.items()}
 
 
-def lines(ready: Collection[Volunteer], speeds: Mapping[str, float]) -> Lines:
-    """What lies between them, in the time of a block at the fastest by `speeds`, those of `rates`. To leave one's cluster on a line that nobody has used is as dear as one microbatch more
-    is to a peer, in the mean: clusters are made of neighbours, and others that have the next blocks may be far away.
+def lines(
+    ready: Collection[Volunteer],
+    speeds: Mapping[str, float],
+    compression: Compression,
+    target: float,
+    *,
+    mixed: bool = False,
+) -> Lines:
+    """What lies between them, in the time of a block at the fastest by `speeds`, those of `rates`. Lines take as long as `compression` makes it; adaptive ones aim at `target` seconds. To leave one's cluster on a line that nobody has used is as dear as one microbatch more
+    is to a peer, in the mean: clusters are made of neighbours, and others that have the next blocks may be far away. `mixed`: for nothing, where all else is equal, since spot checks find out who gives something
+    false to several others, and of two that meet each other alone nobody knows who lies.
     """
     peers = {volunteer.peer for volunteer in ready}
     fastest = max(speeds.values(), default=1.0)
@@ -52,6 +61,16 @@ def lines(ready: Collection[Volunteer], speeds: Mapping[str, float]) -> Lines:
         for peer, took in volunteer.links.items():
             if trained and took and peer in peers:
                 for pair in ((volunteer.peer, peer), (peer, volunteer.peer)):  # back as well
-                    seconds[pair] = seconds.get(pair, 0.0) + took * fastest
+                    carried = _carried_s(took, compression, target)
+                    seconds[pair] = seconds.get(pair, 0.0) + carried * fastest
     more = [fastest / speeds[v.peer] * (v.place[1] - v.place[0]) ** 2 for v in ready if v.place is not None]
-    return Lines({v.peer: v.cluster for v in ready}, seconds, max(SLIGHT, fmean(more or [SLIGHT])))
+    leaving = SLIGHT if mixed or not more else max(SLIGHT, fmean(more))
+    return Lines({v.peer: v.cluster for v in ready}, seconds, leaving, mixed=mixed)
+
+
+def _carried_s(took: float, compression: Compression, target: float) -> float:
+    """Seconds of a bundle that takes `took` uncompressed."""
+    least = took / min(compression.forward, compression.backward)
+    if not compression.adaptive:
+        return least
+    return max(least, min(took, target)) if target else took

@@ -19,6 +19,8 @@ DETOUR = 3.0
 """How much dearer a peer is where an id has got stuck before."""
 UNDER_WAY = 4
 """So many ids a peer may have begun already: they stay where they are."""
+LOOKS = 512
+"""Beginnings of a path that are gone on with, times peers: a step's routes are to take the coordinator a moment."""
 LAST = 1e9
 """How much dearer a peer is that is not to be given any more: it is where nobody else can do it."""
 
@@ -42,9 +44,7 @@ def assign_routes(
     routes: dict[int, Route] = {}
     for microbatch in ids:
         cost = {peer: load[peer] + slowness[peer] + LAST * (left.get(peer, 1) <= 0) for peer in roster}
-        route = _around(roster, 0, blocks, cost, apart, lines) or cheapest_path(
-            roster, 0, blocks, cost, lines
-        )
+        route = _around(roster, 0, blocks, cost, apart, lines) or _path(roster, 0, blocks, cost, lines)
         assert route is not None, "the caller has checked that every block has a holder"
         for hop in route:
             load[hop.peer] += slowness[hop.peer] * (hop.end - hop.begin)
@@ -55,16 +55,24 @@ def assign_routes(
     return routes
 
 
+def _path(roster: Roster, begin: int, end: int, cost: Mapping[str, float], lines: Lines) -> Route | None:
+    """The cheapest, with lines and all; in swarms of more than some dozens a cheap one, and where routes are to be mixed one that settles where to begin before it looks at lines."""
+    beginnings = 1 if lines.mixed or not roster else max(1, LOOKS // len(roster))
+    return cheapest_path(roster, begin, end, cost, lines, beginnings)
+
+
 def _around(
     roster: Roster,
     begin: int,
     end: int,
     cost: Mapping[str, float],
     apart: Collection[frozenset[str]],
-    lines: Callable[[str, str], float] = lambda _sender, _to: 0.0,
+    lines: Lines | None = None,
 ) -> Route | None:
-    """A cheap path on which nothing passes between two that are `apart`: without whichever of them is apart from more others. None if there is none."""
-    route = cheapest_path(roster, begin, end, cost, lines)
+    """A cheap path (`_path`) on which nothing passes between two that are `apart`: without whichever of them is apart from more others. None if there is none."""
+    route = (
+        cheapest_path(roster, begin, end, cost) if lines is None else _path(roster, begin, end, cost, lines)
+    )
     met = None if route is None else _meet(route, apart)
     if met is None:
         return route

@@ -55,6 +55,7 @@ class CoordinatedStep:
         self._entries = 0
         self._entrants: dict[str, m.Entrant] = {}
         """Who came in later and was not made known to everybody."""
+        self._target = members.target(config.link_ratio)
         self._ways = Assignments(
             (*train, *evaluation),
             self.roster,
@@ -62,12 +63,11 @@ class CoordinatedStep:
             members.rates(),
             self.ledger.undone,
             self.ledger.holder,
-            members.lines(),
+            members.lines(config.compression, self._target, mixed=config.spot_checks),
             reign.allowances.limits(self.roster, len(train) or len(evaluation)),
             reign.standings.apart,
         )
         self.sums = Summing(reign, self.number, self.roster, self.ledger, self._ways.trodden, pace, now)
-        self._target = members.target(config.link_ratio)
         self._failures = Reports()
         self._lull = Lull(now)
         self.stalls = 0

@@ -14,6 +14,7 @@ from hetpeer.bootstrap.spotcheck import CheckRules
 from hetpeer.peer.simulate.numerics import Numerics
 from hetpeer.peer.simulate.wires import Ground
 from hetpeer.stages.execution.fingerprint import KEY_BYTES, distance
+from hetpeer.stages.planning.swarms.given import Compression
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,7 @@ class SwarmConfig:
     def coordinator(self, numerics: Numerics, draw: Callable[[], float]) -> CoordinatorConfig:
         """What the manifest would say. `draw` decides who is checked."""
         blocks, ties = range(numerics.blocks), Ties(self.ties)
+        compression = Compression() if self.ground is None else self.ground.work.compression
         return CoordinatorConfig(
             run="sim",
             steps=self.steps,
@@ -90,6 +92,8 @@ class SwarmConfig:
             clip_norm=self.clip_norm,
             layouts=self.layouts,
             asks=None if self.ground is None else self.ground.work,
+            link_ratio=compression.forward,
+            compression=compression,
             costs=[BlockCost(elements=numerics.sizes[block], memory_bytes=1, flops=1.0) for block in blocks],
             ties={block: ties.partners(block) for block in blocks},
             stall_s=self.stall_s,

@@ -8,6 +8,7 @@ that peers further down can answer with what they have kept.
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -31,28 +32,30 @@ def cheapest_path(
     end: int,
     cost: Mapping[str, float],
     between: Callable[[str, str], float] = lambda _sender, _to: 0.0,
+    beginnings: int = 1,
 ) -> Route | None:
     """The path over blocks [begin, end) through `roster` with the least sum of `cost` per block run.
 
     `cost[peer]` is the price of one block at that peer (default 1.0); ties go to fewer hops, then to the smaller peer
     id, so that every caller with the same view finds the same path. None if some block has no holder. Dijkstra over
     the borders; a peer always runs to the end of what it holds. `between` is the price of going from one peer to another: with it the path is the best
-    of those whose beginnings are the best to their borders, which need not be the cheapest of all.
+    of those whose beginnings are among the `beginnings` best to their borders, each by another last peer; with as many as there are peers that is the cheapest of all.
     """
     heap: list[tuple[float, int, Route, int]] = [(0.0, 0, (), begin)]
-    settled: set[int] = set()
+    settled: defaultdict[int, set[str]] = defaultdict(set)
     while heap:
         price, hops, route, border = heapq.heappop(heap)
         if border == end:
             return route
-        if border in settled:
+        last, known = route[-1].peer if route else "", settled[border]
+        if last in known or len(known) == beginnings:
             continue
-        settled.add(border)
-        for peer, (first, last) in roster.items():
-            if first <= border < last:
-                hop = Hop(peer, border, min(last, end))
+        known.add(last)
+        for peer, (first, beyond) in roster.items():
+            if first <= border < beyond:
+                hop = Hop(peer, border, min(beyond, end))
                 step = cost.get(peer, 1.0) * (hop.end - hop.begin)
-                step += between(route[-1].peer, peer) if route else 0.0
+                step += between(last, peer) if route else 0.0
                 heapq.heappush(heap, (price + step, hops + 1, (*route, hop), hop.end))
     return None
 

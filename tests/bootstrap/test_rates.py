@@ -8,8 +8,11 @@ import pytest
 from hetpeer.bootstrap.membership import BlockCost, Membership, Standing, Volunteer
 from hetpeer.bootstrap.rates import MOST
 from hetpeer.bootstrap.routing import assign_routes
+from hetpeer.stages.planning.swarms.given import Compression
 
 IDS = range(24)
+ADAPTIVE = Compression(forward=100.0, backward=100.0, adaptive=True)
+INT8 = Compression(forward=3.97, backward=3.97)
 
 
 def swarm(places: dict[str, tuple[int, tuple[int, int]]], flops: tuple[float, ...]) -> Membership:
@@ -54,6 +57,22 @@ def test_who_has_not_trained_is_as_much_slower_than_it_was_before_as_the_others(
     members.volunteers["a"].computing = members.volunteers["b"].computing = 8.0
     members.volunteers["c"].flops_per_second = 3.0
     assert members.rates() == pytest.approx({"a": 0.25, "b": 0.25, "c": 0.75})
+
+
+@pytest.mark.parametrize(
+    ("compression", "least", "most"), [(Compression(), 0, 2), (INT8, 2, 4), (ADAPTIVE, 6, 12)]
+)
+def test_a_slow_line_that_may_compress_is_no_reason_to_leave_its_ends_idle(
+    compression: Compression, least: int, most: int
+) -> None:
+    """Two pipelines that compute alike. On the line of one of them a bundle takes ten times as long as the work, uncompressed, on the other's a tenth."""
+    members = swarm({f"{c}{s}": (n, (s, s + 1)) for n, c in enumerate("ab") for s in range(2)}, (1.0, 1.0))
+    for name, volunteer in members.volunteers.items():
+        volunteer.computing = 0.3
+        volunteer.links = {f"{name[0]}{1 - int(name[1])}": 3.0 if name[0] == "a" else 0.03}
+    lines = members.lines(compression, members.target(compression.forward))
+    routes = assign_routes(IDS, members.roster(), members.blocks, members.rates(), lines)
+    assert least <= sum(route[1].peer == "a1" and route[0].peer == "a0" for route in routes.values()) <= most
 
 
 def test_nobody_is_taken_to_be_faster_than_all_others_together_by_far() -> None:

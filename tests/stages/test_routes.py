@@ -1,6 +1,6 @@
 """Paths through the holders, against a search of all of them."""
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,6 +41,25 @@ def test_the_cheapest_path_is_the_cheapest_of_all(roster, cost):
     assert covers(found, 0, BLOCKS)
     assert price(found, cost) == min(price(path, cost) for path in paths)
     assert cheapest_path(dict(reversed(roster.items())), 0, BLOCKS, cost) == found
+
+
+@given(rosters, costs, st.lists(st.sampled_from([0.0, 0.5, 2.0, 9.0]), min_size=49, max_size=49))
+def test_with_prices_of_lines_it_is_the_cheapest_of_all_if_every_beginning_is_gone_on_with(
+    roster, cost, prices
+):
+    lines = dict(zip(product("abcdefg", repeat=2), prices, strict=True))
+
+    def whole(route):
+        return price(route, cost) + sum(lines[one.peer, other.peer] for one, other in pairwise(route))
+
+    best = min(map(whole, all_paths(roster, 0, BLOCKS)), default=None)
+    for beginnings in (1, 2, len("abcdefg")):
+        found = cheapest_path(roster, 0, BLOCKS, cost, lambda *pair: lines[pair], beginnings)
+        assert (found is None) == (best is None)
+        if found is not None:
+            assert covers(found, 0, BLOCKS)
+            assert whole(found) >= best
+    assert found is None or whole(found) == best
 
 
 @given(rosters, rosters)
