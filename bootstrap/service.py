@@ -36,6 +36,7 @@ from hetpeer.dht.clock import Clock
 from hetpeer.dht.errors import LocalError, RemoteError
 from hetpeer.dht.listener import CONTROL as CONTROL_BUDGET
 from hetpeer.dht.node import Node
+from hetpeer.dht.tasks import heed_cancellation
 
 CONTROL: Final = "hetpeer/1/control"
 TICK_S = 0.2
@@ -107,9 +108,7 @@ class CoordinatorService:
             _log.warning("another reliable peer leads the run now")
         finally:
             self._reception.close()
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():  # while the group ended: Python 3.11 and 3.12 forget that
-            raise asyncio.CancelledError
+        heed_cancellation()
         return None
 
     async def _until_deposed(self) -> None:

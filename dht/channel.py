@@ -21,6 +21,7 @@ from hetpeer.dht.grants import Lane
 from hetpeer.dht.meter import Meter
 from hetpeer.dht.outbox import Inbox, Outbox, Parcel
 from hetpeer.dht.streams import Stream
+from hetpeer.dht.tasks import heed_cancellation
 
 BEAT_S = 1.0
 """A side with nothing to say acknowledges at least so often: silence means that the peer is frozen or cut off."""
@@ -150,6 +151,7 @@ class Channel:
             if self._stream is stream:
                 self._stream = None
                 self._receiver.down(self)
+        heed_cancellation()
 
     async def _write(self, stream: Stream, sent: int) -> None:
         while not self.closed:

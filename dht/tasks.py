@@ -37,6 +37,15 @@ def going_on(work: Coroutine[Any, Any, R]) -> Coroutine[Any, Any, R]:
     return wait()
 
 
+def heed_cancellation() -> None:
+    """To be called after a group of tasks whose errors were caught: raises `CancelledError` if we were cancelled while the group ended for one of them. Python 3.11 and 3.12 forget that,
+    and whoever waits for us would wait for ever.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 class TaskSet:
     """Tasks that live as long as their owner at most. A peer's fault is noted at debug level, and so ends one task only;
     anything else is told to `on_error`, by default the log.

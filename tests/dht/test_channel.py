@@ -83,6 +83,24 @@ async def test_each_frame_arrives_once_and_in_order_whatever_is_cut(seed: int) -
     server.close()
 
 
+@pytest.mark.parametrize("later", range(12))
+async def test_who_is_cancelled_while_a_stream_ends_ends_too(later: int) -> None:
+    """So many turns of the loop after it was cut: its tasks are ending by then."""
+    server = ChannelServer(lambda _peer, _key: Kept(), LIMIT)
+    network = Loopback(server.handle)
+    channel = Channel("them", "a", Kept(), LIMIT)
+    dialling = asyncio.create_task(dial(network, "test", channel))  # type: ignore[arg-type]
+    await until(lambda: channel.is_up)
+    network.cut()
+    for _ in range(later):
+        await asyncio.sleep(0)
+    dialling.cancel()
+    ended, _ = await asyncio.wait([dialling], timeout=5.0)
+    assert ended
+    assert dialling.cancelled()
+    server.close()
+
+
 async def test_a_peer_that_lost_its_memory_is_told_from_one_that_was_away() -> None:
     network = Loopback(ChannelServer(lambda _peer, _key: Kept(), LIMIT).handle)
     channel = Channel("them", "a", Kept(), LIMIT)
