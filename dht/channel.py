@@ -140,7 +140,7 @@ class Channel:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._write(stream, peer_has))
-                tasks.create_task(self._read(stream))
+                await self._read(stream)
         except* ProtocolError as group:
             _log.debug("%r: %s", self, group.exceptions[0])
             self.offended(group.exceptions[0])  # type: ignore[arg-type]  # not nested: its tasks have no groups

@@ -39,7 +39,7 @@ def going_on(work: Coroutine[Any, Any, R]) -> Coroutine[Any, Any, R]:
 
 def heed_cancellation() -> None:
     """To be called after a group of tasks whose errors were caught: raises `CancelledError` if we were cancelled while the group ended for one of them. Python 3.11 and 3.12 forget that,
-    and whoever waits for us would wait for ever.
+    and whoever waits for us would wait for ever. The group's body must not end before its tasks do: they do not take back what they cancel when one of them fails after that.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
