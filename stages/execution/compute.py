@@ -258,6 +258,7 @@ class _Wire(asyncio.Protocol):
             _, answer = self.pending.popitem()
             if not answer.done():
                 answer.set_exception(WorkerDiedError(status))
+                answer.exception()  # who was cancelled before it could wait does not hear it, and that is no error
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)

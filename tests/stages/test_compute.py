@@ -1,6 +1,7 @@
 """Real worker processes: training through commands is bit for bit plain autograd, and deaths are noticed."""
 
 import asyncio
+import gc
 import os
 import select
 import signal
@@ -238,6 +239,23 @@ async def test_a_suspended_worker_stands_still_and_is_killed_at_once(monkeypatch
     assert isinstance(answers[-1], WorkerDiedError)
     assert not process.is_running()
     compute.suspend()  # of one that has ended: nothing
+
+
+async def test_of_a_killed_worker_nobody_is_told_who_was_cancelled_before_it_could_wait():
+    told = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context))
+    compute = await Compute.start(CONFIG, WORKER)
+    waiting = asyncio.ensure_future(compute.post(WarmUp()))
+    waiting.cancel()  # before its first turn
+    await asyncio.wait([waiting])
+    assert compute.pending
+    os.kill(compute.pid, signal.SIGKILL)
+    await compute.died()
+    await compute.close()
+    assert not compute.pending
+    del waiting
+    gc.collect()
+    assert not told
 
 
 @pytest.mark.parametrize(
