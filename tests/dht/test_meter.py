@@ -63,6 +63,45 @@ def test_a_first_guess_comes_soon():
     assert line.meter.rate == pytest.approx(2e6, rel=0.01)
 
 
+@pytest.mark.parametrize("apart_s", [0.0, 0.3])
+def test_bundles_of_one_size_before_any_empty_frame(apart_s):
+    """Two bundles at a time: the second waits for the first, unless it leaves later. Then nothing tells what the line takes, until a frame without payload has met it idle."""
+    line, now = Line(62.5e3), 0.0
+    for _ in range(12):
+        first = line.send(now, 12 * KIB)
+        now = line.send(max(now, apart_s and first + apart_s), 12 * KIB) + 0.4
+    if not apart_s:
+        assert line.meter.rate == pytest.approx(62.5e3, rel=0.01)
+    else:
+        assert line.meter.rate == 0.0
+    line.send(now, 0)
+    for _ in range(40):
+        now = line.send(now, 12 * KIB) + 0.4
+    assert line.meter.rate == pytest.approx(62.5e3, rel=0.01)
+
+
+def test_a_slow_line_is_known_after_a_few_bundles():
+    line = Line(62.5e3)
+    for number in range(5):
+        line.send(0.01 * number, 12 * KIB)
+    assert line.meter.rate == pytest.approx(62.5e3, rel=0.01)
+
+
+def test_a_pause_of_the_receiver_is_no_slow_line():
+    line, now = Line(1e8), 0.0
+    for late_s in (0.0, 0.6):
+        line.send(now, 0)
+        now = line.send(now, 2 * KIB, late_s) + 1.0
+    assert line.meter.rate == 0.0
+
+
+def test_what_a_bundle_has_more_than_the_fastest_is_timed():
+    line, now = Line(62.5e3), 0.0
+    for nbytes in (12 * KIB, 36 * KIB) * 12:
+        now = line.send(now, nbytes) + 0.4
+    assert line.meter.rate == pytest.approx(62.5e3, rel=0.01)
+
+
 def test_it_follows_the_line():
     line, now = Line(8e6), 0.0
     for rate in (8e6, 1e6, 4e6):

@@ -7,6 +7,7 @@ import asyncio
 import re
 import signal
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,8 @@ class Swarm:
         """Kill what is left, then check what everybody said."""
         for child in self.children:
             if child.status is None:
-                child.signal(signal.SIGKILL)
+                with suppress(ProcessLookupError):  # killed a moment ago: nobody has written its status yet
+                    child.signal(signal.SIGKILL)
         for child in self.children:
             for noise in ("Traceback", "never retrieved", "HP-SYS-000"):
                 assert noise not in child.said, f"{child.name}:\n{child.said}"
