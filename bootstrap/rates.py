@@ -10,6 +10,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from hetpeer.bootstrap.lines import SLIGHT, Lines
+from hetpeer.stages.execution.routes import Roster
 from hetpeer.stages.planning.swarms.given import Compression
 
 if TYPE_CHECKING:
@@ -63,9 +64,15 @@ def lines(
                 carried = _carried_s(took, compression, target) * fastest
                 for pair in ((volunteer.peer, peer), (peer, volunteer.peer)):  # back as well
                     seconds[pair] = seconds.get(pair, 0.0) + carried
-    more = [fastest / speeds[v.peer] * (v.place[1] - v.place[0]) ** 2 for v in ready if v.place is not None]
-    leaving = SLIGHT if mixed or not more else max(SLIGHT, fmean(more))
-    return Lines({v.peer: v.cluster for v in ready}, seconds, leaving, mixed=mixed)
+    price = leaving({v.peer: v.place for v in ready if v.place is not None}, speeds, mixed=mixed)
+    return Lines({v.peer: v.cluster for v in ready}, seconds, price, mixed=mixed)
+
+
+def leaving(roster: Roster, speeds: Mapping[str, float], *, mixed: bool = False) -> float:
+    """What it costs to leave one's cluster on a line that nobody has used, in the time of a block at the fastest."""
+    fastest = max(speeds.values(), default=1.0)
+    more = [fastest / speeds[peer] * (end - begin) ** 2 for peer, (begin, end) in roster.items()]
+    return SLIGHT if mixed or not more else max(SLIGHT, fmean(more))
 
 
 def _carried_s(took: float, compression: Compression, target: float) -> float:

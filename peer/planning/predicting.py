@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from hetpeer.bootstrap.lines import Lines
 from hetpeer.bootstrap.manifest import Manifest, SignedManifest
+from hetpeer.bootstrap.rates import leaving
 from hetpeer.bootstrap.routing import assign_routes
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.records import Advert
 from hetpeer.peer.planning.summing import sums_bytes
 from hetpeer.peer.watching.status import HOLDING
-from hetpeer.stages.execution.routes import Route
+from hetpeer.stages.execution.routes import Roster, Route
 from hetpeer.stages.planning.estimate import Estimate, estimate
 from hetpeer.stages.planning.uplinks import Line
 from hetpeer.stages.planning.virtual import Machine
@@ -129,7 +131,34 @@ def _routes(manifest: Manifest, working: Mapping[str, Advert]) -> dict[int, Rout
         peer: (advert.block_end - advert.block_begin) / (advert.forward_s + advert.backward_s)
         for peer, advert in working.items()
     }
-    return assign_routes(range(manifest.training.microbatches), roster, len(manifest.blocks), speeds)
+    return assign_routes(
+        range(manifest.training.microbatches),
+        roster,
+        len(manifest.blocks),
+        speeds,
+        _known_lines(working, roster, speeds, mixed=manifest.trust.spot_checks > 0),
+    )
+
+
+def _known_lines(
+    working: Mapping[str, Advert], roster: Roster, speeds: Mapping[str, float], *, mixed: bool
+) -> Lines:
+    """As the coordinator has them, of what adverts name: lines that bundles went over. Clusters they do not name: any other line is one that leads out of them."""
+    took = {
+        (peer, to): (note.activation_bytes / note.rate, note.gradient_bytes / note.rate)
+        for peer, advert in working.items()
+        for note in advert.links
+        for to in working
+        if note.to == to[-8:] and note.rate
+    }
+    fastest = max(speeds.values())
+    seconds = {
+        (peer, to): (there + took.get((to, peer), (0.0, 0.0))[1]) * fastest
+        for (peer, to), (there, _) in took.items()
+        if there
+    }
+    clusters = {peer: number for number, peer in enumerate(working)}
+    return Lines(clusters, seconds, leaving(roster, speeds, mixed=mixed), mixed=mixed)
 
 
 def _lines(

@@ -77,6 +77,25 @@ def test_a_swarm_of_two_whose_steps_overlap(run: RunDirectory) -> None:
     assert updating.bottleneck == ("computing", FRONT)
 
 
+def test_microbatches_keep_to_the_lines_that_were_used(run: RunDirectory) -> None:
+    """Two pipelines on fast lines: nothing goes from one to the other, over a line of which nobody knows anything; and who has a slow line gets less."""
+    blocks = len(run.manifest.blocks)
+
+    def two(slow: float) -> dict[str, Advert]:
+        pairs = {"QmFrontOfOne1": "QmBackOfOne22", "QmFrontOfTwo3": "QmBackOfTwo44"}
+        adverts = {run.manifest.coordinators[0]: Advert(role="coordinator", state="training")}
+        for (front, back), rate in zip(pairs.items(), (1e6, slow), strict=True):
+            for peer, to, place in ((front, back, (0, 2)), (back, front, (2, blocks))):
+                link = LinkNote(to=to[-8:], rate=rate, activation_bytes=500, gradient_bytes=500)
+                adverts[peer] = volunteer(*place, to, links=(link,), name=peer)
+        return adverts
+
+    alike = {member.name: member.computing for member in predict(run.signed, two(1e6)).members}
+    assert alike["QmFrontOfOne1"] == pytest.approx(alike["QmFrontOfTwo3"], rel=0.01)
+    slower = {member.name: member.computing for member in predict(run.signed, two(800.0)).members}
+    assert slower["QmFrontOfOne1"] > 2.5 * slower["QmFrontOfTwo3"], "three of four go the fast way"
+
+
 def test_who_holds_the_same_blocks_adds_up(run: RunDirectory) -> None:
     """Two pipelines: as many bytes leave everybody as a ring takes, and nothing goes between pipelines where nothing is shared."""
     manifest = run.manifest
