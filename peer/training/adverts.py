@@ -95,7 +95,7 @@ def volunteer_advert(volunteer: Volunteer, node: Node, device_name: str) -> Adve
         computes=shares[Occupation.COMPUTES],
         waits_data=shares[Occupation.DATA],
         waits_room=shares[Occupation.ROOM],
-        uplink=round(volunteer.links.outflow.rate),
+        uplink=round(volunteer.links.outflow.seen),
         flops_per_second=float(round(member.flops_per_second)),
         product_flops=float(round(volunteer.offer.flops_per_second)),
         memory_bytes=volunteer.offer.memory_bytes,

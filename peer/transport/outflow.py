@@ -11,7 +11,7 @@ from collections import deque
 SEVERAL = 2
 WINDOW_S, ARRIVALS = 1.0, 24
 """A window is closed after so much busy time, and so many acknowledgements: what is half-way at its ends is little then."""
-WINDOWS, KNOWN = 16, 8
+WINDOWS, KNOWN, SEEN = 16, 8, 2
 """So many are remembered; the best quarter counts, without what is above it by chance. With fewer than `KNOWN` nothing does: whoever is paced to a line that was taken
 for half as fast keeps to that, and finds out only little by little.
 """
@@ -44,5 +44,13 @@ class Outflow:
     @property
     def rate(self) -> float:
         """Bytes/s; 0 while too little is known."""
+        return self._best() if len(self._windows) >= KNOWN else 0.0
+
+    @property
+    def seen(self) -> float:
+        """Bytes/s, for people and planners, whom a guess that is too low soon slows down by nothing: after `SEEN` windows already."""
+        return self._best() if len(self._windows) >= SEEN else 0.0
+
+    def _best(self) -> float:
         best = sorted(self._windows, reverse=True)
-        return best[(len(best) - 1) // 4] if len(best) >= KNOWN else 0.0
+        return best[max((len(best) - 1) // 4, 1)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.settings import LinkSettings
 from hetpeer.peer.transport.linkbook import LinkBook
-from hetpeer.peer.transport.outflow import ARRIVALS, SEVERAL, WINDOW_S, WINDOWS
+from hetpeer.peer.transport.outflow import ARRIVALS, KNOWN, SEEN, SEVERAL, WINDOW_S, WINDOWS
 from hetpeer.stages.links.adaptive import coding_for, share_for
 from hetpeer.stages.links.codec import Codec
 from hetpeer.stages.links.pace import SLACK, ratio_of, target_seconds
@@ -191,6 +191,9 @@ def test_what_is_told_is_a_message():
         for arrival in range(ARRIVALS + 1):
             now = WINDOW_S * (window + arrival / ARRIVALS)
             links.outflow.look(now, SEVERAL, round(2 * MIB * now))
+        known = links.outflow.rate, links.outflow.seen
+        assert [bool(rate) for rate in known] == [window + 1 >= KNOWN, window + 1 >= SEEN]
+    assert links.outflow.seen == links.outflow.rate
     assert links.paced().uplink == pytest.approx(2 * MIB, rel=0.1), "of several links, not the fastest one"
     with pytest.raises(ValueError, match="finite"):
         m.Paced(computing=math.inf, links={})
