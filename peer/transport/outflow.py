@@ -48,7 +48,7 @@ class Outflow:
 
     @property
     def seen(self) -> float:
-        """Bytes/s, for people and planners, whom a guess that is too low soon slows down by nothing: after `SEEN` windows already."""
+        """Bytes/s; 0 before `SEEN` windows. For people and planners: a guess that is too low slows nobody down there."""
         return self._best() if len(self._windows) >= SEEN else 0.0
 
     def _best(self) -> float:
