@@ -23,7 +23,7 @@ GROUP_FRAMES = 24
 counted too early or too late.
 """
 FIRST_FRAMES, SLOW_FRAMES, SLOW_S = 6, 3, 0.5
-"""Frames of the very first: better soon than right. And of it on a line that took so long for them: it is waited for, and no pause of a processor is meant."""
+"""Frames of the very first: better soon than right. On a slow line these few are enough, if it took so long for them: that is no mere pause of a processor."""
 GROUPS = 8
 """Measurements that are kept."""
 FRAMES = 64

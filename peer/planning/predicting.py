@@ -16,7 +16,7 @@ from hetpeer.bootstrap.manifest import Manifest, SignedManifest
 from hetpeer.bootstrap.rates import leaving
 from hetpeer.bootstrap.routing import assign_routes
 from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.dht.records import Advert
+from hetpeer.dht.records import Advert, LinkNote
 from hetpeer.peer.planning.summing import sums_bytes
 from hetpeer.peer.watching.status import HOLDING
 from hetpeer.stages.execution.routes import Roster, Route
@@ -144,21 +144,26 @@ def _known_lines(
     working: Mapping[str, Advert], roster: Roster, speeds: Mapping[str, float], *, mixed: bool
 ) -> Lines:
     """As the coordinator has them, of what adverts name: lines that bundles went over. Clusters they do not name: any other line is one that leads out of them."""
-    took = {
-        (peer, to): (note.activation_bytes / note.rate, note.gradient_bytes / note.rate)
-        for peer, advert in working.items()
-        for note in advert.links
-        for to in working
-        if note.to == to[-8:] and note.rate
-    }
-    fastest = max(speeds.values())
-    seconds = {
-        (peer, to): (there + took.get((to, peer), (0.0, 0.0))[1]) * fastest
-        for (peer, to), (there, _) in took.items()
-        if there
-    }
+    notes, fastest = _notes(working), max(speeds.values())
+    seconds = {}
+    for (peer, to), note in notes.items():
+        if note.activation_bytes:
+            back = notes.get((to, peer))
+            took = note.activation_bytes / note.rate + (back.gradient_bytes / back.rate if back else 0.0)
+            seconds[peer, to] = took * fastest
     clusters = {peer: number for number, peer in enumerate(working)}
     return Lines(clusters, seconds, leaving(roster, speeds, mixed=mixed), mixed=mixed)
+
+
+def _notes(working: Mapping[str, Advert]) -> dict[tuple[str, str], LinkNote]:
+    """(From, to) → what the one says of its line there; of lines that were measured."""
+    whole = {peer[-8:]: peer for peer in working}
+    return {
+        (peer, whole[note.to]): note
+        for peer, advert in working.items()
+        for note in advert.links
+        if note.rate and note.to in whole
+    }
 
 
 def _lines(
@@ -172,12 +177,12 @@ def _lines(
     pairs |= {(b, a) for a, b in pairs}
     uplinks = {peer: machine.uplink for peer, machine in machines.items() if math.isfinite(machine.uplink)}
     roster = {peer: (advert.block_begin, advert.block_end) for peer, advert in working.items()}
-    # A reduce is divided by what they say of their uplinks, and not by what a single link carries.
+    # A reduce is divided by what they say of their uplinks, and not by what a single link carries. The coordinator is told when it is sure, some steps later.
     said = {peer: advert.uplink for peer, advert in working.items()}
     sums = sums_bytes(manifest, routes, roster, said)
-    lines = {}
+    lines, notes = {}, _notes(working)
     for sender, to in sorted(pairs | sums.keys()):
-        note = next((n for n in working[sender].links if n.to == to[-8:] and n.rate), None)
+        note = notes.get((sender, to))
         if note is not None:
             lines[sender, to] = Line(
                 rate=note.rate,

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ from hetpeer.peer.logs.reading import Entry, LogReader
 COMMAND = [sys.executable, "-m", "hetpeer.peer.cli.main"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": ".importroot", "NO_COLOR": "1"}
 NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC"
+REFUSED = "the peer to join by cannot be reached"
 log = logging.getLogger("hetpeer.dht.anything")
 
 
@@ -178,6 +179,18 @@ def test_the_command(tmp_path: Path) -> None:
     ]
 
 
+@contextmanager
+def started(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A process that is gone afterwards, also where the test fails."""
+    with subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 @pytest.fixture
 def heard_interrupts() -> Iterator[None]:
     """Started in the background of a shell we ignore SIGINT, and what we start would, too."""
@@ -190,33 +203,32 @@ def heard_interrupts() -> Iterator[None]:
 def test_following(tmp_path: Path) -> None:
     with keeping_log(tmp_path):
         log.info("before")
-        following = subprocess.Popen(
-            [*COMMAND, "logs", "-f", "--home", str(tmp_path)],
-            env=ENVIRONMENT,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert following.stdout is not None
-        assert following.stdout.readline().endswith("info before\n")
-        log.info("meanwhile")
-        assert following.stdout.readline().endswith("info meanwhile\n")
-        following.send_signal(signal.SIGINT)
-        assert following.wait(100) == ExitCode.INTERRUPTED
-        following.stdout.close()
+        with started([*COMMAND, "logs", "-f", "--home", str(tmp_path)]) as following:
+            assert following.stdout is not None
+            assert following.stdout.readline().endswith("info before\n")
+            log.info("meanwhile")
+            assert following.stdout.readline().endswith("info meanwhile\n")
+            following.send_signal(signal.SIGINT)
+            assert following.wait(100) == ExitCode.INTERRUPTED
+
+
+def await_refusals(daemon: subprocess.Popen[str], home: Path, count: int) -> None:
+    """Return when its log says so often that nobody is there."""
+    deadline = time.monotonic() + 150
+    while not (home / FILE).exists() or sum(REFUSED in entry.event for entry in kept(home)) < count:
+        assert daemon.poll() is None, "it has ended"
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 @pytest.mark.swarm
 def test_a_daemon_keeps_one(tmp_path: Path) -> None:
     """One that finds nobody: it says so, and leaves when it is told to."""
     command = [*COMMAND, "-q", "join", "--bootstrap", NOBODY, "--home", str(tmp_path)]
-    daemon = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 150
-    said = "the peer to join by cannot be reached"  # it is not the first thing: of sensors it may say something before
-    while not (tmp_path / FILE).exists() or not any(said in entry.event for entry in kept(tmp_path)):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    daemon.send_signal(signal.SIGTERM)
-    _, shown = daemon.communicate(timeout=100)
+    with started(command) as daemon:
+        await_refusals(daemon, tmp_path, 1)  # not the first thing: of sensors it may say something before
+        daemon.send_signal(signal.SIGTERM)
+        _, shown = daemon.communicate(timeout=100)
     assert shown == "left the run\n"
 
 
@@ -226,15 +238,12 @@ def test_it_goes_on_when_its_terminal_is_gone_and_leaves_in_good_order_when_that
 ) -> None:
     heeding = ["env", "--default-signal=HUP"]  # the tests may have been started with nohup
     command = [*heeding, *COMMAND, "join", "--bootstrap", NOBODY, "--home", str(tmp_path)]
-    daemon = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
-    assert daemon.stderr is not None
-    assert "the peer to join by cannot be reached" in daemon.stderr.readline()
-    daemon.stderr.close()
-    deadline = time.monotonic() + 150
-    while sum("cannot be reached" in entry.event for entry in kept(tmp_path)) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    for _ in range(2):  # by the kernel and by the shell
-        daemon.send_signal(signal.SIGHUP)
-    assert daemon.wait(100) == ExitCode.OK
+    with started(command) as daemon:
+        assert daemon.stderr is not None
+        assert REFUSED in daemon.stderr.readline()
+        daemon.stderr.close()
+        await_refusals(daemon, tmp_path, 2)
+        for _ in range(2):  # by the kernel and by the shell
+            daemon.send_signal(signal.SIGHUP)
+        assert daemon.wait(100) == ExitCode.OK
     assert sum("SIGHUP: its terminal has ended" in entry.event for entry in kept(tmp_path)) == 1
