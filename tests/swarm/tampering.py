@@ -232,7 +232,7 @@ def sends_stale() -> None:
 
 
 def sends_false_bundles() -> None:
-    """A volunteer whose bundles, activations and gradients, are the opposite of what it has computed, as soon as there are five others; its sums are right."""
+    """A volunteer whose bundles, activations and gradients, are the opposite of what it has computed, from the first step with five others on; its sums are right."""
     import numpy as np
 
     from hetpeer.averaging.holding import HeldStep
@@ -242,7 +242,7 @@ def sends_false_bundles() -> None:
     watched: set[int] = set()
 
     def begun(self, me, place, begin, *more):
-        if len(begin.roster) > 5:
+        if watched or len(begin.roster) > 5:  # in later ones whoever is in question with it may rest
             watched.add(begin.step)
         held(self, me, place, begin, *more)
 
