@@ -104,6 +104,11 @@ class Shard:
     end: int
     reducer: str
 
+    @property
+    def length(self) -> int:
+        """Elements."""
+        return self.end - self.begin
+
 
 @dataclass(frozen=True, slots=True)
 class SendPart:

@@ -13,6 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.messages import Block, Count, Id, Line, Schema, Ticket
 from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.plain import first_wrong
 from hetpeer.stages.execution.routes import Hop
 from hetpeer.stages.links.codec import Written
 
@@ -105,8 +106,5 @@ def decode_head(data: object, peer: str) -> Head | Introduction:
     try:
         return _ADAPTER.validate_python(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ProtocolError(
-            "a tensor's head does not fit", peer=peer, why=f"{where}: {first['msg']}"
-        ) from None
+        where, what = first_wrong(error)
+        raise ProtocolError("a tensor's head does not fit", peer=peer, why=f"{where}: {what}") from None

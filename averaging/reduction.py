@@ -179,8 +179,8 @@ class Reduction:
         shards = self._shards.get(block, [])
         return shards if block in self._mine else [shard for shard in shards if self._is_tied(shard)]
 
-    def result(self, block: int, index: int, sender: str, handle: Handle) -> list[Effect]:
-        """The sum of shard `index` of `block` has arrived from its reducer."""
+    def result(self, block: int, index: int, sender: str, handle: Handle, length: int) -> list[Effect]:
+        """The sum of shard `index` of `block` has arrived from its reducer, `length` elements of it: of another length than the shard it has not."""
         cover = self.covers.get(block)
         known = self._results.setdefault(block, {})
         if (
@@ -188,6 +188,7 @@ class Reduction:
             or block not in self._mine | self._observed
             or not index < len(self._shards[block])
             or self._shards[block][index].reducer != sender
+            or self._shards[block][index].length != length
             or index in known
             or index not in {shard.index for shard in self._expected(block)}
         ):

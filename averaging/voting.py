@@ -113,10 +113,10 @@ class Voting:
         assert self.reduction is not None
         return [*self._wrap(self.reduction.part(block, index, sender, handle)), *self._news()]
 
-    def result(self, sender: str, block: int, index: int, handle: p.Handle) -> list[Effect]:
+    def result(self, sender: str, block: int, index: int, handle: p.Handle, length: int) -> list[Effect]:
         """A reducer's sum of one shard under the current plan."""
         assert self.reduction is not None
-        return [*self._wrap(self.reduction.result(block, index, sender, handle)), *self._news()]
+        return [*self._wrap(self.reduction.result(block, index, sender, handle, length)), *self._news()]
 
     def _news(self) -> list[Effect]:
         """A reduce that takes long is not to be given up while it goes on."""

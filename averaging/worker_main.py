@@ -57,7 +57,11 @@ def main(arguments: list[str]) -> int:
     }
     lanes = {lane: copiers[lane].lane(executor.execute) for lane, executor in executors.items()}
     with socket.socket(fileno=options.socket) as connection:
-        serve(connection, lanes)
+        try:
+            serve(connection, lanes)
+        except torch.AcceleratorError as error:
+            print(error, file=sys.stderr, flush=True)
+            os.abort()  # the GPU's context is lost, and a worker that ends by a signal is replaced
     return 0
 
 

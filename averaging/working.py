@@ -46,6 +46,11 @@ class Working:
         return next((one.id for one in self._under_way()), None)
 
     @property
+    def partners(self) -> frozenset[str]:
+        """Who takes part in that, as far as we know."""
+        return next((one.partners for one in self._under_way()), frozenset())
+
+    @property
     def steps(self) -> list[StepId]:
         """All of them, and the averaging."""
         return [one.id for one in self._under_way()]
@@ -253,9 +258,13 @@ class Working:
         """A holder's slot, one shard of it, for us to sum."""
         return self._take(origin, handle, lambda step: step.part(origin.sender, block, index, handle))
 
-    def result(self, origin: Origin, block: int, index: int, handle: Handle) -> list[Effect]:
-        """A reducer's sum of one shard."""
-        return self._take(origin, handle, lambda step: step.result(origin.sender, block, index, handle))
+    def result(self, origin: Origin, block: int, index: int, handle: Handle, length: int) -> list[Effect]:
+        """A reducer's sum of one shard, of `length` elements."""
+
+        def accept(step: HeldStep) -> list[Effect]:
+            return step.result(origin.sender, block, index, handle, length)
+
+        return self._take(origin, handle, accept)
 
     def _take(
         self, origin: Origin, handle: Handle, accept: Callable[[HeldStep], list[Effect]]

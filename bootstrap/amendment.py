@@ -17,6 +17,7 @@ from hetpeer.bootstrap.settings import Entry, Positive
 from hetpeer.bootstrap.signing import AMENDMENT
 from hetpeer.bootstrap.vouchers import Serial
 from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.plain import first_wrong
 
 PeerId = Annotated[str, Field(pattern=r"^[1-9A-HJ-NP-Za-km-z]{10,100}$")]
 
@@ -117,8 +118,7 @@ def _checked(data: bytes, owner: bytes, run_id: str) -> Amendment:
     try:
         amendment = Amendment.model_validate(sealed.fields())
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise ValueError(": ".join(first_wrong(error))) from error
     if amendment.run_id != run_id:
         raise ValueError("it is of another run")
     return amendment

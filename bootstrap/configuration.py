@@ -14,6 +14,9 @@ from hetpeer.bootstrap.workload import of_links, of_manifest
 from hetpeer.stages.execution.fingerprint import KEY_BYTES, distance
 from hetpeer.stages.execution.slots import LIVE
 
+IN_FLIGHT = 4
+"""Microbatches for whose activations a place asks memory."""
+
 
 def coordinator_config(run: RunDirectory, *, ranks: bool = True) -> CoordinatorConfig:
     """The settings of a reign over `run`. `ranks`: whether places are compared for whoever comes; in mode `grouped`, where clusters train batches of their own, they are not."""
@@ -47,8 +50,9 @@ def coordinator_config(run: RunDirectory, *, ranks: bool = True) -> CoordinatorC
         costs=[
             BlockCost(
                 elements=block.vector_count,
-                # parameters, what the optimizer keeps, the gradient, slots; activations of the microbatches in flight
-                memory_bytes=(2 + manifest.kept + LIVE) * block.parameter_bytes + 4 * block.activation_bytes,
+                # parameters, what the optimizer keeps, the gradient, slots; activations
+                memory_bytes=(2 + manifest.kept + LIVE) * block.parameter_bytes
+                + IN_FLIGHT * block.activation_bytes,
                 flops=float(block.flops_forward),
             )
             for block in manifest.blocks

@@ -13,6 +13,7 @@ import errno
 import itertools
 import json
 import os
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,9 @@ class EventLog:
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            lines = path.read_bytes().splitlines(keepends=True)
-            self._ends = list(itertools.accumulate(len(one) for one in lines if one.endswith(b"\n")))
+            with path.open("rb") as file:
+                lengths = (len(one) for one in file if one.endswith(b"\n"))
+                self._ends = array("Q", itertools.accumulate(lengths))
             """Where each line ends, in bytes."""
             os.ftruncate(self._descriptor, self._end)
 
@@ -59,10 +61,13 @@ class EventLog:
         start = self._ends[number - 1] if number else 0
         return os.pread(self._descriptor, self._ends[number] - start, start).decode().rstrip("\n")
 
-    def lines(self, begin: int) -> list[str]:
-        """All from line `begin` on."""
+    def lines(self, begin: int, most: int) -> list[str]:
+        """Those from line `begin` on, so many at most."""
+        end = min(begin + most, len(self))
+        if begin >= end:
+            return []
         start = self._ends[begin - 1] if begin else 0
-        return os.pread(self._descriptor, self._end - start, start).decode().splitlines()
+        return os.pread(self._descriptor, self._ends[end - 1] - start, start).decode().splitlines()
 
     def append(self, record: Record) -> str:
         """Sign and write a record; returns its line. Raises `LocalError` HP-DISK-002 with the file as it was."""

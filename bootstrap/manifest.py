@@ -34,6 +34,7 @@ from hetpeer.bootstrap.settings import (
 )
 from hetpeer.bootstrap.signing import MANIFEST
 from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.plain import first_wrong
 from hetpeer.stages.data.arrays import MAX_DIMENSIONS, NAME
 from hetpeer.stages.data.batches import DataPlan
 from hetpeer.stages.data.shards import DTYPES, TARGETS, TOKENS
@@ -288,11 +289,11 @@ def sign(manifest: Manifest, owner_key: Ed25519PrivateKey) -> bytes:
     return MANIFEST.seal(manifest.model_dump(), owner_key)
 
 
-def read(data: bytes) -> SignedManifest:
-    """Check the signature and every field of a manifest file.
+def read(data: bytes, run: str = "", giver: str = "the peer") -> SignedManifest:
+    """Check the signature and every field of a manifest file, which `giver` has given.
 
-    Raises `LocalError`: HP-RUN-003 if a byte is wrong, HP-RUN-002 if it is of a version we do not know, HP-RUN-001
-    if its owner signed values that cannot be.
+    Raises `LocalError`: HP-RUN-003 if a byte is wrong, HP-RUN-002 if it is of a version we do not know, HP-RUN-016 if it is of another run
+    than `run` (empty: of any), HP-RUN-001 if its owner signed values that cannot be. Fields of another run are not looked at: anybody can sign some.
     """
     try:
         sealed = MANIFEST.open(data)
@@ -320,6 +321,14 @@ def read(data: bytes) -> SignedManifest:
             exit_code=ExitCode.VERSION,
         )
     run_id = blake3(owner + sealed.canonical).hexdigest()[:32]
+    if run not in ("", run_id):
+        raise LocalError(
+            "HP-RUN-016",
+            f"{giver} serves another run than the one that is to be joined",
+            why=f"it serves {run_id}, not {run}",
+            fix="ask the run's author for a new invite",
+            exit_code=ExitCode.VERSION,
+        )
     return SignedManifest(manifest=validated(Manifest, fields), run_id=run_id, data=data)
 
 
@@ -343,12 +352,11 @@ def validated(model: type[Model], fields: Any) -> Model:
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        field = ".".join(map(str, first["loc"]))[:200]  # some are named by the author
+        field, what = first_wrong(error)
         raise LocalError(
             "HP-RUN-001",
-            f"bad value in the run's settings: {field or model.__name__}",
-            why=first["msg"].removeprefix("Value error, "),
+            f"bad value in the run's settings: {field[:200] or model.__name__}",  # some are named by the author
+            why=what.removeprefix("Value error, "),
             fix="correct it and give the command again",
             exit_code=ExitCode.CONFIG,
         ) from error

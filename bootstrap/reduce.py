@@ -121,7 +121,10 @@ class Reduce:
             return False
         if any(vote.finite and vote.squared_norm > LARGEST_NORM for vote in message.blocks):
             raise ProtocolError("a vote with a norm that no sum has", peer=peer)
-        if {vote.block for vote in message.blocks} != set(range(*roster[peer])):
+        named = [vote.block for vote in message.blocks]
+        if len(set(named)) < len(named):
+            raise ProtocolError("a vote on a block twice", peer=peer)
+        if set(named) != set(range(*roster[peer])):
             return False
         self._votes[peer] = message
         if self._votes.keys() != roster.keys():

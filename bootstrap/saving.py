@@ -36,6 +36,8 @@ class Saving:
         due = reign.agenda.saves(version) or self._again or wanted
         if not due or reign.stored or self.under_way or reign.members.uncovered():
             return []
+        if self._order is not None and not (wanted or reign.agenda.over):
+            return []  # an older one takes longer than until the next is due: it is worth more than none at all
         self._order = order = CollectCheckpoint(reign.line, version, self._choose())
         self._digests, self._settled, self._again = {}, None, False
         effects: list[Effect] = [order]

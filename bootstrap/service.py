@@ -70,6 +70,8 @@ class CoordinatorService:
         self.core = new_core(config, averaging, replica.records, clock.monotonic())
         manifest = run.manifest
         self._door = Doorkeeper(run.run_id, manifest.owner, manifest.admission, replica.records)
+        self._networks: dict[str, str] = {}
+        """From which each that is here came: its stream may be down when another one comes."""
         self._logs = VolunteerLogs(run.volunteers, run.run_id, manifest, replica.records)
         self._reception = Reception(self, clock)
         self._effects: asyncio.Queue[d.Effect] = asyncio.Queue()
@@ -203,19 +205,22 @@ class CoordinatorService:
             return
         if isinstance(message, m.EventLine):
             self._keep_event(peer, message.line)
-            return
+            message = m.Heartbeat()  # what else it says may wait behind thousands of these
         self._queue(self.core.receive(peer, message, self._clock.monotonic()))
 
     def _lets_in(self, peer: str, hello: m.Hello) -> bool:
         """Whether the core is to answer `hello`; else `peer` is turned away."""
         if not hello.understands_us or hello.run != self._run.run_id:
             return True  # it says what is wrong with that
-        others = [self._network(other) for other in self._reception.inside - {peer}]
-        verdict = self._door.judge(peer, hello, self._clock.wall(), self._network(peer), others)
+        inside, network = self._reception.inside, self._network(peer)
+        self._networks = {other: where for other, where in self._networks.items() if other in inside}
+        others = [where for other, where in self._networks.items() if other != peer]
+        verdict = self._door.judge(peer, hello, self._clock.wall(), network, others)
         if isinstance(verdict, m.Rejected):
             self._turn_out(peer, verdict)
             return False
-        self._reception.inside.add(peer)
+        inside.add(peer)
+        self._networks[peer] = network
         if verdict.record is not None:
             self._queue([d.Record(verdict.record)])
         return True

@@ -166,10 +166,11 @@ class SpotCheck:
         return bool(self._asked)
 
     def received(self, reducer: str, marks: tuple[m.Mark, ...]) -> tuple[m.Mark, ...] | None:
-        """`reducer` shows its fingerprints. When all have, what the checkers are to show; None before."""
+        """`reducer` shows its fingerprints, one of each block. When all have, what the checkers are to show; None before."""
         if reducer not in self._asked or reducer in self._received:
             return None
-        self._received[reducer] = marks
+        several = len({mark.block for mark in marks}) < len(marks)
+        self._received[reducer] = () if several else marks
         if self._received.keys() != self._asked:
             return None
         known = [mark for own in (*self._received.values(), self._said) for mark in own]

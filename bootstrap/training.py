@@ -198,6 +198,7 @@ class CoordinatedStep:
         if blocks := self._failures.nobody_can(message.id, self.roster):
             times = self._failures.times(message.id)
             why = f"microbatch {message.id} of step {self.number} failed {times} times: {message.why}"
+            why = why[: m.MAX_TEXT]
             holders = [p for p, (begin, end) in self.roster.items() if any(begin <= b < end for b in blocks)]
             self._failure = Failure(self.batch, blocks, tuple(sorted(holders)), why)
             return []

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hetpeer.dht.errors import ProtocolError
 from hetpeer.dht.keys import SHARDS
 from hetpeer.dht.node import Node
+from hetpeer.dht.plain import first_wrong
 from hetpeer.dht.records import Count
 
 WIRE_VERSION = 1
@@ -51,9 +52,8 @@ class Note(BaseModel):
         try:
             return cls.model_validate(dict(value))
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(map(str, first["loc"]))
-            raise ProtocolError(f"a note whose {field} is wrong", peer=peer, why=first["type"]) from error
+            field, why = first_wrong(error)
+            raise ProtocolError(f"a note whose {field} is wrong", peer=peer, why=why) from error
 
 
 class Board:

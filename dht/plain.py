@@ -1,12 +1,25 @@
-"""Msgpack from others. This is the place that knows all that the library raises for bytes that are none."""
+"""Msgpack from others, and what pydantic says of it. This is the place that knows all that the libraries raise for bytes that are none."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import msgpack
+from pydantic import ValidationError
 
 from hetpeer.dht.errors import ProtocolError
+
+SHOWN = 1000
+"""Of more errors none is looked at: pydantic makes an object of each first, a kilobyte or so."""
+
+
+def first_wrong(error: ValidationError) -> tuple[str, str]:
+    """The first field that is wrong, by its path, and what is wrong with it; of very many none by name."""
+    count = error.error_count()
+    if count > SHOWN:
+        return "", f"{count} fields are wrong"
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return ".".join(map(str, first["loc"])), first["msg"]
 
 
 def unpack(data: bytes | bytearray, what: str, peer: str = "", **options: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import random
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -88,8 +89,9 @@ class Reaching:
         relays = list(self._relays.values())
         if self._config.reachability == "public":
             relays = far_first(session.addresses)[:2] + relays
-        near = [peer for peer, text in await _connections(session) if peer != asker and not relay_in(text)]
-        asking = [asyncio.ensure_future(_addresses_of(session, peer)) for peer in list(dict.fromkeys(near))]
+        direct = {peer for peer, text in await _connections(session) if peer != asker and not relay_in(text)}
+        near = random.sample(sorted(direct), min(len(direct), 2 * MAX_HINTS))  # each is a request of p2pd's
+        asking = [asyncio.ensure_future(_addresses_of(session, peer)) for peer in near]
         if asking:
             await asyncio.wait(
                 asking, timeout=HINT_S

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.plain import first_wrong
 
 ADVERT_VERSION = 1
 LEFT = "left"
@@ -123,9 +124,8 @@ class Advert(BaseModel):
         try:
             advert = cls.model_validate(dict(value))
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(map(str, first["loc"]))
-            raise ProtocolError(f"an advert whose {field} is wrong", peer=peer, why=first["type"]) from error
+            field, why = first_wrong(error)
+            raise ProtocolError(f"an advert whose {field} is wrong", peer=peer, why=why) from error
         if advert.version > ADVERT_VERSION:
             raise ProtocolError(f"an advert of version {advert.version}", peer=peer)
         return advert

@@ -8,6 +8,8 @@ import logging
 import os
 import sys
 
+from hetpeer.peer.logs.formats import escaped
+
 _log = logging.getLogger(__name__)
 SAID = logging.getLogger("hetpeer.said")
 """Gets what was said, for the log; nothing of it is shown a second time."""
@@ -28,9 +30,9 @@ def say(line: str) -> None:
 
 
 def tell(line: str) -> None:
-    """One line for the person alone, --quiet or not. Never raises: nothing ends because nobody reads any more what is said."""
+    """One line for the person alone, --quiet or not: part of it may come from peers. Never raises: nothing ends because nobody reads any more what is said."""
     try:
-        print(line, file=sys.stderr, flush=True)
+        print(escaped(line), file=sys.stderr, flush=True)
     except OSError as error:
         if error.errno in GONE:
             with contextlib.suppress(OSError):

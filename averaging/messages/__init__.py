@@ -20,7 +20,7 @@ from hetpeer.averaging.messages.fields import MAX_KIND, Unknown
 from hetpeer.averaging.messages.volunteer import *  # noqa: F403
 from hetpeer.averaging.messages.volunteer import FromVolunteer
 from hetpeer.dht.errors import ProtocolError
-from hetpeer.dht.plain import unpack
+from hetpeer.dht.plain import first_wrong, unpack
 
 Known = FromVolunteer | FromCoordinator
 Message = Known | Unknown
@@ -44,6 +44,5 @@ def decode(data: bytes | bytearray) -> Message:
     try:
         return _ADAPTER.validate_python(plain)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ProtocolError("message does not fit its schema", why=f"{where}: {first['msg']}") from None
+        where, what = first_wrong(error)
+        raise ProtocolError("message does not fit its schema", why=f"{where}: {what}") from None

@@ -16,6 +16,7 @@ from hetpeer.averaging.messages.fields import (
     Event,
     Heartbeat,
     Line,
+    Many,
     Mark,
     OfPlan,
     Peer,
@@ -23,6 +24,7 @@ from hetpeer.averaging.messages.fields import (
     Range,
     Schema,
     Speed,
+    Table,
     Task,
     Text,
     Ticket,
@@ -53,7 +55,7 @@ class Commit(OfPlan):
     coefficient: float
     loss: float | None
     """Of the whole batch, nats per token."""
-    digests: dict[Block, Digest]
+    digests: Table[Block, Digest]
     workers: Count = 1
     """Clusters that averaged last time: of how many gradients the next mean is."""
 
@@ -69,7 +71,7 @@ class Welcome(Schema):
     line: Line
     version: Count
     member: bool
-    places: tuple[Place, ...]
+    places: Many[Place]
     commit: Commit | None = None
 
 
@@ -87,7 +89,7 @@ class Refused(Schema):
 
     kind: Literal["refused"] = "refused"
     why: Text
-    places: tuple[Place, ...] = ()
+    places: Many[Place] = ()
 
 
 class Fetch(Schema):
@@ -96,8 +98,8 @@ class Fetch(Schema):
     kind: Literal["fetch"] = "fetch"
     line: Line
     version: Count
-    sources: dict[Block, tuple[Peer, ...]]
-    digests: dict[Block, Digest] = Field(default_factory=dict)
+    sources: Table[Block, Many[Peer]]
+    digests: Table[Block, Digest] = Field(default_factory=dict)
     origin: Count = 0
     """Of which cluster the coordinator has it."""
 
@@ -117,9 +119,9 @@ class Begin(Schema):
     delayed: bool = False
     """Of an averaging: of copies, and the next steps go on meanwhile."""
     microbatches: Count
-    roster: dict[Peer, Range]
-    incarnations: dict[Peer, Count]
-    tasks: tuple[Task, ...]
+    roster: Table[Peer, Range]
+    incarnations: Table[Peer, Count]
+    tasks: Many[Task]
     target: Speed = 0.0
     """Seconds that a link is to take for a microbatch; 0: not known."""
     behind: Count = 0
@@ -149,7 +151,7 @@ class Reroute(Schema):
     kind: Literal["reroute"] = "reroute"
     line: Line
     step: Count
-    tasks: tuple[Task, ...]
+    tasks: Many[Task]
 
 
 class Gone(Schema):
@@ -158,7 +160,7 @@ class Gone(Schema):
     kind: Literal["gone"] = "gone"
     line: Line
     group: Count = 0
-    peers: tuple[Peer, ...]
+    peers: Many[Peer]
 
 
 class Settled(Schema):
@@ -168,7 +170,7 @@ class Settled(Schema):
     line: Line
     step: Count
     slot: Count
-    refused: tuple[Block, ...] = ()
+    refused: Many[Block] = ()
 
 
 class Evict(Schema):
@@ -177,7 +179,7 @@ class Evict(Schema):
     kind: Literal["evict"] = "evict"
     line: Line
     step: Count
-    blocks: tuple[Block, ...]
+    blocks: Many[Block]
 
 
 class Check(Schema):
@@ -189,7 +191,7 @@ class Check(Schema):
     line: Line
     step: Count
     check: Annotated[int, Field(ge=1, lt=1 << 32)]
-    tasks: tuple[Task, ...]
+    tasks: Many[Task]
 
 
 class Show(Schema):
@@ -210,8 +212,8 @@ class Plan(OfPlan):
     """Reduce exactly these covers. A higher `plan` of the same step voids all lower ones."""
 
     kind: Literal["plan"] = "plan"
-    covers: tuple[Cover, ...]
-    closely: tuple[Block, ...] = ()
+    covers: Many[Cover]
+    closely: Many[Block] = ()
     """Votes on these are to name what has come from each reducer."""
     marks: Annotated[tuple[Mark, ...], Field(max_length=MOST_MARKS)] = ()
     """How what you receive of these as reducer is fingerprinted besides."""
@@ -246,7 +248,7 @@ class Save(Schema):
     kind: Literal["save"] = "save"
     line: Line
     version: Count
-    blocks: tuple[Block, ...]
+    blocks: Many[Block]
 
 
 class Fenced(Schema):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field
 
 from hetpeer.stages.execution.routes import Hop
 
@@ -18,21 +18,44 @@ MAX_KIND: Final = 64
 MOST_MARKS: Final = 128
 """Fingerprints of one kind in a message."""
 MOST_RECEIPTS: Final = 384
+MOST: Final = 1 << 16
+"""Of anything in a list or a table."""
+UNFELT, FASTEST = 1e-9, 1e18
 
+
+def _believed(value: float) -> float:
+    """Nobody's claim is to be the end of the arithmetic."""
+    return min(value, FASTEST) if value >= UNFELT else 0.0
+
+
+def _of_few(given: Any) -> Any:
+    if isinstance(given, dict) and len(given) > MOST:
+        raise ValueError(f"{len(given)} entries, and {MOST} are the most")
+    return given
+
+
+Item = TypeVar("Item")
+Key = TypeVar("Key")
+Many = Annotated[tuple[Item, ...], FailFast(), Field(max_length=MOST)]
+"""What is wrong with the first is enough to know: an error object each for a million entries would take a gigabyte."""
+Table = Annotated[dict[Key, Item], BeforeValidator(_of_few)]
 Count = Annotated[int, Field(ge=0, lt=1 << 48)]
 Block = Annotated[int, Field(ge=0, lt=1 << 16)]
 Id = Annotated[int, Field(ge=0, lt=1 << 32)]
 Peer = Annotated[str, Field(min_length=1, max_length=128)]
 Digest = Annotated[str, Field(max_length=64)]
-Text = Annotated[str, Field(max_length=500)]
-Ids = Annotated[tuple[Id, ...], Field(max_length=1 << 16)]
+MAX_TEXT: Final = 500
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
+Ids = Many[Id]
 Peers = Annotated[tuple[Peer, ...], Field(max_length=1 << 8)]
 Range = tuple[Block, Block]
 Event = Annotated[str, Field(max_length=1 << 19, pattern=r"^[^\n]*$")]
 """A signed line (bootstrap/eventlog.py), one and not several: it is kept among others."""
 Ticket = Annotated[bytes, Field(max_length=2048)]
 Share = Annotated[int, Field(ge=1, lt=1 << 32)]
-Speed = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Speed = Annotated[Amount, AfterValidator(_believed)]
+"""Of something in a second, or seconds of something; 0 where it is less than anything can be."""
 Loss = Annotated[float, Field(ge=-1e30, le=1e30)]
 """Of a microbatch, nats per token: a worker gives no other, as it refuses what is not finite."""
 
@@ -123,7 +146,7 @@ class Length(Schema):
 
     block: Block
     peer: Peer
-    squared: Speed
+    squared: Amount
 
 
 class Cover(Schema):
@@ -134,10 +157,10 @@ class Cover(Schema):
     """
 
     block: Block
-    slots: Annotated[tuple[tuple[Peer, Ids], ...], Field(min_length=1)]
-    reducers: Annotated[tuple[tuple[Peer, Share], ...], Field(min_length=1)]
-    receivers: Annotated[tuple[Peer, ...], Field(min_length=1)]
-    observers: tuple[Peer, ...] = ()
+    slots: Annotated[Many[tuple[Peer, Ids]], Field(min_length=1)]
+    reducers: Annotated[Many[tuple[Peer, Share]], Field(min_length=1)]
+    receivers: Annotated[Many[Peer], Field(min_length=1)]
+    observers: Many[Peer] = ()
 
 
 class Place(Schema):

@@ -22,6 +22,7 @@ from hetpeer.averaging.messages.fields import (
     Length,
     Line,
     Loss,
+    Many,
     Mark,
     OfPlan,
     Peer,
@@ -31,6 +32,7 @@ from hetpeer.averaging.messages.fields import (
     Received,
     Schema,
     Speed,
+    Table,
     Text,
 )
 
@@ -55,7 +57,7 @@ class Hello(Schema):
     place: Range | None = None
     cluster: Count = 0
     """Of the line that it was on."""
-    held: tuple[Held, ...] = ()
+    held: Many[Held] = ()
     voucher: Annotated[bytes, Field(max_length=512)] = b""
     """Of the invite by which it came, if the run asks for one (bootstrap/vouchers.py)."""
     work: Annotated[bytes, Field(max_length=8)] = b""
@@ -94,7 +96,7 @@ class Ready(Schema):
     kind: Literal["ready"] = "ready"
     line: Line
     version: Count
-    held: tuple[Held, ...]
+    held: Many[Held]
 
 
 class Sealed(Schema):
@@ -104,8 +106,8 @@ class Sealed(Schema):
     line: Line
     step: Count
     slot: Count
-    contents: tuple[Contents, ...]
-    losses: dict[Id, Loss] = Field(default_factory=dict)
+    contents: Many[Contents]
+    losses: Table[Id, Loss] = Field(default_factory=dict)
 
 
 class Evaluated(Schema):
@@ -114,7 +116,7 @@ class Evaluated(Schema):
     kind: Literal["evaluated"] = "evaluated"
     line: Line
     step: Count
-    losses: dict[Id, Loss]
+    losses: Table[Id, Loss]
 
 
 class Failed(Schema):
@@ -132,7 +134,7 @@ class Vote(OfPlan):
     """The reduced gradients of plan `plan` have arrived and look like this."""
 
     kind: Literal["vote"] = "vote"
-    blocks: tuple[BlockVote, ...]
+    blocks: Many[BlockVote]
     received: Annotated[tuple[Received, ...], Field(max_length=1 << 12)] = ()
     """Of the blocks that the plan names as `closely`."""
     lengths: Annotated[tuple[Length, ...], Field(max_length=1 << 12)] = ()
@@ -237,7 +239,7 @@ class Applied(Schema):
     kind: Literal["applied"] = "applied"
     line: Line
     step: Count
-    held: tuple[Held, ...]
+    held: Many[Held]
 
 
 class Paced(Schema):
@@ -249,7 +251,7 @@ class Paced(Schema):
 
     kind: Literal["paced"] = "paced"
     computing: Speed
-    links: dict[Peer, Speed]
+    links: Table[Peer, Speed]
     uplink: Speed = 0.0
 
 

@@ -102,6 +102,10 @@ class Cluster(Coordinator):
         """There may be something to do again."""
         return self._cross(now) if self._reign.resting else []
 
+    def moves_on(self) -> None:
+        """An averaging is about to be its next version: what was said of the states of this one is final."""
+        self._saving.settle()
+
     def installs(self, record: Mapping[str, Any], now: float) -> list[Effect]:
         """The averaging of `record` is its next version; that is in the log."""
         roster = self.members.roster()

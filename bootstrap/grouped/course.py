@@ -132,6 +132,8 @@ class Course:
         """Those of `clusters` that can install it at once do."""
         ready = [self._clusters[number] for number in clusters if self._clusters[number].at_rest]
         steps = [(cluster.number, cluster.history.version) for cluster in ready]
+        for cluster in ready:
+            cluster.moves_on()
         effects: list[Effect] = [self._clusters.log(kind=kind, **record, installed=steps)]
         for cluster in ready:
             effects += self.by(cluster, cluster.installs(record, now))

@@ -123,10 +123,11 @@ async def _remember_forever(arrival: Arrival, home: Home) -> None:
     while True:
         try:
             adverts = await roster.read()
-        except RemoteError as error:
-            _log.debug("who is there: %s", error)
-        else:
             adverts.pop(node.peer_id, None)
             seen = acquaintances(adverts, signed.reliable)
             await asyncio.to_thread(remember_seen, home.path, signed.run_id, seen)
+        except RemoteError as error:
+            _log.debug("who is there: %s", error)
+        except LocalError as error:  # there may be room the next time
+            _log.warning("%s", error.line())
         await asyncio.sleep(LOOK_S)

@@ -5,8 +5,6 @@ Both are kept in the home beside the files of the run, so that an invite is need
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +14,8 @@ from hetpeer.bootstrap.files import atomic_write
 from hetpeer.bootstrap.proofofwork import MAX_NONCE_BYTES, find_proof, is_proof
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.vouchers import VOUCHER
-
-_log = logging.getLogger(__name__)
+from hetpeer.dht.aside import aside
+from hetpeer.peer.console import say
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +29,15 @@ class Credentials:
 async def credentials(run: RunDirectory, peer: str, voucher: bytes) -> Credentials:
     """Those of `peer` in `run`; `voucher` is that of the invite by which it comes now, if any. Raises `LocalError` HP-DISK-*.
 
-    Works as long as the run asks for, in a thread that a cancellation does not end.
+    Works as long as the run asks for, in a thread that neither a cancellation nor the end of the process waits for.
     """
     settings = run.manifest.admission
     kept = run.path / "voucher"
     if voucher:
         atomic_write(kept, voucher, mode=0o600)
-    work = await asyncio.to_thread(_proof, run, peer, settings.work_bits) if settings.work_bits else b""
+    bits, work = settings.work_bits, b""
+    if bits:
+        work = await aside(lambda: _proof(run, peer, bits), name="proof of work")
     return Credentials(voucher or _read(kept, VOUCHER.max_bytes), work)
 
 
@@ -60,7 +60,7 @@ def _proof(run: RunDirectory, peer: str, bits: int) -> bytes:
     path = run.path / "work"
     nonce = _read(path, MAX_NONCE_BYTES)
     if not is_proof(nonce, run.run_id, peer, bits):
-        _log.info("working for the proof of %d bits that the run asks for", bits)
+        say(f"working for the proof of {bits} bits that the run asks for")
         nonce = find_proof(run.run_id, peer, bits)
         atomic_write(path, nonce, mode=0o600)
     return nonce

@@ -99,20 +99,10 @@ async def _first(
 async def _ask(node: Node, peer: str, run: str, refusals: dict[str, HetpeerError]) -> Found | None:
     try:
         data, _ = await fetch(node, peer, "manifest", MANIFEST.max_bytes, FILE_TIMEOUT_S)
-        signed = read(bytes(data))
+        return Found(read(bytes(data), run, peer), peer)
     except HetpeerError as error:
         refusals[peer] = error
         return None
-    if run not in ("", signed.run_id):
-        refusals[peer] = LocalError(
-            "HP-RUN-016",
-            f"{peer} serves another run than the one that is to be joined",
-            why=f"it serves {signed.run_id} ({signed.manifest.name}), not {run}",
-            fix="ask the run's author for a new invite",
-            exit_code=ExitCode.VERSION,
-        )
-        return None
-    return Found(signed, peer)
 
 
 async def _advertised(node: Node, run: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -51,6 +52,7 @@ def install(
     """
     from hetpeer.peer.children import COMMAND
     from hetpeer.peer.daemon import systemd
+    from hetpeer.peer.daemon.settings import of_environment
     from hetpeer.peer.home import Home, default_home
 
     where = (home or default_home()).absolute()
@@ -65,6 +67,8 @@ def install(
         return
     words = [*place, *options]
     check(join.register, "join", words)
+    for layer in of_environment(os.environ):
+        typer.echo(f"{layer.source} is of this shell and not of the service: hetpeer config set", err=True)
     _install([*COMMAND, "join", *words], systemd.VOLUNTEER)
 
 

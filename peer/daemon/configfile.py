@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from hetpeer.peer.daemon.settings import (
     wrong_setting,
 )
 from hetpeer.peer.home import state_home
+from hetpeer.peer.where import parse_where
 
 NAME = "config.toml"
 
@@ -52,14 +54,17 @@ def write(path: Path, key: str, value: str) -> None:
     """Change one setting of the file. Raises as `changed`, and `LocalError` HP-DISK-001, HP-DISK-002: then it is as it was."""
     text = changed(path, key, value)
     with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(path, text.encode())
+        there = path.resolve()  # it may be a link to where somebody keeps such files
+        there.parent.mkdir(parents=True, exist_ok=True)
+        mode = stat.S_IMODE(there.stat().st_mode) if there.exists() else 0o644
+    atomic_write(there, text.encode(), mode)
 
 
 def changed(path: Path, key: str, value: str) -> str:
-    """What the file would say with one setting changed. Raises `LocalError` HP-CONF-003 for what cannot be."""
+    """What the file would say with one setting changed. Raises `LocalError` HP-CONF-003 for what cannot be, HP-WEB-002 for a dashboard nowhere."""
     before = read(path)
     after = merged([Layer(before.source, {**before.values, key: value})]).settings
+    parse_where(after.dashboard.listen)
     text = edited(_text(path), key, after.flat()[key])
     if not _says(text, after):
         raise wrong_setting(key, str(path), "it is not written in one line of its own; change it by hand")

@@ -6,6 +6,7 @@ Amounts stay the texts that people typed; whoever uses one reads it with `peer/d
 from __future__ import annotations
 
 import difflib
+import ipaddress
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
@@ -56,7 +57,7 @@ class NodeSection(_Section):
 
 
 class ComputeSection(_Section):
-    device: str = "auto"
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")] = "auto"
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
 
 
@@ -90,7 +91,7 @@ class WhenSection(_Section):
 
 
 class NetworkSection(_Section):
-    host: str = "0.0.0.0"  # noqa: S104 - other peers must reach us
+    host: Annotated[str, _read_by(ipaddress.ip_address)] = "0.0.0.0"  # noqa: S104 - other peers must reach us
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     direct_port: Annotated[int, Field(ge=0, le=65535)] = 0
     lan: bool = False

@@ -12,6 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from hetpeer.bootstrap.arranging import Arrangement
+from hetpeer.bootstrap.configuration import IN_FLIGHT
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.bootstrap.membership import Membership, Range
 from hetpeer.bootstrap.workload import of_manifest
@@ -63,8 +64,9 @@ def proposal(
     seed: int,
     on: Callable[[], bool],
     disappointed: int = 0,
+    lost: bool = True,
 ) -> Proposal | None:
-    """What is found while `on` is true; None if things had better stay as they are, or if somebody has not said yet what it can do.
+    """What is found while `on` is true; None if things had better stay as they are, or if somebody has not said yet what it can do. `lost`: somebody has gone whose place is open.
 
     Lines that nobody has measured are taken to be as fast as their ends, else nothing better would ever be found; after so many changes that followed from it, less and less.
     """
@@ -85,7 +87,14 @@ def proposal(
     held = [seating.seats[peer][1] for peer in peers]
     lines = _lines(seating, peers)
     living = Living(
-        devices, work, held, lines, steps=min(steps_left, HORIZON), seed=seed, measured=found.measured
+        devices,
+        work,
+        held,
+        lines,
+        steps=min(steps_left, HORIZON),
+        seed=seed,
+        measured=found.measured,
+        lost=lost,
     )
     change = living.run(on)
     if change is None:
@@ -126,6 +135,7 @@ def _arrangement(
         seats |= {peers[d]: (len(layouts), place) for d, place in zip(pipeline.devices, layout, strict=True)}
         layouts.append(layout)
     begun = len(layouts)
+    needed = work.memory + IN_FLIGHT * work.kept  # as places are offered to newcomers
     for device, peer in enumerate(peers):
         if peer in seats:
             continue
@@ -138,7 +148,7 @@ def _arrangement(
             free = [(len(layouts) - 1, place) for place in layouts[-1]]
         cluster, held = seating.seats[peer]
         room = devices.memory[device]
-        fitting = [seat for seat in free if seat[1] == held or work.memory[slice(*seat[1])].sum() <= room]
+        fitting = [seat for seat in free if seat[1] == held or needed[slice(*seat[1])].sum() <= room]
         if not fitting:
             layouts.append(seating.layouts[cluster])
             fitting = [(len(layouts) - 1, held)]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetpeer.bootstrap.agenda import is_complete
 from hetpeer.bootstrap.amending import Amending
 from hetpeer.bootstrap.configuration import coordinator_config
 from hetpeer.bootstrap.core import is_over
@@ -162,18 +163,23 @@ class ReliablePeer:
     async def _follow(self) -> Halt:
         """Keep what the leader's checkpoints consist of; return when the run is over."""
         while True:
-            if (over := self._outcome()) is not None:
+            if (over := await self._outcome()) is not None:
                 return over
             await self._keep_up()
             await asyncio.sleep(FOLLOW_S)
 
-    def _outcome(self) -> Halt | None:
+    async def _outcome(self) -> Halt | None:
         """How the run has ended, if the log says so; a halt of an earlier life is none."""
         records, config = self.replica.records, coordinator_config(self._run)
         if len(records) == self._looked_at:
             return None
         self._looked_at = len(records)
-        if is_over(config, self._run.manifest.averaging, records):
+        averaging = self._run.manifest.averaging
+        if averaging is None:
+            over = is_complete(config, self.replica.history)
+        else:  # all of the log is looked at, and leader and followers wait for nobody who is silent for seconds
+            over = await asyncio.to_thread(is_over, config, averaging, list(records))
+        if over:
             return Halt(f"all {config.steps} steps are committed", completed=True)
         halts = [r for r in records[self._begun_with :] if r["kind"] == "halt"]
         return Halt(halts[-1]["why"], completed=False) if halts else None

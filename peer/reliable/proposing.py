@@ -45,17 +45,21 @@ class Calm:
         self._rested_at = 0.0
         self.changes = 0
         """Since somebody came or went."""
+        self.lost = False
+        """Somebody has gone since we last proposed something."""
 
     def changed(self, now: float) -> None:
         """We have proposed something."""
+        self.lost = False
         self._rested_at = now + AGAIN_S * 2.0 ** min(self.changes, DOUBLINGS)
         self.changes += 1
 
     def __call__(self, seating: Seating, now: float) -> bool:
         """`seating`: who is where now."""
         if seating != self._seating:
-            moved = self._seating is not None and self._seating.seats.keys() == seating.seats.keys()
-            if not moved:
+            before = seating if self._seating is None else self._seating
+            self.lost |= bool(before.seats.keys() - seating.seats.keys())
+            if self._seating is None or before.seats.keys() != seating.seats.keys():
                 self._rested_at, self.changes = 0.0, 0
             self._seating, self._not_before = seating, max(now + SETTLED_S, self._rested_at)
         if now < self._not_before:
@@ -105,6 +109,7 @@ class Proposing:
             seating=seating,
             steps_left=max(1, self._manifest.training.steps - core.done),
             disappointed=min(self._calm.changes, DOUBLINGS),
+            lost=self._calm.lost,
         )
         found = await self._sought(seating, search)
         if found is not None:

@@ -160,12 +160,18 @@ def _plan(scenario: Scenario) -> Plan:
             tuple(range(first, first + stages)) for first in range(0, len(devices) - stages + 1, stages)
         ]
         made = [one for order in orders if (one := pipelines.at(order, cuts)) is not None]
-        if made:
-            return planned(devices, work, made)
-    else:
-        found = Search(devices, work, scenario.seed).run(lambda: time.process_time() < scenario.seconds)
-        if found is not None:
-            return found.best
+        if not made:
+            raise LocalError(
+                "HP-SIM-001",
+                "the scenario cannot begin",
+                why=f"no {stages} devices in the order of the file have the memory for {stages} equal parts",
+                fix='give other stages, another order, or plan = "search"',
+                exit_code=ExitCode.CONFIG,
+            )
+        return planned(devices, work, made)
+    found = Search(devices, work, scenario.seed).run(lambda: time.process_time() < scenario.seconds)
+    if found is not None:
+        return found.best
     raise too_small(scenario.devices, scenario.work, scenario.model)
 
 
@@ -188,11 +194,19 @@ def _config(scenario: Scenario, places: Places) -> SwarmConfig:
         reduce_s=20.0 + _piece_s(devices, scenario.work),
         sync_s=120.0,
         speeds=tuple(devices.flops.tolist()),
-        uplinks=tuple(devices.uplink.tolist()),
+        uplinks=tuple(_uplinks(devices)),
         duplicates=0.0,
         shard_length=SHARD,
         ground=Ground(devices=devices, work=scenario.work, target_s=places.period_s),
     )
+
+
+def _uplinks(devices: Devices) -> list[float]:
+    """Bytes/s of each; where only the pairs are known, what its lines carry together."""
+    apart = ~np.eye(len(devices), dtype=np.bool_)
+    together = np.where(apart, devices.bandwidth, 0.0).sum(axis=1)
+    uplinks: list[float] = np.where(np.isfinite(devices.uplink), devices.uplink, together).tolist()
+    return uplinks
 
 
 def _piece_s(devices: Devices, work: Work) -> float:

@@ -74,7 +74,7 @@ class Sending:
                     to,
                     lying.given(to, self._boxes.value(handle)),
                     self._origin(step, shard.plan),
-                    lambda core, at, h: core.result(at, shard.block, shard.index, h),
+                    lambda core, at, h: core.result(at, shard.block, shard.index, h, shard.length),
                     SHARDS,
                     shard.end - shard.begin,
                     nbytes=freight.reduced(shard),

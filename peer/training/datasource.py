@@ -47,6 +47,8 @@ class DataSource:
         self._ahead: asyncio.Task[None] | None = None
         self._named: dict[int, set[int]] = {}
         """Step → the ids that came here, for the last two steps."""
+        self._full: LocalError | None = None
+        """A shard found no room. That matters once a microbatch needs one."""
         for spec in specs:
             self._check(spec)
 
@@ -62,13 +64,16 @@ class DataSource:
         return self._here.issuperset(shard.name for shard in self._plan.shards(step, number))
 
     async def make_ready(self, step: int, number: int) -> None:
-        """Return when a microbatch's shards are here, or nobody could give one of them for some time."""
+        """Return when a microbatch's shards are here, or nobody could give one of them for some time. Raises `LocalError` HP-DISK-005 where one finds no room."""
         for attempt in range(TRIES):
             if attempt:
                 await asyncio.sleep(RETRY_S)
+            self._full = None
             await self._bring(self._plan.shards(step, number))
             if self.is_ready(step, number):
                 return
+            if self._full is not None:
+                raise self._full
 
     def microbatch(self, step: int, number: int) -> Arrays:
         """Every array of the samples, each [samples of the microbatch, …], held-out microbatches from M on.
@@ -156,7 +161,13 @@ class DataSource:
             await asyncio.to_thread(self._batches.open, shard)
         except LocalError:
             _log.info("fetching data shard %s", shard.name)
-            await self._files.fetch_shard(self._references[shard.name])
+            try:
+                await self._files.fetch_shard(self._references[shard.name])
+            except LocalError as error:
+                if error.code != "HP-DISK-005":
+                    raise
+                self._full = error
+                return
             await asyncio.to_thread(self._batches.open, shard)
         self._here.add(shard.name)
 

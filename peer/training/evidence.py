@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 from hetpeer.averaging import effects as e
 from hetpeer.bootstrap.eventlog import EventLog, read_event
@@ -11,6 +12,9 @@ from hetpeer.dht.board import Leftover
 from hetpeer.dht.errors import ProtocolError
 from hetpeer.dht.identity import Identity
 from hetpeer.peer.home import Home
+
+AT_ONCE = 200
+"""Lines that are read at a time."""
 
 
 class Evidence:
@@ -55,7 +59,8 @@ class Evidence:
         """Write down which microbatches the task board showed us; returns the line, unless all are there already."""
         if step != self._found_in:
             self._found_in, self._found = step, set()
-        fresh = [number for number in found.ids if (sender, found.border, number) not in self._found]
+        ids = dict.fromkeys(found.ids)
+        fresh = [number for number in ids if (sender, found.border, number) not in self._found]
         self._found.update((sender, found.border, number) for number in fresh)
         if not fresh:
             return []
@@ -77,26 +82,35 @@ class Evidence:
             )
         ]
 
-    def after(self, last: str) -> list[str]:
-        """Those of our lines that a coordinator lacks, whose last one of this identity is `last` (empty: it has none).
+    def after(self, last: str) -> Iterator[list[str]]:
+        """Those of our lines that a coordinator lacks, whose last one of this identity is `last` (empty: it has none), some at a time, also those that come meanwhile.
 
         If that is not in our log, it is from another home, or from before a power cut. Incarnations rise from line to line, wherever
         they were written: what stands under an earlier one was told before, or comes too late to be told in order. Raises
         `ProtocolError` unless `last` is a line of this identity.
         """
+        return self._from(self._after(last))
+
+    def _from(self, number: int) -> Iterator[list[str]]:
+        while some := self._log.lines(number, AT_ONCE):
+            yield some
+            number += len(some)
+
+    def _after(self, last: str) -> int:
+        """Number of the first."""
         if not last:
-            return self._log.lines(0)
+            return 0
         kept, begin = self._incarnation_of(last), len(self._log)
         for number in reversed(range(len(self._log))):
             line = self._log.line(number)
             if line == last:
-                return self._log.lines(number + 1)
+                return number + 1
             incarnation = json.loads(line)["record"]["incarnation"]
             if incarnation < kept:
                 break
             if incarnation > kept:
                 begin = number
-        return self._log.lines(begin)
+        return begin
 
     def _incarnation_of(self, line: str) -> int:
         signer, record = read_event(line)

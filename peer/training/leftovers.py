@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from hetpeer.averaging.effects import StepId
@@ -37,6 +37,10 @@ class Keeper(Protocol):
     def is_idle(self) -> bool:
         """Whether it takes part in a step and has nothing to do there."""
 
+    @property
+    def partners(self) -> Collection[str]:
+        """Who takes part in the step in progress."""
+
     def leftovers(self) -> Mapping[int, tuple[int, ...]]:
         """Border → ids that it keeps for a holder that it does not know."""
 
@@ -49,10 +53,11 @@ class Asker(Protocol):
 
 
 class LeftoverWatch:
-    """Posts and looks, for `keeper`, whose peer id is `me`."""
+    """Posts and looks, for `keeper`, whose peer id is `me`, in a run whose microbatches have ids below `ids`."""
 
-    def __init__(self, me: str, board: Board, keeper: Keeper, asker: Asker) -> None:
+    def __init__(self, me: str, board: Board, keeper: Keeper, asker: Asker, ids: int) -> None:
         self._me = me
+        self._ids = ids
         self._board = board
         self._keeper = keeper
         self._asker = asker
@@ -109,12 +114,19 @@ class LeftoverWatch:
         board = await self._board.read(range(*place))
         if self._keeper.step != step:
             return  # it ended while we read
+        partners = self._keeper.partners  # anybody may post there
         for sender, notes in board.items():
+            if sender == self._me or sender not in partners:
+                continue
             for note in notes:
-                if sender != self._me and (note.term, note.view, note.step) == (*_line(step), step.number):
-                    for found in note.leftovers:
-                        if place[0] <= found.border < place[1]:
-                            self._asker.ask(sender, found)
+                if (note.term, note.view, note.step) == (*_line(step), step.number):
+                    self._ask(sender, note, place)
+
+    def _ask(self, sender: str, note: Note, place: tuple[int, int]) -> None:
+        for found in note.leftovers:
+            ids = tuple(dict.fromkeys(number for number in found.ids if number < self._ids))
+            if ids and place[0] <= found.border < place[1]:
+                self._asker.ask(sender, Leftover(border=found.border, ids=ids))
 
 
 def _line(step: StepId) -> tuple[int, int]:

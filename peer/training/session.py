@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from hetpeer.averaging import messages as m
@@ -37,7 +38,7 @@ class ControlSession:
     """The control stream to the one of the reliable peers, `council`, that is the coordinator: the others refuse it.
 
     `opened` is called at the start of each session and says Hello through `tell`; `received` gets each message.
-    `evidence` gives the lines of our event log after one: the coordinator says which is the last that it has. `astray` is called again and again
+    `evidence` gives the lines of our event log after one, some at a time: the coordinator says which is the last that it has. `astray` is called again and again
     while there is no coordinator: the reliable peers may be others by now.
     """
 
@@ -47,7 +48,7 @@ class ControlSession:
         council: Council,
         opened: Callable[[], None],
         received: Callable[[m.Message], None],
-        evidence: Callable[[str], Sequence[str]],
+        evidence: Callable[[str], Iterator[Sequence[str]]],
         astray: Callable[[], Awaitable[None]],
     ) -> None:
         self._node = node
@@ -57,8 +58,9 @@ class ControlSession:
         self._received = received
         self._evidence = evidence
         self._astray = astray
-        self._asked = False
-        """Whether the coordinator has said in this session which lines it has."""
+        self._has_all = False
+        """Whether the coordinator has been sent all lines in this session: the next follow as they come."""
+        self._catching_up: asyncio.Task[None] | None = None
         self._channel: Channel | None = None
         self._leaving = False
 
@@ -75,6 +77,7 @@ class ControlSession:
     async def run(self, incarnation: Callable[[], int]) -> None:
         """Keep a session open until we leave. Raises `LocalError` HP-DISK-*."""
         async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
             looking = tasks.create_task(self._look_for_coordinators())
             number = 0
             while not self._leaving:
@@ -86,7 +89,7 @@ class ControlSession:
     async def _hold(self, key: str) -> None:
         """One session, until it ends."""
         self._channel = channel = Channel(self.coordinator, key, self, payload_limit=m.MAX_MESSAGE_BYTES)
-        self._asked = False
+        self._has_all = False
         self._opened()
         try:
             await dial(self._node, CONTROL, channel, PATIENCE_S if len(self._council.peers) > 1 else math.inf)
@@ -95,6 +98,8 @@ class ControlSession:
             self._turn += 1
         finally:
             channel.close()  # whoever waits until it has said everything waits in vain
+            if self._catching_up is not None:
+                self._catching_up.cancel()
             self._channel = None
 
     async def _look_for_coordinators(self) -> None:
@@ -113,7 +118,7 @@ class ControlSession:
 
     def give_evidence(self, line: str) -> None:
         """Send the line that our event log has just got. If it does not arrive, the next session sends it again."""
-        if self._asked:
+        if self._has_all:
             self.tell(m.EventLine(line=line))
 
     def renew(self) -> None:
@@ -142,13 +147,27 @@ class ControlSession:
         if channel is not self._channel or channel.closed:
             return
         if isinstance(message, m.Kept):
-            self._asked = True
-            for line in self._evidence(message.last):
-                self.give_evidence(line)
+            lacking = self._evidence(message.last)
+            self._give(next(lacking, ()))
+            more = next(lacking, None)
+            self._has_all = more is None
+            if more is not None:
+                self._catching_up = self._tasks.create_task(self._catch_up(channel, [more], lacking))
         elif isinstance(message, m.Amended):
             self._council.hear(message.amendment, channel.peer_id)
         else:
             self._received(message)
+
+    def _give(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self.tell(m.EventLine(line=line))
+
+    async def _catch_up(self, channel: Channel, *lacking: Iterable[Sequence[str]]) -> None:
+        """Months of lines are not said in one breath: what else there is to say comes between."""
+        for lines in chain.from_iterable(lacking):
+            await channel.drained()
+            self._give(lines)
+        self._has_all = True
 
     def beat(self, channel: Channel) -> None:
         """The coordinator is alive; its silence ends the stream by itself."""

@@ -201,7 +201,7 @@ class StepWork:
             case ShardHead(kind="part"):
                 self._perform(core.part(origin, head.block, head.index, tensor))
             case ShardHead():
-                self._perform(core.result(origin, head.block, head.index, tensor))
+                self._perform(core.result(origin, head.block, head.index, tensor, head.end - head.begin))
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -26,6 +26,7 @@ from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.bootstrap.serving import Served
 from hetpeer.dht import failpoints
 from hetpeer.dht.board import Board
+from hetpeer.dht.errors import LocalError
 from hetpeer.dht.node import Node
 from hetpeer.dht.tasks import TaskSet
 from hetpeer.peer.arrival.credentials import Credentials
@@ -55,7 +56,7 @@ from hetpeer.peer.transport.tensors import TensorStore
 from hetpeer.peer.transport.transcoding import Transcoding
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import effects as p
-from hetpeer.stages.execution.compute import Compute, WorkerDiedError
+from hetpeer.stages.execution.compute import Compute
 from hetpeer.stages.execution.occupation import Occupation
 from hetpeer.stages.execution.transfers import ForgetResiduals
 from hetpeer.stages.execution.window import MOST, Window
@@ -156,10 +157,11 @@ class Volunteer:
             self._tasks.spawn(self.session.run(lambda: self.member.incarnation), name="control session")
             self._tasks.spawn(self._watch_worker(), name="compute worker")
             board = Board(self._node, self._files.run.run_id)
-            watch = LeftoverWatch(self._node.peer_id, board, self.member, self._entering)
+            ids = self._manifest.training.microbatches + self._manifest.training.eval_microbatches
+            watch = LeftoverWatch(self._node.peer_id, board, self.member, self._entering, ids)
             self._tasks.spawn(watch.watch_forever(), name="task board")
             return await self._over
-        except WorkerDiedError:
+        except LocalError:
             # Nothing of what we held is left: the coordinator need not wait whether we come back.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LAST_WORD_S):

@@ -117,6 +117,8 @@ class Receiving:
             return
         if not isinstance(head, ShardHead) and head.id >= schema.ids:
             raise ProtocolError(f"a {head.kind} of microbatch {head.id}, which no step has", peer=peer)
+        if isinstance(head, ActivationHead) and not schema.goes_on(head.route):
+            raise ProtocolError("a route with gaps, or beyond the model", peer=peer)
         if isinstance(head, ActivationHead) and head.nudge:
             if length:
                 raise OffenceError(Kind.LENGTH, f"a nudge of {length} bytes", peer=peer)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from hetpeer.averaging.ties import Ties
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.stages.execution.bundles import BundleLayout
+from hetpeer.stages.execution.routes import Route
 from hetpeer.stages.execution.slots import LIVE
 from hetpeer.stages.graph.spec import ITEM_BYTES, BlockSpec
 
@@ -107,6 +109,11 @@ class Schema:
     def blocks(self) -> int:
         """How many the model has."""
         return len(self._elements)
+
+    def goes_on(self, route: Route) -> bool:
+        """Whether its hops follow one another, and end with the model at the latest."""
+        there = all(hop.begin < hop.end <= self.blocks for hop in route)
+        return there and all(one.end == other.begin for one, other in pairwise(route))
 
     @property
     def observed(self) -> frozenset[int]:

@@ -81,7 +81,7 @@ class WorkerDiedError(LocalError):
             f"the compute worker ended with {by}",
             why="most likely the system ran out of memory" if memory else "its own last lines say more",
             fix="allow hetpeer less work at a time, or another device",
-            exit_code=ExitCode.NO_DEVICE,
+            exit_code=ExitCode.TRY_LATER if status < 0 else ExitCode.NO_DEVICE,
         )
         self.status = status
 
@@ -285,7 +285,7 @@ def _cannot_start(why: str) -> LocalError:
         "the compute worker cannot be started",
         why=why,
         fix="free some memory and try again",
-        exit_code=ExitCode.NO_DEVICE,
+        exit_code=ExitCode.TRY_LATER,
     )
 
 

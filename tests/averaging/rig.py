@@ -79,7 +79,7 @@ def reduced(member):
         for summing in member.part(at, effect.shard.block, effect.shard.index, f"part {effect.shard.block}"):
             shard = summing.effect.shard
             member.summed(STEP, shard, f"sum {shard.block}")
-            member.result(at, shard.block, shard.index, f"result {shard.block}")
+            member.result(at, shard.block, shard.index, f"result {shard.block}", shard.length)
     told = []
     for block in (0, 1):
         vote = m.BlockVote(block=block, digest=f"gradient {block}", squared_norm=1.0, finite=True)

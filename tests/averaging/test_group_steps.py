@@ -59,7 +59,7 @@ def test_it_sends_its_parameters_and_installs_the_mean():
         assert summing.parts == ("mine", "theirs"), "in the plan's order"
         sent = inner(member.summed(AT, shard, "sum"))
         assert {x.to for x in sent if isinstance(x, e.SendResult)} == {ME, THERE}
-        member.result(Origin(ME, 7, WIRE, 1), shard.block, shard.index, "result")
+        member.result(Origin(ME, 7, WIRE, 1), shard.block, shard.index, "result", shard.length)
         vote = m.BlockVote(block=shard.block, digest=f"sum {shard.block}", squared_norm=1.0, finite=True)
         told += member.inspected(AT, 1, vote, f"sum {shard.block}")
     assert [x.message.kind for x in told if isinstance(x, e.Tell)][-1] == "vote"
@@ -163,7 +163,7 @@ def voted_beside_a_step():
         member.part(Origin(ME, 7, WIRE, 1), shard.block, shard.index, "mine")
         member.part(Origin(THERE, 1, WIRE, 1), shard.block, shard.index, "theirs")
         member.summed(AT, shard, "sum")
-        member.result(Origin(ME, 7, WIRE, 1), shard.block, shard.index, "result")
+        member.result(Origin(ME, 7, WIRE, 1), shard.block, shard.index, "result", shard.length)
         vote = m.BlockVote(block=shard.block, digest=f"sum {shard.block}", squared_norm=1.0, finite=True)
         told = member.inspected(AT, 1, vote, f"sum {shard.block}")
     (vote,) = told

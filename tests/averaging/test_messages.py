@@ -1,6 +1,7 @@
 """Messages are what they were after a round trip; anything else is a ProtocolError that names the field."""
 
 import builtins
+import resource
 import typing
 
 import msgpack
@@ -213,3 +214,43 @@ def test_a_megabyte_that_is_wrong_is_not_repeated(fields):
         decode(msgpack.packb(fields))
     assert len(caught.value.line()) < 1300
     assert len(caught.value.detail) < 1300
+
+
+@pytest.mark.parametrize(
+    ("claim", "believed"),
+    [(5e-324, 0.0), (1e-12, 0.0), (0.0, 0.0), (1e9, 1e9), (1.7e308, 1e18)],
+)
+def test_nobodys_claim_is_the_end_of_the_arithmetic(claim, believed):
+    hello = decode(msgpack.packb({**PLAIN_HELLO, "uplink": claim}))
+    assert hello.uplink == believed
+    paced = decode(msgpack.packb({"kind": "paced", "computing": claim, "links": {"a": claim}}))
+    assert (paced.computing, paced.links) == (believed, {"a": believed})
+
+
+PLAIN_HELLO = {"kind": "hello", "run": "run", "incarnation": 1}
+MILLION = [None] * 1_000_000
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        {**PLAIN_HELLO, "held": MILLION},
+        {"kind": "applied", "line": {"term": 1, "view": 0}, "step": 0, "held": MILLION},
+        {
+            "kind": "sealed",
+            "line": {"term": 1, "view": 0},
+            "step": 0,
+            "slot": 0,
+            "contents": [{"begin": 0, "end": 1, "ids": [None] * 50_000}] * 20,
+        },
+        {"kind": "paced", "computing": 1.0, "links": dict.fromkeys(range(100_000))},
+        {"kind": "commit", "digests": dict.fromkeys(range(100_000))},
+    ],
+    ids=lambda plain: plain["kind"],
+)
+def test_a_message_of_nonsense_is_refused_for_little(plain):
+    """Not with an error object for each of a million entries: that would be a gigabyte of them, for a stranger's megabyte."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ProtocolError):
+        decode(msgpack.packb(plain))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB

@@ -106,10 +106,13 @@ def test_parts_that_are_not_ours_to_sum_are_released():
 def test_results_count_once_and_from_their_reducer_only():
     core = reduction()
     for block, index, sender in ((0, 0, "b"), (0, 9, "a"), (4, 0, "a")):
-        assert core.result(block, index, sender, "x") == [Release("x")]
-    assert core.result(0, 1, "b", "second") == []
-    assert core.result(0, 1, "b", "again") == [Release("again")]
-    assert core.result(0, 0, "a", "first") == [Inspect(3, 0, ("first", "second"))]
+        assert core.result(block, index, sender, "x", 5) == [Release("x")]
+    for length in (0, 1, 4, 6, 10):
+        assert core.result(0, 1, "b", "x", length) == [Release("x")]
+    assert core.missing()[0] == {"b"}, "who gave a sum of another length is named"
+    assert core.result(0, 1, "b", "second", 5) == []
+    assert core.result(0, 1, "b", "again", 5) == [Release("again")]
+    assert core.result(0, 0, "a", "first", 5) == [Inspect(3, 0, ("first", "second"))]
 
 
 def test_the_vote_is_complete_when_every_block_of_ours_was_inspected():
@@ -127,7 +130,7 @@ def test_of_a_block_that_is_looked_at_closely_it_is_known_what_came_from_whom():
     plan = m.Plan(line=m.Line(term=1, view=0), step=0, plan=3, covers=(cover(),), closely=(0,))
     core = Reduction("a", plan, SIZES, Ties(), length=3)
     for shard, handle in zip(shards_of(3, cover(), 10, 3), "wxyz", strict=True):
-        inspect = core.result(0, shard.index, shard.reducer, handle)
+        inspect = core.result(0, shard.index, shard.reducer, handle, shard.length)
     assert inspect == [Inspect(3, 0, tuple("wxyz"), closely=True)]
     vote = m.BlockVote(block=0, digest="d", squared_norm=1.0, finite=True)
     looks = [Look(digest, finite=digest != "4") for digest in "1234"]
@@ -144,8 +147,9 @@ def test_what_is_tied_to_a_block_is_looked_at_with_it():
     covers = (cover(), cover(1, receivers=("b",)).model_copy(update={"observers": ("a",)}))
     plan = m.Plan(line=m.Line(term=1, view=0), step=0, plan=3, covers=covers, closely=(0,))
     core = Reduction("a", plan, SIZES, ties)
+    lengths = {b: [shard.length for shard in shards_of(3, covers[b], SIZES[b])] for b in SIZES}
     for block, index, sender in ((0, 0, "a"), (0, 1, "b"), (1, 0, "a"), (1, 1, "b")):
-        inspect = core.result(block, index, sender, f"{block} {index}")
+        inspect = core.result(block, index, sender, f"{block} {index}", lengths[block][index])
     (work,) = inspect
     vote = m.BlockVote(block=0, digest="d", squared_norm=1.0, finite=True)
     core.inspected(vote, "gradient", [Look(str(number), finite=True) for number, _ in enumerate(work.pieces)])
@@ -159,7 +163,7 @@ def test_what_is_tied_to_a_block_is_looked_at_with_it():
 def test_what_is_missing_is_named_by_whose_it_is():
     core = reduction()
     assert core.missing() == ({"b"}, {"b"})
-    core.result(0, 1, "b", "sum of b")
+    core.result(0, 1, "b", "sum of b", 5)
     assert core.missing() == (set(), {"b"})
     core.part(0, 0, "b", "from b")
     assert core.missing() == (set(), set())
@@ -168,7 +172,7 @@ def test_what_is_missing_is_named_by_whose_it_is():
 def test_a_plan_that_is_void_lets_its_shards_go():
     core = reduction()
     core.part(0, 0, "b", "from b")
-    core.result(0, 1, "b", "sum of b")
+    core.result(0, 1, "b", "sum of b", 5)
     assert core.abandon() == [Release("from b"), Release("sum of b")]
     assert core.abandon() == []
 
@@ -177,7 +181,7 @@ def test_what_arrives_is_news_now_and_then():
     plan = m.Plan(line=m.Line(term=1, view=0), step=0, plan=3, covers=(cover(),))
     core = Reduction("a", plan, SIZES, Ties(), length=1)
     assert not core.has_news()
-    core.result(0, 4, "b", "wrong reducer's")
+    core.result(0, 4, "b", "wrong reducer's", 5)
     assert not core.has_news()
     for index in range(NEWS):
         core.part(0, index, "b", "from b")

@@ -140,6 +140,29 @@ def test_a_checkpoint_that_fails_is_asked_of_others_at_the_next_border():
     assert (collect.version, collect.savers) == (3, {0: "b", 1: "a"})
 
 
+def test_a_checkpoint_that_takes_longer_than_until_the_next_is_completed_first():
+    """Or none ever would be, and all that is trained could be lost."""
+    court = Court(steps=9, checkpoint_every=1).begin("a", "b")
+    court.commit("a", "b")
+    first = court.order
+    for _ in range(3):
+        assert not any(isinstance(x, CollectCheckpoint) for x in court.commit("a", "b"))
+    for block in range(2):
+        court.do(court.core.saved(first, block, f"state {block}", court.now))
+    assert court.records[-1] == {"kind": "checkpoint", "version": 1, "blocks": ["state 0", "state 1"]}
+    (second,) = [x for x in court.commit("a", "b") if isinstance(x, CollectCheckpoint)]
+    assert second.version == 5
+
+
+def test_at_the_end_nobody_waits_for_an_older_checkpoint():
+    court = Court(steps=2, checkpoint_every=1).begin("a", "b")
+    court.commit("a", "b")
+    court.commit("a", "b")
+    assert court.order.version == 2
+    court.save()
+    assert court.core.state is State.FINISHED
+
+
 def test_a_saver_that_loses_its_state_does_not_hold_up_the_end():
     court = Court(steps=1).begin("a", "b")
     court.commit("a", "b")

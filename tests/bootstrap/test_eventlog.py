@@ -119,14 +119,15 @@ def test_lines_from_any_place_also_after_a_death(tmp_path: Path, volunteers: lis
     path = tmp_path / "events.jsonl"
     log = EventLog(path, volunteers[0])
     lines = [log.append({"number": number}) for number in range(5)]
-    assert [log.lines(begin) for begin in range(6)] == [lines[begin:] for begin in range(6)]
+    for most in (1, 3, 9):
+        assert [log.lines(begin, most) for begin in range(7)] == [lines[begin:][:most] for begin in range(7)]
     log.close()
     with path.open("a") as file:
         file.write(lines[0][:20])
     again = EventLog(path, volunteers[0])
     assert len(again) == 5
     lines.append(again.append({"number": 5}))
-    assert again.lines(0) == lines
+    assert again.lines(0, len(lines)) == lines
     again.close()
 
 

@@ -152,6 +152,16 @@ def test_signing_for_another_owner_is_a_mistake() -> None:
         sign(validated(Manifest, make_fields()), Ed25519PrivateKey.generate())
 
 
+def test_fields_of_another_run_than_ones_own_are_not_looked_at() -> None:
+    """Anybody can sign some, and make them large."""
+    run = read(make_file()).run_id
+    assert read(make_file(), run).run_id == run
+    for other in (make_file(seed=8), sign_raw(raw_fields(make_file()) | {"steps": [None] * 1000})):
+        with pytest.raises(LocalError, match="somebody serves another run") as caught:
+            read(other, run, "somebody")
+        assert caught.value.code == "HP-RUN-016"
+
+
 def test_unknown_field_is_ignored_and_unknown_version_refused_by_name() -> None:
     fields = raw_fields(make_file())
     assert read(sign_raw(fields | {"license": "MIT"})).manifest.name == "tiny"

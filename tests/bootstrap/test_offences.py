@@ -274,6 +274,15 @@ def test_a_model_that_nobody_can_compute_ends_the_run_once_others_have_tried():
     assert "microbatch 0 of step 0 failed 3 times: non-finite" in ended[0].why
 
 
+def test_whatever_is_said_of_a_failure_can_be_said_to_others():
+    """A text as long as may be, and what the coordinator adds to it."""
+    court = Court().begin("a", "b")
+    for peer in "abab":
+        ended = court.tell(peer, m.Failed(line=court.line, step=0, id=0, why="x" * m.MAX_TEXT))
+    assert len(halts(ended)) == 1
+    assert court.sent["a", "finished"].why.startswith("microbatch 0 of step 0 failed")
+
+
 def test_two_without_anybody_who_could_be_moved_there_end_it():
     court = Court().begin("a", "b")
     assert [bool(halts(failed(court, peer))) for peer in "abab"] == [False, False, False, True]

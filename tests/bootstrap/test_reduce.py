@@ -1,10 +1,13 @@
 """Plans and votes of a reduce."""
 
+import pytest
+
 from hetpeer.averaging.messages import BlockVote, Line, Missed, Reducing, Vote
 from hetpeer.bootstrap.decisions import CoordinatorConfig
 from hetpeer.bootstrap.patience import Pace
 from hetpeer.bootstrap.quarrels import Quarrels
 from hetpeer.bootstrap.reduce import MAX_PLANS, Reduce
+from hetpeer.dht.errors import ProtocolError
 from tests.bootstrap.court import CONFIG as SETTINGS
 
 CONFIG = CoordinatorConfig(**(SETTINGS | {"reduce_s": 10.0}))
@@ -60,6 +63,15 @@ def test_votes_of_other_blocks_than_ones_own_do_not_count():
     one.vote("a", vote(), ROSTER)
     one.vote("b", vote(digests=("x",)), ROSTER)
     assert one.decision is None
+
+
+def test_a_vote_on_a_block_twice_is_an_offence():
+    """The one word for the others, the other one so that they differ: nobody would be found."""
+    one, twice = reduce(), vote(digests=("x", "y"))
+    also = twice.blocks[1].model_copy(update={"digest": "z"})
+    with pytest.raises(ProtocolError):
+        one.vote("a", twice.model_copy(update={"blocks": (*twice.blocks, also)}), ROSTER)
+    assert not one.votes
 
 
 def test_differing_votes_ask_for_another_plan_whose_votes_say_what_has_come_from_whom():

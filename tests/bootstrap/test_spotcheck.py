@@ -51,6 +51,17 @@ def check(received, *opinions):
     return one
 
 
+def test_who_shows_several_fingerprints_of_a_block_shows_none():
+    """Or so many that no checker could answer all of them in one message."""
+    one = SpotCheck(1, "c", "a")
+    one.accepted([PIECE])
+    assert one.opinions[0].next() == [PIECE]
+    assert one.done("a", 0, 0)
+    assert one.ask(3, ["r1", "r2", "c"])
+    assert one.received("r1", (mark("r1", TRUE), mark("r1", OTHER))) is None
+    assert one.received("r2", (mark("r2", TRUE),)) == (mark("r2"),)
+
+
 @pytest.mark.parametrize(
     ("received", "opinions", "verdict", "culprit"),
     [

@@ -25,6 +25,11 @@ print("goes on")
 """
 
 
+def test_nothing_that_peers_say_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    console.tell("finished: \x1b[2Jnothing happened\r\u202eever")
+    assert capsys.readouterr().err == "finished: \\x1b[2Jnothing happened\\r\\u202eever\n"
+
+
 @pytest.mark.parametrize("terminal", [False, True])
 def test_nothing_ends_because_nobody_listens(terminal: bool) -> None:
     """Neither what it does nor its exit status; a pipe gives EPIPE, a terminal EIO."""

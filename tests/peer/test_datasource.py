@@ -75,8 +75,10 @@ class Peers:
         )
         return node, run
 
-    async def volunteer(self, *peers: Node, volunteers: tuple[Node, ...] = ()) -> tuple[DataSource, Path]:
-        """A source that may ask `peers` and `volunteers`, and the folder that it fills."""
+    async def volunteer(
+        self, *peers: Node, volunteers: tuple[Node, ...] = (), room: float = math.inf
+    ) -> tuple[DataSource, Path]:
+        """A source that may ask `peers` and `volunteers`, and the folder that it fills with no more than `room` bytes."""
         node = await self._start("volunteer")
         run = Home(self.folder / "home").run(self.author.signed)
         files = RunFiles(
@@ -84,7 +86,7 @@ class Peers:
             run,
             Council(run.signed, run.path),
             [peer.peer_id for peer in peers],
-            Room(run.path.parent, run.run_id, lambda: math.inf),
+            Room(run.path.parent, run.run_id, lambda: room),
         )
         files.volunteers = tuple(peer.peer_id for peer in (node, *volunteers))
         specs = [self.author.block_spec(block) for block in run.manifest.blocks]
@@ -200,6 +202,19 @@ async def test_the_next_steps_shards_come_before_they_are_needed(peers: Peers) -
         assert source._ahead is not None
         await source._ahead
         assert names(data) == expected | {shard.name for shard in near}
+
+
+@among_peers
+async def test_what_finds_no_room_ends_it_once_a_microbatch_needs_it_and_not_before(peers: Peers) -> None:
+    bootstrap, _ = await peers.serving("bootstrap")
+    source, data = await peers.volunteer(bootstrap, room=0.0)
+    source.named(0, 0)
+    source.begun(0)
+    assert source._ahead is not None
+    await source._ahead
+    assert names(data) == set()
+    with pytest.raises(LocalError, match="HP-DISK-005"):
+        await source.make_ready(0, 0)
 
 
 @among_peers

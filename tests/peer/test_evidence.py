@@ -47,7 +47,8 @@ class Volunteer:
 
     def meets(self, coordinator: list[str]) -> None:
         """A session begins: the coordinator says which line is its last."""
-        coordinator += self.evidence.after(coordinator[-1] if coordinator else "")
+        for lines in self.evidence.after(coordinator[-1] if coordinator else ""):
+            coordinator += lines
 
     def writes(self, count: int, *coordinators: list[str]) -> None:
         """Of what was found; each line arrives at `coordinators`."""

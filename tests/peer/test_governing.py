@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hetpeer.dht.aside import aside
 from hetpeer.dht.clock import SystemClock
 from hetpeer.dht.errors import LocalError
 from hetpeer.dht.throttle import Throttle
@@ -19,7 +20,6 @@ from hetpeer.peer.children import Child, end_all
 from hetpeer.peer.control.wire import Request
 from hetpeer.peer.daemon import governing as module
 from hetpeer.peer.daemon import lookout
-from hetpeer.peer.daemon.aside import aside
 from hetpeer.peer.daemon.cores import ALLOWED, chosen, restrict
 from hetpeer.peer.daemon.governing import Governing
 from hetpeer.peer.daemon.governor import Readings

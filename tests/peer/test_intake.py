@@ -58,6 +58,21 @@ def activation(schema: Schema, hops: int = 1, coded: Coded | None = None) -> Act
     return ActivationHead(**OWN, id=0, batch=0, route=route, attempt=0, coded=coded)
 
 
+def test_a_route_has_no_gaps_and_ends_with_the_model_at_the_latest(schema: Schema) -> None:
+    """Who was sent another had looked up the layout of a block that it does not hold, and ended by that."""
+    end = schema.blocks
+    assert schema.goes_on((Hop("us", 1, 2), Hop("them", 2, end)))
+    assert schema.goes_on((Hop("us", 1, 2),)), "a check need not go on to the end"
+    for wrong in (
+        (Hop("us", 1, 2), Hop("them", 3, end)),
+        (Hop("us", 1, 2), Hop("them", 1, end)),
+        (Hop("us", 1, 2), Hop("them", 2, 2)),
+        (Hop("us", 1, end + 1),),
+        (Hop("us", 1, end), Hop("them", end, end + 3)),
+    ):
+        assert not schema.goes_on(wrong)
+
+
 def test_pools_and_costs(schema: Schema) -> None:
     first = min(schema.specs)
     raw = schema.input_layout(first, 0).nbytes

@@ -18,6 +18,7 @@ class Holder:
         self.step: StepId | None = STEP
         self.place: tuple[int, int] | None = (2, 4)
         self.is_idle = True
+        self.partners = {"sender"}
         self.asked: list[tuple[str, int]] = []
 
     def leftovers(self) -> dict[int, tuple[int, ...]]:
@@ -43,13 +44,24 @@ class ReadBoard:
 
 
 async def looked(holder: Holder, meanwhile: Callable[[], None]) -> list[tuple[str, int]]:
-    watch = LeftoverWatch("me", ReadBoard(meanwhile), holder, holder)  # type: ignore[arg-type]
+    watch = LeftoverWatch("me", ReadBoard(meanwhile), holder, holder, 8)  # type: ignore[arg-type]
     await watch._look(0.0)
     return holder.asked
 
 
 async def test_who_keeps_work_of_this_step_for_our_blocks_is_asked() -> None:
     assert await looked(Holder(), lambda: None) == [("sender", 2)]
+
+
+async def test_strangers_and_ids_that_no_step_has_are_passed_over() -> None:
+    holder = Holder()
+    holder.partners = {"somebody else"}
+    assert await looked(holder, lambda: None) == []
+    known = Holder()
+    board = ReadBoard(lambda: None)
+    watch = LeftoverWatch("me", board, known, known, 1)  # type: ignore[arg-type]
+    await watch._look(0.0)
+    assert known.asked == [], "microbatch 1 is none of a step with one"
 
 
 async def test_nobody_is_asked_for_a_step_that_ended_while_the_board_was_read() -> None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from hetpeer.bootstrap.configuration import IN_FLIGHT
 from hetpeer.bootstrap.coordinator import Coordinator
 from hetpeer.bootstrap.grouped.cutting import Cutting
 from hetpeer.bootstrap.history import History
@@ -106,8 +107,9 @@ def test_whom_the_plan_spares_gets_no_blocks_that_it_has_no_room_for(run: RunDir
     found = asked(run, adverts, seats)
     assert found is not None
     assert found.arrangement.fault(BLOCKS) is None
-    memory = of_manifest(run.manifest, run.manifest.training.microbatches).memory
-    assert memory[slice(*found.arrangement.seats["small"][1])].sum() <= 500_000
+    work = of_manifest(run.manifest, run.manifest.training.microbatches)
+    needed = work.memory + IN_FLIGHT * work.kept
+    assert needed[slice(*found.arrangement.seats["small"][1])].sum() <= 500_000
 
 
 @pytest.mark.parametrize(
@@ -252,6 +254,19 @@ def test_it_is_calm_when_nobody_came_or_went_for_a_while() -> None:
         (0, SETTLED_S + 2 * AGAIN_S),
     ]
     assert [one for one in due if one[0] == 2] == [(2, SETTLED_S), (2, SETTLED_S + AGAIN_S)]
+
+
+def test_who_has_gone_is_missed_until_something_is_proposed() -> None:
+    """Places that nobody has come for yet are no loss."""
+    one, two = seating(a=(0, (0, 2))), seating(a=(0, (0, 2)), b=(0, (2, 4)))
+    calm = Calm()
+    missed = []
+    for seats in (one, two, one, two):
+        calm(seats, 0.0)
+        missed.append(calm.lost)
+    assert missed == [False, False, True, True]
+    calm.changed(0.0)
+    assert not calm.lost
 
 
 def test_each_change_is_followed_by_a_longer_rest_until_somebody_comes_or_goes() -> None:

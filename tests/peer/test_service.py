@@ -145,6 +145,16 @@ def test_what_bootstrap_would_refuse(
     assert not told.exists()
 
 
+def test_what_this_shell_sets_is_not_in_force_there(
+    told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HETPEER_LIMITS_UP", "5mbit")
+    done = CliRunner().invoke(commands, ["install", "--home", str(tmp_path / "home"), "--bootstrap", ADDRESS])
+    assert done.exit_code == 0, done.output
+    assert "HETPEER_LIMITS_UP is of this shell and not of the service" in done.output
+    assert told.exists()
+
+
 def test_installed_looked_at_and_uninstalled(told: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     done = CliRunner().invoke(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +84,18 @@ class Rig:
             Council(run.signed, run.path),
             self._hello,
             lambda _: None,
-            lambda last: self.lines[self.lines.index(last) + 1 if last else 0 :],
+            self._after,
             _nothing,
         )
         network.peer_id = run.manifest.coordinators[0]
         self._run, self._volunteer, self._network = run, volunteer, network
+
+    def _after(self, last: str) -> Iterator[list[str]]:
+        """One at a time."""
+        number = self.lines.index(last) + 1 if last else 0
+        while number < len(self.lines):
+            yield [self.lines[number]]
+            number += 1
 
     def _hello(self) -> None:
         self.session.tell(m.Hello(run=self._run.run_id, incarnation=1))

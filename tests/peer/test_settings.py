@@ -87,6 +87,9 @@ def test_other_variables_are_somebody_elses() -> None:
         ({"when.mode": "sometimes"}, "'always'"),
         ({"when.mode": "schedule"}, "needs hours"),
         ({"network.port": 70000}, "less than or equal"),
+        ({"compute.device": "gpu"}, "pattern"),
+        ({"compute.device": "cuda0"}, "pattern"),
+        ({"network.host": "localhost"}, "IPv4 or IPv6"),
     ],
 )
 def test_what_cannot_be_is_named(values: dict[str, Any], said: str) -> None:
@@ -130,6 +133,27 @@ def test_nothing_changes_that_cannot_be(tmp_path: Path, key: str, value: str) ->
         write(path, key, value)
     assert path.read_text() == FILE
     assert stat.S_ISREG(path.stat().st_mode)
+
+
+def test_a_dashboard_is_served_somewhere(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(FILE)
+    with pytest.raises(LocalError, match="HP-WEB-002"):
+        write(path, "dashboard.listen", "99999")
+    assert path.read_text() == FILE
+    write(path, "dashboard.listen", "127.0.0.1:8787")
+
+
+def test_what_the_file_is_a_link_to_changes_and_stays_as_private_as_it_was(tmp_path: Path) -> None:
+    kept, path = tmp_path / "dotfiles" / "hetpeer.toml", tmp_path / "config.toml"
+    kept.parent.mkdir()
+    kept.write_text(FILE)
+    kept.chmod(0o600)
+    path.symlink_to(kept)
+    write(path, "limits.cpu", "1")
+    assert path.is_symlink()
+    assert kept.read_text() == FILE.replace("cpu = 2", "cpu = 1")
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("text", ['[when]\nhours = [\n "22:00-07:00",\n]\n', "limits = { cpu = 2 }\n"])

@@ -44,6 +44,14 @@ def test_steps_take_about_what_the_planner_predicts(tmp_path: Path) -> None:
     assert 0.9 <= outcome.median_s / outcome.places.step_s <= 1.2
 
 
+def test_devices_of_whom_only_the_pairs_are_known_are_simulated_too(tmp_path: Path) -> None:
+    pairs = "bandwidth_gbit_s = [" + ", ".join(["[1, 1, 1, 1]"] * 4) + "]\n"
+    path = tmp_path / "pairs.toml"
+    path.write_text(EQUAL + pairs + re.sub("up_mbps = .*\n", "", DEVICES))
+    outcome = play(read_scenario(path))
+    assert 0.9 <= outcome.median_s / outcome.places.step_s <= 1.2
+
+
 def test_a_searched_plan_is_faster_than_equal_parts_in_the_simulation_too(tmp_path: Path) -> None:
     head = HEAD.replace("60.0", "1e-9")  # beginnings alone: the same on any machine
     assert played(tmp_path, head).median_s < 0.8 * played(tmp_path, EQUAL).median_s
@@ -143,6 +151,7 @@ def test_the_command_prints_it(tmp_path: Path) -> None:
         (HEAD.replace("gpt2", "gpt3-6.7b"), "", "HP-PLAN-005", "memory"),
         (HEAD.replace("gpt2", "nonsense"), "", "HP-PLAN-004", "nonsense"),
         ("model = \n", "", "HP-SIM-001", "Invalid"),
+        (HEAD.replace("gpt2", "gpt3-6.7b") + 'plan = "equal"\nstages = 2\n', "", "HP-SIM-001", "equal parts"),
     ],
 )
 def test_bad_scenarios_are_refused_by_name(

@@ -116,6 +116,22 @@ def test_blocks_of_who_is_gone_go_to_whoever_has_the_memory():
             assert stage.memory <= devices.memory[stage.device]
 
 
+def test_places_that_nobody_has_come_for_are_no_loss():
+    """After a loss few blocks move; while a pipeline is still being filled as many as are worth it."""
+    devices = roomy(some_devices(5, 0))
+    devices = replace(devices, flops=np.full(5, devices.flops.max()))
+    work, held = some_work(8, 0), [(0, 7), (7, 8), (0, 1), (2, 3), (3, 8)]
+    filling = [(2, (0, 1)), (None, (1, 2)), (3, (2, 3)), (4, (3, 8))]
+    lines = [[(0, (0, 7)), (1, (7, 8))], filling]
+    few, many = (
+        Living(devices, work, held, lines, steps=STEPS, seed=0, lost=lost).run(turns(3000))
+        for lost in (True, False)
+    )
+    assert few is None or few.moved <= 2
+    assert many is not None
+    assert many.moved > 2
+
+
 def test_the_last_device_takes_everything_in_finite_time():
     devices, work = roomy(some_devices(2, 0)).some([1]), some_work(4, 0)
     lines = [[(None, (0, 2)), (0, (2, 4))]]

@@ -109,7 +109,7 @@ def run_child(
 
     for changed in (signal.SIGCHLD, signal.SIGHUP):  # by us; by nohup, if that has started the tests
         signal.signal(changed, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it starts in the background ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what a shell runs in the background
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()

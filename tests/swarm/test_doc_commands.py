@@ -171,7 +171,7 @@ async def test_every_command_that_is_shown_does_what_it_says(swarm: Swarm, tmp_p
     for volunteer in (one, other):
         await volunteer.says("you are contributing", LONG)
     await swarm.stored(5, LONG)
-    (command,) = reader.take("plan --watch")  # shows something once all links are measured: others need them, too
+    (command,) = reader.take("plan --watch")  # it waits until all links are measured, as others do not
     await reader.give(command)
 
     asking = reader.take("status.*", "plan.*", "logs.*", "doctor.*", "id( --.*)?", "invite .*", "inspect .*")

@@ -42,7 +42,7 @@ def anneal(
     on: Callable[[], bool],
 ) -> Annealed:
     """What comes of the grids `members` (C, K, R) in so many steps, or while `on` is true. `hot`: the first temperature, as a part of the cost."""
-    population = Population(prices, members)
+    population = Population(prices, members, on)
     best, found = best_of(population)
     halvings, evaluations = len(members).bit_length(), 0
     for step in range(steps):
@@ -53,7 +53,7 @@ def anneal(
         population.step(random, batch, heat)
         evaluations += batch * len(population)
         if step % REORDER == REORDER - 1:
-            population.reorder()
+            population.reorder(on)
         cost, groups = best_of(population)
         if cost < best:
             best, found = cost, groups

@@ -1,6 +1,6 @@
 """The shortest way through all groups, in any order and with any ends: DT-FM, Eq. 4 (arXiv 2206.01288, 3.3), an open travelling salesman.
 
-Exact up to EXACT groups (Held and Karp, 1962), else the best of 2-opt and or-opt from some nearest-neighbour paths. Pure.
+Exact up to EXACT groups (Held and Karp, 1962), else the best of 2-opt and or-opt from the order that is there and from some nearest-neighbour paths. Pure.
 """
 
 from __future__ import annotations
@@ -15,14 +15,21 @@ from hetpeer.stages.planning.grids.matching import Floats, Ints
 
 EXACT = 13
 BEGINNINGS = 8
+"""Nearest-neighbour paths that are tried beyond."""
+MANY = 512
+"""Of more groups than MANY / BEGINNINGS fewer are tried."""
+NOTICED = 1e-9
+"""A path that is shorter by less than this part of the longest hop is not: equal ones differ by rounding."""
 
 
-def shortest_path(distances: Floats) -> tuple[int, ...]:
-    """The order of K groups that `distances` (K, K), symmetric, makes shortest."""
+def shortest_path(distances: Floats, beginnings: int = BEGINNINGS) -> tuple[int, ...]:
+    """The order of K groups that `distances` (K, K), symmetric, makes shortest; of more than EXACT one that is no longer than 0, 1, …, K - 1, from there and
+    from so many `beginnings`.
+    """
     count = len(distances)
     if count < 3:
         return tuple(range(count))
-    return _exact(distances) if count <= EXACT else _local(distances)
+    return _exact(distances) if count <= EXACT else _local(distances, beginnings)
 
 
 def length_of(distances: Floats, order: tuple[int, ...]) -> float:
@@ -76,11 +83,14 @@ def _places(count: int, size: int) -> dict[tuple[int, ...], int]:
     return {subset: place for place, subset in enumerate(combinations(range(count), size))}
 
 
-def _local(distances: Floats) -> tuple[int, ...]:
-    """From nearest-neighbour paths with BEGINNINGS beginnings, pieces are turned and moved until nothing helps."""
+def _local(distances: Floats, beginnings: int) -> tuple[int, ...]:
+    """Pieces are turned and moved until nothing helps."""
     count = len(distances)
-    starts = range(0, count, -(-count // BEGINNINGS))
-    paths = (_improved(distances, _nearest(distances, start)) for start in starts)
+    number = min(beginnings, max(1, MANY // count))
+    begun = [list(range(count))]
+    if number:
+        begun += [_nearest(distances, start) for start in range(0, count, -(-count // number))]
+    paths = [_improved(distances, path) for path in begun]
     return min(paths, key=lambda path: length_of(distances, path))
 
 
@@ -95,48 +105,57 @@ def _nearest(distances: Floats, start: int) -> list[int]:
 
 def _improved(distances: Floats, path: list[int]) -> tuple[int, ...]:
     """Any piece turned round (2-opt), or moved elsewhere either way round (or-opt), as long as that is shorter."""
-    order = np.array(path, dtype=np.intp)
+    order, least = np.array(path, dtype=np.intp), NOTICED * float(distances.max())
     while True:
-        better = _turned(distances, order)
+        hop = _padded(distances, order)
+        better = _turned(hop, order, least)
         if better is None:
-            better = _moved(distances, order)
+            better = _moved(hop, order, least)
         if better is None:
             return tuple(int(one) for one in order)
         order = better
 
 
-def _turned(distances: Floats, order: Ints) -> Ints | None:
+def _turned(hop: Floats, order: Ints, least: float) -> Ints | None:
     """The best turn of a piece order[i..j]; hops at the ends of the path cost nothing."""
-    hop = _padded(distances, order)
-    count = len(order)
-    i, j = np.triu_indices(count, 1)
+    i, j = _pieces(len(order))
     left, right = i, j + 2  # places in the padded order: i - 1 and j + 1
     gain = hop[left, i + 1] + hop[j + 1, right] - hop[left, j + 1] - hop[i + 1, right]
     best = int(gain.argmax())
-    if gain[best] <= 1e-12:
+    if gain[best] <= least:
         return None
     turned = order.copy()
     turned[i[best] : j[best] + 1] = order[i[best] : j[best] + 1][::-1]
     return turned
 
 
-def _moved(distances: Floats, order: Ints) -> Ints | None:
+@cache
+def _pieces(count: int) -> tuple[Ints, Ints]:
+    """First and last of each piece of two or more."""
+    first, last = np.triu_indices(count, 1)
+    return first, last
+
+
+def _moved(hop: Floats, order: Ints, least: float) -> Ints | None:
     """The best move of a piece of one to three groups elsewhere, either way round."""
     count = len(order)
+    gap = np.arange(count + 1)  # between two places of the padded order, this one and the next
+    there = hop[gap, gap + 1]
     best: tuple[float, Ints] | None = None
-    hole = _padded(distances, order)
     for size in range(1, min(4, count)):
-        for begin in range(count - size + 1):
-            piece, rest = order[begin : begin + size], np.delete(order, np.s_[begin : begin + size])
-            hop = _padded(distances, rest)[np.arange(len(rest) + 1), np.arange(1, len(rest) + 2)]
-            ends = np.zeros((2, len(rest) + 2))
-            ends[:, 1:-1] = distances[np.ix_([piece[0], piece[-1]], rest)]
-            gain = hole[begin, begin + 1] + hole[begin + size, begin + size + 1] - hop[begin]
-            for one, (first, last) in ((piece, ends), (piece[::-1], ends[::-1])):
-                gains = gain + hop - first[:-1] - last[1:]
-                place = int(gains.argmax())
-                if gains[place] > 1e-12 and (best is None or gains[place] > best[0]):
-                    best = float(gains[place]), np.concatenate([rest[:place], one, rest[place:]])
+        first = np.arange(1, count - size + 2)[:, None]
+        last = first + size - 1
+        saved = there[first - 1] + there[last] - hop[first - 1, last + 1]
+        beside = (gap >= first - 1) & (gap <= last)
+        for head, tail in ((first, last), (last, first)):
+            gains = saved + there - hop[gap, head] - hop[tail, gap + 1]
+            gains[beside] = -np.inf
+            row, to = (int(number) for number in np.unravel_index(int(gains.argmax()), gains.shape))
+            if gains[row, to] > least and (best is None or gains[row, to] > best[0]):
+                piece, rest = order[row : row + size], np.delete(order, np.s_[row : row + size])
+                place = to if to < row else to - size
+                turned = piece if head is first else piece[::-1]
+                best = float(gains[row, to]), np.concatenate([rest[:place], turned, rest[place:]])
     return None if best is None else best[1]
 
 

@@ -6,14 +6,15 @@ it is looked at: what cannot stay below is thrown away by a bound, and matchings
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hetpeer.stages.planning.grids import path
 from hetpeer.stages.planning.grids.costs import Prices
 from hetpeer.stages.planning.grids.matching import Floats, Ints, bottlenecks, bounds
-from hetpeer.stages.planning.grids.path import shortest_path
 
 SOLVED = 96
 """Swaps whose matchings are solved in one step, at most: when it is hot most would do, and one for each grid is enough."""
@@ -41,13 +42,14 @@ class Swaps(NamedTuple):
 class Population:
     """`members` (C, K, R): the devices of each group of each grid; 2 groups or more, of no more than EXACT devices. Groups are named by their places in the order."""
 
-    def __init__(self, prices: Prices, members: Ints) -> None:
+    def __init__(self, prices: Prices, members: Ints, on: Callable[[], bool] = lambda: True) -> None:
+        """`on` as in `reorder`."""
         self._reducing = np.ascontiguousarray(prices.reducing)
         self._passing = np.ascontiguousarray(prices.passing)
         self.members = members.copy()
         _, self.groups, self.replicas = members.shape
         self.devices = self.groups * self.replicas
-        self.reorder()
+        self.reorder(on)
 
     def __len__(self) -> int:
         return len(self.members)
@@ -63,17 +65,21 @@ class Population:
         self.members = self.members[which]
         self._refresh()
 
-    def reorder(self) -> None:
-        """The best order of the groups of each grid as they are."""
+    def reorder(self, on: Callable[[], bool] = lambda: True) -> None:
+        """The best order of the groups of each grid as they are; of more than can be ordered exactly none that is longer, one grid after the other while `on` is true."""
         one, other = np.triu_indices(self.groups, 1)
-        shape = len(self), len(one)
-        found = self._hops(
-            self.members[:, one].reshape(-1, self.replicas), self.members[:, other].reshape(-1, self.replicas)
-        )
-        for grid, distance in enumerate(found.reshape(shape)):
-            distances = np.zeros((self.groups, self.groups))
-            distances[one, other] = distances[other, one] = distance
-            self.members[grid] = self.members[grid][list(shortest_path(distances))]
+        together = len(self) if self.groups <= path.EXACT else 1
+        for first in range(0, len(self), together):
+            if first and not on():
+                break
+            members = self.members[first : first + together]
+            found = self._hops(
+                members[:, one].reshape(-1, self.replicas), members[:, other].reshape(-1, self.replicas)
+            )
+            for grid, distance in enumerate(found.reshape(len(members), len(one)), first):
+                distances = np.zeros((self.groups, self.groups))
+                distances[one, other] = distances[other, one] = distance
+                self.members[grid] = self.members[grid][list(path.shortest_path(distances, 0))]
         self._refresh()
 
     def _refresh(self) -> None:

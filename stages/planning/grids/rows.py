@@ -105,7 +105,8 @@ class Rows:
             return
         few = swaps.some(live)
         total = passing[live] + np.maximum(rest[live], self._reducing_after(few))
-        below = np.flatnonzero(total <= limit[live])
+        changes = (few.ours != few.theirs).any(axis=0)  # or what is no swap would be done instead of one
+        below = np.flatnonzero(changes & (total <= limit[live]))
         if len(below):
             self._swap(*(int(number) for end in few for number in end[:, below[0]]))
 

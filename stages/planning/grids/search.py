@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hetpeer.stages.planning.grids import path
 from hetpeer.stages.planning.grids.anneal import anneal, best_of
-from hetpeer.stages.planning.grids.costs import GridCost, Prices, cost_of, lower_bound
+from hetpeer.stages.planning.grids.costs import GridCost, Prices, as_it_is, cost_of, lower_bound
 from hetpeer.stages.planning.grids.matching import EXACT, Ints
 from hetpeer.stages.planning.grids.population import Population
 from hetpeer.stages.planning.grids.seeds import beginnings
@@ -44,7 +45,10 @@ def search(prices: Prices, stages: int, replicas: int, seed: int, on: Callable[[
     bound = lower_bound(prices, stages, replicas) * CLOSE
     if replicas > EXACT:
         return Found(*widely(prices, members, random, on, bound))
-    population = Population(prices, members)
+    if stages > path.EXACT:  # the order of each takes long, and no more than these go on
+        costs = [as_it_is(prices, grid.T) for grid in members]
+        members = members[np.argsort(costs, kind="stable")[: WIDTH // 2]]
+    population = Population(prices, members, on)
     sorted_members = population.members[np.argsort(population.costs, kind="stable")]
     best, found = best_of(population)
     evaluations, round_ = len(population), 0

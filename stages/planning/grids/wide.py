@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from hetpeer.stages.planning.grids import path
 from hetpeer.stages.planning.grids.costs import GridCost, Prices, as_it_is, cost_of
 from hetpeer.stages.planning.grids.matching import Ints
 from hetpeer.stages.planning.grids.rows import Rows
@@ -49,9 +50,12 @@ def widely(
                 rows.rematch()
             if rows.cost < cost:
                 best, cost = rows.grid.copy(), rows.cost
+        if rows.stages > path.EXACT and not on():
+            break  # ordering so many takes long
         ordered = cost_of(prices, best.T)
         if ordered.total_s < cost:
             best, cost = np.array(ordered.grid), ordered.total_s
         round_ += 1
     rows.put(best)
+    rows.rematch()
     return rows.found, evaluations

@@ -52,7 +52,7 @@ class Change:
 
 class Living:
     """Of `devices`, of which number d holds the blocks `held[d]` ((0, 0): none). `lines`: the places of each pipeline as it is; `measured`: (N, N), of which lines
-    somebody has said what they carry (None: of all).
+    somebody has said what they carry (None: of all); `lost`: whether places are open because somebody has gone, and not because nobody has come yet.
     """
 
     def __init__(
@@ -65,9 +65,10 @@ class Living:
         steps: int,
         seed: int,
         measured: Bools | None = None,
+        lost: bool = True,
     ) -> None:
         self._devices, self._work, self._held, self._lines = devices, work, list(held), lines
-        self._steps = steps
+        self._steps, self._lost = steps, lost
         self._most = 0
         """Blocks that may be moved."""
         self._random = np.random.default_rng(seed)
@@ -149,7 +150,7 @@ class Living:
                     sizes[n] for n in (place - 1, place + 1) if 0 <= n < len(line) and line[n][0] is not None
                 ]
                 few += sizes[place] + max(beside, default=0) if device is None else 0
-        if few:
+        if few and self._lost:
             yield few
         yield len(self._devices) * len(self._work)
 
