@@ -218,6 +218,11 @@ class TrainingSettings(Entry):
         """M: microbatches of one step."""
         return -(-self.batch_size // self.microbatch_size)
 
+    @property
+    def ids(self) -> int:
+        """Microbatches of a step, the held-out ones included: their ids are smaller."""
+        return self.microbatches + self.eval_microbatches
+
     def samples_of(self, number: int) -> int:
         """Samples of microbatch `number`; ids from M on are held-out ones, which are full."""
         return size_of(number, self.batch_size, self.microbatch_size)

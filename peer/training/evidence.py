@@ -59,8 +59,7 @@ class Evidence:
         """Write down which microbatches the task board showed us; returns the line, unless all are there already."""
         if step != self._found_in:
             self._found_in, self._found = step, set()
-        ids = dict.fromkeys(found.ids)
-        fresh = [number for number in ids if (sender, found.border, number) not in self._found]
+        fresh = [number for number in found.ids if (sender, found.border, number) not in self._found]
         self._found.update((sender, found.border, number) for number in fresh)
         if not fresh:
             return []

@@ -157,7 +157,7 @@ class Volunteer:
             self._tasks.spawn(self.session.run(lambda: self.member.incarnation), name="control session")
             self._tasks.spawn(self._watch_worker(), name="compute worker")
             board = Board(self._node, self._files.run.run_id)
-            ids = self._manifest.training.microbatches + self._manifest.training.eval_microbatches
+            ids = self._manifest.training.ids
             watch = LeftoverWatch(self._node.peer_id, board, self.member, self._entering, ids)
             self._tasks.spawn(watch.watch_forever(), name="task board")
             return await self._over

@@ -69,7 +69,7 @@ class Schema:
     @property
     def ids(self) -> int:
         """Microbatches of a step, the held-out ones included: their ids are smaller."""
-        return self.training.microbatches + self.training.eval_microbatches
+        return self.training.ids
 
     def batch(self, microbatch: int) -> int:
         """Samples of a microbatch."""
