@@ -1,7 +1,7 @@
 """How much of its time each peer of an uneven pipeline computes: steps one after the other (1F1B), and steps that overlap.
 
 Three volunteers whose workers are held to speeds of 1 : 2 : 3 by SIGSTOP and SIGCONT, as a limit on the processor does, with blocks cut so that a
-microbatch takes all of them as long. What is left of a difference after some steps the speeds make up for, by a tenth at most: more is a goal missed. Two figures for each peer:
+microbatch takes all of them as long. What is left of a difference the speeds make up for, by a tenth at most (more is a goal missed): after some steps, and after some more. Two figures for each peer:
 
 * the share of its time in which a forward, a backward or an update is at work, from the volunteers' traces (that of a worker that never waits is all of it);
 * microbatches a second, over those that the same blocks do under the same limit when they wait for nobody (baselines/part.py), the three of them side by side.
@@ -41,6 +41,8 @@ SPEEDS = (1, 2, 3)
 FASTEST = 0.55
 """Share of a core that the fastest worker has: together they leave room for the daemons on two."""
 PERIOD_S = 0.05
+CORRECTED = 2
+"""How often speeds are put right."""
 LOOKED_AT = 3
 """Steps after which everybody's log says which blocks are its own."""
 GOAL, ASKEW = 0.95, 0.10
@@ -125,12 +127,13 @@ async def trained(folder: Path, options: Any, staleness: int) -> dict[str, Any]:
         places = stages(swarm)
         shares = {worker.pid: FASTEST * SPEEDS[stage] / SPEEDS[-1] for worker, stage in places}
         with held_to(shares):
-            tried = await computed(swarm, folder, places, LOOKED_AT + 1, options.tried)
-            for (worker, _), share in zip(places, tried, strict=True):
-                shares[worker.pid] *= share / max(tried)
-            found = await computed(
-                swarm, folder, places, LOOKED_AT + options.tried + options.settle, options.steps
-            )
+            looked = LOOKED_AT + 1
+            for _ in range(CORRECTED):
+                tried = await computed(swarm, folder, places, looked, options.tried)
+                for (worker, _), share in zip(places, tried, strict=True):
+                    shares[worker.pid] *= share / max(tried)
+                looked += options.tried + options.settle
+            found = await computed(swarm, folder, places, looked, options.steps)
             passed = seconds(swarm, options.steps)
     order = sorted(range(len(places)), key=lambda number: places[number][1])
     given = [shares[places[number][0].pid] for number in order]
@@ -252,7 +255,7 @@ def main() -> int:
         ("microbatches", 8, "of a step"),
         ("microbatch-size", 2, "samples"),
         ("tried", 4, "steps after which speeds are put right"),
-        ("settle", 3, "steps that do not count after that"),
+        ("settle", 2, "steps that do not count after that"),
         ("steps", 12, "steps that do"),
         ("alone", 48, "microbatches of each part alone"),
         ("rounds", 5, "runs of each way"),

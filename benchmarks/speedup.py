@@ -7,8 +7,6 @@ clusters, so each number has the best of a few. What is measured of staleness st
 *Real.* A small GPT, volunteers in the laboratory (root) so far from each other that two clusters do not need more than this machine's two cores; the time is the log's.
 
     python -m benchmarks.speedup
-
-    python -m benchmarks.speedup
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What steps that overlap cost and win: the loss after as many samples, and the time to the same loss in the homes of the laboratory.
 
 *Loss.* A run computes what one machine computes with the same delays (docs/asynchronous.md), so curves are made on one: of a GPT on text and of a ResNet with BatchNorm on
-digits, several seeds, each step with parameters that are `staleness` updates old, with AdamW, with NAdam, which looks ahead, and with gradients that are compensated.
+digits, several seeds, each step with parameters that are `staleness` updates old, with AdamW, with NAdam, which looks ahead, and with gradients that are compensated. The learning rate rises, and falls to
+nothing, as it does where a loss counts. Curves that are done are noted in `--journal`: interrupted, the same command goes on where it was.
 
 *Time.* Seconds of a step of the same GPT, with the same microbatches, in the laboratory (root), four stages in four homes, of hetpeer with and without staleness, and of torch's 1F1B over gloo;
 ways take turns. Time to a loss is steps to it, by the curves, times the middle step, which is that of all ways with the same staleness: what is made of a gradient takes no time beside it. No timed step evaluates. Both goals are one way's: that
@@ -18,19 +19,21 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from benchmarks import report
 from benchmarks.adaptive import SUBJECTS, Subject
 from benchmarks.endtoend import PEERS, WITHIN_S, torch_pipeline
+from benchmarks.journal import Journal, sources
 from benchmarks.networks import network
 from benchmarks.swarm import NEVER, Site, running
 from hetpeer.bootstrap.create import create_run
 from hetpeer.bootstrap.replay import run_reference
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import AdamW, LinkSettings, NAdam
+from hetpeer.dht.processes import dying_with_us
 from tests.wanlab.lab import Lab
 
 ADAM, AHEAD = AdamW(), NAdam(name="NAdam", betas=(0.95, 0.95))
@@ -46,6 +49,10 @@ WAYS: Mapping[str, tuple[int, AdamW | NAdam, float]] = {
 """Name → staleness, optimizer and λ of compensation."""
 TORCH = "torch 1F1B"
 TIMED = ("exact", "staleness 1", "staleness 2", TORCH)
+RISE, LEFT = 0.1, 0.02
+"""The learning rate rises for so much of the steps; what is left of it at the last one."""
+HELDOUT = 320
+"""Images that are looked at; of text, what `adaptive` looks at."""
 WORSE, FASTER = 0.03, 1.5
 """Goals: what a loss may be worse by at equal samples, and how much sooner the same loss is there."""
 
@@ -62,7 +69,15 @@ def made(
     """A run of `subject`; `seed` is the fold that is left out of images, and `other` are settings of its training."""
     plain = subject.make(folder, LinkSettings(), options.microbatches, options.steps, seed)
     _, optimizer, compensation = WAYS[way]
-    update = {"optimizer": optimizer, "eval_every": options.every, "compensation": compensation}
+    rise = round(RISE * options.steps)
+    update = {
+        "optimizer": optimizer,
+        "compensation": compensation,
+        "schedule": ((1, 1 / rise), (rise, 1.0), (options.steps, LEFT)),
+        "eval_every": options.every,
+    }
+    if subject.images:
+        update["eval_microbatches"] = HELDOUT // subject.samples
     return create_run(
         folder / "way",
         model=f"{folder}/model.py:build",
@@ -75,34 +90,49 @@ def made(
     )
 
 
-def curve(subject: Subject, way: str, options: Any, seed: int) -> dict[int, float]:
+def curve(subject: Subject, way: str, options: Any, seed: int) -> dict[str, float]:
     """Held-out loss by number of updates."""
     staleness, *_ = WAYS[way]
     with tempfile.TemporaryDirectory(prefix="hetpeer-stale-") as path:
         run = made(subject, way, Path(path), options, seed)
         behind = [min(step % options.every, staleness) for step in range(options.steps)]
-        evaluations = run_reference(run.path, options.steps, behind).records["evaluations"]
-    found = {int(version): loss for version, loss in evaluations.items()}
-    print(f"{subject.name}, {way}, seed {seed}: {found[options.steps]:.4f}", file=sys.stderr, flush=True)
+        found: dict[str, float] = run_reference(run.path, options.steps, behind).records["evaluations"]
     return found
 
 
 def curves(options: Any) -> dict[str, dict[str, list[dict[int, float]]]]:
     """Subject → way → one for each seed."""
-    with ThreadPoolExecutor(options.jobs) as pool:  # the work is done in processes
+    seeds = range(options.seed, options.seed + options.seeds)
+    about = {"steps": options.steps, "every": options.every, "microbatches": options.microbatches}
+    journal = Journal(options.journal, sources=sources("benchmarks"), **about)
+    wanted = {
+        f"{subject.name}, {way}, seed {seed}": (subject, way, options, seed)
+        for seed in seeds
+        for subject in SUBJECTS
+        for way in WAYS
+    }
+    # in processes: torch.export is for one thread of each
+    with ProcessPoolExecutor(options.jobs, initializer=dying_with_us()) as pool:
         started = {
-            subject.name: {
-                way: [
-                    pool.submit(curve, subject, way, options, options.seed + n) for n in range(options.seeds)
-                ]
-                for way in WAYS
-            }
-            for subject in SUBJECTS
+            pool.submit(curve, *task): part for part, task in wanted.items() if part not in journal.done
         }
-        return {
-            name: {way: [one.result() for one in runs] for way, runs in ways.items()}
-            for name, ways in started.items()
+        for one in as_completed(started):
+            part, found = started[one], one.result()
+            journal.add(part, found)
+            print(f"{part}: {found[str(options.steps)]:.4f}", file=sys.stderr, flush=True)
+    return {
+        subject.name: {
+            way: [
+                {
+                    int(version): loss
+                    for version, loss in journal.done[f"{subject.name}, {way}, seed {seed}"].items()
+                }
+                for seed in seeds
+            ]
+            for way in WAYS
         }
+        for subject in SUBJECTS
+    }
 
 
 def worse(ways: Mapping[str, Sequence[Mapping[int, float]]], steps: int) -> dict[str, float]:
@@ -216,8 +246,8 @@ def main() -> int:
     parser = report.parser(__doc__ or "")
     for name, value, text in (
         ("seeds", 3, "of each curve"),
-        ("steps", 200, "of each curve"),
-        ("every", 20, "steps between evaluations"),
+        ("steps", 150, "of each curve"),
+        ("every", 15, "steps between evaluations"),
         ("microbatches", 8, "of a step"),
         ("jobs", 2, "curves at a time"),
         ("rounds", 5, "runs of each way that is timed"),
@@ -225,6 +255,12 @@ def main() -> int:
         ("timed", 8, "steps that do"),
     ):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
+    parser.add_argument(
+        "--journal",
+        type=Path,
+        default=Path("stale.journal"),
+        help="where to note curves that are done (default: ./stale.journal)",
+    )
     options = parser.parse_args()
     found = curves(options)
     with tempfile.TemporaryDirectory(prefix="hetpeer-stale-") as folder:

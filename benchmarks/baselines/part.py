@@ -23,6 +23,7 @@ from hetpeer.stages.graph.wire import pack_block
 
 
 def main() -> None:
+    torch.set_num_threads(1)  # as a volunteer's worker
     run = RunDirectory.open(Path(sys.argv[1]))
     begin, end = int(sys.argv[2]), int(sys.argv[3])
     manifest = run.manifest
