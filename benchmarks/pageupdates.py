@@ -1,8 +1,8 @@
 """How soon is on the dashboard what happens? Real processes on loopback, and the stream that a browser gets.
 
 A run of one stage with two volunteers, either of which can be missed; the page is that of the first one. In each round: its owner pauses it (from the answer to the command on),
-a step is committed (from its record in the log on), another volunteer comes (from the moment on that it has a worker and asks for a
-place) and leaves (from its end on; 0 where the page is sooner). Seconds until the first view that says so has arrived; the middle of the rounds.
+a step is committed (from its record in the log on), another volunteer comes (from the moment on that it is in the run and starts its
+worker) and leaves (from its end on; 0 where the page is sooner). Seconds until the first view that says so has arrived; the middle of the rounds.
 
     python -m benchmarks.pageupdates --rounds 5
 """
@@ -36,8 +36,8 @@ WATCHED = 1
 POLL_S = 0.02
 WITHIN_S = 120.0
 GOAL_S = 2.0
-ARRIVING = ("starting", "checking")
-"""States of a volunteer that cannot be anybody's news yet."""
+ARRIVING = "starting"
+"""State of a volunteer that cannot be anybody's news yet."""
 AT_WORK = ("training", "waiting")
 
 View = dict[str, Any]
@@ -133,7 +133,7 @@ async def committing(swarm: Swarm, page: Page) -> float:
 async def coming_and_going(swarm: Swarm, page: Page, number: int) -> tuple[float, float]:
     await swarm.add(number)
     shows = is_there(f"v{number}")
-    there = await when(swarm, number, lambda found: found.state not in ARRIVING)
+    there = await when(swarm, number, lambda found: found.state != ARRIVING)
     came = await page.shows(there, shows)
     swarm.at_liberty.add(number)
     volunteer = swarm.volunteers[number]

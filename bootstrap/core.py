@@ -67,7 +67,7 @@ def new_core(
 ) -> Core:
     """A new reign over the run whose log says `records`."""
     if averaging is None:
-        return Coordinator(over_all(config, History.of(records)), now)
+        return Coordinator(over_all(config, History.of(records, whole=False)), now)
     return Grouped(config, records, Pipelines(1, (), averaging.span, window_of(averaging)), now)
 
 
@@ -87,5 +87,5 @@ def is_over(
 ) -> bool:
     """Whether nothing is left to do of the run whose log says `records`."""
     if averaging is None:
-        return is_complete(config, History.of(records))
+        return is_complete(config, History.of(records, whole=False))
     return Grouped(config, records, Pipelines(1, (), averaging.span, Window(0.0)), 0.0).over

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Record = Mapping[str, Any]
+RECENT = 64
+"""Commits that are looked up by who is not to keep the whole history."""
 
 
 @dataclass(slots=True)
@@ -20,6 +22,8 @@ class History:
     """Folded log: `version` updates are committed; `commits[step]` and `evaluations[step]` are the surviving ones."""
 
     cluster: int = 0
+    whole: bool = True
+    """Whether all commits and averagings are kept, not only those of the RECENT steps: a long run's are many."""
     term: int = 0
     view: int = 0
     version: int = 0
@@ -46,9 +50,9 @@ class History:
     """Peer → the number by which commits, of any cluster, name it (credit.py)."""
 
     @classmethod
-    def of(cls, records: Iterable[Record], cluster: int = 0) -> History:
+    def of(cls, records: Iterable[Record], cluster: int = 0, *, whole: bool = True) -> History:
         """The history that `records` tell of `cluster`, in order."""
-        history = cls(cluster)
+        history = cls(cluster, whole)
         for record in records:
             history.add(record)
         return history
@@ -69,7 +73,7 @@ class History:
             case "average" | "installed":
                 for cluster, step in record["installed"]:
                     if cluster == self.cluster:
-                        self.averages[step] = record
+                        self._keep(self.averages, step, record)
                         self.version = step + 1
             case "checkpoint":
                 own = record.get("cluster", 0) == self.cluster
@@ -84,7 +88,7 @@ class History:
         match record["kind"]:
             case "commit":
                 self.version = int(record["step"]) + 1
-                self.commits[int(record["step"])] = record
+                self._keep(self.commits, int(record["step"]), record)
             case "evaluation":
                 self.evaluations[int(record["step"])] = float(record["loss"])
             case "founded":
@@ -100,6 +104,11 @@ class History:
                 self.evaluations = {s: x for s, x in self.evaluations.items() if s <= self.version}
             case _:
                 pass
+
+    def _keep(self, steps: dict[int, Record], step: int, record: Record) -> None:
+        steps[step] = record
+        while not self.whole and (oldest := next(iter(steps))) <= step - RECENT:
+            del steps[oldest]
 
     @property
     def stored(self) -> bool:

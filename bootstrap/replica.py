@@ -20,6 +20,7 @@ from hetpeer.bootstrap.crediting import credit_in
 from hetpeer.bootstrap.curves import GroupedCurves, LogCurves
 from hetpeer.bootstrap.history import History, Record
 from hetpeer.bootstrap.log import Log
+from hetpeer.bootstrap.packed import PackedRecords
 from hetpeer.bootstrap.raft import effects as e
 from hetpeer.bootstrap.raft import messages as m
 from hetpeer.bootstrap.raft.core import Raft
@@ -76,9 +77,9 @@ class Replica:
         self.council = council
         self._journal, self._ledger = journal, ledger = logs.journal, logs.ledger
         self._clock = clock
-        self.records: list[Record] = list(ledger.records())
+        self.records = PackedRecords(ledger.records())
         """What is decided, as far as it was told here."""
-        self.history = History.of(self.records)
+        self.history = History.of(self.records, whole=False)
         """The same, folded."""
         self.credit = credit_in(run.manifest, self.records)
         """And whose work is in it."""
@@ -202,8 +203,8 @@ class Replica:
                     await to_its_end(self._journal.save, effect)
                 case e.Send(to, message):
                     self._say(to, message)
-                case e.Decided(place, entry):
-                    await self._decided(place, entry)
+                case e.Decided(place):
+                    await self._decided(place)
                 case e.Leading(term):
                     _log.info("leading in term %d, with %d records", term, len(self.records))
                     self._deposed.clear()
@@ -216,15 +217,16 @@ class Replica:
                             waiting.set_exception(DeposedError())
                     self._waiting.clear()
 
-    async def _decided(self, place: int, entry: m.Entry) -> None:
-        if entry.record is not None:
+    async def _decided(self, place: int) -> None:
+        decided = self._raft.log.records
+        record: Record | None = decided[place]
+        if record is not None:
             if self._told >= self._known:
-                await to_its_end(self._ledger.append, entry.record)
-                self.records.append(entry.record)
-                self.history.add(entry.record)
-                self.credit.add(entry.record)
-                self.curves.add(entry.record)
-            elif self.records[self._told] != entry.record:
+                await to_its_end(self._ledger.append, record)
+                self.history.add(record)
+                self.credit.add(record)
+                self.curves.add(record)
+            elif self.records[self._told] != record:
                 raise LocalError(
                     "HP-LOG-003",
                     f"{self._ledger.path} does not tell what was decided: record {self._told} is another",
@@ -232,6 +234,7 @@ class Replica:
                     fix="put the folder log/ back as a whole",
                     exit_code=ExitCode.VERSION,
                 )
+            self.records.take(self._told, decided, place)
             self._told += 1
         if (waiting := self._waiting.pop(place, None)) is not None and not waiting.done():
             waiting.set_result(None)

@@ -6,11 +6,9 @@ have to say: one for each block of each committed step, and a few on what it was
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -26,8 +24,8 @@ LINE_BYTES, SLOT_BYTES = 1 << 10, 1 << 7
 """A line takes less than the first, and the second for each slot or id that it names."""
 AT_FIRST = 1 << 18
 """Bytes that a volunteer may have said of no committed step: of steps that came to nothing."""
-REMEMBERED = 1 << 16
-"""Lines, of all volunteers, that are known to be here already: who begins a session anew may say the last ones again."""
+REMEMBERED = 1 << 15
+"""Lines, of all volunteers, that are known to be here already, half of them at least: who begins a session anew may say the last ones again."""
 
 
 class VolunteerLogs:
@@ -38,7 +36,9 @@ class VolunteerLogs:
         self._run_id = run_id
         self._blocks, self._microbatches = len(manifest.blocks), manifest.training.microbatches
         self._room = AT_FIRST
-        self._here: OrderedDict[tuple[Any, ...], None] = OrderedDict()
+        self._here: set[bytes] = set()
+        """Digests of what was said lately, and of what was before that: a few bytes for each of ever so many lines."""
+        self._before: set[bytes] = set()
         for record in records:
             self.recorded(record)
 
@@ -58,19 +58,18 @@ class VolunteerLogs:
         Raises `ProtocolError` for what the audit would not read, or for more than there can be to say, and `LocalError` HP-DISK-002 with the file as it was.
         """
         said = self._said(peer, line)
-        if said in self._here:
-            self._here.move_to_end(said)
+        if said in self._here or said in self._before:
             return
         path = self._of(peer)
         if (path.stat().st_size if path.exists() else 0) + len(line) >= self._room:
             raise OffenceError(Kind.FLOOD, "more evidence than there can be", peer=peer)
         keep_event(path, line)
-        self._here[said] = None
-        if len(self._here) > REMEMBERED:
-            self._here.popitem(last=False)
+        self._here.add(said)
+        if len(self._here) >= REMEMBERED // 2:
+            self._here, self._before = set(), self._here
 
-    def _said(self, peer: str, line: str) -> tuple[Any, ...]:
-        """What a line is about: an update of a block is told once in a life."""
+    def _said(self, peer: str, line: str) -> bytes:
+        """A digest of what a line is about: an update of a block is told once in a life."""
         signer, record = read_event(line)
         if signer != peer:
             raise ProtocolError("an event signed by somebody else", peer=peer)
@@ -78,9 +77,8 @@ class VolunteerLogs:
             event = read_record(signer, record, peer, self._run_id)
         except ValidationError as error:
             raise ProtocolError("an event that is none", peer=peer, why=str(error)[:500]) from None
-        if isinstance(event, Applied):
-            return peer, event.incarnation, *event.key
-        return peer, blake2b(line.encode(), digest_size=16).digest()
+        about = repr((event.incarnation, event.key)) if isinstance(event, Applied) else line
+        return blake2b(f"{peer} {about}".encode(), digest_size=16).digest()
 
     def _of(self, peer: str) -> Path:
         return self._folder / f"{peer}.jsonl"

@@ -16,6 +16,7 @@ from hetpeer.bootstrap.failures import Failures
 from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import Membership
+from hetpeer.bootstrap.packed import PackedRecords
 from hetpeer.bootstrap.reign import Reign
 from hetpeer.bootstrap.standing import Standings
 
@@ -35,7 +36,7 @@ class Clusters:
     ) -> None:
         self._config = config
         self._books = books
-        self._records: list[Mapping[str, Any]] = []
+        self._records = PackedRecords()
         self._clusters: dict[int, Cluster] = {}
         self._allowances = Allowances()
         self._standings = Standings()
@@ -88,7 +89,7 @@ class Clusters:
 
     def open(self, number: int, agenda: Agenda, now: float, *, founded: bool) -> Cluster:
         """Cluster `number` as the log knows it, to do what `agenda` says."""
-        config, history = self._config, History.of(self._records, number)
+        config, history = self._config, History.of(self._records, number, whole=False)
         cut = config.layouts if history.cut is None else [[(begin, end) for begin, end in history.cut]]
         members = Membership(cut, config.costs, history.departures, only=number)
         line = m.Line(term=self.term, view=0, cluster=number)

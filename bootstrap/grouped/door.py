@@ -35,7 +35,7 @@ class Door:
     def __init__(self, config: CoordinatorConfig, term: int, now: float) -> None:
         line = m.Line(term=term, view=0, cluster=m.EVERYBODY)
         self._reign = Reign(
-            config, History(), _Nothing(), line, Membership((), config.costs, only=m.EVERYBODY)
+            config, History(whole=False), _Nothing(), line, Membership((), config.costs, only=m.EVERYBODY)
         )
         self._admission = Admission(self._reign)
         self._leases = Leases(self._reign, now)

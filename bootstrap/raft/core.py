@@ -305,7 +305,7 @@ class Raft:
             again = len(log) if begin > len(log) else log.conflict(begin)
             return [*effects, Send(peer, Appended(term=self.term, fits=False, length=again))]
         place, entries = begin, message.entries
-        while entries and place < len(log) and log[place].term == entries[0].term:
+        while entries and place < len(log) and log.term_at(place) == entries[0].term:
             place, entries = place + 1, entries[1:]
         if entries:
             assert place >= self.decided, "a decided entry would be replaced"
@@ -316,6 +316,6 @@ class Raft:
         return [*effects, Send(peer, Appended(term=self.term, fits=True, length=length))]
 
     def _decide(self, length: int) -> list[Effect]:
-        told: list[Effect] = [Decided(place, self.log[place]) for place in range(self.decided, length)]
+        told: list[Effect] = [Decided(place) for place in range(self.decided, length)]
         self.decided = max(self.decided, length)
         return told

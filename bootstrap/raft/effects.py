@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from hetpeer.bootstrap.raft.entries import StoredEntries
 from hetpeer.bootstrap.raft.messages import Entry, Message
 
 SPREAD = 0.75
@@ -37,7 +38,7 @@ class Durable:
 
     term: int = 0
     voted_for: str | None = None
-    entries: list[Entry] = field(default_factory=list)
+    entries: StoredEntries = field(default_factory=StoredEntries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +67,9 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The entry at `place` is decided; each is told once in a life, in order."""
+    """The entry at `place` of the log is decided; each is told once in a life, in order."""
 
     place: int
-    entry: Entry
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,5 +50,5 @@ def _folded(frames: Iterable[dict[str, Any]]) -> Durable:
         if frame["kind"] == "ballot":
             durable.term, durable.voted_for = frame["term"], frame["for"]
         else:
-            durable.entries[frame["place"] :] = [Entry(term=frame["term"], record=frame["record"])]
+            durable.entries.replace(frame["place"], (Entry(term=frame["term"], record=frame["record"]),))
     return durable

@@ -32,7 +32,7 @@ from hetpeer.peer.home import Home
 from hetpeer.peer.lifecycle import unless
 from hetpeer.peer.logs.keeping import keeping_log
 from hetpeer.peer.notify import Notifier
-from hetpeer.peer.training.adverts import paused_advert, publish_forever, take_leave
+from hetpeer.peer.training.adverts import publish_forever, take_leave, workless_advert
 from hetpeer.stages.execution.compute import WorkerDiedError
 
 MAX_RESTARTS = 3
@@ -118,7 +118,8 @@ async def _idle(presence: Presence, governing: Governing, daemon: Daemon, reason
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(
             publish_forever(
-                presence.roster, lambda: paused_advert(presence.node, governing.settings.node.name)
+                presence.roster,
+                lambda: workless_advert(presence.node, governing.settings.node.name, "paused"),
             ),
             name="advert",
         )

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from hetpeer.averaging.effects import Stop
@@ -33,7 +34,12 @@ from hetpeer.peer.daemon.settings import WORKER, Settings
 from hetpeer.peer.daemon.wishes import Daemon, State, Wish
 from hetpeer.peer.home import Home
 from hetpeer.peer.lifecycle import unless
-from hetpeer.peer.training.adverts import notable_of_volunteer, publish_forever, volunteer_advert
+from hetpeer.peer.training.adverts import (
+    notable_of_volunteer,
+    publish_forever,
+    volunteer_advert,
+    workless_advert,
+)
 from hetpeer.peer.training.figures import Offer
 from hetpeer.peer.training.foresight import prepare_ahead
 from hetpeer.peer.training.volunteer import Volunteer
@@ -60,8 +66,21 @@ async def live(presence: Presence, daemon: Daemon, governing: Governing) -> Stop
     daemon.does(State.CHECKING)
     async with contextlib.AsyncExitStack() as life:
         other = daemon.until(Wish.PAUSE, Wish.FINISH, Wish.STOP)
-        started = await unless(other, start_compute(presence.home, governing, life))
+        async with _shown_as(State.CHECKING, presence, governing):
+            started = await unless(other, start_compute(presence.home, governing, life))
         return None if started is None else await _live(presence, *started, daemon, lambda: governing.share)
+
+
+@contextlib.asynccontextmanager
+async def _shown_as(state: State, presence: Presence, governing: Governing) -> AsyncIterator[None]:
+    """Others see us meanwhile: a worker takes seconds to start, and so does the first word of a new node to get about."""
+    advert = partial(workless_advert, presence.node, governing.settings.node.name, state.value)
+    company = TaskSet()
+    company.spawn(publish_forever(presence.roster, advert), name="advert")
+    try:
+        yield
+    finally:
+        await company.close()
 
 
 async def start_compute(

@@ -67,7 +67,7 @@ class Seat:
         self._effects.clear()
         self._busy = False
         config = RaftConfig(me=self.name, members=council.first)
-        known = Durable(disk.term, disk.voted_for, list(disk.entries))
+        known = Durable(disk.term, disk.voted_for, disk.entries.copy())
         self.raft = council.make(config, known, council.world.now)
         self._tick(self._life)
 
@@ -110,7 +110,7 @@ class Seat:
         if isinstance(effect, SaveBallot):
             self.disk.term, self.disk.voted_for = effect.term, effect.voted_for
         else:
-            self.disk.entries[effect.begin :] = effect.entries
+            self.disk.entries.replace(effect.begin, effect.entries)
         self._busy = False
         self._go_on()
         if isinstance(effect, SaveBallot) and self._council.ambush():
@@ -183,8 +183,8 @@ class Council:
         match effect:
             case Send(to, message):
                 self._send(seat.name, to, message)
-            case Decided(place, entry):
-                self._check(seat, place, entry)
+            case Decided(place) if seat.raft is not None:
+                self._check(seat, place, *seat.raft.log.part(place, 1))
             case Leading(term):
                 if self.leaders.setdefault(term, seat.name) != seat.name:
                     raise ViolationError(f"{seat.name} and {self.leaders[term]} lead in term {term}")

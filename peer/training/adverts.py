@@ -119,10 +119,10 @@ def notable_of_reliable(service: CoordinatorService | None) -> object:
     return service.core.done, State.TRAINING if state is State.REDUCING else state
 
 
-def paused_advert(node: Node, name: str) -> Advert:
-    """Of a volunteer that is held back: it holds nothing."""
+def workless_advert(node: Node, name: str, state: str) -> Advert:
+    """Of a volunteer that has no compute worker, since it is held back or since one is being started: it holds nothing."""
     return Advert(
-        name=name, addresses=tuple(node.addresses()[:8]), role="volunteer", state="paused", **_reach(node)
+        name=name, addresses=tuple(node.addresses()[:8]), role="volunteer", state=state, **_reach(node)
     )
 
 

@@ -145,3 +145,16 @@ def test_what_volunteers_of_a_real_run_said_is_taken(trained: RunDirectory, tmp_
         for _, line in read_events(path):
             logs.keep(path.stem, line.rstrip("\n"))
         assert (tmp_path / "elsewhere" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_what_was_said_lately_is_known_and_what_was_said_long_ago_is_forgotten(
+    logs: VolunteerLogs, fresh: RunDirectory, volunteers: list[Identity], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hetpeer.bootstrap.volunteerlogs.REMEMBERED", 8)
+    who = volunteers[0]
+    lines = [sign_event(applied(fresh, who, step=step), who) for step in range(10)]
+    say(logs, who, lines)
+    say(logs, who, lines[-4:])
+    assert len(lines_in(fresh, who)) == 10
+    say(logs, who, lines[:1])
+    assert len(lines_in(fresh, who)) == 11
