@@ -20,11 +20,12 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import report
-from benchmarks.adaptive import SUBJECTS, Subject
+from benchmarks import adaptive, report
+from benchmarks.adaptive import Subject
 from benchmarks.endtoend import PEERS, WITHIN_S, torch_pipeline
 from benchmarks.journal import Journal, sources
 from benchmarks.networks import network
@@ -49,6 +50,11 @@ WAYS: Mapping[str, tuple[int, AdamW | NAdam, float]] = {
 """Name → staleness, optimizer and λ of compensation."""
 TORCH = "torch 1F1B"
 TIMED = ("exact", "staleness 1", "staleness 2", TORCH)
+GPT = replace(adaptive.SUBJECTS[0], samples=2)
+"""On few samples a step, as it is timed: where lines carry all the time, no schedule makes steps shorter."""
+SUBJECTS = (GPT, adaptive.SUBJECTS[1])
+LOOKS = 20
+"""Evaluations of a curve, at the same distance."""
 RISE, LEFT = 0.1, 0.02
 """The learning rate rises for so much of the steps; what is left of it at the last one."""
 HELDOUT = 320
@@ -67,14 +73,15 @@ def made(
     **other: Any,
 ) -> RunDirectory:
     """A run of `subject`; `seed` is the fold that is left out of images, and `other` are settings of its training."""
-    plain = subject.make(folder, LinkSettings(), options.microbatches, options.steps, seed)
+    steps = steps_of(subject, options)
+    plain = subject.make(folder, LinkSettings(), options.microbatches, steps, seed)
     _, optimizer, compensation = WAYS[way]
-    rise = round(RISE * options.steps)
+    rise = round(RISE * steps)
     update = {
         "optimizer": optimizer,
         "compensation": compensation,
-        "schedule": ((1, 1 / rise), (rise, 1.0), (options.steps, LEFT)),
-        "eval_every": options.every,
+        "schedule": ((1, 1 / rise), (rise, 1.0), (steps, LEFT)),
+        "eval_every": steps // LOOKS,
     }
     if subject.images:
         update["eval_microbatches"] = HELDOUT // subject.samples
@@ -90,20 +97,26 @@ def made(
     )
 
 
+def steps_of(subject: Subject, options: Any) -> int:
+    """Of each of its curves."""
+    return int(options.image_steps if subject.images else options.steps)
+
+
 def curve(subject: Subject, way: str, options: Any, seed: int) -> dict[str, float]:
     """Held-out loss by number of updates."""
     staleness, *_ = WAYS[way]
+    steps = steps_of(subject, options)
     with tempfile.TemporaryDirectory(prefix="hetpeer-stale-") as path:
         run = made(subject, way, Path(path), options, seed)
-        behind = [min(step % options.every, staleness) for step in range(options.steps)]
-        found: dict[str, float] = run_reference(run.path, options.steps, behind).records["evaluations"]
+        behind = [min(step % (steps // LOOKS), staleness) for step in range(steps)]
+        found: dict[str, float] = run_reference(run.path, steps, behind).records["evaluations"]
     return found
 
 
 def curves(options: Any) -> dict[str, dict[str, list[dict[int, float]]]]:
     """Subject → way → one for each seed."""
     seeds = range(options.seed, options.seed + options.seeds)
-    about = {"steps": options.steps, "every": options.every, "microbatches": options.microbatches}
+    about = {"steps": [steps_of(one, options) for one in SUBJECTS], "microbatches": options.microbatches}
     journal = Journal(options.journal, sources=sources("benchmarks"), **about)
     wanted = {
         f"{subject.name}, {way}, seed {seed}": (subject, way, options, seed)
@@ -119,7 +132,7 @@ def curves(options: Any) -> dict[str, dict[str, list[dict[int, float]]]]:
         for one in as_completed(started):
             part, found = started[one], one.result()
             journal.add(part, found)
-            print(f"{part}: {found[str(options.steps)]:.4f}", file=sys.stderr, flush=True)
+            print(f"{part}: {list(found.values())[-1]:.4f}", file=sys.stderr, flush=True)
     return {
         subject.name: {
             way: [
@@ -135,11 +148,12 @@ def curves(options: Any) -> dict[str, dict[str, list[dict[int, float]]]]:
     }
 
 
-def worse(ways: Mapping[str, Sequence[Mapping[int, float]]], steps: int) -> dict[str, float]:
+def worse(ways: Mapping[str, Sequence[Mapping[int, float]]]) -> dict[str, float]:
     """By how much the last loss is above that of `exact`, the middle of the seeds."""
+    last = max(ways["exact"][0])
     return {
         way: statistics.median(
-            one[steps] / plain[steps] - 1 for one, plain in zip(runs, ways["exact"], strict=True)
+            one[last] / plain[last] - 1 for one, plain in zip(runs, ways["exact"], strict=True)
         )
         for way, runs in ways.items()
     }
@@ -154,7 +168,7 @@ def timed_run(folder: Path, options: Any, way: str) -> RunDirectory:
     staleness = 0 if way == TORCH else WAYS[way][0]
     steps = options.settle + options.timed
     changed = {"steps": steps, "staleness": staleness, "eval_every": NEVER}
-    return made(SUBJECTS[0], "exact", folder, options, options.seed, [PEERS], **changed)
+    return made(GPT, "exact", folder, options, options.seed, [PEERS], **changed)
 
 
 async def step_s(folder: Path, options: Any, way: str) -> float:
@@ -164,8 +178,7 @@ async def step_s(folder: Path, options: Any, way: str) -> float:
         if way == TORCH:
             return (await torch_pipeline(run, folder, lab, run.manifest.training.steps)).middle(settle)
         async with running(run, folder, PEERS, site=Site(lab=lab)) as peers:
-            await peers.finished(list(peers.volunteers), WITHIN_S)
-            peers.feed.poll()
+            await peers.until(run.manifest.training.steps, WITHIN_S)
             ends = [seen.at for seen in peers.feed.seen if seen.record["kind"] == "commit"]
     return (ends[-1] - ends[settle - 1]) / (len(ends) - settle)
 
@@ -191,10 +204,11 @@ def steps_to(target: float, runs: Sequence[Mapping[int, float]]) -> float | None
     return None if middle >= NEVER else middle
 
 
-def judge(found: Mapping[str, Any], seconds: Mapping[str, Sequence[float]], options: Any) -> dict[str, Any]:
-    losses = {subject: worse(ways, options.steps) for subject, ways in found.items()}
-    ways = found["GPT"]
-    target = max(one[options.steps - options.every] for one in ways["exact"])
+def judge(found: Mapping[str, Any], seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    losses = {subject: worse(ways) for subject, ways in found.items()}
+    ways = found[GPT.name]
+    before_last = sorted(ways["exact"][0])[-2]
+    target = max(one[before_last] for one in ways["exact"])
     middle = {way: statistics.median(each) for way, each in seconds.items()}
     to_loss: dict[str, float | None] = {}
     for way in (*WAYS, TORCH):
@@ -246,9 +260,9 @@ def main() -> int:
     parser = report.parser(__doc__ or "")
     for name, value, text in (
         ("seeds", 3, "of each curve"),
-        ("steps", 150, "of each curve"),
-        ("every", 15, "steps between evaluations"),
-        ("microbatches", 8, "of a step"),
+        ("steps", 1600, "of each curve of the GPT"),
+        ("image-steps", 200, "of each curve of the ResNet"),
+        ("microbatches", 4, "of a step"),
         ("jobs", 2, "curves at a time"),
         ("rounds", 5, "runs of each way that is timed"),
         ("settle", 4, "steps that do not count for the time"),
@@ -265,7 +279,7 @@ def main() -> int:
     found = curves(options)
     with tempfile.TemporaryDirectory(prefix="hetpeer-stale-") as folder:
         seconds = asyncio.run(times(options, Path(folder)))
-    figures = {"curves": found, "times": seconds, **judge(found, seconds, options)}
+    figures = {"curves": found, "times": seconds, **judge(found, seconds)}
     figures["met"] = all(figures["goals"].values())
     return report.finish("stale", figures, options, show)
 
