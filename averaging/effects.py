@@ -19,12 +19,17 @@ COPY: Final = -2
 """The copy of them that was taken when a delayed averaging began."""
 
 
+EVERY_ID: Final = 1 << 30
+"""More than a step has ids."""
+
+
 class StepId(NamedTuple):
     """One attempt at one step: the same number on another line of history is another step.
 
     Who leaves a step and enters it again has an `entry` of its own there, so that what its worker still did for the
     earlier one is not taken for work of this one. `batch` is what is trained, `group` above 0 the group that averages. The
-    parameters with which it is computed are `behind` versions older than the one that its update is made to.
+    parameters with which it is computed are `behind` versions older than the one that its update is made to; ids from `early`
+    on are computed with that one itself (docs/asynchronous.md, "A head start").
     """
 
     line: Line
@@ -33,11 +38,16 @@ class StepId(NamedTuple):
     batch: int = 0
     group: int = 0
     behind: int = 0
+    early: int = EVERY_ID
 
     @property
     def base(self) -> int:
-        """The version of the parameters with which it is computed."""
+        """The version of the parameters with which it is begun."""
         return self.number - self.behind
+
+    def version_of(self, microbatch: int) -> int:
+        """The version of the parameters with which that is computed."""
+        return self.base if microbatch < self.early else self.number
 
     @property
     def on_wire(self) -> StepId:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.early import Due, Origin, due_in_step
 from hetpeer.averaging.effects import (
+    EVERY_ID,
     Effect,
     InStep,
     ShowMarks,
@@ -46,8 +47,9 @@ class HeldStep(Voting):
     """
 
     def __init__(self, me: str, place: m.Range, begin: m.Begin, shape: Shape, bench: Bench) -> None:
-        step = StepId(begin.line, begin.step, begin.entry, begin.batch, begin.group, begin.behind)
-        pipeline = Pipeline(me, begin.roster, begin.microbatches, shape.slot_capacity, bench)
+        early = shape.head_start if begin.behind else EVERY_ID
+        step = StepId(begin.line, begin.step, begin.entry, begin.batch, begin.group, begin.behind, early)
+        pipeline = Pipeline(me, begin.roster, begin.microbatches, shape.slot_capacity, bench, early)
         super().__init__(me, place, step, shape, pipeline, delayed=begin.delayed)
         self._incarnations = dict(begin.incarnations)
         self._gone: dict[str, int] = {}
@@ -66,6 +68,10 @@ class HeldStep(Voting):
     def is_at(self, step: StepId) -> bool:
         """Whether `step`, as others name it, is this one."""
         return self.id.on_wire == step
+
+    def catch_up(self) -> list[Effect]:
+        """The steps before it are committed and applied here: it is the next one."""
+        return self.absorb(self.pipeline.catch_up())
 
     # ── what the coordinator says ────────────────────────────────────────────────────────────────────────────────
 

@@ -303,7 +303,10 @@ class Member(Working):
         told = Tell(m.Applied(line=self.line, step=number, held=self._held()))
         ended = self._drop_round() if step.group else self._drop_step(held)
         self.phase = Phase.TRAINING if self._steps else Phase.READY
-        effects: list[Effect] = [record, told, *ended, *self._share_worker()]
+        effects: list[Effect] = [record, told, *ended]
+        for one in self._steps:
+            effects += one.catch_up() if one.id.number == self.version else ()
+        effects += self._share_worker()
         deferred, self._deferred = self._deferred, []
         for message in deferred:
             effects += self.receive(message)

@@ -12,6 +12,7 @@ from typing import Any
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import (
     COPY,
+    EVERY_ID,
     STATE,
     ApplyUpdate,
     Effect,
@@ -45,6 +46,8 @@ class Shape:
     slot_capacity: int
     """S of docs/protocol.md: microbatches a slot may hold."""
     ties: Ties = field(default_factory=Ties)
+    head_start: int = EVERY_ID
+    """Ids of a step that may be computed before the steps before it are committed; the others wait for that."""
     shard_length: int = LENGTH
 
 

@@ -1,7 +1,7 @@
 """What steps that overlap cost and win: the loss after as many samples, and the time to the same loss in the homes of the laboratory.
 
 *Loss.* A run computes what one machine computes with the same delays (docs/asynchronous.md), so curves are made on one: of a GPT on text and of a ResNet with BatchNorm on
-digits, several seeds, each step with parameters that are `staleness` updates old, with AdamW, with NAdam, which looks ahead, and with gradients that are compensated. The learning rate rises, and falls to
+digits, several seeds, each step with parameters that are `staleness` updates old, with AdamW, with NAdam, which looks ahead, with gradients that are compensated, and with half of a step's microbatches as old. The learning rate rises, and falls to
 nothing, as it does where a loss counts. Curves that are done are noted in `--journal`: interrupted, the same command goes on where it was.
 
 *Time.* Seconds of a step of the same GPT, with the same microbatches, in the laboratory (root), four stages in four homes, of hetpeer with and without staleness, and of torch's 1F1B over gloo;
@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +39,43 @@ from tests.wanlab.lab import Lab
 
 ADAM, AHEAD = AdamW(), NAdam(name="NAdam", betas=(0.95, 0.95))
 LAMBDA = 1.0
-WAYS: Mapping[str, tuple[int, AdamW | NAdam, float]] = {
-    "exact": (0, ADAM, 0.0),
-    "staleness 1": (1, ADAM, 0.0),
-    "staleness 2": (2, ADAM, 0.0),
-    "staleness 1, NAdam": (1, AHEAD, 0.0),
-    "staleness 2, NAdam": (2, AHEAD, 0.0),
-    "staleness 2, compensated": (2, ADAM, LAMBDA),
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a run is trained."""
+
+    staleness: int = 0
+    optimizer: AdamW | NAdam = ADAM
+    compensation: float = 0.0
+    """λ."""
+    head_start: int | None = None
+    """Microbatches."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+HALF = 2
+"""Of the microbatches of a step."""
+WAYS: Mapping[str, Way] = {
+    "exact": Way(),
+    "staleness 1": Way(1),
+    "staleness 2": Way(2),
+    "staleness 1, NAdam": Way(1, AHEAD),
+    "staleness 2, NAdam": Way(2, AHEAD),
+    "staleness 2, compensated": Way(2, ADAM, LAMBDA),
+    "head start, NAdam": Way(1, AHEAD, head_start=HALF),
 }
-"""Name → staleness, optimizer and λ of compensation."""
 TORCH = "torch 1F1B"
-TIMED = ("exact", "staleness 1", "staleness 2", TORCH)
+TIMED = {
+    "exact": "exact",
+    "staleness 1": "staleness 1",
+    "staleness 2": "staleness 2",
+    "head start": "head start, NAdam",
+}
+"""What decides how long a step is → a way of which it is so."""
 GPT = replace(adaptive.SUBJECTS[0], samples=2)
 """On few samples a step, as it is timed: where lines carry all the time, no schedule makes steps shorter."""
 SUBJECTS = (GPT, adaptive.SUBJECTS[1])
@@ -75,11 +101,9 @@ def made(
     """A run of `subject`; `seed` is the fold that is left out of images, and `other` are settings of its training."""
     steps = steps_of(subject, options)
     plain = subject.make(folder, LinkSettings(), options.microbatches, steps, seed)
-    _, optimizer, compensation = WAYS[way]
     rise = round(RISE * steps)
     update = {
-        "optimizer": optimizer,
-        "compensation": compensation,
+        **WAYS[way].settings,
         "schedule": ((1, 1 / rise), (rise, 1.0), (steps, LEFT)),
         "eval_every": steps // LOOKS,
     }
@@ -104,7 +128,7 @@ def steps_of(subject: Subject, options: Any) -> int:
 
 def curve(subject: Subject, way: str, options: Any, seed: int) -> dict[str, float]:
     """Held-out loss by number of updates."""
-    staleness, *_ = WAYS[way]
+    staleness = WAYS[way].staleness
     steps = steps_of(subject, options)
     with tempfile.TemporaryDirectory(prefix="hetpeer-stale-") as path:
         run = made(subject, way, Path(path), options, seed)
@@ -165,10 +189,8 @@ def worse(ways: Mapping[str, Sequence[Mapping[int, float]]]) -> dict[str, float]
 def timed_run(folder: Path, options: Any, way: str) -> RunDirectory:
     """A run of the GPT, as long as the clock runs, with the way's staleness (torch reads but its task)."""
     folder.mkdir()
-    staleness = 0 if way == TORCH else WAYS[way][0]
-    steps = options.settle + options.timed
-    changed = {"steps": steps, "staleness": staleness, "eval_every": NEVER}
-    return made(GPT, "exact", folder, options, options.seed, [PEERS], **changed)
+    changed = {"steps": options.settle + options.timed, "eval_every": NEVER}
+    return made(GPT, TIMED.get(way, "exact"), folder, options, options.seed, [PEERS], **changed)
 
 
 async def step_s(folder: Path, options: Any, way: str) -> float:
@@ -184,9 +206,9 @@ async def step_s(folder: Path, options: Any, way: str) -> float:
 
 
 async def times(options: Any, folder: Path) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {way: [] for way in TIMED}
+    found: dict[str, list[float]] = {way: [] for way in (*TIMED, TORCH)}
     for turn in range(options.rounds):
-        for way in TIMED:
+        for way in found:
             found[way].append(await step_s(folder / f"{turn}-{way}", options, way))
             print(f"{way}: {found[way][-1]:.2f} s a step", file=sys.stderr, flush=True)
     return found
@@ -224,7 +246,7 @@ def judge(found: Mapping[str, Any], seconds: Mapping[str, Sequence[float]]) -> d
         own = to_loss[way]
         return {of: (to_loss[of] or math.inf) / own if own else 0.0 for of in ("exact", TORCH)}
 
-    stale = [way for way, (staleness, *_) in WAYS.items() if staleness]
+    stale = [name for name, way in WAYS.items() if way.staleness]
     judged = min(stale, key=lambda way: (not near(way), to_loss[way] or math.inf))
     return {
         "worse": losses,
@@ -265,8 +287,8 @@ def main() -> int:
         ("microbatches", 4, "of a step"),
         ("jobs", 2, "curves at a time"),
         ("rounds", 5, "runs of each way that is timed"),
-        ("settle", 4, "steps that do not count for the time"),
-        ("timed", 8, "steps that do"),
+        ("settle", 10, "steps that do not count for the time"),
+        ("timed", 30, "steps that do"),
     ):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
     parser.add_argument(

@@ -117,8 +117,8 @@ def audit(directory: Path, *, contributions: bool = False) -> Verdict:
     _check_checkpoints(records, said.applied, verdict)
     _check_lives(said.lives, verdict)
     verdict.leftovers = len(_counted_leftovers(records, said))
-    microbatches, blocks = run.manifest.training.microbatches, len(run.manifest.blocks)
-    each = Contributions(records, surviving, said.applied, microbatches, blocks)
+    training, blocks = run.manifest.training, len(run.manifest.blocks)
+    each = Contributions(records, surviving, said.applied, training.microbatches, blocks, training.head_start)
     verdict.contributed = each.tally()
     verdict.contributions = list(each) if contributions else None
     return verdict

@@ -45,7 +45,7 @@ class Contribution:
     peers: tuple[str, ...] = ()
     """Who has computed it, in the order of the blocks; of what was late or lost who it was that was, unless a commit was taken back."""
     signed: bool = False
-    """Whether holders of every block have signed that it is in their update once, and with that base."""
+    """Whether holders of every block have signed that it is in their update once, and with which base its step was begun."""
     group: int | None = None
     """The first averaging of its cluster by which it came to others."""
 
@@ -67,7 +67,9 @@ class Tally:
 
 
 class Contributions:
-    """Of the run whose log says `records`, of which the decisions `surviving` are in the result; `applied` is what volunteers have signed."""
+    """Of the run whose log says `records`, of which the decisions `surviving` are in the result; `applied` is what volunteers have signed. Ids from
+    `early` on are computed with the version of their step; None: none are, where steps overlap.
+    """
 
     def __init__(
         self,
@@ -76,12 +78,14 @@ class Contributions:
         applied: Mapping[Key, Sequence[Applied]],
         microbatches: int,
         blocks: int,
+        early: int | None = None,
     ) -> None:
         self._records = records
         self._surviving = {one.key for one in surviving if one.trains}
         self._applied = applied
         self._microbatches = range(microbatches)
         self._blocks = range(blocks)
+        self._early = microbatches if early is None else early
         self._copies: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         """Cluster → (version of its copy, group) of its averagings."""
         for record in records:
@@ -117,13 +121,13 @@ class Contributions:
                 case "commit":
                     one = steps[cluster, record["step"]] = _of(record, cluster, record["view"])
                     yield from self._committed(one, record)
-                    yield from _unused(one, record, REDONE)
+                    yield from self._unused(one, record, REDONE)
                     for step, late in record.get("afterwards", ()):
                         if (cluster, step) in steps:
-                            yield from _named(steps[cluster, step], late, LATE, AFTERWARDS)
+                            yield from self._named(steps[cluster, step], late, LATE, AFTERWARDS)
                 case "rollback" | "dissolved" | "halt":
                     for step in record.get("given_up", ()):
-                        yield from _unused(_of(step, cluster, view), step, GIVEN_UP)
+                        yield from self._unused(_of(step, cluster, view), step, GIVEN_UP)
                     view = record.get("view", view)
                 case _:
                     pass
@@ -136,7 +140,7 @@ class Contributions:
     def _committed(self, one: Contribution, record: Record) -> Iterator[Contribution]:
         """All ids of a commit."""
         if not self._survives(record):
-            yield from (replace(one, id=i, state=LOST, why=TAKEN_BACK) for i in self._microbatches)
+            yield from (replace(self._of_id(one, i), state=LOST, why=TAKEN_BACK) for i in self._microbatches)
             return
         key = one.cluster, one.view, one.step, record["plan"]
         said = [self._applied.get((*key, block), ()) for block in self._blocks]
@@ -144,12 +148,25 @@ class Contributions:
         group = self._group(one)
         for microbatch in self._microbatches:
             yield replace(
-                one,
-                id=microbatch,
+                self._of_id(one, microbatch),
                 peers=tuple(peers[microbatch]),
                 signed=microbatch in signed,
                 group=group,
             )
+
+    def _unused(self, one: Contribution, record: Record, why: str) -> Iterator[Contribution]:
+        yield from self._named(one, record.get("late", ()), LATE, DUPLICATE)
+        yield from self._named(one, record.get("lost", ()), LOST, why)
+
+    def _named(self, one: Contribution, written: Any, state: str, why: str) -> Iterator[Contribution]:
+        for peer, number in unused.read(written):
+            yield replace(self._of_id(one, number), state=state, why=why, peers=(peer,))
+
+    def _of_id(self, one: Contribution, number: int) -> Contribution:
+        """That of microbatch `number` to the step that `one` is of."""
+        if number < self._early:
+            return replace(one, id=number)
+        return replace(one, id=number, base=one.step, staleness=0)
 
     def _group(self, one: Contribution) -> int | None:
         copies = self._copies[one.cluster]
@@ -158,7 +175,7 @@ class Contributions:
 
 
 def _of(record: Record, cluster: int, view: int) -> Contribution:
-    """Any of the step that `record` is of, as if it were used."""
+    """The first of the step that `record` is of, as if it were used."""
     behind = record.get("behind", 0)
     return Contribution(
         cluster=cluster,
@@ -170,15 +187,6 @@ def _of(record: Record, cluster: int, view: int) -> Contribution:
         staleness=behind,
         state=USED,
     )
-
-
-def _unused(one: Contribution, record: Record, why: str) -> Iterator[Contribution]:
-    yield from _named(one, record.get("late", ()), LATE, DUPLICATE)
-    yield from _named(one, record.get("lost", ()), LOST, why)
-
-
-def _named(one: Contribution, written: Any, state: str, why: str) -> Iterator[Contribution]:
-    return (replace(one, id=i, state=state, why=why, peers=(peer,)) for peer, i in unused.read(written))
 
 
 def _peers(said: Sequence[Sequence[Applied]]) -> Mapping[int, Collection[str]]:

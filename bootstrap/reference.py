@@ -48,6 +48,7 @@ def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[s
         return loss if isinstance(loss, Tensor) else loss["loss" if isinstance(loss, dict) else 0]
 
     losses, norms, evaluations, steps = [], [], {}, len(behind)
+    early = settings.get("head_start") or plan.microbatches
     for step in range(steps + 1):
         if step % settings["eval_every"] == 0 or step == steps:
             model.eval()
@@ -58,6 +59,8 @@ def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[s
             delayed.back(behind[step])
             parts: list[Tensor] = []
             for number, size in enumerate(plan.sizes):
+                if number == early:
+                    delayed.forth()
                 with DrawnDropout(Draw(manifest["seed"], step, number, plan.microbatches)):
                     parts.append(loss_of(step, number))
                 torch.autograd.backward(parts[-1] * (size / plan.batch_size))

@@ -201,6 +201,8 @@ class TrainingSettings(Entry):
     """So many steps begin before the one that they follow is committed: their gradients are of parameters so many updates old
     (docs/asynchronous.md).
     """
+    head_start: Positive | None = None
+    """So many microbatches of such a step are computed with the older parameters; the others wait for the newest. None: all of them are."""
     compensation: Annotated[float, Field(ge=0, le=100)] = 0.0
     """λ by which such a gradient is changed for what has been applied meanwhile (DC-ASGD)."""
 
@@ -235,6 +237,14 @@ class TrainingSettings(Entry):
             )
         if any(step >= later for (step, _), (later, _) in pairwise(self.schedule)):
             raise ValueError("the steps of training.schedule do not rise")
+        if self.head_start is not None and not (self.staleness and self.head_start <= self.microbatches):
+            raise ValueError(
+                f"training.head_start {self.head_start} is not of {self.microbatches} microbatches of steps that overlap (training.staleness)"
+            )
+        if self.head_start is not None and self.compensation:
+            raise ValueError(
+                "training.compensation is for steps whose microbatches are all as old, and training.head_start for others"
+            )
         if self.slot_size > self.microbatches:
             raise ValueError(
                 f"training.slot_size {self.slot_size} is above the {self.microbatches} microbatches of a step"

@@ -104,6 +104,14 @@ def init(
             help="Begin so many steps before the one that they follow is committed: nobody waits, and gradients are so old.",
         ),
     ] = 0,
+    head_start: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="MICROBATCHES",
+            help="Of --staleness: only so many of a step are computed early, and the others with the newest parameters.",
+        ),
+    ] = None,
     compensation: Annotated[
         float,
         typer.Option(
@@ -258,6 +266,7 @@ def init(
         "dtype": dtype,
         "recompute": recompute,
         "staleness": staleness,
+        "head_start": head_start,
         "compensation": compensation,
         "groups": [parameter_group(text) for text in group or ()],
         "slot_size": 1,  # of a step with few microbatches the default would be too much

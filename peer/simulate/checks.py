@@ -18,7 +18,7 @@ from collections.abc import Collection, Hashable, Mapping
 from typing import Any
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.effects import RecordApplied
+from hetpeer.averaging.effects import EVERY_ID, RecordApplied
 from hetpeer.bootstrap.credit import Contributors, Credit, work_in
 from hetpeer.bootstrap.history import History
 from hetpeer.peer.simulate.numerics import Numerics
@@ -33,13 +33,21 @@ class ViolationError(AssertionError):
 
 
 class Checks:
-    """Watches one history of a run of `steps` steps of `microbatches` ids, of which so many may be computed with parameters so old."""
+    """Watches one history of a run of `steps` steps of `microbatches` ids, of which the `early` ones may be computed with parameters so old."""
 
-    def __init__(self, numerics: Numerics, steps: int, microbatches: int, staleness: int = 0) -> None:
+    def __init__(
+        self,
+        numerics: Numerics,
+        steps: int,
+        microbatches: int,
+        staleness: int = 0,
+        early: int = EVERY_ID,
+    ) -> None:
         self._numerics = numerics
         self._steps = steps
         self._microbatches = microbatches
         self._staleness = staleness
+        self._early = early
         self.history = History()
         self._commits = 0
         self._lineage = {0: 0}
@@ -168,10 +176,15 @@ class Checks:
         """The run is over; `states` is the last checkpoint."""
         require(sorted(self.history.commits) == list(range(self._steps)), "not every step is committed")
         commits = self.history.commits
-        bases = [step - commits[step].get("behind", 0) for step in range(self._steps)]
+        bases = [self._bases(step, commits[step].get("behind", 0)) for step in range(self._steps)]
         for block, state in states.items():
-            exact = self._numerics.check_final(block, bases, self._microbatches, state)
+            exact = self._numerics.check_final(block, bases, state)
             require(exact, f"block {block} ended in another state than that of one machine")
+
+    def _bases(self, step: int, behind: int) -> list[int]:
+        """Which version each microbatch of `step` is computed with."""
+        early = min(self._early, self._microbatches)
+        return [step - behind] * early + [step] * (self._microbatches - early)
 
 
 def require(holds: bool, what: str) -> None:

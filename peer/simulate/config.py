@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from hetpeer.averaging.effects import EVERY_ID
 from hetpeer.averaging.reduction import LENGTH
 from hetpeer.averaging.ties import Tie, Ties
 from hetpeer.averaging.voting import Shape
@@ -32,6 +33,8 @@ class SwarmConfig:
     checkpoint_every: int = 3
     staleness: int = 0
     """Steps that begin before the one that they follow is committed."""
+    head_start: int = EVERY_ID
+    """Microbatches of such a step that may be computed before."""
     clip_norm: float | None = None
     latency_s: tuple[float, float] = (0.005, 0.12)
     stall_s: float = 8.0
@@ -76,7 +79,8 @@ class SwarmConfig:
 
     def member(self, numerics: Numerics) -> Shape:
         """What a volunteer must know of the model."""
-        return Shape(numerics.sizes, self.slot_capacity, Ties(self.ties), self.shard_length)
+        ties = Ties(self.ties)
+        return Shape(numerics.sizes, self.slot_capacity, ties, self.head_start, self.shard_length)
 
     def coordinator(self, numerics: Numerics, draw: Callable[[], float]) -> CoordinatorConfig:
         """What the manifest would say. `draw` decides who is checked."""

@@ -88,7 +88,7 @@ class GroupedSwarm(Swarm):
     ) -> None:
         super().__init__(seed, config, numerics, coverage)
         self.checks: GroupedChecks = GroupedChecks(
-            numerics, config.steps, config.microbatches, config.staleness
+            numerics, config.steps, config.microbatches, config.staleness, config.head_start
         )
         self._span, self._wait = span, WAIT[seed // 8 % 2]
         self._interval, self._delayed = interval, delayed
@@ -111,8 +111,8 @@ class GroupedSwarm(Swarm):
 class GroupedChecks(Checks):
     """Watches one history of `steps` batches."""
 
-    def __init__(self, numerics: Any, steps: int, microbatches: int, staleness: int) -> None:
-        super().__init__(numerics, steps, microbatches, staleness)
+    def __init__(self, numerics: Any, steps: int, microbatches: int, staleness: int, early: int) -> None:
+        super().__init__(numerics, steps, microbatches, staleness, early)
         self.credit = Credit(grouped=steps)
         self._term = 0
         self._inside: dict[int, list[frozenset[tuple[int, int]]]] = {}

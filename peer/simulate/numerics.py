@@ -79,8 +79,8 @@ class Numerics(Protocol):
     def check_loss(self, step: int, microbatches: int, loss: float) -> bool:
         """Whether a committed step may have this mean loss."""
 
-    def check_final(self, block: int, bases: Sequence[int], microbatches: int, state: Any) -> bool:
-        """Whether a run of exact steps may end in this state; `bases`: which version each step is computed with."""
+    def check_final(self, block: int, bases: Sequence[Sequence[int]], state: Any) -> bool:
+        """Whether a run of exact steps may end in this state; `bases`: which version each microbatch of each step is computed with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +235,11 @@ class Symbols:
     def check_loss(self, step: int, microbatches: int, loss: float) -> bool:  # noqa: ARG002
         return loss == sum(n + 1 for n in range(microbatches)) / microbatches
 
-    def check_final(self, block: int, bases: Sequence[int], microbatches: int, state: Chain) -> bool:
+    def check_final(self, block: int, bases: Sequence[Sequence[int]], state: Chain) -> bool:
         """One big machine's state has the same exact part."""
         versions = [self.initial(block)]
-        for step, base in enumerate(bases):
-            ids = Counter({(step, n, versions[base].exact): 1 for n in range(microbatches)})
+        for step, each in enumerate(bases):
+            ids = Counter({(step, n, versions[base].exact): 1 for n, base in enumerate(each)})
             versions.append(self.apply(versions[step], Sum(ids, ""), 1.0))
         return state.exact == versions[-1].exact
 

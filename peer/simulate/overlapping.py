@@ -28,6 +28,8 @@ def simulate(seed: int, coverage: Coverage, *, faults: int = FAULTS, steps: int 
     """One history; never raises for a violation, it is in the outcome. `coverage` is of those without clusters, whose coordinator is another."""
     shaped, clusters = divmod(seed, 2)
     config = replace(shape(shaped), steps=steps, staleness=1 + shaped // 3 % MOST, evaluate_every=NEVER)
+    if shaped // 4 % 2 == 0:
+        config = replace(config, head_start=1 + shaped // 8 % config.microbatches)
     if clusters:
         several = max(config.volunteers, 2 * len(config.layouts[0]))
         config = replace(config, volunteers=several)

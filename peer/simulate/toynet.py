@@ -178,7 +178,7 @@ class ToyNet:
     def check_loss(self, step: int, microbatches: int, loss: float) -> bool:  # noqa: ARG002
         return math.isfinite(loss)
 
-    def check_final(self, block: int, bases: Sequence[int], microbatches: int, state: BlockState) -> bool:  # noqa: ARG002
+    def check_final(self, block: int, bases: Sequence[Sequence[int]], state: BlockState) -> bool:  # noqa: ARG002
         return state.version == len(bases)
 
     def train_alone(self, bases: Sequence[int], microbatches: int, clip_norm: float | None) -> list[float]:

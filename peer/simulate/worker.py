@@ -122,7 +122,8 @@ class Worker:
         def finish(core: Member) -> Iterable[Effect]:
             if self._poisoned(2 * key.id):
                 return core.work_failed(step, key, "non-finite output")
-            states = [self._state(block, step.base) for block in range(key.begin, work.end)]
+            version = step.version_of(key.id)
+            states = [self._state(block, version) for block in range(key.begin, work.end)]
             kept, out = self._numerics.forward(states, key.begin, (step.batch, key.id), bundle)
             if work.train:
                 self._graphs[step.number, key] = kept

@@ -76,7 +76,7 @@ class Execution:
         output = None if last.loss is not None else self._store.new(step, layout.nbytes, kept=True)
         command = c.Forward(
             step=step.number,
-            version=step.base,
+            version=step.version_of(key.id),
             task=str(key),
             begin=key.begin,
             end=work.end,

@@ -396,4 +396,10 @@ class Volunteer:
 def _shape(manifest: Manifest) -> Shape:
     """What the protocol must know of the model."""
     sizes = {block.index: block.vector_count for block in manifest.blocks}
-    return Shape(sizes, manifest.training.slot_size, Ties(manifest.ties))
+    head_start = manifest.training.head_start
+    return Shape(
+        sizes,
+        manifest.training.slot_size,
+        Ties(manifest.ties),
+        e.EVERY_ID if head_start is None else head_start,
+    )

@@ -51,7 +51,7 @@ class Delayed:
         self._base = self._versions[-1 - behind]
         vector_to_parameters(self._base.clone(), self._weights)
 
-    def forth(self, compensation: float) -> None:
+    def forth(self, compensation: float = 0.0) -> None:
         """The newest parameters are back, and the clipped gradients compensated for what has changed: g + λ g² (w - w_base), DC-ASGD, Eq. 10."""
         newest = self._versions[-1]
         vector_to_parameters(newest.clone(), self._weights)

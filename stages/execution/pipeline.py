@@ -35,15 +35,22 @@ from hetpeer.stages.execution.taskbook import Status, Task, TaskBook
 
 class Pipeline:
     """One step at one holder. `me` is our peer id, `roster` the active holders, `microbatches` M of the step, `bench` the worker's
-    room, which it shares with other steps under way here.
+    room, which it shares with other steps under way here. Ids from `early` on are not begun before `catch_up`; None: all may be.
     """
 
     def __init__(
-        self, me: str, roster: Roster, microbatches: int, slot_capacity: int, bench: Bench | None = None
+        self,
+        me: str,
+        roster: Roster,
+        microbatches: int,
+        slot_capacity: int,
+        bench: Bench | None = None,
+        early: int | None = None,
     ) -> None:
         self.slots = SlotBook(slot_capacity)
         self._me = me
         self._microbatches = microbatches
+        self._early = early
         self._tasks = TaskBook()
         self._bench = bench or Bench()
         self._schedule: Schedule[TaskKey] = Schedule(self._bench.may_begin)
@@ -59,6 +66,11 @@ class Pipeline:
     def over(self) -> None:
         """The step has ended here: it does not share the worker any more."""
         self._bench.leave(self)
+
+    def catch_up(self) -> list[Effect]:
+        """The parameters are here with which ids from `early` on are computed."""
+        self._early = None
+        return self._dispatch()
 
     def decided(self) -> None:
         """The step's gradient is decided: whatever is still under way changes nothing, nothing new is begun."""
@@ -319,7 +331,7 @@ class Pipeline:
     @property
     def held_up(self) -> bool:
         """Whether work is ready that could be begun if there were room for what comes of it."""
-        return self._schedule.waiting > 0
+        return self._schedule.waits(self._in_time)
 
     def in_flight(self, reach: Reach) -> int:
         """Forwards within `reach` that wait for their gradient."""
@@ -331,10 +343,14 @@ class Pipeline:
         return None if work is None else work.backward
 
     def _next(self) -> Work[TaskKey] | None:
-        def may_leave(key: TaskKey) -> bool:
-            return self._onward.may_leave(self._tasks[key].route[1:])
+        def may_begin(key: TaskKey) -> bool:
+            return self._in_time(key) and self._onward.may_leave(self._tasks[key].route[1:])
 
-        return self._schedule.next(may_fold=self.slots.can_fold(), may_leave=may_leave)
+        return self._schedule.next(may_fold=self.slots.can_fold(), may_begin=may_begin)
+
+    def _in_time(self, key: TaskKey) -> bool:
+        """Whether the parameters are here with which the forward of `key` is computed."""
+        return self._early is None or key.id < self._early
 
     def _start_work(self) -> list[Effect]:
         effects: list[Effect] = []

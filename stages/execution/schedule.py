@@ -82,16 +82,16 @@ class Schedule(Generic[Key]):
         """Forwards within `reach` that wait for their gradient."""
         return sum(other.within(reach) for other in self._in_flight.values())
 
-    def next(self, *, may_fold: bool, may_leave: Callable[[Key], bool] = lambda _: True) -> Work[Key] | None:
-        """The next piece of work, which stays on the list. `may_fold`: whether a slot has room for a backward; `may_leave`:
-        whether the link on which a forward's output is to go takes it.
+    def next(self, *, may_fold: bool, may_begin: Callable[[Key], bool] = lambda _: True) -> Work[Key] | None:
+        """The next piece of work, which stays on the list. `may_fold`: whether a slot has room for a backward; `may_begin`:
+        whether what a forward needs is here, and the link on which its output is to go takes that.
         """
         if self._closed:
             return None
         if self._backwards and may_fold:
             return Work(self._backwards[0], backward=True)
         for key, reach, train in self._forwards:
-            if (not train or self._may_begin(reach)) and may_leave(key):
+            if (not train or self._may_begin(reach)) and may_begin(key):
                 return Work(key, backward=False)
         return None
 
@@ -105,7 +105,8 @@ class Schedule(Generic[Key]):
         if train:
             self._in_flight[work.key] = reach
 
-    @property
-    def waiting(self) -> int:
-        """Pieces of work that are ready, to be begun as soon as they may."""
-        return 0 if self._closed else len(self._forwards) + len(self._backwards)
+    def waits(self, counts: Callable[[Key], bool]) -> bool:
+        """Whether work is ready, to be begun as soon as it may: backwards, or forwards that count."""
+        if self._closed:
+            return False
+        return bool(self._backwards) or any(counts(key) for key, _, _ in self._forwards)

@@ -112,9 +112,9 @@ def said(step, base, peer="a", ids=(0, 1)):
     return Applied.model_construct(peer=peer, step=step, base=base, cover=[(peer, list(ids))])
 
 
-def listed(records, applied):
+def listed(records, applied, early=None):
     surviving = [d for record in records for d in decisions_of(record)]
-    return Contributions(records, surviving, applied, 2, 1)
+    return Contributions(records, surviving, applied, 2, 1, early)
 
 
 def test_used_is_signed_where_holders_name_the_id_once_and_the_base():
@@ -128,6 +128,15 @@ def test_used_is_signed_where_holders_name_the_id_once_and_the_base():
     found = [(one.step, one.id) for one in listed(records, applied) if one.signed]
     assert found == [(0, 0), (0, 1), (1, 0), (1, 1), (3, 0)]
     assert listed(records, applied).tally() == Tally(used={0: 2, 1: 6}, signed=5)
+
+
+def test_with_a_head_start_the_first_ids_of_a_step_are_stale_and_the_others_fresh():
+    records = [commit(0, late=[], lost=[]), commit(1, behind=1, late=[("a", [0])], lost=[("b", [1])])]
+    applied = {(0, 0, step, 1, 0): [said(step, 0)] for step in range(2)}
+    found = [(one.state, one.id, one.base, one.staleness, one.signed) for one in listed(records, applied, 1)]
+    assert found[:2] == [("used", 0, 0, 0, True), ("used", 1, 0, 0, True)]
+    assert found[2:4] == [("used", 0, 0, 1, True), ("used", 1, 1, 0, True)]
+    assert found[4:] == [("late", 0, 0, 1, False), ("lost", 1, 1, 0, False)]
 
 
 def test_a_batch_is_told_with_the_averaging_by_which_it_came_to_others():

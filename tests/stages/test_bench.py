@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.stages.execution.bench import DEPTH, Bench
-from hetpeer.stages.execution.effects import ReportSealed, RunBackward, RunForward, SendActivation
+from hetpeer.stages.execution.effects import ReportSealed, RunBackward, RunForward, SendActivation, TaskKey
 from hetpeer.stages.execution.pipeline import Pipeline
 from hetpeer.stages.execution.routes import Hop
 
@@ -39,6 +39,22 @@ def test_the_older_step_comes_first_and_a_backward_before_any_forward():
     assert not keys(after, RunForward), "the newer step's own forward is not next"
     assert bench.turn() is older
     assert keys(older.resume(), RunForward) == [5]
+
+
+def test_what_needs_the_newest_parameters_waits_for_them_and_holds_nobody_up():
+    bench = Bench(lambda _: 8)
+    older = Pipeline("a", ROSTER, 8, 8, bench)
+    newer = Pipeline("a", ROSTER, 8, 8, bench, early=1)
+    assert keys(newer.assign(2, ON, 0), RunForward) == []
+    assert not newer.held_up, "no room would help it"
+    begun = newer.assign(0, ON, 0)
+    assert keys(begun, RunForward) == [0]
+    assert keys(older.assign(5, ON, 0), RunForward) == [5]
+    for one, number in ((newer, 0), (older, 5)):
+        done = one.forward_done(TaskKey(number, 0), f"output {number}", None)
+        assert keys(done, RunForward) == []
+    assert keys(newer.catch_up(), RunForward) == [2]
+    assert keys(newer.assign(3, ON, 0), RunForward) == [3]
 
 
 def test_what_is_over_takes_no_room():

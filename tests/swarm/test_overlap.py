@@ -5,6 +5,7 @@ import functools
 import itertools
 import signal
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -32,15 +33,27 @@ def _every_contribution_is_told(swarm: Swarm, killed: str, staleness: int) -> No
     assert verdict.contributed.signed == len(used)
     assert verdict.contributed.waiting == verdict.contributed.silent == 0
     assert all(one.staleness == one.step - one.base <= staleness for one in each)
+    early = training.head_start or training.microbatches
+    assert all(one.staleness == 0 for one in each if one.id >= early)
+    assert any(one.staleness == staleness for one in each if one.id < early)
     lost = [one for one in each if one.state == "lost"]
     assert any(killed in one.peers for one in lost) or swarm.records("rollback")
     assert {(one.step, one.id) for one in each} == used.keys()
 
 
-async def test_steps_that_overlap_are_those_of_one_machine(swarm: Swarm) -> None:
-    """Three volunteers on two stages, and both corrections of what is stale; one is killed in the middle and comes back."""
-    staleness = 2
-    changes = {"steps": 60, "staleness": staleness, "optimizer": NAdam(name="NAdam"), "compensation": 0.5}
+@pytest.mark.parametrize(
+    ("staleness", "changes"),
+    [
+        (2, {"optimizer": NAdam(name="NAdam"), "compensation": 0.5}),
+        (1, {"head_start": 2}),
+    ],
+    ids=["corrected", "head start"],
+)
+async def test_steps_that_overlap_are_those_of_one_machine(
+    swarm: Swarm, staleness: int, changes: dict[str, Any]
+) -> None:
+    """Three volunteers on two stages, with what is made of stale gradients, or few of them; one is killed in the middle and comes back."""
+    changes = changes | {"steps": 60, "staleness": staleness}
     swarm.run = resign(swarm.run, training=swarm.run.manifest.training.model_copy(update=changes))
     bootstrap = await swarm.bootstrap(together=3)
     others = [swarm.volunteer(name) for name in ("one", "two")]
