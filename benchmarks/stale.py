@@ -208,9 +208,9 @@ async def step_s(folder: Path, options: Any, way: str) -> float:
 async def times(options: Any, folder: Path) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {way: [] for way in (*TIMED, TORCH)}
     for turn in range(options.rounds):
-        for way in found:
-            found[way].append(await step_s(folder / f"{turn}-{way}", options, way))
-            print(f"{way}: {found[way][-1]:.2f} s a step", file=sys.stderr, flush=True)
+        for way, each in found.items():
+            each.append(await step_s(folder / f"{turn}-{way}", options, way))
+            print(f"{way}: {each[-1]:.2f} s a step", file=sys.stderr, flush=True)
     return found
 
 

@@ -16,10 +16,8 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.heads import Introduction
 from hetpeer.bootstrap import decisions as d
 from hetpeer.bootstrap.arranging import Arrangement
-from hetpeer.bootstrap.configuration import coordinator_config
+from hetpeer.bootstrap.beginning import Beginning
 from hetpeer.bootstrap.coordinator import Coordinator
-from hetpeer.bootstrap.core import new_core
-from hetpeer.bootstrap.doorkeeper import Doorkeeper
 from hetpeer.bootstrap.grouped.cutting import Cutting
 from hetpeer.bootstrap.grouped.run import Grouped
 from hetpeer.bootstrap.keeping import Checkpoints
@@ -28,7 +26,6 @@ from hetpeer.bootstrap.reception import Reception
 from hetpeer.bootstrap.replica import DeposedError, Replica
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.tickets import ticket
-from hetpeer.bootstrap.volunteerlogs import VolunteerLogs
 from hetpeer.dht import failpoints
 from hetpeer.dht.addresses import network_in
 from hetpeer.dht.channel import Channel
@@ -48,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class CoordinatorService:
-    """Runs one reign over `run`, of a peer that leads the log. `run` returns the Halt that ended it, or None. `ranks`: whether places are compared for whoever comes."""
+    """Runs one reign over `run`, of a peer that leads the log. `run` returns the Halt that ended it, or None. `begun`: what it begins with."""
 
     def __init__(
         self,
@@ -57,22 +54,16 @@ class CoordinatorService:
         replica: Replica,
         checkpoints: Checkpoints,
         clock: Clock,
-        *,
-        ranks: bool = True,
+        begun: Beginning,
     ) -> None:
         self._node = node
         self._run = run
         self._replica = replica
         self._checkpoints = checkpoints
         self._clock = clock
-        averaging = run.manifest.averaging
-        config = coordinator_config(run, ranks=ranks)
-        self.core = new_core(config, averaging, replica.records, clock.monotonic())
-        manifest = run.manifest
-        self._door = Doorkeeper(run.run_id, manifest.owner, manifest.admission, replica.records)
+        self.core, self._door, self._logs = begun.core, begun.door, begun.logs
         self._networks: dict[str, str] = {}
         """From which each that is here came: its stream may be down when another one comes."""
-        self._logs = VolunteerLogs(run.volunteers, run.run_id, manifest, replica.records)
         self._reception = Reception(self, clock)
         self._effects: asyncio.Queue[d.Effect] = asyncio.Queue()
         self._collecting: asyncio.Task[None] | None = None

@@ -66,13 +66,13 @@ async def live(presence: Presence, daemon: Daemon, governing: Governing) -> Stop
     daemon.does(State.CHECKING)
     async with contextlib.AsyncExitStack() as life:
         other = daemon.until(Wish.PAUSE, Wish.FINISH, Wish.STOP)
-        async with _shown_as(State.CHECKING, presence, governing):
+        async with shown_as(State.CHECKING, presence, governing):
             started = await unless(other, start_compute(presence.home, governing, life))
         return None if started is None else await _live(presence, *started, daemon, lambda: governing.share)
 
 
 @contextlib.asynccontextmanager
-async def _shown_as(state: State, presence: Presence, governing: Governing) -> AsyncIterator[None]:
+async def shown_as(state: State, presence: Presence, governing: Governing) -> AsyncIterator[None]:
     """Others see us meanwhile: a worker takes seconds to start, and so does the first word of a new node to get about."""
     advert = partial(workless_advert, presence.node, governing.settings.node.name, state.value)
     company = TaskSet()

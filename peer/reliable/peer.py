@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hetpeer.bootstrap.agenda import is_complete
 from hetpeer.bootstrap.amending import Amending
+from hetpeer.bootstrap.beginning import Beginning
 from hetpeer.bootstrap.configuration import coordinator_config
 from hetpeer.bootstrap.core import is_over
 from hetpeer.bootstrap.council import Council
@@ -76,10 +77,11 @@ class ReliablePeer:
         self.replica = replica
         self._checkpoints = Checkpoints(node, run, replica.records, replica.company)
         self._shelf = RunShelf(run, replica.council, self._checkpoints.state, self.answers)
-        self._begun_with = len(replica.records)
         self._ranks = ranks
-        self._looked_at = -1
+        self._looked_at = 0
         """How many records there were when we last looked whether the run is over."""
+        self._over_before = len(replica.records)
+        """Halts among so many are of an earlier life."""
         self.service: CoordinatorService | None = None
         """While it leads."""
         self.ready = asyncio.Event()
@@ -149,8 +151,12 @@ class ReliablePeer:
     async def _reign(self, leaving: asyncio.Event) -> Halt | None:
         # A checkpoint may have been decided since we last looked, and a roll-back would ask us for it.
         await self._keep_up()
+        clock = SystemClock()
+        begun = await asyncio.to_thread(
+            Beginning.of, self._run, self.replica.records, clock.monotonic(), ranks=self._ranks
+        )
         self.service = CoordinatorService(
-            self._node, self._run, self.replica, self._checkpoints, SystemClock(), ranks=self._ranks
+            self._node, self._run, self.replica, self._checkpoints, clock, begun
         )
         serving = asyncio.ensure_future(self.service.serving.wait())
         serving.add_done_callback(lambda _: self.ready.set())
@@ -169,19 +175,20 @@ class ReliablePeer:
             await asyncio.sleep(FOLLOW_S)
 
     async def _outcome(self) -> Halt | None:
-        """How the run has ended, if the log says so; a halt of an earlier life is none."""
+        """How the run has ended, if the log has said so since this was last asked; a halt of an earlier life is none."""
         records, config = self.replica.records, coordinator_config(self._run)
         if len(records) == self._looked_at:
             return None
+        new = records[max(self._looked_at, self._over_before) :]
         self._looked_at = len(records)
         averaging = self._run.manifest.averaging
         if averaging is None:
             over = is_complete(config, self.replica.history)
         else:  # all of the log is looked at, and leader and followers wait for nobody who is silent for seconds
-            over = await asyncio.to_thread(is_over, config, averaging, list(records))
+            over = await asyncio.to_thread(is_over, config, averaging, records)
         if over:
             return Halt(f"all {config.steps} steps are committed", completed=True)
-        halts = [r for r in records[self._begun_with :] if r["kind"] == "halt"]
+        halts = [record for record in new if record["kind"] == "halt"]
         return Halt(halts[-1]["why"], completed=False) if halts else None
 
     async def _keep_up(self) -> None:

@@ -2,11 +2,14 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hetpeer.dht.records import LEFT, Advert
+from hetpeer.peer.daemon.life import shown_as
+from hetpeer.peer.daemon.wishes import State
 from hetpeer.peer.training import adverts
 from hetpeer.peer.training.adverts import publish_forever, take_leave
 
@@ -78,3 +81,16 @@ async def test_who_leaves_says_so_and_waits_for_nobody(
     roster.answers = answers
     await asyncio.wait_for(take_leave(roster, roster, "volunteer"), 10.0)
     assert [(advert.role, advert.state) for advert in roster.adverts] == [("volunteer", LEFT)]
+
+
+async def test_who_starts_its_worker_is_seen_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adverts, "_reach", lambda _node: {})
+    roster: Any = Told()
+    presence: Any = SimpleNamespace(roster=roster, node=SimpleNamespace(addresses=list))
+    governing: Any = SimpleNamespace(settings=SimpleNamespace(node=SimpleNamespace(name="home")))
+    async with shown_as(State.CHECKING, presence, governing):
+        await roster.until(1)
+    told = [(advert.name, advert.role, advert.state) for advert in roster.adverts]
+    assert told == [("home", "volunteer", "checking")]
+    await asyncio.sleep(0)
+    assert len(asyncio.all_tasks()) == 1, "nothing is said any more"

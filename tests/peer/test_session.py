@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.beginning import Beginning
 from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.eventlog import keep_event, read_event, read_events, sign_event
 from hetpeer.bootstrap.hearing import SESSIONS
@@ -115,9 +116,10 @@ class Rig:
             try:
                 await replica.leading()
                 checkpoints = Checkpoints(network, self._run, replica.records, replica.company)
-                await CoordinatorService(network, self._run, replica, checkpoints, SystemClock()).run(
-                    asyncio.Event()
-                )
+                clock = SystemClock()
+                begun = Beginning.of(self._run, replica.records, clock.monotonic())
+                service = CoordinatorService(network, self._run, replica, checkpoints, clock, begun)
+                await service.run(asyncio.Event())
             finally:
                 running.cancel()
                 await asyncio.wait([running])
