@@ -39,7 +39,7 @@ def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[s
     rule, (at, height) = dict(settings["optimizer"]), np.array(settings["schedule"], dtype=np.float64).T
     optimizer = getattr(torch.optim, rule.pop("name"))(groups, **rule)
     rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: float(np.interp(done + 1, at, height)))
-    named, delayed = inspect.signature(model.forward).parameters, Delayed(model, max(behind, default=0))
+    named, steps = inspect.signature(model.forward).parameters, len(behind)
 
     def loss_of(step: int, number: int) -> Tensor:
         batch = {name: torch.from_numpy(array) for name, array in data.microbatch(step, number).items()}
@@ -47,8 +47,7 @@ def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[s
         loss = outside[0](outputs, batch) if outside else getattr(outputs, "loss", outputs)
         return loss if isinstance(loss, Tensor) else loss["loss" if isinstance(loss, dict) else 0]
 
-    losses, norms, evaluations, steps = [], [], {}, len(behind)
-    early = settings.get("head_start") or plan.microbatches
+    losses, norms, evaluations, delayed = [], [], {}, Delayed(model, behind, settings.get("head_start"))
     for step in range(steps + 1):
         if step % settings["eval_every"] == 0 or step == steps:
             model.eval()
@@ -56,11 +55,9 @@ def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[s
                 evaluations[step] = fmean(loss_of(step, number).item() for number in plan.evaluation)
         if step < steps:
             model.train().zero_grad()
-            delayed.back(behind[step])
             parts: list[Tensor] = []
             for number, size in enumerate(plan.sizes):
-                if number == early:
-                    delayed.forth()
+                delayed.back(behind[step], number)
                 with DrawnDropout(Draw(manifest["seed"], step, number, plan.microbatches)):
                     parts.append(loss_of(step, number))
                 torch.autograd.backward(parts[-1] * (size / plan.batch_size))

@@ -6,7 +6,7 @@ in-place operator, and here the mask is the run's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,15 +37,21 @@ class DrawnDropout(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
 
 
 class Delayed:
-    """A module's parameters as they were some updates ago, at most `most`: what a step is computed with where steps overlap (docs/asynchronous.md)."""
+    """A module's parameters as they were some updates ago, in each step so many as `behind` says: what its microbatches before `early` (None: all) are
+    computed with where steps overlap (docs/asynchronous.md).
+    """
 
-    def __init__(self, module: nn.Module, most: int) -> None:
+    def __init__(self, module: nn.Module, behind: Sequence[int], early: int | None = None) -> None:
         self._weights = [*module.parameters()]
-        self._most = most
+        self._most, self._early = max(behind, default=0), early
         self._versions: list[Tensor] = []
 
-    def back(self, behind: int) -> None:
-        """A step begins, and is computed with the parameters before the last `behind` updates."""
+    def back(self, behind: int, microbatch: int) -> None:
+        """`microbatch` of a step, from 0 on, is next; the step begins with the parameters before the last `behind` updates."""
+        if microbatch == self._early:
+            self.forth()
+        if microbatch:
+            return
         now = parameters_to_vector(self._weights).detach().clone()
         self._versions = [*self._versions, now][-1 - self._most :]
         self._base = self._versions[-1 - behind]
