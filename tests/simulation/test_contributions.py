@@ -30,7 +30,7 @@ from hetpeer.peer.simulate.overlapping import simulate
 from hetpeer.peer.simulate.run import BLOCKS
 from hetpeer.peer.simulate.swarm import Swarm
 
-SEEDS = (*range(8), 14, 17, 22, 52)
+SEEDS = (*range(8), 14, 17, 22, 26, 40, 52)
 """The last ones have much that comes too late."""
 FAULTS, STEPS = 20, 10
 
@@ -102,7 +102,8 @@ class Played:
 
     def contributions(self):
         microbatches = self.swarm.config.microbatches
-        return Contributions(self.swarm.log, self.surviving, self.applied, microbatches, BLOCKS)
+        early = self.swarm.config.head_start
+        return Contributions(self.swarm.log, self.surviving, self.applied, microbatches, BLOCKS, early)
 
 
 def is_told(history):
