@@ -1,12 +1,15 @@
-"""What a run's manifest says, as the coordinator's core wants it."""
+"""What a run's manifest says, as the cores of coordinator and volunteers want it."""
 
 from __future__ import annotations
 
 import random
 import secrets
 
+from hetpeer.averaging.effects import EVERY_ID
 from hetpeer.averaging.ties import Ties
+from hetpeer.averaging.voting import Shape
 from hetpeer.bootstrap.decisions import CoordinatorConfig
+from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.bootstrap.membership import BlockCost
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.spotcheck import CheckRules
@@ -57,4 +60,15 @@ def coordinator_config(run: RunDirectory, *, ranks: bool = True) -> CoordinatorC
             )
             for block in manifest.blocks
         ],
+    )
+
+
+def shape_of(manifest: Manifest) -> Shape:
+    """What a volunteer must know of the model."""
+    training = manifest.training
+    return Shape(
+        sizes={block.index: block.vector_count for block in manifest.blocks},
+        slot_capacity=training.slot_size,
+        ties=Ties(manifest.ties),
+        head_start=EVERY_ID if training.head_start is None else training.head_start,
     )

@@ -99,8 +99,7 @@ class Governing:
         """Do what the owner asks for. Raises `LocalError` HP-CONF-003 for a setting that cannot be."""
         if request.key is not None and request.value is not None:
             self.change(request.key, request.value)
-        self.count()
-        told = {"month_bytes": self._month.nbytes, "settings": self.told}
+        told = {"month_bytes": self.month_bytes, "settings": self.told}
         return self._daemon.answer(request).model_copy(update=told)
 
     @property
@@ -115,7 +114,8 @@ class Governing:
 
     @property
     def month_bytes(self) -> int:
-        """Up and down, in this month, at the last count."""
+        """Up and down, in this month, until now."""
+        self.count()
         return self._month.nbytes
 
     @property
@@ -141,9 +141,8 @@ class Governing:
 
     async def look(self) -> None:
         """Count, read the sensors, and have the daemon held for what follows."""
-        self.count()
         settings = self.settings
-        readings = await self._lookout.look(settings, self._month.nbytes)
+        readings = await self._lookout.look(settings, self.month_bytes)
         self.readings = readings
         found = self._governor.look(self._clock.boottime(), readings, settings)
         for reason in found - self._holding:

@@ -20,9 +20,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.heads import ActivationHead, Introduction
 from hetpeer.averaging.member import Effect, InStep, Member, Origin, Phase
 from hetpeer.averaging.places import choose_place
-from hetpeer.averaging.ties import Ties
-from hetpeer.averaging.voting import Shape
-from hetpeer.bootstrap.manifest import Manifest
+from hetpeer.bootstrap.configuration import shape_of
 from hetpeer.bootstrap.serving import Served
 from hetpeer.dht import failpoints
 from hetpeer.dht.board import Board
@@ -105,7 +103,7 @@ class Volunteer:
             work=credentials.work,
         )
         self._window = Window()
-        self.member = Member(node.peer_id, hello, _shape(self._manifest), self._window.depth)
+        self.member = Member(node.peer_id, hello, shape_of(self._manifest), self._window.depth)
         self.session = ControlSession(
             node,
             files.council,
@@ -391,15 +389,3 @@ class Volunteer:
         incarnation = await asyncio.to_thread(self._home.next_incarnation)
         self.perform(self.member.reborn(incarnation))
         self.session.renew()
-
-
-def _shape(manifest: Manifest) -> Shape:
-    """What the protocol must know of the model."""
-    sizes = {block.index: block.vector_count for block in manifest.blocks}
-    head_start = manifest.training.head_start
-    return Shape(
-        sizes,
-        manifest.training.slot_size,
-        Ties(manifest.ties),
-        e.EVERY_ID if head_start is None else head_start,
-    )
