@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, median, pstdev
 
 from hetpeer.averaging import messages as m
@@ -41,6 +41,8 @@ class LinkFigures:
     """All bundles, as they lie in memory."""
     sent_bytes: int = 0
     """The same as they were written."""
+    recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    """The last bundles: (as they lie in memory, as they were written)."""
 
     @property
     def seconds(self) -> float:
@@ -49,8 +51,9 @@ class LinkFigures:
 
     @property
     def ratio(self) -> float:
-        """How many times smaller its bundles were so far."""
-        return self.raw_bytes / self.sent_bytes if self.sent_bytes else 1.0
+        """How many times smaller its last bundles were: those of its first steps, before its rate was known, say nothing of what it does now."""
+        sent = sum(written for _, written in self.recent)
+        return sum(raw for raw, _ in self.recent) / sent if sent else 1.0
 
 
 class LinkBook:
@@ -154,6 +157,7 @@ class LinkBook:
             link.activation_bytes = nbytes
         link.raw_bytes += raw
         link.sent_bytes += nbytes
+        link.recent.append((raw, nbytes))
         self.raw_bytes += raw
         self.sent_bytes += nbytes
 

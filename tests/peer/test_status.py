@@ -18,7 +18,7 @@ from hetpeer.bootstrap.manifest import DataSettings
 from hetpeer.bootstrap.ranking import ranking
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.serving import PROTOCOL, FileService
-from hetpeer.bootstrap.settings import AveragingSettings, TrustSettings
+from hetpeer.bootstrap.settings import AveragingSettings, LinkSettings, TrustSettings
 from hetpeer.bootstrap.shelf import RunShelf
 from hetpeer.dht import paths
 from hetpeer.dht.addresses import parse_address
@@ -31,7 +31,7 @@ from hetpeer.dht.validators import MAX_TTL_S
 from hetpeer.peer.arrival.known import remember
 from hetpeer.peer.cli.status_text import _duration, lines, tables
 from hetpeer.peer.training.adverts import link_notes
-from hetpeer.peer.transport.linkbook import LinkFigures
+from hetpeer.peer.transport.linkbook import LinkBook
 from hetpeer.peer.watching.status import summarise
 from hetpeer.peer.watching.swarm import SwarmStatus
 from tests.bootstrap.engine import make_run
@@ -74,13 +74,14 @@ def test_swarm_at_work(run: RunDirectory) -> None:
 
 
 def test_links_and_what_is_saved_on_them(run: RunDirectory) -> None:
-    links = {
-        f"the peer {number}": LinkFigures(
-            rate=1e6 * number, bundle_bytes=1 << 20, raw_bytes=80 << 20, sent_bytes=20 << 20
-        )
-        for number in range(1, 7)
-    }
-    links["unused"] = LinkFigures(rate=1.0)
+    book = LinkBook(LinkSettings())
+    for number in range(1, 7):
+        book.measured(f"the peer {number}", 1e6 * number, 0.0)
+        for _ in range(80):
+            book.sent(f"the peer {number}", 1 << 20, 1 << 18, gradient=False)
+        book.coding(f"the peer {number}", 1 << 20, 4.0, gradient=False)
+    book.measured("unused", 1.0, 0.0)
+    links = book.links
     notes = tuple(
         link_notes(links, lambda peer: paths.Path(relay="the relay" if peer == "the peer 1" else ""))
     )

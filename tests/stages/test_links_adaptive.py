@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.settings import LinkSettings
-from hetpeer.peer.transport.linkbook import LinkBook
+from hetpeer.peer.transport.linkbook import RECENT, LinkBook
 from hetpeer.peer.transport.outflow import ARRIVALS, KNOWN, SEEN, SEVERAL, WINDOW_S, WINDOWS
 from hetpeer.stages.links.adaptive import coding_for, share_for
 from hetpeer.stages.links.codec import Codec
@@ -107,6 +107,15 @@ def test_only_slow_links_are_shrunk():
     far = links.coding("far", MIB, 4.0, gradient=False)
     assert far == coding_for(SPARSE, 10.0)
     assert links.paced().links == pytest.approx({"near": 0.01, "far": 1.0})
+
+
+def test_the_ratio_of_a_link_is_that_of_its_last_bundles():
+    links = book()
+    for written in [MIB] * 100 + [MIB // 8] * RECENT:
+        links.sent("far", MIB, written, gradient=False)
+    far = links.links["far"]
+    assert far.ratio == 8.0
+    assert far.raw_bytes - far.sent_bytes == RECENT * (MIB - MIB // 8)
 
 
 def test_before_the_coordinator_says_anything_the_own_pace_is_the_aim():
