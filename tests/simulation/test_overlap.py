@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from hetpeer.averaging.effects import StepId
 from hetpeer.bootstrap.history import History
 from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.coverage import Coverage
@@ -14,6 +15,7 @@ from hetpeer.peer.simulate.numerics import Symbols
 from hetpeer.peer.simulate.overlapping import simulate
 from hetpeer.peer.simulate.run import BLOCKS
 from hetpeer.peer.simulate.swarm import Swarm
+from hetpeer.stages.execution.pipeline import Pipeline
 
 THREE_STAGES = SwarmConfig(
     volunteers=6,
@@ -31,6 +33,8 @@ MOMENTS = {"tell sealed": 17, "tell vote": 11, "tell applied": 11, "record commi
 DEATHS = 8
 FAULTS, STEPS = 20, 10
 """Of a history."""
+WITH_HEAD_START = (*range(8), *range(16, 24))
+"""Seeds of histories in which only the first microbatches of a step are computed with older parameters."""
 
 
 @pytest.mark.parametrize("first", range(4, 204, 50))
@@ -44,6 +48,21 @@ def test_histories_in_which_steps_overlap_keep_every_invariant(first):
         assert outcome.overlapped, outcome
         kinds |= outcome.kinds
     assert kinds >= {"founded", "commit", "average", "installed", "dissolved", "checkpoint", "rollback"}
+
+
+@pytest.mark.parametrize(
+    ("owner", "rule", "broken"),
+    [
+        (Pipeline, "_in_time", lambda _self, _key: True),
+        (StepId, "version_of", lambda self, _microbatch: self.base),
+    ],
+    ids=["late ones do not wait", "late ones are said to be of the old version"],
+)
+def test_a_seeded_bug_of_the_head_start_is_caught_three_times(monkeypatch, owner, rule, broken):
+    monkeypatch.setattr(owner, rule, broken)
+    outcomes = (simulate(seed, Coverage(), faults=FAULTS, steps=STEPS) for seed in WITH_HEAD_START)
+    caught = [outcome.seed for outcome in outcomes if outcome.violation is not None]
+    assert len(caught) >= 3, caught
 
 
 class Deaths:
