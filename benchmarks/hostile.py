@@ -3,6 +3,7 @@
 Twelve volunteers in homes (root), four stages: nine are honest all the time; three are honest but for the attack that is under way, and come anew,
 as somebody else, for each attack by volunteers. A stranger in a home of its own does the rest (tests/hostile). One attack after the other goes on for so
 many seconds; before each the honest nine have the swarm for themselves for a while, which is what it is measured by: the same swarm without attackers.
+First three come who attack nothing: all processes share this machine's cores.
 
 Goodput: microbatches that are committed, in a second. The first time that somebody hoards costs two stall time-outs, so hoarding is measured after 150 s of it.
 At the end the volunteers' signed logs are audited.
@@ -37,7 +38,7 @@ from hetpeer.bootstrap.settings import LinkSettings, TrainingSettings
 from hetpeer.dht.errors import LocalError
 from hetpeer.dht.identity import Identity
 from hetpeer.peer.children import Child, end_all
-from tests.hostile.attacks import ATTACKS, VARIABLE, Attack
+from tests.hostile.attacks import ATTACKS, NOTHING, VARIABLE, Attack
 from tests.wanlab.chaos import homes
 from tests.wanlab.lab import Lab
 
@@ -206,7 +207,7 @@ async def _trial(options: Any, lab: Lab, folder: Path) -> dict[str, Any]:
     _collect(run, hostile.homes)
     verdict = audit(run.path)
     grown = {node: (watch.most[node] - watch.before[node]) / 2**20 for node in watch.before}
-    ratios = {one["attack"]: one["ratio"] for one in found}
+    ratios = {one["attack"]: one["ratio"] for one in found if one["attack"] != NOTHING.name}
     total = statistics.mean(ratios.values()) if ratios else 0.0
     worst = min(ratios.values(), default=0.0)
     bans = _bans(swarm, folder)
@@ -341,16 +342,16 @@ def main() -> int:
     parser = report.parser(__doc__ or "")
     parser.add_argument("--seconds", type=float, default=40.0, help="of each attack (default: 40)")
     parser.add_argument("--quiet", type=float, default=30.0, help="seconds before each (default: 30)")
-    names = [attack.name for attack in ATTACKS]
-    parser.add_argument("--attacks", nargs="+", choices=names, default=names, help="only these")
+    every = {attack.name: attack for attack in (NOTHING, *ATTACKS)}
+    parser.add_argument("--attacks", nargs="+", choices=every, default=list(every), help="only these")
     parser.add_argument("--keep", type=Path, help="leave logs in this folder")
     options = parser.parse_args()
-    options.attacks = [attack for attack in ATTACKS if attack.name in options.attacks]
+    options.attacks = [attack for name, attack in every.items() if name in options.attacks]
     with tempfile.TemporaryDirectory(prefix="hetpeer-hostile-") as scratch:
         folder = options.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         figures = asyncio.run(trial(options, folder))
-    everything = len(options.attacks) == len(ATTACKS)
+    everything = len(options.attacks) == len(every)
     return report.finish("hostile" if everything else "hostile-some", figures, options, show)
 
 

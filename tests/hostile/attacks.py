@@ -23,6 +23,9 @@ class Attack:
     """So long it goes on before it is measured."""
 
 
+NOTHING = Attack(0, "nothing", volunteers=True)
+"""Three more who do as they should: what their processes cost where all share one machine."""
+
 ATTACKS = (
     Attack(2, "nan", volunteers=True),
     Attack(2, "nan in a sum", volunteers=True),
