@@ -79,7 +79,7 @@ class Curve:
 
 
 class NoisyNet(ToyNet):
-    """Its labels are as likely right as NOISE says, so that gradients are noisy to the end; evaluations are of the same samples each time."""
+    """Of its labels NOISE are drawn at random, so that gradients are noisy to the end; evaluations are of the same samples each time."""
 
     def microbatch(self, step: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         step = 0 if number >= MICROBATCHES else step
