@@ -36,6 +36,8 @@ RENEWAL_S = 0.5
 """For so long a volunteer is held whose worker is to be replaced: its life ends, and the next begins."""
 BY_COMMAND = "hetpeer config set"
 """The source of what was changed while it runs."""
+DEVICE, KEPT = "compute.device", "the worker before"
+"""A setting of which only a worker's start shows whether it can be, and its source where it could not."""
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +67,8 @@ class Governing:
         self._holding: frozenset[Reason] = frozenset()
         self._throttle = Throttle()
         self._counted = 0, 0
+        self._device: str | None = None
+        """The last `compute.device` that a worker was started on."""
         self._month = self._saved = usage.Month(month=_month())
 
     @asynccontextmanager
@@ -93,7 +97,18 @@ class Governing:
 
     def computes_on(self, asked: str, uuid: str) -> None:
         """The worker that was started for the device `asked` uses the GPU with this UUID, or none: the sensors heed that one."""
+        self._device = asked
         self._sensors.computes_on(asked, uuid)
+
+    def keep_device(self) -> bool:
+        """No worker starts on the device in force: the last that one was started on is in force again. False: there is no other."""
+        wanted = self.settings.compute.device
+        if self._device in (None, wanted):
+            return False
+        _log.warning("compute.device is %r again: no worker starts on %r", self._device, wanted)
+        self.settings = self.settings.changed(DEVICE, self._device, "the owner")
+        self.sources[DEVICE] = KEPT
+        return True
 
     def answer(self, request: Request) -> Standing:
         """Do what the owner asks for. Raises `LocalError` HP-CONF-003 for a setting that cannot be."""

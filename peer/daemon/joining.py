@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from hetpeer.averaging.effects import Stop
 from hetpeer.dht.clock import SystemClock
+from hetpeer.dht.errors import ExitCode
 from hetpeer.peer.console import say
 from hetpeer.peer.control.owned import TICK_S
 from hetpeer.peer.control.server import serving
@@ -84,6 +85,8 @@ async def _lives(presence: Presence, governing: Governing, daemon: Daemon) -> St
         try:
             stop = await live(presence, daemon, governing)
         except WorkerDiedError as error:
+            if error.status == ExitCode.NO_DEVICE and governing.keep_device():
+                continue
             often = len(deaths) == MAX_RESTARTS and time.monotonic() - deaths[0] < RESTART_WINDOW_S
             if often or error.status >= 0:  # one that ended by itself would do so again
                 raise

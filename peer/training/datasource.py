@@ -19,7 +19,7 @@ from hetpeer.stages.graph.spec import BlockSpec
 FEW_SHARDS = 2
 """A step whose samples lie in so few shards needs all of them wherever its microbatches are computed."""
 AHEAD_STEPS, AHEAD_BYTES = 64, 64 * 2**20
-"""How far the background looks: the nearest shards first, until one of the two is reached."""
+"""How far the background looks: the nearest shards first, until one of the two is reached, or a quarter of what all files may take."""
 TRIES, RETRY_S = 5, 2.0
 """A shard that nobody has is asked for again; then its microbatches count as failed here."""
 
@@ -45,12 +45,15 @@ class DataSource:
         """Shards that lie on the disk, whole."""
         self._coming: dict[str, asyncio.Task[None]] = {}
         self._ahead: asyncio.Task[None] | None = None
+        self._soon: Sequence[Shard] = ()
+        """What the next steps need, as far as the background looks."""
         self._named: dict[int, set[int]] = {}
         """Step → the ids that came here, for the last two steps."""
         self._full: LocalError | None = None
         """A shard found no room. That matters once a microbatch needs one."""
         for spec in specs:
             self._check(spec)
+        files.room.reader = self
 
     # ── what is asked of it ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -70,6 +73,9 @@ class DataSource:
                 await asyncio.sleep(RETRY_S)
             self._full = None
             await self._bring(self._plan.shards(step, number))
+            if self._full is not None and self._wants_less(step):
+                self._full = None
+                await self._bring(self._plan.shards(step, number))
             if self.is_ready(step, number):
                 return
             if self._full is not None:
@@ -105,30 +111,64 @@ class DataSource:
         ids = sorted(set().union(*self._named.values()))
         if self._ahead is not None:
             self._ahead.cancel()
-        self._ahead = self._tasks.spawn(self._look_ahead(step, ids), name="data of the next steps")
+        self._soon = self._next(step, ids)
+        self._ahead = self._tasks.spawn(self._look_ahead(self._soon), name="data of the next steps")
 
     async def warm_up(self, step: int) -> None:
         """Before the first step: bring what it needs wherever its microbatches are computed, as far as it is to be had."""
-        held_out = {shard for number in self._plan.evaluation for shard in self._plan.shards(step, number)}
-        await self._bring([*self._needed(step, ()), *(held_out if len(held_out) <= FEW_SHARDS else ())])
+        self._soon = [*self._needed(step, ()), *self._held_out()]
+        await self._bring(self._soon)
 
     def close(self) -> None:
         """Fetch nothing more."""
         for task in (*self._coming.values(), self._ahead):
             if task is not None:
                 task.cancel()
+        if self._files.room.reader is self:
+            self._files.room.reader = None
 
-    async def _look_ahead(self, step: int, ids: Sequence[int]) -> None:
-        seen: set[Shard] = set()
-        room = AHEAD_BYTES
+    def wanted(self) -> frozenset[str]:
+        """Names of the shards that ids here name, that the next steps need or that are just coming: what finds no room is not to push them out."""
+        named = (
+            shard
+            for step, numbers in self._named.items()
+            for number in numbers
+            for shard in self._plan.shards(step, number)
+        )
+        return frozenset(shard.name for shard in (*named, *self._soon, *self._held_out())) | set(self._coming)
+
+    def _wants_less(self, step: int) -> bool:
+        """Want nothing but what ids of this step need, as there is no room for it; False: that is so already."""
+        before, self._soon = self.wanted(), ()
+        self._named = {step: self._named.get(step, set())}
+        return self.wanted() != before
+
+    def forget(self, shards: Sequence[str]) -> None:
+        """These files are removed: somebody has to give them to us again."""
+        self._here.difference_update(shards)
+        self._batches.forget()
+
+    async def _look_ahead(self, soon: Iterable[Shard]) -> None:
+        for shard in soon:
+            await self._bring([shard])
+
+    def _next(self, step: int, ids: Sequence[int]) -> list[Shard]:
+        """The shards that the steps after `step` need, the nearest first."""
+        found: dict[Shard, None] = {}
+        room = min(AHEAD_BYTES, self._files.room.limit() / 4)  # what is needed at once is to find some
         for later in range(step + 1, step + 1 + AHEAD_STEPS):
             for shard in self._needed(later, ids):
-                if shard not in seen:
-                    seen.add(shard)
+                if shard not in found:
                     room -= shard.bytes
                     if room < 0:
-                        return
-                    await self._bring([shard])
+                        return list(found)
+                    found[shard] = None
+        return list(found)
+
+    def _held_out(self) -> frozenset[Shard]:
+        """What every evaluation needs, wherever its microbatches are computed."""
+        shards = {shard for number in self._plan.evaluation for shard in self._plan.shards(0, number)}
+        return frozenset(shards if len(shards) <= FEW_SHARDS else ())
 
     def _needed(self, step: int, ids: Iterable[int]) -> Iterator[Shard]:
         """The shards of a step that we are likely to need."""

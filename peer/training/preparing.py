@@ -55,7 +55,7 @@ class RunFiles:
         self._node = node
         self.run = run
         self.council = council
-        self._room = room
+        self.room = room
         self._named = tuple(named)
         self._met: dict[str, None] = {}
         self._turns = asyncio.Semaphore(AT_ONCE)
@@ -95,7 +95,7 @@ class RunFiles:
         await self._fetch(self.run.data, shard, peers)
 
     async def _fetch(self, folder: Path, reference: FileRef, peers: Iterable[str]) -> None:
-        async with self._turns, self._room.for_file(reference.bytes):
+        async with self._turns, self.room.for_file(reference.bytes):
             data = await fetch_file(self._node, peers, reference.blake3, reference.bytes)
             await asyncio.to_thread(place_file, folder, reference, data)
 

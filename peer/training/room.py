@@ -1,7 +1,8 @@
 """Room on the disk for what is fetched of runs: graphs, constants and shards of data, under `runs/` in the home (docs/limits.md).
 
 Looked for before anything is fetched. What other runs of this home have left goes first, of the run that was joined longest ago before others; who wants it again
-fetches it again. What cannot be fetched (signed logs, traces, keys) is never removed, nor anything of the run that is served now.
+fetches it again. Then shards of this run go that nobody here needs soon. What cannot be fetched (signed logs, traces, keys) is never removed, nor anything of a
+run that was made here.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Container, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Protocol
 
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.peer.arrival.invites import RUN_ID
@@ -23,17 +25,29 @@ MIB = 1 << 20
 _log = logging.getLogger(__name__)
 
 
+class Reader(Protocol):
+    """Whoever reads shards of the run's data."""
+
+    def wanted(self) -> Container[str]:
+        """Names of those that stay."""
+
+    def forget(self, shards: Sequence[str]) -> None:
+        """These are removed, before anything else happens."""
+
+
 class Room:
     """For files of the run `own` (its id) in the folder `runs`, of which one process at a time writes. `limit`: bytes for all of it, at any time."""
 
     def __init__(self, runs: Path, own: str, limit: Callable[[], float]) -> None:
         self._runs = runs
         self._own = own
-        self._limit = limit
+        self.limit = limit
         self._lock = asyncio.Lock()
         self._taken: int | None = None
         """Bytes, as they were counted last and with what was written since; None before that."""
         self._coming = 0
+        self.reader: Reader | None = None
+        """Of the data of our run."""
 
     @asynccontextmanager
     async def for_file(self, nbytes: int) -> AsyncIterator[None]:
@@ -53,15 +67,33 @@ class Room:
         if self._taken is None:
             await asyncio.to_thread(self._clear_up)
             self._taken = await asyncio.to_thread(taken, self._runs)
-        if self._taken + wanted <= self._limit():
+        if self._taken + wanted <= self.limit():
             return
         now = await asyncio.to_thread(taken, self._runs)  # logs have grown, and somebody may have cleared up
-        limit = self._limit()
+        limit = self.limit()
         self._taken = now
         if (missing := now + wanted - limit) > 0:
-            self._taken -= await asyncio.to_thread(make_room, self._runs, self._own, missing)
+            freed = await asyncio.to_thread(make_room, self._runs, self._own, missing)
+            if freed < missing:
+                freed += await self._spare_shards(missing - freed)
+            self._taken -= freed
         if self._taken + wanted > limit:
             raise _no_room(self._runs, self._taken, wanted, limit)
+
+    async def _spare_shards(self, nbytes: float) -> int:
+        """Remove shards of our run that its reader does not want, those that came first before others, until so many bytes are free; returns how many are."""
+        shards = await asyncio.to_thread(_by_age, self._runs / self._own)
+        wanted: Container[str] = () if self.reader is None else self.reader.wanted()
+        spared, freed = list[Path](), 0
+        for path, size in shards:
+            if freed < nbytes and path.name not in wanted:
+                spared.append(path)
+                freed += size
+        if self.reader is not None:
+            self.reader.forget([path.name for path in spared])
+        for path in spared:  # at once: somebody may want it from the next moment on
+            path.unlink(missing_ok=True)
+        return freed
 
     def _clear_up(self) -> None:
         """Remove what a process that was killed has half written."""
@@ -86,7 +118,7 @@ def _no_room(runs: Path, held: int, wanted: int, limit: float) -> LocalError:
         "HP-DISK-005",
         "there is no room for the run's files",
         why=f"{held / MIB:,.0f} MiB of the {limit / MIB:,.0f} that all runs may take are taken, {wanted / MIB:,.1f} more are needed,"
-        " and no other run has left anything",
+        " and nothing can be spared",
         fix=f"allow more (hetpeer config set limits.files 100GiB), or remove what you do not need of {runs}",
         exit_code=ExitCode.TOO_SMALL,
     )
@@ -125,6 +157,15 @@ def make_room(runs: Path, own: str, nbytes: float) -> int:
 
 def _fetched(run: Path) -> Iterator[os.DirEntry[str]]:
     return (file for folder in FETCHED for file in _files(run / folder))
+
+
+def _by_age(run: Path) -> list[tuple[Path, int]]:
+    """Shards of a run with their sizes, the oldest first; none of a run that was made here, nor what is half written."""
+    if (run / "owner.key").exists():
+        return []
+    found = [(file.stat(follow_symlinks=False), Path(file)) for file in _files(run / "data")]
+    found.sort(key=lambda one: one[0].st_mtime_ns)
+    return [(path, stat.st_size) for stat, path in found if not path.name.startswith(".")]
 
 
 def _others(runs: Path, own: str) -> Iterator[Path]:

@@ -116,6 +116,10 @@ class Batches:
         """The tensors of a shard, mapped, after a look at its content. Raises `LocalError` HP-DATA-002."""
         return self._open(shard)
 
+    def forget(self) -> None:
+        """Map no file any more that may be gone: as long as it is mapped it takes its room."""
+        self._open.cache_clear()
+
     def _read(self, tensors: Arrays, piece: Piece) -> Arrays:
         if self.plan.kind == "text":
             return windows(tensors[TOKENS], piece.samples, self._length)

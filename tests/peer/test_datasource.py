@@ -31,7 +31,7 @@ from hetpeer.peer.training import datasource
 from hetpeer.peer.training.datasource import DataSource
 from hetpeer.peer.training.gate import DataGate
 from hetpeer.peer.training.preparing import RunFiles
-from hetpeer.peer.training.room import Room
+from hetpeer.peer.training.room import Room, taken
 from hetpeer.stages.data import arrays
 from hetpeer.stages.execution.routes import Hop
 from hetpeer.stages.graph.spec import TensorSpec
@@ -64,6 +64,7 @@ class Peers:
         self.folder = folder
         self.nodes: list[Node] = []
         self.tasks = TaskSet()
+        self.room = math.inf
 
     async def serving(self, name: str) -> tuple[Node, RunDirectory]:
         """A node that serves its own copy of the run."""
@@ -79,6 +80,7 @@ class Peers:
         self, *peers: Node, volunteers: tuple[Node, ...] = (), room: float = math.inf
     ) -> tuple[DataSource, Path]:
         """A source that may ask `peers` and `volunteers`, and the folder that it fills with no more than `room` bytes."""
+        self.room = room
         node = await self._start("volunteer")
         run = Home(self.folder / "home").run(self.author.signed)
         files = RunFiles(
@@ -86,7 +88,7 @@ class Peers:
             run,
             Council(run.signed, run.path),
             [peer.peer_id for peer in peers],
-            Room(run.path.parent, run.run_id, lambda: room),
+            Room(run.path.parent, run.run_id, lambda: self.room),
         )
         files.volunteers = tuple(peer.peer_id for peer in (node, *volunteers))
         specs = [self.author.block_spec(block) for block in run.manifest.blocks]
@@ -207,14 +209,68 @@ async def test_the_next_steps_shards_come_before_they_are_needed(peers: Peers) -
 @among_peers
 async def test_what_finds_no_room_ends_it_once_a_microbatch_needs_it_and_not_before(peers: Peers) -> None:
     bootstrap, _ = await peers.serving("bootstrap")
-    source, data = await peers.volunteer(bootstrap, room=0.0)
-    source.named(0, 0)
+    source, data = await peers.volunteer(bootstrap)
+    for number in range(6):
+        source.named(0, number)
+        await source.make_ready(0, number)
+    before, peers.room = names(data), taken(data.parent.parent)
     source.begun(0)
     assert source._ahead is not None
     await source._ahead
-    assert names(data) == set()
+    assert source._soon
+    assert names(data) == before, "what the ids at hand need stays"
+    peers.room = 0.0
     with pytest.raises(LocalError, match="HP-DISK-005"):
-        await source.make_ready(0, 0)
+        await source.make_ready(1, 0)
+
+
+@among_peers
+async def test_shards_that_nobody_needs_here_any_more_make_room(peers: Peers) -> None:
+    """A volunteer trains on more data than it has room for, and fetches again what it gave up."""
+    bootstrap, _ = await peers.serving("bootstrap")
+    source, data = await peers.volunteer(bootstrap)
+    plan, theirs, runs = peers.author.manifest.data_plan, peers.author.batches(), data.parent.parent
+    source.begun(0)
+    await source.make_ready(0, 0)
+    source.named(0, 0)
+    await source.make_ready(0, 1)
+    await source.make_ready(0, 2)
+    peers.room = taken(runs)  # less than two steps need
+    everything, given_up = {shard.name for shard in plan.train}, set[str]()
+    for step in range(1, 20):
+        source.begun(step)
+        for number in (0, 1):
+            source.named(step, number)
+            before = names(data)
+            await source.make_ready(step, number)
+            given_up |= before - names(data)
+            ours = source.microbatch(step, number)["label"]
+            assert ours.tobytes() == theirs.microbatch(step, number)["label"].tobytes()
+            assert taken(runs) <= peers.room
+    assert given_up == everything, "all of it was here once, and never at once"
+    assert not all(source.is_ready(0, number) for number in range(6)), "it knows what is gone"
+
+
+@among_peers
+async def test_a_place_without_data_needs_no_shard_and_whoever_made_the_run_gives_none_up(
+    peers: Peers,
+) -> None:
+    bootstrap, _ = await peers.serving("bootstrap")
+    source, data = await peers.volunteer(bootstrap)
+    source.named(0, 0)
+    await source.make_ready(0, 0)
+    source.close()
+    room, runs = source._files.room, data.parent.parent
+    peers.room = taken(runs)
+    key = data.parent / "owner.key"
+    key.touch()
+    with pytest.raises(LocalError, match="HP-DISK-005"):
+        async with room.for_file(1):
+            pass
+    key.unlink()
+    before = names(data)
+    async with room.for_file(1):
+        assert len(names(data)) == len(before) - 1, "no more than is needed"
 
 
 @among_peers

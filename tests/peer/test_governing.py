@@ -113,6 +113,18 @@ async def test_a_new_worker_is_one_short_hold(tmp_path: Path, monkeypatch: pytes
         assert made.daemon.wish is Wish.FINISH, "a hold would end it at once"
 
 
+async def test_a_device_that_no_worker_starts_on_is_taken_back(tmp_path: Path) -> None:
+    async with rig(tmp_path, Settings().changed("compute.device", "cuda:7", "")) as made:
+        assert not made.governing.keep_device(), "no worker has started on another"
+    async with rig(tmp_path) as made:
+        made.governing.computes_on("auto", "")
+        assert not made.governing.keep_device(), "it is that one which does not start"
+        made.set("compute.device", "cuda:7")
+        assert made.governing.keep_device()
+        told = made.governing.told["compute.device"]
+        assert (told.value, told.source) == ("auto", "the worker before")
+
+
 async def test_a_setting_that_cannot_be_changes_nothing(tmp_path: Path) -> None:
     async with rig(tmp_path) as made:
         with pytest.raises(LocalError, match="HP-CONF-003"):

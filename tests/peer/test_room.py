@@ -1,9 +1,11 @@
-"""Room for what is fetched of runs: what other runs left goes first, the oldest before others, and what nobody else has stays."""
+"""Room for what is fetched of runs: what other runs left goes first, the oldest before others, and what nobody else has stays.
+
+That shards of our own run go is test_datasource's."""
 
 import asyncio
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,22 @@ def runs(tmp_path: Path) -> Path:
     return runs
 
 
+class WantsAll:
+    """A reader that needs all shards of our run."""
+
+    def wanted(self) -> frozenset[str]:
+        return frozenset(f"{name}.shard" for name in "abcdef")
+
+    def forget(self, shards: Sequence[str]) -> None:
+        assert shards == []
+
+
+def limited(runs: Path, limit: Callable[[], float]) -> Room:
+    room = Room(runs, OWN, limit)
+    room.reader = WantsAll()
+    return room
+
+
 async def fetched(room: Room, runs: Path, name: str, nbytes: int) -> None:
     async with room.for_file(nbytes):
         reference = FileRef(name=name, bytes=nbytes, blake3="0" * 64)
@@ -60,7 +78,7 @@ async def test_what_the_oldest_left_goes_first_and_its_evidence_never(
     runs: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     total = taken(runs)
-    room = Room(runs, OWN, lambda: total + 2 * KIB)
+    room = limited(runs, lambda: total + 2 * KIB)
     await fetched(room, runs, "c.shard", 2 * KIB)
     assert len(left(runs / OLDER)) == 7, "it fits"
     assert caplog.text == ""
@@ -88,7 +106,7 @@ async def test_what_the_oldest_left_goes_first_and_its_evidence_never(
 
 
 async def test_files_that_are_on_their_way_count(runs: Path) -> None:
-    room = Room(runs, OWN, lambda: taken_at_first + 10 * KIB)
+    room = limited(runs, lambda: taken_at_first + 10 * KIB)
     make_room(runs, OWN, math.inf)
     taken_at_first = taken(runs)
     async with room.for_file(6 * KIB):
@@ -101,7 +119,7 @@ async def test_files_that_are_on_their_way_count(runs: Path) -> None:
 async def test_one_that_did_not_come_takes_no_room_and_a_limit_may_be_raised(runs: Path) -> None:
     make_room(runs, OWN, math.inf)
     limit = float(taken(runs) + 4 * KIB)
-    room = Room(runs, OWN, lambda: limit)
+    room = limited(runs, lambda: limit)
     for _ in range(3):
         with pytest.raises(ConnectionError):
             async with room.for_file(3 * KIB):
