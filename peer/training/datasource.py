@@ -73,7 +73,7 @@ class DataSource:
                 await asyncio.sleep(RETRY_S)
             self._full = None
             await self._bring(self._plan.shards(step, number))
-            if self._full is not None and self._wants_less(step):
+            if self._full is not None and await self._want_less(step):
                 self._full = None
                 await self._bring(self._plan.shards(step, number))
             if self.is_ready(step, number):
@@ -137,10 +137,14 @@ class DataSource:
         )
         return frozenset(shard.name for shard in (*named, *self._soon, *self._held_out())) | set(self._coming)
 
-    def _wants_less(self, step: int) -> bool:
+    async def _want_less(self, step: int) -> bool:
         """Want nothing but what ids of this step need, as there is no room for it; False: that is so already."""
-        before, self._soon = self.wanted(), ()
-        self._named = {step: self._named.get(step, set())}
+        before = self.wanted()
+        if self._ahead is not None:
+            self._ahead.cancel()
+        if self._coming:
+            await asyncio.wait(self._coming.values())
+        self._soon, self._named = (), {step: self._named.get(step, set())}
         return self.wanted() != before
 
     def forget(self, shards: Sequence[str]) -> None:

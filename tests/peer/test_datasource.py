@@ -236,7 +236,7 @@ async def test_shards_that_nobody_needs_here_any_more_make_room(peers: Peers) ->
     await source.make_ready(0, 1)
     await source.make_ready(0, 2)
     peers.room = taken(runs)  # less than two steps need
-    everything, given_up = {shard.name for shard in plan.train}, set[str]()
+    given_up = set[str]()
     for step in range(1, 20):
         source.begun(step)
         for number in (0, 1):
@@ -247,7 +247,7 @@ async def test_shards_that_nobody_needs_here_any_more_make_room(peers: Peers) ->
             ours = source.microbatch(step, number)["label"]
             assert ours.tobytes() == theirs.microbatch(step, number)["label"].tobytes()
             assert taken(runs) <= peers.room
-    assert given_up == everything, "all of it was here once, and never at once"
+    assert len(given_up) > 3 * len(names(data))
     assert not all(source.is_ready(0, number) for number in range(6)), "it knows what is gone"
 
 
