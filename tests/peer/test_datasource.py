@@ -229,7 +229,7 @@ async def test_shards_that_nobody_needs_here_any_more_make_room(peers: Peers) ->
     """A volunteer trains on more data than it has room for, and fetches again what it gave up."""
     bootstrap, _ = await peers.serving("bootstrap")
     source, data = await peers.volunteer(bootstrap)
-    plan, theirs, runs = peers.author.manifest.data_plan, peers.author.batches(), data.parent.parent
+    theirs, runs = peers.author.batches(), data.parent.parent
     source.begun(0)
     await source.make_ready(0, 0)
     source.named(0, 0)
