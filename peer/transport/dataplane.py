@@ -193,8 +193,9 @@ class DataPlane:
         if link.rate:
             self._book.measured(link.peer_id, link.rate, link.trip_s)
         links = self._outgoing.values()
-        busy, arrived = sum(one.is_busy for one in links), sum(one.arrived for one in links)
-        self._book.outflow.look(time.monotonic(), busy, arrived)
+        busy, arrived = [one for one in links if one.is_busy], sum(one.arrived for one in links)
+        waiting, trip_s = sum(one.waiting for one in busy), max((one.trip_s for one in busy), default=0.0)
+        self._book.outflow.look(time.monotonic(), len(busy), arrived, waiting, trip_s)
 
     def link_pressed(self, peer: str, blocks: int | None) -> None:
         self._owner.link_pressed(peer, blocks)

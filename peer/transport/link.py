@@ -90,6 +90,11 @@ class Link:
         return sum(lane.outbox.arrived for lane in self._lanes)
 
     @property
+    def waiting(self) -> int:
+        """Bytes of payload that it has not."""
+        return sum(lane.outbox.nbytes for lane in self._lanes)
+
+    @property
     def rate(self) -> float:
         """Bytes/s at which they arrive, as the peer says; 0: it does not say."""
         return max(lane.rate for lane in self._lanes)
@@ -170,9 +175,8 @@ class Link:
                 parcel = loaded
             self._next_lane().send(parcel)
         frames = sum(len(lane.outbox) for lane in self._lanes)
-        nbytes = sum(map(_under_way, self._lanes))
         self._owner.link_moved(self)
-        if self._pressure.judge(self._queue.pools, frames, nbytes, self.rate):
+        if self._pressure.judge(self._queue.pools, frames, self.waiting, self.rate):
             self._owner.link_pressed(self.peer_id, self._pressure.held)
 
     def _next_lane(self) -> Channel:
@@ -222,4 +226,4 @@ class Link:
 
 def _under_way(lane: Channel) -> int:
     """Bytes that are not acknowledged."""
-    return sum(parcel.nbytes for _, parcel in lane.outbox)
+    return lane.outbox.nbytes
