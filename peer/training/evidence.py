@@ -25,6 +25,9 @@ class Evidence:
         self._peer = identity.peer_id
         self._log = EventLog(home.events_path(run), identity)
         self._found_in: e.StepId | None = None
+        self._most = len(run.manifest.blocks)
+        """Lines on leftovers of a step: for one of each block a coordinator always has room (bootstrap/volunteerlogs)."""
+        self._lines = 0
         self._found: set[tuple[str, int, int]] = set()
         """(sender, border, id) of leftovers that are written down for that step."""
 
@@ -56,13 +59,16 @@ class Evidence:
         ]
 
     def found(self, step: e.StepId, incarnation: int, sender: str, found: Leftover) -> list[str]:
-        """Write down which microbatches the task board showed us; returns the line, unless all are there already."""
+        """Write down which microbatches the task board showed us; returns the line, unless all are there already, or so many lines that somebody shows us more and more
+        of them to fill our log.
+        """
         if step != self._found_in:
-            self._found_in, self._found = step, set()
+            self._found_in, self._found, self._lines = step, set(), 0
         fresh = [number for number in found.ids if (sender, found.border, number) not in self._found]
         self._found.update((sender, found.border, number) for number in fresh)
-        if not fresh:
+        if not fresh or self._lines == self._most:
             return []
+        self._lines += 1
         return [
             self._log.append(
                 {

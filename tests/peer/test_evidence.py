@@ -55,7 +55,8 @@ class Volunteer:
         for _ in range(count):
             self._written += 1
             found = Leftover(border=0, ids=(self._written,))
-            (line,) = self.evidence.found(STEP, self.incarnation, "somebody", found)
+            step = StepId(STEP.line, self._written)
+            (line,) = self.evidence.found(step, self.incarnation, "somebody", found)
             for coordinator in coordinators:
                 coordinator.append(line)
 
@@ -157,3 +158,13 @@ def test_a_line_that_is_not_ours_is_refused(run: RunDirectory, identity: Identit
     for last in ("x", sign_event({"incarnation": 1}, stranger), sign_event({"incarnation": ""}, identity)):
         with pytest.raises(ProtocolError):
             volunteer.evidence.after(last)
+
+
+def test_whoever_shows_one_leftover_after_the_other_fills_no_log(
+    tmp_path: Path, run: RunDirectory, identity: Identity
+) -> None:
+    """In one step; a coordinator that is told more than there can be to say drops whoever tells it."""
+    blocks, evidence = len(run.manifest.blocks), Evidence(Home(tmp_path), run, identity)
+    for step in (STEP, StepId(STEP.line, 1)):
+        told = [evidence.found(step, 1, "somebody", Leftover(border=0, ids=(n,))) for n in range(9 * blocks)]
+        assert [len(lines) for lines in told] == [1] * blocks + [0] * 8 * blocks
