@@ -5,6 +5,7 @@ Everything is made in a folder beside the target and renamed at the end: the run
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -15,10 +16,11 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel
 
+from hetpeer.bootstrap.amendment import Coordinators
 from hetpeer.bootstrap.author import LOSS, Author, absolute_reference, build_objective
 from hetpeer.bootstrap.datasets import absolute_data, write_data
 from hetpeer.bootstrap.files import atomic_write, disk_errors, sync_folder
-from hetpeer.bootstrap.manifest import Manifest, public_bytes, sign, validated
+from hetpeer.bootstrap.manifest import Manifest, Name, public_bytes, sign, validated
 from hetpeer.bootstrap.rundir import FOLDERS, RunDirectory
 from hetpeer.bootstrap.settings import (
     AdmissionSettings,
@@ -40,6 +42,8 @@ Fields = dict[str, Any]
 class _Asked(BaseModel):
     """What is used before there is a manifest that could be checked."""
 
+    name: Name
+    coordinators: Coordinators
     seed: Count
     sequence_length: Positive
 
@@ -69,13 +73,18 @@ def create_run(
     HP-RUN-001 (a setting), HP-DISK-*; then nothing is left at `directory`.
     """
     training = training or TrainingSettings()
-    validated(_Asked, {"seed": seed, "sequence_length": sequence_length})
     author = Author(
         model=absolute_reference(model),
         loss=None if loss is None else absolute_reference(loss, LOSS),
         data=absolute_data(data),
     )
     with made_beside(directory) as folder:
+        asked: Fields = {
+            "name": name or name_of(directory),
+            "coordinators": [Identity.create(folder / "identity.key").peer_id, *reliable],
+            "seed": seed,
+        }
+        validated(_Asked, {**asked, "sequence_length": sequence_length})
         for part in FOLDERS:
             (folder / part).mkdir()
         decided: Fields = {
@@ -87,19 +96,23 @@ def create_run(
         built = build_objective(author.model, author.loss, seed, example)
         owner_key = _write_owner_key(folder)
         fields: Fields = {
-            "name": name or directory.resolve().name.lower(),
+            **asked,
             **decided,
             "links": (links or LinkSettings()).model_dump(),
             "averaging": averaging and averaging.model_dump(),
             "admission": (admission or AdmissionSettings()).model_dump(),
             "trust": (trust or TrustSettings()).model_dump(),
             "owner": public_bytes(owner_key),
-            "coordinators": [Identity.create(folder / "identity.key").peer_id, *reliable],
             **ship(folder, built, example, training, stages),
         }
         atomic_write(folder / "manifest.hetpeer", sign(validated(Manifest, fields), owner_key))
         atomic_write(folder / "author.json", author.model_dump_json(indent=1).encode() + b"\n")
     return RunDirectory.open(directory)
+
+
+def name_of(directory: Path) -> str:
+    """The name of a run that is made there, where its author gives none: the folder's, as far as names may have its letters."""
+    return re.sub(r"[^a-z0-9._-]+", "-", directory.resolve().name.lower()).strip("._-")[:64] or "run"
 
 
 @contextmanager

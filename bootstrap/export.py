@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from hetpeer.stages.execution import state
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+BYTES = 256
+"""Values of a token of text."""
 FIELDS = ("step", "cluster", "batch", "loss", "norm", "seconds", "term", "view", "plan")
 """What of a commit goes into metrics.jsonl, where the log has it."""
 
@@ -78,7 +81,7 @@ def generate(directory: Path, prompt: str, *, tokens: int, temperature: float, s
         )
     model = _load_model(run)
     generator = torch.Generator().manual_seed(seed)
-    context = list(prompt.encode()) or list(b"\n")
+    context = list(os.fsencode(prompt)) or list(b"\n")
     for _ in range(tokens):
         window = torch.tensor([context[-run.manifest.data.tokens_per_sample :]])
         with torch.no_grad():
@@ -100,7 +103,7 @@ def _logits(model: nn.Module, window: Tensor) -> Tensor:
         raise _no_logits(f"{type(error).__name__}: {error}") from error
     if logits.dim() != 1 or logits.isnan().any():
         raise _no_logits(f"for the last one it gives {list(logits.shape)} numbers, or some that are NaN")
-    return logits
+    return logits[:BYTES]  # a model may have more outputs than text has values
 
 
 def _no_logits(why: str) -> LocalError:

@@ -35,6 +35,11 @@ class Pace:
         """It was somebody's doing, if a step is committed without that one; and what ran out before was not too short."""
         self._blamed = True
 
+    def found(self) -> None:
+        """It was somebody's doing: what had got stuck is counted since it goes another way. What ran out was not too short."""
+        if self._before is not None:
+            self._factor, self._before = self._before, None
+
     def committed(self) -> None:
         """A step was committed."""
         if self._blamed and self._before is not None:

@@ -10,13 +10,16 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import pairwise
 from types import MappingProxyType
+from zlib import crc32
 
 from hetpeer.averaging.messages import Task
 from hetpeer.bootstrap.lines import Lines
 from hetpeer.stages.execution.routes import Hop, Roster, Route, cheapest_path, splice, stands
 
-DETOUR = 3.0
-"""How much dearer a peer is where an id has got stuck before."""
+BEEN, IDLE = 1e4, 5e3
+"""How much dearer a peer is each time that an id has gone there and got stuck; and one that has counted nothing of the step, where others have."""
+MIXED = 100.0
+"""Ids that get stuck go so different ways that some get by whoever holds them up: then who counts nothing is known."""
 UNDER_WAY = 4
 """So many ids a peer may have begun already: they stay where they are."""
 LOOKS = 512
@@ -116,8 +119,8 @@ class Assignments:
         self._routes = assign_routes(ids, roster, blocks, speeds, lines, limits, apart)
         self.taken: Counter[str] = Counter()
         """Peer → how many ids go another way now, because nothing came of them where it was to do them."""
-        self._been: dict[int, set[str]] = {i: {hop.peer for hop in way} for i, way in self._routes.items()}
-        """Who is or was on the way of each id."""
+        self._been = {i: Counter(hop.peer for hop in way) for i, way in self._routes.items()}
+        """Who is or was on the way of each id, and how often it was sent there."""
         self._attempts: dict[int, int] = {}
         self._stalled: set[int] = set()
         self._hedged: set[int] = set()
@@ -257,14 +260,14 @@ class Assignments:
     def stuck(self, undone: set[int]) -> None:
         """`undone` made no progress for too long: what was so the last time, too, goes another way from now on."""
         again, self._stalled = undone & self._stalled, undone
-        for microbatch in again:
-            self._goes(microbatch, self._detour(microbatch))
+        for microbatch, way in self._detours(again).items():
+            self._goes(microbatch, way)
 
     def hedge(self, last: set[int]) -> set[int]:
         """Choose another way for `last`, once for each id; returns those for which there is one."""
         fresh = last - self._hedged
         self._hedged |= fresh
-        other = {i: way for i in fresh if (way := self._detour(i)) != self._routes[i]}
+        other = self._detours(fresh)
         for microbatch, way in other.items():
             self._goes(microbatch, way)
         return set(other)
@@ -301,8 +304,40 @@ class Assignments:
         self._routes[microbatch] = way
         self._been[microbatch].update(hop.peer for hop in way)
 
-    def _detour(self, microbatch: int) -> Route:
-        """Another way for an id that got stuck on the one it has, if there is one."""
-        route = self._routes[microbatch]
-        cost = {hop.peer: DETOUR for hop in route} | dict.fromkeys(self._limits, LAST)
-        return _around(self._roster, 0, self._blocks, cost, self._apart) or route
+    def _detours(self, ids: set[int]) -> dict[int, Route]:
+        """Other ways for ids that got stuck, where there are some: past everybody on their ways so far, then past who counts nothing, then each its own way."""
+        if not ids:
+            return {}
+        cost, idle = self._costs(), self._idle()
+        found = {}
+        for microbatch in sorted(ids):
+            been = self._been[microbatch]
+            price = {
+                peer: cost[peer]
+                + BEEN * been[peer]
+                + IDLE * (peer in idle)
+                + MIXED * _chance(microbatch, peer)
+                for peer in cost
+            }
+            way = _around(self._roster, 0, self._blocks, price, self._apart)
+            if way is not None and way != self._routes[microbatch]:
+                found[microbatch] = way
+        return found
+
+    def _idle(self) -> set[str]:
+        """Who counts nothing at any of its blocks, though somebody counts something there."""
+        counted = {
+            block: {self._counted(block, microbatch) for microbatch in self._routes}
+            for block in range(self._blocks)
+        }
+        return {
+            peer
+            for peer, (begin, end) in self._roster.items()
+            if all(peer not in counted[block] for block in range(begin, end))
+            and any(counted[block] - {None} for block in range(begin, end))
+        }
+
+
+def _chance(microbatch: int, peer: str) -> float:
+    """A number in [0, 1) for each pair, the same everywhere."""
+    return crc32(f"{microbatch} {peer}".encode()) / 2**32

@@ -180,6 +180,8 @@ class CoordinatedStep:
         return self.advance(now)
 
     def _counted(self, now: float) -> None:
+        if self.stalls and self._ways.taken:
+            self._pace.found()
         self.stalls = 0
         self._lull.over(now)
 

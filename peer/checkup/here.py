@@ -23,6 +23,7 @@ from hetpeer.peer.daemon import systemd
 from hetpeer.peer.home import Home
 from hetpeer.peer.lifecycle import open_many
 from hetpeer.stages.execution import device
+from hetpeer.stages.execution.arena import no_shared_memory
 
 PACKAGES = ("hetpeer", "torch", "hivemind")
 PROBE_BYTES = 1 << 20
@@ -61,12 +62,7 @@ def shared_memory() -> Verdict:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise LocalError(
-            "HP-SYS-004",
-            "no memory can be shared between daemon and compute worker",
-            why=f"memfd_create: {error.strerror}",
-            fix="allow it in the sandbox or container that this runs in",
-        ) from error
+        raise no_shared_memory(error) from error
     return "daemon and compute worker can share it"
 
 

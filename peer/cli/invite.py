@@ -11,6 +11,7 @@ import typer
 
 from hetpeer.peer.cli.options import plain
 
+VOUCHER = "7d"
 WHITE_ON_BLACK, AS_BEFORE = "\x1b[97;40m", "\x1b[0m"
 
 
@@ -38,8 +39,11 @@ def invite(
         ),
     ] = None,
     expires: Annotated[
-        str, typer.Option(metavar="TIME", help="How long the voucher is good: 12h, 7d. [default: 7d]")
-    ] = "7d",
+        str | None,
+        typer.Option(
+            metavar="TIME", show_default=False, help="How long the voucher is good: 12h, 7d. [default: 7d]"
+        ),
+    ] = None,
     qr: Annotated[bool, typer.Option("--qr", help="Draw it as a QR code, too.")] = False,
 ) -> None:
     """Print the invite to a run: what others give to hetpeer join."""
@@ -51,12 +55,20 @@ def invite(
 
     more = [parse_address(text) for text in bootstrap or ()]
     run = RunDirectory.open(directory)
+    invited = run.manifest.admission.policy == "invited"
+    if uses is not None and not invited:
+        raise typer.BadParameter(
+            f"--uses is for runs that take invited peers only: anybody may join {run.manifest.name} (hetpeer init --admission invited)"
+        )
+    if expires is not None and uses is None:
+        raise typer.BadParameter("--expires is of a voucher: say --uses, too")
     voucher = b""
     if uses is not None:
+        expires = expires or VOUCHER
         signed = new_voucher(run.run_id, uses, int(time.time() + parse_duration(expires)))
         voucher = sign_voucher(signed, run.owner_key())
         typer.echo(f"voucher {signed.serial}: for {uses} peers, {expires} from now", err=True)
-    elif run.manifest.admission.policy == "invited":
+    elif invited:
         typer.echo("this run takes invited peers only: without --uses the link admits nobody new", err=True)
     link = str(kept_invite(run, more, voucher))
     if qr:

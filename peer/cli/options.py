@@ -10,13 +10,13 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO, TypeVar
 
 import typer
 
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.errors import ExitCode, HetpeerError, LocalError
 from hetpeer.peer.console import show_from
 from hetpeer.peer.logs.formats import JsonFormatter, PlainFormatter
 
@@ -170,6 +170,18 @@ def standing_here(home: Path | None) -> Standing | None:
     except LocalError as error:
         logging.getLogger(__name__).debug("%s", error)
         return None
+
+
+async def watching(look: Callable[[], Awaitable[None]], every_s: float) -> None:
+    """Look again and again: what goes wrong is said, and may be mended the next time. Never returns."""
+    import asyncio
+
+    while True:
+        try:
+            await look()
+        except HetpeerError as error:
+            print(error.line(), file=sys.stderr)
+        await asyncio.sleep(every_s)
 
 
 def run_loop(work: Coroutine[Any, Any, T]) -> T:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import enum
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetpeer.peer.cli.options import BootstrapOption, HomeOption, JsonOption, asked, run_loop
+from hetpeer.peer.cli.options import BootstrapOption, HomeOption, JsonOption, asked, run_loop, watching
 
 if TYPE_CHECKING:
     from hetpeer.peer.arrival.invites import Destination
@@ -169,24 +168,16 @@ def _only(where: str, there: bool, options: Mapping[str, object]) -> None:
 
 
 async def _look(goal: Destination, *, watch: bool, as_json: bool) -> None:
-    import asyncio
-
-    from hetpeer.dht.errors import LocalError
     from hetpeer.peer.planning.predicting import predict
     from hetpeer.peer.watching.status import observing
 
     async with observing(goal) as onlooker:
-        while True:
-            try:
-                found = predict(onlooker.signed, await onlooker.adverts())
-                print(json.dumps(found.document()) if as_json else "\n".join(_lines(found)), flush=True)
-            except LocalError as error:
-                if not watch:
-                    raise
-                print(error.line(), file=sys.stderr)
-            if not watch:
-                return
-            await asyncio.sleep(WATCH_S)
+
+        async def look() -> None:
+            found = predict(onlooker.signed, await onlooker.adverts())
+            print(json.dumps(found.document()) if as_json else "\n".join(_lines(found)), flush=True)
+
+        await (watching(look, WATCH_S) if watch else look())
 
 
 def _lines(found: Prediction) -> Iterator[str]:

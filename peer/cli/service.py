@@ -39,12 +39,13 @@ def register(app: typer.Typer) -> None:
 def install(
     *,
     options: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
-            metavar="OPTION...",
+            metavar="[OPTION]...",
+            show_default=False,
             help="As of `hetpeer join`: --bootstrap ADDR and so on; or `bootstrap DIR ...`, as of `hetpeer bootstrap`.",
         ),
-    ],
+    ] = None,
     home: HomeOption = None,
 ) -> None:
     """Start a volunteer now and at each login, with the options of `hetpeer join`; or with `bootstrap DIR ...` a reliable
@@ -57,15 +58,16 @@ def install(
 
     where = (home or default_home()).absolute()
     place = ("--home", str(where))
-    if options[0] == "bootstrap":
-        words = [*place, *options[1:]]
+    given = options or []
+    if given[:1] == ["bootstrap"]:
+        words = [*place, *given[1:]]
         directory = check(bootstrap.register, "bootstrap", words)["directory"]  # now, and not in a log
         words = [str(Path(word).absolute()) if Path(word) == directory else word for word in words]
         folder = Home(where).rendezvous if directory is None else directory
         _install([*COMMAND, "bootstrap", *words], systemd.serving(folder))
         typer.echo(f"how it is: hetpeer status --home {folder.absolute()}")
         return
-    words = [*place, *options]
+    words = [*place, *given]
     check(join.register, "join", words)
     for layer in of_environment(os.environ):
         typer.echo(f"{layer.source} is of this shell and not of the service: hetpeer config set", err=True)
@@ -79,6 +81,14 @@ def _install(command: Sequence[str], unit: Unit) -> None:
     typer.echo(f"installed {systemd.unit_path(unit)}")
     if not systemd.lingers():
         typer.echo("it stops when you log out; to keep it: loginctl enable-linger", err=True)
+
+
+@commands.command()
+def start(folder: Folder = None) -> None:
+    """Start it again, after `hetpeer stop` or `finish`, or anew, with another version of hetpeer."""
+    from hetpeer.peer.daemon import systemd
+
+    systemd.start(_unit(folder))
 
 
 @commands.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from hetpeer.peer.cli.options import (
     plain,
     run_loop,
     standing_here,
+    watching,
 )
 from hetpeer.peer.cli.status_text import lines, own_lines, tables
 
@@ -67,18 +69,16 @@ def status(
 
 
 async def _write_down(goal: Destination, *, watch: bool, as_json: bool) -> None:
-    import asyncio
-
     from hetpeer.peer.planning.inventory import inventory
     from hetpeer.peer.watching.status import observing
 
     async with observing(goal) as onlooker:
-        while True:
+
+        async def look() -> None:
             found = inventory(onlooker.signed.manifest, await onlooker.adverts())
             print(json.dumps(found.document()) if as_json else "\n".join(found.lines()), flush=True)
-            if not watch:
-                return
-            await asyncio.sleep(WATCH_S)
+
+        await (watching(look, WATCH_S) if watch else look())
 
 
 def _identity(home: Path | None) -> str:
@@ -87,7 +87,7 @@ def _identity(home: Path | None) -> str:
     from hetpeer.peer.home import default_home
 
     key = (home or default_home()) / "identity.key"
-    return Identity.load(key).peer_id if key.exists() else ""
+    return Identity.load(key).peer_id if os.path.lexists(key) else ""
 
 
 async def _look(
@@ -98,24 +98,26 @@ async def _look(
     watch: bool,
     as_json: bool,
 ) -> None:
-    import asyncio
-
     from hetpeer.peer.watching.status import observing
 
     async with observing(goal, identity) as onlooker:
-        if not watch:
+
+        async def look() -> None:
             _show(await onlooker.status(), own(), as_json)
+
+        if not watch:
+            await look()
         elif as_json or plain(sys.stdout):
-            while True:
-                _show(await onlooker.status(), own(), as_json)
-                await asyncio.sleep(WATCH_S)
+            await watching(look, WATCH_S)
         else:
             from rich.live import Live
 
-            with Live(tables(await onlooker.status(), own()), screen=False, auto_refresh=False) as live:
-                while True:
-                    await asyncio.sleep(WATCH_S)
+            with Live(screen=False, auto_refresh=False) as live:
+
+                async def redraw() -> None:
                     live.update(tables(await onlooker.status(), own()), refresh=True)
+
+                await watching(redraw, WATCH_S)
 
 
 def _show(found: SwarmStatus, own: Standing | None, as_json: bool) -> None:

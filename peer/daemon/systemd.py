@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from blake3 import blake3
 
@@ -67,14 +68,21 @@ TimeoutStopSec=90
 WatchdogSec=120
 KillMode=mixed
 Nice={nice}
-
+{environment}
 [Install]
 WantedBy=default.target
 """
 
 
-def unit_text(command: Sequence[str], unit: Unit = VOLUNTEER) -> str:
-    """The text of `unit`, which runs `command`, which waits for the network as long as it takes. Pure."""
+FOLDERS = ("XDG_STATE_HOME", "XDG_CONFIG_HOME")
+"""Where a home and its settings are looked for, which a shell may know and a service not."""
+
+
+def unit_text(
+    command: Sequence[str], unit: Unit = VOLUNTEER, environment: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """The text of `unit`, which runs `command` with FOLDERS as `environment` has them; it waits for the network as long as it takes. Pure."""
+    folders = [f"{name}={environment[name]}" for name in FOLDERS if environment.get(name)]
     return _TEXT.format(
         command=" ".join(map(_quoted, command)),
         in_vain=" ".join(str(int(code)) for code in IN_VAIN),
@@ -82,6 +90,7 @@ def unit_text(command: Sequence[str], unit: Unit = VOLUNTEER) -> str:
         description=unit.description,
         again_s=unit.again_s,
         nice=unit.nice,
+        environment="".join(f"Environment={_escaped(one)}\n" for one in folders),
     )
 
 
@@ -97,9 +106,15 @@ def install(command: Sequence[str], unit: Unit = VOLUNTEER) -> None:
     _systemctl("daemon-reload")  # where there is no systemd nothing is left behind
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(path, unit_text(command, unit).encode())
+    atomic_write(path, unit_text(command, unit, os.environ).encode())
     _systemctl("daemon-reload")
     _systemctl("enable", unit.name)
+    start(unit)
+
+
+def start(unit: Unit = VOLUNTEER) -> None:
+    """Have it run, anew if it does. Raises `LocalError` HP-SVC-001, HP-SVC-002."""
+    _installed(unit)
     _systemctl("restart", "--no-block", unit.name)  # it is ready once the network is joined
 
 
@@ -181,7 +196,12 @@ def _no_systemd(why: str) -> LocalError:
 
 def _quoted(word: str) -> str:
     """One word of a command line in a unit: nothing in it is expanded."""
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return _escaped(word).replace("$", "$$")
+
+
+def _escaped(word: str) -> str:
+    """One word in a unit."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return '"' + escaped.replace("\n", "\\n") + '"'
 
 

@@ -118,17 +118,39 @@ class SharedMemory:
             self._map.close()
 
 
+def _shared(capacity: int) -> SharedMemory:
+    """New memory of so many bytes. Raises OSError, and nothing is left then."""
+    fd = os.memfd_create("hetpeer-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, capacity)
+        # A worker gone wild can then not shrink the file under the daemon, which would die of SIGBUS.
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        return SharedMemory(fd)
+    except OSError:
+        os.close(fd)
+        raise
+
+
+def no_shared_memory(error: OSError) -> LocalError:
+    """HP-SYS-004."""
+    return LocalError(
+        "HP-SYS-004",
+        "no memory can be shared between daemon and compute worker",
+        why=f"the system gives none: {error.strerror}",
+        fix="allow memfd_create in the sandbox or container that this runs in, and enough address space (ulimit -v); or offer less, --ram-limit",
+    )
+
+
 class Arena:
     """The daemon's side: a memfd and what is allocated in it."""
 
     def __init__(self, capacity: int) -> None:
-        """`capacity` in bytes, rounded up to whole pages. Sparse: costs no memory until it is written to."""
+        """`capacity` in bytes, rounded up to whole pages. Sparse: costs no memory until it is written to. Raises `LocalError` HP-SYS-004."""
         capacity = _round_up(capacity, mmap.PAGESIZE)
-        fd = os.memfd_create("hetpeer-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(fd, capacity)
-        # A worker gone wild can then not shrink the file under the daemon, which would die of SIGBUS.
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        self.memory = SharedMemory(fd)
+        try:
+            self.memory = _shared(capacity)
+        except OSError as error:
+            raise no_shared_memory(error) from error
         self._free = FreeList(capacity)
         self._taken: dict[Extent, int] = {}  # reserved bytes: the extent's size rounded up
         self._used = 0

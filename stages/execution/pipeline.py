@@ -32,6 +32,9 @@ from hetpeer.stages.execution.schedule import Reach, Schedule, Work
 from hetpeer.stages.execution.slots import SlotBook
 from hetpeer.stages.execution.taskbook import Status, Task, TaskBook
 
+OFTEN = 4
+"""Attempts of an id before which any other gives way that waits."""
+
 
 class Pipeline:
     """One step at one holder. `me` is our peer id, `roster` the active holders, `microbatches` M of the step, `bench` the worker's
@@ -145,9 +148,24 @@ class Pipeline:
         task = Task(key, route, attempt, upstream, train=microbatch < self._microbatches, source=source)
         self._tasks.enter(task)
         # what is done once more is rationed by the coordinator: the window is for what waits in the pipeline
-        counts = task.train and not check
-        self._schedule.ready_forward(key, Reach(blocks_left(route), len(route) - 1), train=counts)
-        return self._dispatch()
+        counts, reach = task.train and not check, Reach(blocks_left(route), len(route) - 1)
+        self._schedule.ready_forward(key, reach, train=counts, attempt=attempt)
+        way = self._make_way(attempt) if counts and attempt and not self._schedule.has_room(reach) else []
+        return way + self._dispatch()
+
+    def _make_way(self, attempt: int) -> list[Effect]:
+        """A task was handed out again because nothing moves, and there is no room for it here: one that waits for its gradient gives way, which was handed out less
+        often, most likely to others meanwhile. Or who holds those up would hold up all whose rooms they fill. The gradient of one that gives way, should it come after all, is
+        of no use; whoever was handed out OFTEN is worth that.
+        """
+        stuck = [task for task in self._tasks.waiting() if task.attempt < attempt or attempt >= OFTEN]
+        if not stuck:
+            return []
+        task = min(stuck, key=lambda task: task.attempt)
+        self._tasks.remove(task.key)
+        self._onward.done(task.key)
+        self._schedule.finished(task.key)
+        return [ForgetGraph(task.key), *task.release_source()]
 
     def _repeated(
         self, task: Task, route: Route, attempt: int, upstream: str | None, source: Handle | None
@@ -159,6 +177,7 @@ class Pipeline:
             effects.append(SendGradient(task.key.id, upstream, task.key.begin, task.input_gradient))
         if attempt > task.attempt:
             task.attempt = attempt
+            self._schedule.again(task.key, attempt)
             self._urged = True
             self._outputs.reroute(task, rest_of(route, task.end))
             if task.output is not None:

@@ -10,6 +10,7 @@ Evaluation forwards leave nothing behind and are not counted.
 
 from __future__ import annotations
 
+import bisect
 from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Generic, NamedTuple, TypeVar
@@ -37,13 +38,23 @@ class Work(NamedTuple, Generic[Key]):
     backward: bool
 
 
+class _Forward(NamedTuple, Generic[Key]):
+    """One that is ready."""
+
+    key: Key
+    reach: Reach
+    train: bool
+    attempt: int
+
+
 class Schedule(Generic[Key]):
     """Ready work of one step, in the order in which it is to be done."""
 
     def __init__(self, may_begin: Callable[[Reach], bool] | None = None) -> None:
         """`may_begin`: whether one more forward so far from the loss may wait for its gradient; None: by the depth of 1F1B."""
         self._may_begin = may_begin or (lambda reach: self.in_flight(reach) < shortest(reach.hops_after))
-        self._forwards: deque[tuple[Key, Reach, bool]] = deque()
+        self._forwards: list[_Forward[Key]] = []
+        """The latest attempts first: what they take the place of may be waited for by nobody."""
         self._backwards: deque[Key] = deque()
         self._in_flight: dict[Key, Reach] = {}
         """Forwards that wait for their gradient."""
@@ -53,22 +64,30 @@ class Schedule(Generic[Key]):
         """Nothing is begun any more."""
         self._closed = True
 
-    def ready_forward(self, key: Key, reach: Reach, *, train: bool) -> None:
+    def ready_forward(self, key: Key, reach: Reach, *, train: bool, attempt: int = 0) -> None:
         """`key`'s input is here."""
-        self._forwards.append((key, reach, train))
+        bisect.insort_right(
+            self._forwards, _Forward(key, reach, train, attempt), key=lambda one: -one.attempt
+        )
 
     def moved(self, key: Key, hops_after: int) -> None:
         """`key` goes another way, with so many hops after this one."""
         if key in self._in_flight:
             self._in_flight[key] = self._in_flight[key]._replace(hops_after=hops_after)
-        self._forwards = deque(
-            (other, reach._replace(hops_after=hops_after) if other == key else reach, train)
-            for other, reach, train in self._forwards
-        )
+        self._forwards = [
+            one._replace(reach=one.reach._replace(hops_after=hops_after)) if one.key == key else one
+            for one in self._forwards
+        ]
+
+    def again(self, key: Key, attempt: int) -> None:
+        """`key`, if it is not begun, is handed out again."""
+        for one in [one for one in self._forwards if one.key == key]:
+            self.withdraw(key)
+            self.ready_forward(key, one.reach, train=one.train, attempt=attempt)
 
     def withdraw(self, key: Key) -> None:
         """The forward of `key`, which was not begun, is not to be done here."""
-        self._forwards = deque(entry for entry in self._forwards if entry[0] != key)
+        self._forwards = [one for one in self._forwards if one.key != key]
 
     def ready_backward(self, key: Key) -> None:
         """`key`'s output gradient is here (or it ended in the loss)."""
@@ -82,6 +101,10 @@ class Schedule(Generic[Key]):
         """Forwards within `reach` that wait for their gradient."""
         return sum(other.within(reach) for other in self._in_flight.values())
 
+    def has_room(self, reach: Reach) -> bool:
+        """Whether one more forward so far from the loss may wait for its gradient."""
+        return self._may_begin(reach)
+
     def next(self, *, may_fold: bool, may_begin: Callable[[Key], bool] = lambda _: True) -> Work[Key] | None:
         """The next piece of work, which stays on the list. `may_fold`: whether a slot has room for a backward; `may_begin`:
         whether what a forward needs is here, and the link on which its output is to go takes that.
@@ -90,9 +113,9 @@ class Schedule(Generic[Key]):
             return None
         if self._backwards and may_fold:
             return Work(self._backwards[0], backward=True)
-        for key, reach, train in self._forwards:
-            if (not train or self._may_begin(reach)) and may_begin(key):
-                return Work(key, backward=False)
+        for one in self._forwards:
+            if (not one.train or self._may_begin(one.reach)) and may_begin(one.key):
+                return Work(one.key, backward=False)
         return None
 
     def begun(self, work: Work[Key]) -> None:
@@ -100,13 +123,13 @@ class Schedule(Generic[Key]):
         if work.backward:
             self._backwards.remove(work.key)
             return
-        reach, train = next((reach, train) for key, reach, train in self._forwards if key == work.key)
+        begun = next(one for one in self._forwards if one.key == work.key)
         self.withdraw(work.key)
-        if train:
-            self._in_flight[work.key] = reach
+        if begun.train:
+            self._in_flight[work.key] = begun.reach
 
     def waits(self, counts: Callable[[Key], bool]) -> bool:
         """Whether work is ready, to be begun as soon as it may: backwards, or forwards that count."""
         if self._closed:
             return False
-        return bool(self._backwards) or any(counts(key) for key, _, _ in self._forwards)
+        return bool(self._backwards) or any(counts(one.key) for one in self._forwards)

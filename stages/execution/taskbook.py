@@ -97,6 +97,10 @@ class TaskBook:
             if task.key.id == microbatch and task.end == border and task.status is Status.SENT and task.train
         ]
 
+    def waiting(self) -> list[Task]:
+        """Those of training that wait for the gradient of what they have sent."""
+        return [task for task in self if task.status is Status.SENT and task.train and not task.key.check]
+
     def kept(self, microbatch: int, border: int) -> Task | None:
         """A task whose output over `border` is kept, so that it can be lent."""
         return next(

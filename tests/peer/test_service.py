@@ -57,6 +57,21 @@ def test_nothing_in_a_word_is_expanded() -> None:
     assert "RestartForceExitStatus=75\n" in text
 
 
+def test_it_looks_for_home_and_settings_where_this_shell_does(
+    told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", '/state/50% "$x"')
+    home = ["--home", str(tmp_path / "home")]
+    none = CliRunner().invoke(commands, ["install", *home])
+    assert isinstance(none.exception, LocalError), "it would go back to the last run, and there was none"
+    assert not told.exists()
+    assert CliRunner().invoke(commands, ["install", *home, "--bootstrap", ADDRESS]).exit_code == 0
+    text = systemd.unit_path().read_text()
+    assert 'Environment="XDG_STATE_HOME=/state/50%% \\"$x\\""\n' in text
+    assert f'Environment="XDG_CONFIG_HOME={tmp_path}/config"\n\n[Install]\n' in text
+    assert "Environment" not in systemd.unit_text(["join"])
+
+
 def test_a_reliable_peer_does_not_give_way_and_is_back_soon() -> None:
     text = systemd.unit_text(["bootstrap"], systemd.serving(Path("/runs/50%")))
     assert "Description=hetpeer bootstrap in /runs/50%%\n" in text
@@ -174,6 +189,9 @@ def test_installed_looked_at_and_uninstalled(told: Path, tmp_path: Path) -> None
         "active (running): paused (user)",
         f"enabled {systemd.unit_path()}",
     ]
+    told.unlink()
+    assert CliRunner().invoke(commands, ["start"]).exit_code == 0
+    assert told.read_text().splitlines() == ["--user restart --no-block hetpeer.service"]
     told.unlink()
     assert CliRunner().invoke(commands, ["uninstall"]).exit_code == 0
     assert told.read_text().splitlines() == [

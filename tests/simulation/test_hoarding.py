@@ -34,13 +34,13 @@ LIMIT_S = 3000.0
 
 
 class Hoard:
-    """Makes the last volunteer of `swarm` sit on every forward for which `sits` says so (the step's number)."""
+    """Makes a volunteer of `swarm`, the last one, sit on every forward for which `sits` says so (the step's number)."""
 
-    def __init__(self, swarm, sits=lambda _step: True):
+    def __init__(self, swarm, sits=lambda _step: True, name=HOARDER):
         self.asked = Counter()
         """Step → ids that it was to do."""
         self._sits = sits
-        volunteer = swarm.volunteers[HOARDER]
+        volunteer = swarm.volunteers[name]
         self._perform = volunteer._perform_in_step
         volunteer._perform_in_step = self.perform
 
@@ -89,3 +89,20 @@ def test_who_was_stuck_once_is_given_its_share_again(honest):
     assert hoarder.asked[2] == 0
     assert hoarder.asked[STEPS - 1] >= MICROBATCHES // 4
     assert seconds[-1] < max(honest)
+
+
+def test_three_at_three_stages_cost_some_stalls_the_first_time():
+    """Each has a pipeline of its own in its hand. Ids go ways that differ from then on, where the ones that are stuck give way to them; before, the run stood still
+    for good: all went the same new way, past the next one, and honest windows were full of what nobody waited for any more.
+    """
+    layouts, hoarding = (((0, 1), (1, 2), (2, 3), (3, 4)),), ("v1", "v6", "v11")
+    config = replace(CONFIG, volunteers=12, layouts=layouts, steps=4)
+    for seed in range(4):
+        swarm = Swarm(seed, config, Symbols(4), Coverage())
+        hoarders = [Hoard(swarm, lambda step: step == 1, name) for name in hoarding]
+        swarm.run(LIMIT_S)
+        assert all(hoarder.asked[1] for hoarder in hoarders)
+        assert len({swarm.volunteers[name].member.place for name in hoarding}) == 3
+        usual, stuck, *after = [record["seconds"] for record in swarm.log if record["kind"] == "commit"]
+        assert stuck < 100 * config.stall_s
+        assert max(after) < 2 * usual
