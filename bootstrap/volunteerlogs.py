@@ -24,7 +24,7 @@ LINE_BYTES, SLOT_BYTES = 1 << 10, 1 << 7
 """A line takes less than the first, and the second for each slot or id that it names."""
 AT_FIRST = 1 << 18
 """Bytes that a volunteer may have said of no committed step: of steps that came to nothing."""
-REMEMBERED = 1 << 15
+REMEMBERED = 1 << 13
 """Lines, of all volunteers, that are known to be here already, half of them at least: who begins a session anew may say the last ones again."""
 
 

@@ -46,8 +46,11 @@ class Detours:
         except BaseException:
             _drop(direct)
             raise
-        _drop(direct)
-        return stream
+        else:
+            _drop(direct)
+            return stream
+        finally:
+            del direct  # or its exception, which knows this frame, would keep it and itself
 
     async def _go_round(
         self, control: Control, peer_id: str, relays: Iterable[Address], deadline: float

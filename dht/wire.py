@@ -212,6 +212,7 @@ class Wire(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._break(str(exc) if exc else "it closed the stream")
+        self._transport = None  # uvloop's TLS goes on knowing us: a circle around 256 KiB
         self._write_blocked = False
         _wake(self._writer)
 

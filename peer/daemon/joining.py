@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import time
 from collections import deque
@@ -30,7 +29,7 @@ from hetpeer.peer.daemon.reasons import explained, paused
 from hetpeer.peer.daemon.sensing import Sensors
 from hetpeer.peer.daemon.wishes import Daemon, State, Wish
 from hetpeer.peer.home import Home
-from hetpeer.peer.lifecycle import unless
+from hetpeer.peer.lifecycle import sweep_memory, unless
 from hetpeer.peer.logs.keeping import keeping_log
 from hetpeer.peer.notify import Notifier
 from hetpeer.peer.training.adverts import publish_forever, take_leave, workless_advert
@@ -154,4 +153,4 @@ async def _serve_files(presence: Presence, governing: Governing) -> None:
 async def _sweep() -> None:
     """Give back what is left of the life that is over: it is full of circles, and has the arena mapped."""
     await asyncio.sleep(SWEEP_S)
-    gc.collect()
+    sweep_memory()

@@ -33,7 +33,7 @@ from hetpeer.peer.daemon.rejection import rejection
 from hetpeer.peer.daemon.settings import WORKER, Settings
 from hetpeer.peer.daemon.wishes import Daemon, State, Wish
 from hetpeer.peer.home import Home
-from hetpeer.peer.lifecycle import unless
+from hetpeer.peer.lifecycle import freeze_memory, unless
 from hetpeer.peer.training.adverts import (
     notable_of_volunteer,
     publish_forever,
@@ -123,6 +123,7 @@ async def _live(
     volunteer = Volunteer(
         node, presence.home, files, compute, offer, presence.credentials, presence.evidence, presence.trace
     )
+    freeze_memory()
     name, memory = files.run.manifest.name, offer.memory_bytes
     _log.info("run %s, %s, offering %d MiB", name, device_name, memory >> 20)
     daemon.follow(lambda: doing(volunteer.member.phase, in_touch=volunteer.session.is_up))
@@ -143,7 +144,7 @@ async def _live(
         return await _take_part(volunteer, compute, ahead, beside, daemon)
     finally:
         presence.life.volunteer = None
-        presence.home.note_uplink(volunteer.links.outflow.rate)
+        presence.home.note_uplink(volunteer.links.reducing.rate)
 
 
 async def _take_part(

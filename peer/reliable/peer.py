@@ -37,6 +37,7 @@ from hetpeer.peer.arrival.inviting import keep_invite
 from hetpeer.peer.arrival.reach import tell_forever
 from hetpeer.peer.arrival.rendezvous import join_address, open_config
 from hetpeer.peer.control.attending import AttendedDaemon, attended
+from hetpeer.peer.lifecycle import freeze_memory
 from hetpeer.peer.reliable.progress import ReliableProgress
 from hetpeer.peer.reliable.proposing import Proposing
 from hetpeer.peer.reliable.standin import StandIn
@@ -252,6 +253,7 @@ async def _take_part(
     leaving: asyncio.Event,
     announce: Callable[[str, Invite], None],
 ) -> Halt | None:
+    freeze_memory()
     roster = Roster(node, run.run_id)
     work = asyncio.ensure_future(peer.run(leaving))
     left = asyncio.ensure_future(leaving.wait())

@@ -107,7 +107,7 @@ class Volunteer:
         self.session = ControlSession(
             node,
             files.council,
-            lambda: self.perform(self.member.connected(self.links.outflow.rate)),
+            lambda: self.perform(self.member.connected(self.links.reducing.rate)),
             self._received,
             evidence.after,
             files.look_for_amendment,

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from statistics import median
 from typing import Protocol
 
 from hetpeer.averaging.effects import StepId
@@ -173,7 +174,7 @@ class DataPlane:
             self._pace()
 
     def _pace(self) -> None:
-        rates = self._pacing.rates(self._book.outflow.rate)
+        rates = self._pacing.rates(self._book.reducing.rate)
         for peer, link in self._outgoing.items():
             link.pace_to(rates.get(peer, math.inf))
 
@@ -194,8 +195,13 @@ class DataPlane:
             self._book.measured(link.peer_id, link.rate, link.trip_s)
         links = self._outgoing.values()
         busy, arrived = [one for one in links if one.is_busy], sum(one.arrived for one in links)
-        waiting, trip_s = sum(one.waiting for one in busy), max((one.trip_s for one in busy), default=0.0)
-        self._book.outflow.look(time.monotonic(), len(busy), arrived, waiting, trip_s)
+        waiting, trip_s = (
+            sum(one.waiting for one in busy),
+            median(one.trip_s for one in busy) if busy else 0.0,
+        )
+        now = time.monotonic()
+        self._book.outflow.look(now, len(busy), arrived, waiting, trip_s)
+        self._book.reducing.look(now, len(busy) if self._pacing.reduces else 0, arrived, waiting, trip_s)
 
     def link_pressed(self, peer: str, blocks: int | None) -> None:
         self._owner.link_pressed(peer, blocks)

@@ -62,7 +62,8 @@ class LinkBook:
     def __init__(self, settings: LinkSettings) -> None:
         self.target = 0.0
         """Seconds that every link is to take for a microbatch, as the coordinator said; 0: not known."""
-        self.outflow = Outflow()
+        self.outflow, self.reducing = Outflow(), Outflow()
+        """All the time, and while we reduce: then nothing else is what our uplink waits for."""
         """Of all links together."""
         self._settings = settings
         self._forward = Codec.of(settings.codec)
@@ -164,7 +165,7 @@ class LinkBook:
     def paced(self) -> m.Paced:
         """What the coordinator is told once a step."""
         known = {peer: link.seconds for peer, link in self._links.items() if link.rate}
-        return m.Paced(computing=self.computing, links=known, uplink=self.outflow.rate)
+        return m.Paced(computing=self.computing, links=known, uplink=self.reducing.rate)
 
     def keep_only(self, peers: frozenset[str]) -> None:
         """Forget who has left."""

@@ -38,7 +38,7 @@ class Outflow:
         self._nbytes = self._arrivals = 0
 
     def look(self, now: float, links: int, arrived: int, waiting: int, trip_s: float) -> None:
-        """From `now` on, `links` have `waiting` bytes under way; `arrived` bytes have been acknowledged in all. `trip_s`: there and back on the longest of those links, at best."""
+        """From `now` on, `links` have `waiting` bytes under way; `arrived` bytes have been acknowledged in all. `trip_s`: there and back on the middle one of those links, at best."""
         came = max(arrived - self._arrived, 0)  # a link that is closed takes its own along
         if self._links >= SEVERAL and self._flows:
             self._seconds += now - self._since

@@ -23,6 +23,11 @@ class Pacing:
         self._parts: Mapping[str, float] = {}
         self._left: dict[str, int] = {}
 
+    @property
+    def reduces(self) -> bool:
+        """Whether a step is being reduced."""
+        return self._step is not None
+
     def begin(self, step: Hashable, loads: Mapping[str, int]) -> None:
         """`step` is reduced: so much, in any unit, goes to each peer. It takes the place of one that is not over."""
         total = sum(loads.values())
