@@ -33,7 +33,9 @@ from hetpeer.stages.execution.slots import SlotBook
 from hetpeer.stages.execution.taskbook import Status, Task, TaskBook
 
 OFTEN = 4
-"""Attempts of an id before which any other gives way that waits."""
+"""Attempts after which it is not churn that an id is handed out again."""
+OVERTAKEN = 2
+"""A task past which so many times as many gradients have come as are waited for will get none."""
 
 
 class Pipeline:
@@ -64,6 +66,8 @@ class Pipeline:
         """Pieces of work at the worker."""
         self._folding = 0
         self._urged = False
+        self._returned = 0
+        """Gradients that have come from others."""
         self._bench.enter(self)
 
     def over(self) -> None:
@@ -154,11 +158,16 @@ class Pipeline:
         return way + self._dispatch()
 
     def _make_way(self, attempt: int) -> list[Effect]:
-        """A task was handed out again because nothing moves, and there is no room for it here: one that waits for its gradient gives way, which was handed out less
-        often, most likely to others meanwhile. Or who holds those up would hold up all whose rooms they fill. The gradient of one that gives way, should it come after all, is
-        of no use; whoever was handed out OFTEN is worth that.
+        """A task was handed out again, and there is no room for it here: one that got stuck on its way to the loss and back gives way. That is one which was handed out less
+        often, most likely to others since, while no gradient comes at all or again and again, or one past which many have come. Or who holds those up would hold up all whose rooms they fill.
         """
-        stuck = [task for task in self._tasks.waiting() if task.attempt < attempt or attempt >= OFTEN]
+        waiting = self._tasks.waiting()
+        stuck = [
+            task
+            for task in waiting
+            if (task.attempt < attempt and (task.returned == self._returned or attempt >= OFTEN))
+            or self._returned - task.returned > OVERTAKEN * len(waiting)
+        ]
         if not stuck:
             return []
         task = min(stuck, key=lambda task: task.attempt)
@@ -195,6 +204,7 @@ class Pipeline:
             return [Release(handle)]
         task, *others = awaiting
         task.status = Status.GRADIENT
+        self._returned += 1
         task.gradient = handle
         self._onward.done(task.key)
         self._schedule.ready_backward(task.key)
@@ -224,6 +234,7 @@ class Pipeline:
             effects += self._reruns.passes_on(task, output)
         elif loss is None:
             task.status = Status.SENT if task.train else Status.DONE
+            task.returned = self._returned
             effects += self._outputs.send(task)
         elif task.train:
             task.status = Status.GRADIENT

@@ -40,6 +40,8 @@ class Task:
     gradient: Handle | None = None
     input_gradient: Handle | None = None
     loss: float | None = None
+    returned: int = 0
+    """Gradients of others that had come when its output was sent."""
     sent_to: set[str] = field(default_factory=set)
     """Whoever was sent the output: any of them may count it."""
 
