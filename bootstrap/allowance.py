@@ -50,13 +50,19 @@ class Allowances:
         return peer in self._limited
 
     def limits(self, peers: Collection[str], ids: int) -> dict[str, int]:
-        """A step of `ids` begins with `peers`: how many each of those that have a limit is given at most."""
-        found = {}
+        """A step of `ids` begins with `peers`: how many each of those that have a limit is given at most. Those that are only tried get a handful together: else a step
+        would end with more that is stuck than it takes in its stride, as soon as two of them have saved up for the same one.
+        """
+        found, tried = dict[str, int](), 0
         for peer, one in self._limited.items():
-            if peer in peers:
-                one.saved = min(one.saved + one.handfuls, max(one.handfuls, 1.0))
-                found[peer] = int(one.saved * few(ids)) if one.saved >= 1.0 else 0
-                one.saved -= found[peer] / few(ids)
+            if peer not in peers:
+                continue
+            one.saved = min(one.saved + one.handfuls, max(one.handfuls, 1.0))
+            found[peer] = int(one.saved * few(ids)) if one.saved >= 1.0 else 0
+            if one.handfuls < 1.0:
+                found[peer] *= tried + found[peer] <= few(ids)
+                tried += found[peer]
+            one.saved -= found[peer] / few(ids)
         return found
 
     def judge(self, taken: Mapping[str, int], counted: Mapping[str, int], ids: int) -> None:

@@ -64,6 +64,15 @@ def test_who_works_again_is_back_within_a_dozen_steps_and_forgiven_later():
     assert "h" not in allowances
 
 
+def test_several_are_tried_one_after_the_other():
+    allowances, peers = Allowances(), ("a", "b", "c")
+    for _ in range(3):
+        allowances.judge(dict.fromkeys(peers, 9), {}, 100)
+    given = [allowances.limits(peers, 100) for _ in range(24)]
+    assert max(sum(step.values()) for step in given) == few(100)
+    assert all(sum(step[peer] for step in given) >= 2 * few(100) for peer in peers), "each in its turn"
+
+
 def test_who_works_for_a_while_and_then_hoards_falls_deeper():
     allowances = Allowances()
     good = {"h": IDS // 2}
