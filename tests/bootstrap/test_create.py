@@ -8,7 +8,7 @@ import torch
 from safetensors.numpy import load_file
 
 from hetpeer.bootstrap.author import build_model
-from hetpeer.bootstrap.create import create_run
+from hetpeer.bootstrap.create import create_run, name_of
 from hetpeer.bootstrap.export import export
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.errors import ExitCode, LocalError
@@ -214,3 +214,21 @@ class Model(nn.Module):
     assert caught.value.line().startswith(
         f"HP-RUN-005: {run.path / 'state' / reference.name} is not the file"
     )
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"), [("My Run", "my-run"), ("Modèle.2", "mod-le.2"), ("__", "run"), ("x" * 99, "x" * 64)]
+)
+def test_a_folder_of_any_name_gives_a_name(folder: str, name: str) -> None:
+    assert name_of(Path("/runs") / folder) == name
+
+
+def test_what_cannot_be_is_said_before_anything_is_made(tmp_path: Path, author: str) -> None:
+    """Not after the data is cut and the model traced: here there is too little text to be cut."""
+    text = tmp_path / "little.txt"
+    text.write_text("a")
+    for name, reliable, field in (("My Run", (), "name"), ("run", ("nobody",), "coordinators")):
+        with pytest.raises(LocalError, match="HP-RUN-001") as caught:
+            create_run(tmp_path / "run", model=author, data=[text], name=name, reliable=reliable)
+        assert field in caught.value.what
+        assert not (tmp_path / "run").exists()

@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+import hetpeer.bootstrap.export as exporting
 from hetpeer.bootstrap.author import Author, build_model
 from hetpeer.bootstrap.export import export, generate
 from hetpeer.bootstrap.log import read_log
@@ -102,6 +103,13 @@ def test_a_model_that_gives_no_logits_writes_no_text(
         next(generate(trained.path, "a", tokens=1, temperature=1.0, seed=0))
     assert (caught.value.code, caught.value.exit_code) == ("HP-MODEL-010", ExitCode.CONFIG)
     assert why in caught.value.why
+
+
+def test_a_model_with_more_outputs_than_text_has_values_writes_bytes() -> None:
+    def model(window: torch.Tensor) -> torch.Tensor:
+        return torch.arange(50_257.0).expand(1, window.shape[1], -1)
+
+    assert int(exporting._logits(model, torch.tensor([[7]])).argmax()) == 255
 
 
 def test_changed_model_is_refused(trained: RunDirectory, tmp_path: Path) -> None:

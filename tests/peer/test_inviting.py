@@ -82,3 +82,15 @@ def test_a_terminal_is_told_the_colours_and_the_longest_invite_fits_a_code(
     assert stripped == plain.getvalue()
     assert "\x1b" not in plain.getvalue()
     assert all(line.endswith("\x1b[0m") for line in coloured.getvalue().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"), [(("--uses", "5"), "anybody may join"), (("--expires", "1d"), "say --uses")]
+)
+def test_limits_that_nobody_would_enforce_are_not_promised(
+    run: RunDirectory, arguments: tuple[str, ...], why: str
+) -> None:
+    keep_invite(run, [HERE], [])
+    result = CliRunner().invoke(main.app, ["invite", str(run.path), *arguments])
+    assert result.exit_code == ExitCode.USAGE
+    assert why in " ".join(result.output.replace("│", " ").split())

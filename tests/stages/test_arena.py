@@ -4,12 +4,14 @@ import mmap
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from hetpeer.dht.errors import LocalError
 from hetpeer.stages.execution.arena import (
     ALIGNMENT,
     Arena,
@@ -167,3 +169,11 @@ def test_views_stay_inside_and_outlive_close():
     held.close()
     arena.close()
     assert view == b"kept"
+
+
+def test_no_shared_memory_is_said_and_leaves_no_descriptor():
+    """More than there is address space for; a sandbox that forbids it ends the same way."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(LocalError, match="HP-SYS-004"):
+        Arena(1 << 60)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
