@@ -169,6 +169,8 @@ class Volunteer:
             self._ended = True
             self.session.close()
             self._plane.close()
+            if self._source is not None:
+                self._source.close()  # the run's files, which stay, know it
             await self._tasks.close()
             self._store.close()
 

@@ -195,11 +195,8 @@ class DataPlane:
             self._book.measured(link.peer_id, link.rate, link.trip_s)
         links = self._outgoing.values()
         busy, arrived = [one for one in links if one.is_busy], sum(one.arrived for one in links)
-        waiting, trip_s = (
-            sum(one.waiting for one in busy),
-            median(one.trip_s for one in busy) if busy else 0.0,
-        )
-        now = time.monotonic()
+        waiting, now = sum(one.waiting for one in busy), time.monotonic()
+        trip_s = median(one.trip_s for one in busy) if busy else 0.0
         self._book.outflow.look(now, len(busy), arrived, waiting, trip_s)
         self._book.reducing.look(now, len(busy) if self._pacing.reduces else 0, arrived, waiting, trip_s)
 

@@ -63,8 +63,7 @@ class LinkBook:
         self.target = 0.0
         """Seconds that every link is to take for a microbatch, as the coordinator said; 0: not known."""
         self.outflow, self.reducing = Outflow(), Outflow()
-        """All the time, and while we reduce: then nothing else is what our uplink waits for."""
-        """Of all links together."""
+        """Of all links together: all the time, and while we reduce, when it is most likely our uplink that they wait for."""
         self._settings = settings
         self._forward = Codec.of(settings.codec)
         self._backward = Codec.of(settings.backward or settings.codec)

@@ -149,7 +149,7 @@ def test_two_that_say_that_all_others_are_to_blame_halt_nothing():
     ways = court.core._steps.first._ways
     one = ways._routes[0][0].peer
     other, *honest = [peer for peer in "abcde" if peer != one]
-    ways._been[0].add(other)
+    ways._been[0][other] += 1
     for peer, given in (
         (one, one),
         (one, one),

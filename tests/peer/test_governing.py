@@ -42,6 +42,9 @@ class Given:
         self.answers.set()
         self.reads = 0
 
+    def computes_on(self, asked: str, uuid: str) -> None:
+        self.device = asked, uuid
+
     def read(self, _settings: Settings) -> Readings:
         self.reads += 1
         self.answers.wait()

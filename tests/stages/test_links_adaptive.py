@@ -196,10 +196,14 @@ def test_what_is_told_is_a_message():
     links.measured("far", MIB, 0.1)
     links.coding("far", MIB, 4.0, gradient=False)
     assert m.decode(m.encode(links.paced())) == m.Paced(computing=1.0, links={"far": 1.0})
+    for flow in (links.outflow, links.reducing):
+        for arrived in (0, 1):  # it begins to flow
+            flow.look(0.0, SEVERAL, arrived, 2 * MIB, 0.1)
     for window in range(WINDOWS):
         for arrival in range(ARRIVALS + 1):
             now = WINDOW_S * (window + arrival / ARRIVALS)
-            links.outflow.look(now, SEVERAL, round(2 * MIB * now))
+            for flow in (links.outflow, links.reducing):
+                flow.look(now, SEVERAL, round(2 * MIB * now), 2 * MIB, 0.1)
         known = links.outflow.rate, links.outflow.seen
         assert [bool(rate) for rate in known] == [window + 1 >= KNOWN, window + 1 >= SEEN]
     assert links.outflow.seen == links.outflow.rate
