@@ -32,11 +32,6 @@ from hetpeer.stages.execution.schedule import Reach, Schedule, Work
 from hetpeer.stages.execution.slots import SlotBook
 from hetpeer.stages.execution.taskbook import Status, Task, TaskBook
 
-OFTEN = 4
-"""Attempts after which it is not churn that an id is handed out again."""
-OVERTAKEN = 2
-"""A task past which so many times as many gradients have come as are waited for will get none."""
-
 
 class Pipeline:
     """One step at one holder. `me` is our peer id, `roster` the active holders, `microbatches` M of the step, `bench` the worker's
@@ -158,19 +153,10 @@ class Pipeline:
         return way + self._dispatch()
 
     def _make_way(self, attempt: int) -> list[Effect]:
-        """A task was handed out again, and there is no room for it here: one that got stuck on its way to the loss and back gives way. That is one which was handed out less
-        often, most likely to others since, while no gradient comes at all or again and again, or one past which many have come. Or who holds those up would hold up all whose rooms they fill.
-        """
-        waiting = self._tasks.waiting()
-        stuck = [
-            task
-            for task in waiting
-            if (task.attempt < attempt and (task.returned == self._returned or attempt >= OFTEN))
-            or self._returned - task.returned > OVERTAKEN * len(waiting)
-        ]
-        if not stuck:
+        """A task was handed out again, and there is no room for it here: one that got stuck gives way. Or who holds those up would hold up all whose rooms they fill."""
+        task = self._tasks.stuck(attempt, self._returned)
+        if task is None:
             return []
-        task = min(stuck, key=lambda task: task.attempt)
         self._tasks.remove(task.key)
         self._onward.done(task.key)
         self._schedule.finished(task.key)

@@ -12,6 +12,11 @@ from dataclasses import dataclass, field
 from hetpeer.stages.execution.effects import Handle, Release, TaskKey
 from hetpeer.stages.execution.routes import Route
 
+OFTEN = 4
+"""Attempts after which it is not churn that an id is handed out again."""
+OVERTAKEN = 2
+"""A task past which so many times as many gradients have come as are waited for will get none."""
+
 
 class Status(enum.Enum):
     """Where a task stands at this holder."""
@@ -99,9 +104,18 @@ class TaskBook:
             if task.key.id == microbatch and task.end == border and task.status is Status.SENT and task.train
         ]
 
-    def waiting(self) -> list[Task]:
-        """Those of training that wait for the gradient of what they have sent."""
-        return [task for task in self if task.status is Status.SENT and task.train and not task.key.check]
+    def stuck(self, attempt: int, returned: int) -> Task | None:
+        """One that got stuck on its way to the loss and back, when others are handed out for this `attempt` and `returned` gradients have come: it was handed out less often, most
+        likely to others since, while no gradient comes at all, or again and again; or many have overtaken it.
+        """
+        waiting = [task for task in self if task.status is Status.SENT and task.train and not task.key.check]
+        stuck = (
+            task
+            for task in waiting
+            if (task.attempt < attempt and (task.returned == returned or attempt >= OFTEN))
+            or returned - task.returned > OVERTAKEN * len(waiting)
+        )
+        return min(stuck, key=lambda task: task.attempt, default=None)
 
     def kept(self, microbatch: int, border: int) -> Task | None:
         """A task whose output over `border` is kept, so that it can be lent."""
