@@ -222,7 +222,8 @@ class Member(Working):
         step.links(self._shunned, self._congested)
         self._steps.append(step)
         self.phase = Phase.TRAINING if len(self._steps) == 1 else self.phase
-        return [*effects, *step.assign(message.tasks), *self._replay_early()]
+        shuns = self._shuns() if self._shunned else []  # the coordinator may be a new one
+        return [*effects, *shuns, *step.assign(message.tasks), *self._replay_early()]
 
     def _follows(self, message: m.Begin) -> bool:
         """Whether the steps in progress are those between the parameters that it is computed with and itself."""

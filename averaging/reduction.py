@@ -26,6 +26,10 @@ Effect = SendPart | SumParts | SendResult | Inspect | Release
 
 LENGTH = 1 << 17
 """Elements of a shard (512 KiB), so that sums leave a reducer while parts still come in."""
+AT_ONCE = 8
+"""Whoever sends a shard of this length to more peers at once sends shorter ones: their first ones would all arrive late."""
+SHORTEST = 1 << 13
+"""Elements; of a shorter one the head and the worker's call cost as much as what it carries."""
 PIECES = 64
 """A share is cut into so many shards at most."""
 
@@ -42,9 +46,17 @@ def shares_of(cover: Cover, elements: int) -> list[tuple[str, int, int]]:
     return shares
 
 
+def length_of(cover: Cover, length: int = LENGTH) -> int:
+    """Elements of a shard of `cover`: a holder sends to all reducers at once, and a reducer to all receivers, so that lines carry a shard to each of them
+    before the first of them is there. With more than AT_ONCE of them shards are that much shorter than `length`.
+    """
+    at_once = max(len(cover.reducers), len(cover.receivers), AT_ONCE)
+    return max(length * AT_ONCE // at_once, min(length, SHORTEST))
+
+
 def shards_of(plan: int, cover: Cover, elements: int, length: int = LENGTH) -> list[Shard]:
-    """Those shares, in shards of `length` or more."""
-    shards: list[Shard] = []
+    """Those shares, in shards of `length_of` the cover or more."""
+    length, shards = length_of(cover, length), list[Shard]()
     for reducer, begin, end in shares_of(cover, elements):
         count = max(1, min(PIECES, -(-(end - begin) // length)))
         borders = [begin + (end - begin) * piece // count for piece in range(count + 1)]

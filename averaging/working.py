@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.early import Due, EarlyTensors, Origin, Waiting, due_outside
-from hetpeer.averaging.effects import Effect, EndStep, Look, Shard, StepId
+from hetpeer.averaging.effects import Effect, EndStep, Look, Shard, StepId, Tell
 from hetpeer.averaging.holding import Bundle, HeldStep
 from hetpeer.stages.execution.bench import Bench
 from hetpeer.stages.execution.effects import Handle, Release, TaskKey
@@ -18,6 +18,8 @@ from hetpeer.stages.execution.occupation import Occupation
 from hetpeer.stages.execution.routes import Route
 from hetpeer.stages.execution.slots import SlotBook
 from hetpeer.stages.execution.window import Depth
+
+MOST_SHUNNED = 256
 
 
 class Working:
@@ -180,10 +182,13 @@ class Working:
         """We do not work with `peer` for now, whatever the step: its tasks go elsewhere. Or we do again."""
         if for_now:
             self._shunned.add(peer)
-            return self.unreachable(peer)
+            return [*self._shuns(), *self.unreachable(peer)]
         self._shunned.discard(peer)
         self.reachable(peer)
-        return []
+        return self._shuns()
+
+    def _shuns(self) -> list[Effect]:
+        return [Tell(m.Shuns(peers=tuple(sorted(self._shunned)[:MOST_SHUNNED])))]
 
     def congested(self, peer: str, blocks: int | None) -> list[Effect]:
         """Our link to `peer` takes no forwards with `blocks` or more of them left to the loss; None: it takes all."""

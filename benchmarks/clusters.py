@@ -21,7 +21,7 @@ from tests.wanlab.lab import Lab
 CLUSTERS, STAGES = 4, 2
 LATENCY_MS = 25.0
 WARM_UP = 10
-"""Batches of each cluster before the clock starts: with P = 10 N all have averaged once, and partners have met."""
+"""Batches of each cluster before the clock starts: with a span of ten all have averaged once, and partners have met."""
 TRAIN_S = 600.0
 
 Look = Callable[[Swarm, Sequence[Seen]], None]

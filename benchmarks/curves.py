@@ -23,18 +23,17 @@ from hetpeer.bootstrap.settings import AveragingSettings, LinkSettings, Outer, T
 from tests.wanlab.lab import Lab
 
 UP_MBPS, DOWN_MBPS = 20.0, 100.0
-SPAN = 10 * CLUSTERS
 LONG = 8
 """Batches between averagings, where they are rare."""
 PLAIN, EIGHT_BITS = LinkSettings(), LinkSettings(reduce="int8")
 WAYS = {
-    "grouped": (AveragingSettings(span=SPAN), PLAIN),
-    "corrected": (AveragingSettings(span=SPAN, corrected=True), PLAIN),
-    "delayed": (AveragingSettings(span=SPAN, delayed=True), PLAIN),
-    "int8": (AveragingSettings(span=SPAN), EIGHT_BITS),
-    "delayed, int8": (AveragingSettings(span=SPAN, delayed=True), EIGHT_BITS),
-    "every 8": (AveragingSettings(span=SPAN, interval=LONG), PLAIN),
-    "every 8, outer": (AveragingSettings(span=SPAN, interval=LONG, outer=Outer()), PLAIN),
+    "grouped": (AveragingSettings(), PLAIN),
+    "corrected": (AveragingSettings(corrected=True), PLAIN),
+    "delayed": (AveragingSettings(delayed=True), PLAIN),
+    "int8": (AveragingSettings(), EIGHT_BITS),
+    "delayed, int8": (AveragingSettings(delayed=True), EIGHT_BITS),
+    "every 8": (AveragingSettings(interval=LONG), PLAIN),
+    "every 8, outer": (AveragingSettings(interval=LONG, outer=Outer()), PLAIN),
 }
 MODEL = Model(width=64, layers=4, heads=2, sequence_length=64)
 TRAINING = TrainingSettings(

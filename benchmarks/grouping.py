@@ -38,6 +38,8 @@ from hetpeer.peer.simulate.pipelines import Setting, names
 FAULTS = 20
 """Of a history."""
 WORKERS, DECISION_S = 1000, 1e-3
+SPAN = 10
+"""Groups for each pipeline, as is the default."""
 ITERATIONS = 120
 SLEEPS = {"homogeneous": 0.0, "hete-A": 0.2, "hete-B": 0.6}
 SHAPES = ((4, 4), (16, 4))
@@ -97,7 +99,7 @@ def decisions() -> dict[str, float]:
     workers = names(WORKERS)
     took = []
     for window in (Window(0.0), Window(0.005), Window(0.2), Window(math.inf)):
-        scheduler, now = Pipelines(1, workers, 10 * WORKERS, window), 0.0
+        scheduler, now = Pipelines(1, workers, SPAN, window), 0.0
         for _ in range(3):
             for worker in workers:
                 now += 0.001
@@ -116,35 +118,28 @@ class Way:
     """A scheduler for so many stages and these workers, and the span that its groups are watched with."""
 
     make: Callable[[int, Sequence[str]], GroupScheduler]
-    span: Callable[[int], int] | None = None
+    span: int | None = None
     average_s: Callable[[int], float] = average_s
     """Seconds of an averaging for a group of so many."""
 
 
 def ways() -> dict[str, Way]:
-    ten = lambda workers: 10 * workers  # noqa: E731
     return {
         "no synchronisation": Way(make=lambda m, w: Pipelines(m, w, None, Window(0.0))),
         "AD-PSGD": Way(
             make=lambda m, w: Pipelines(m, w, None, Window(0.0)), average_s=lambda _alone: average_s(2)
         ),
         "all-reduce": Way(make=lambda m, w: Pipelines(m, w, None, Window(math.inf))),
-        "hetpeer, P = 10 N": Way(
-            make=lambda m, w: Pipelines(m, w, ten(len(w)), Adaptive(ten(len(w)))), span=ten
-        ),
-        "hetpeer, P = 10": Way(make=lambda m, w: Pipelines(m, w, 10, Adaptive(10)), span=lambda _: 10),
-        "paper, P = 10": Way(
-            make=lambda m, w: Paper(m, w, 10, partial(Adaptive, 10, most=1.0)), span=lambda _: 10
-        ),
-        "artifact": Way(make=Artifact, span=ten),
+        "hetpeer": Way(make=lambda m, w: Pipelines(m, w, SPAN, Adaptive(SPAN)), span=SPAN),
+        "paper": Way(make=lambda m, w: Paper(m, w, SPAN, partial(Adaptive, SPAN, most=1.0)), span=SPAN),
+        "artifact": Way(make=Artifact, span=SPAN),
     }
 
 
 def throughput(way: Way, setting: Setting, seed: int) -> dict[str, Any]:
     """Iterations a second of all pipelines together; and how many groups there were, of which size."""
     workers = names(setting.pipelines)
-    span = math.inf if way.span is None else way.span(len(workers))
-    watch = Watch(span, setting.stages, workers)
+    watch = Watch(way.span or sys.maxsize, setting.stages, workers)
     setting = replace(setting, average_s=way.average_s)
     swarm = Swarm(setting, way.make(setting.stages, workers), seed, watch.formed)
     goal = ITERATIONS * len(workers)
@@ -213,8 +208,7 @@ def main() -> int:
     }
     ours = figures["schedules"][RULES[0]]
     shares = [
-        row["ways"]["hetpeer, P = 10 N"]["iterations_per_s"]
-        / row["ways"]["no synchronisation"]["iterations_per_s"]
+        row["ways"]["hetpeer"]["iterations_per_s"] / row["ways"]["no synchronisation"]["iterations_per_s"]
         for row in figures["sdpipe"]
     ]
     figures["goals"] = goals = {

@@ -111,7 +111,7 @@ def trained(seed: int, clusters: int, rate: float, options: Any) -> Curve:
         duplicates=0.0,
     )
     swarm = GroupedSwarm(
-        seed, config, net, Coverage(), span=10 * clusters, interval=options.interval, delayed=True
+        seed, config, net, Coverage(), span=AveragingSettings().span, interval=options.interval, delayed=True
     )
     at: list[float] = []
     swarm.hooks.append(lambda what: at.append(swarm.world.now) if what == "record evaluation" else None)
@@ -157,7 +157,7 @@ def really_trained(seed: int, clusters: int, rate: float, options: Any) -> Curve
         learning_rate=rate,
         staleness=options.staleness,
     )
-    averaging = AveragingSettings(span=10 * clusters, interval=options.interval, delayed=True)
+    averaging = AveragingSettings(interval=options.interval, delayed=True)
     with (
         Lab(laboratory.network(1000.0, 1000.0, clusters)) as lab,
         tempfile.TemporaryDirectory(prefix="hetpeer-speedup-") as folder,

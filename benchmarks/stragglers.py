@@ -4,7 +4,7 @@ Four clusters in the laboratory (root), so far from each other that a batch take
 costs time. The paper stops a worker for 0.2 s (`hete-A`) or 0.6 s (`hete-B`) after one batch in ten and does not say what a batch takes; here a worker is
 stopped (SIGSTOP) for half a batch or one and a half, as where a batch takes the paper's clusters 0.4 s (four stages of 0.1 s). `homogeneous`: nobody is.
 One batch of every ten of a cluster, at random, rather than each with a chance of a tenth: so short a run would see half as many or twice as many.
-Each way trains the same batches to the end: without any synchronisation until the end, with groups of those that are ready (P = 10 per cluster), the same
+Each way trains the same batches to the end: without any synchronisation until the end, with groups of those that are ready (a span of ten), the same
 while the next batch is trained (`--delayed`), and all-reduce. Speed is batches a second between the warm-up and the last batch, loss that of the averaged
 result; ways take turns, the middle of several runs.
 
@@ -43,8 +43,8 @@ ONE_OF = 10
 """Batches of a cluster."""
 WAYS = {
     "no synchronisation": AveragingSettings(span=NEVER, window_s=0.0),
-    "grouped": AveragingSettings(span=10 * CLUSTERS),
-    "grouped, delayed": AveragingSettings(span=10 * CLUSTERS, delayed=True),
+    "grouped": AveragingSettings(),
+    "grouped, delayed": AveragingSettings(delayed=True),
     "all-reduce": AveragingSettings(span=1, window_s="all"),
 }
 GROUPED = [way for way in WAYS if way.startswith("grouped")]

@@ -152,6 +152,12 @@ class Coordinator(Losing):
         volunteer.measured(message.uplink)
         return []
 
+    def _shuns(self, volunteer: Volunteer, message: m.Shuns, _now: float) -> list[Effect]:
+        """Nothing passes between these any more: what is on its way there goes another one."""
+        fresh = set(message.peers) - volunteer.shuns
+        volunteer.shuns = frozenset(message.peers)
+        return self._steps.part(volunteer.peer, sorted(fresh))
+
     def _farewell(self, volunteer: Volunteer, _message: m.Farewell, now: float) -> list[Effect]:
         return [*self._lose({volunteer.peer: "said farewell"}, now), Disconnect(volunteer.peer)]
 
@@ -349,5 +355,6 @@ class Coordinator(Losing):
         m.Testimony: _in_step,
         m.Applied: _applied,
         m.Paced: _paced,
+        m.Shuns: _shuns,
         m.Farewell: _farewell,
     }

@@ -60,6 +60,8 @@ class Volunteer:
     """Bytes/s that leave it, by what it has said lately; 0 before."""
     digests: dict[int, str] = field(default_factory=dict)
     """Block → digest of its state at the current version, as far as it has said."""
+    shuns: frozenset[str] = frozenset()
+    """With whom it does not work for now, as it says."""
     witness: bool = False
     """Whether it has made its state of the current version itself, and not copied another's."""
 
@@ -269,6 +271,10 @@ class Membership:
         roster, ready = self.roster(), self._ready()
         links = (seconds for v in ready for peer, seconds in v.links.items() if peer in roster)
         return target_seconds(links, (v.computing for v in ready), ratio)
+
+    def shunned(self) -> set[frozenset[str]]:
+        """Pairs of which one does not work with the other for now."""
+        return {frozenset((v.peer, other)) for v in self.volunteers.values() for other in v.shuns}
 
     def rates(self) -> dict[str, float]:
         """Blocks a second of each ready volunteer (rates.py)."""

@@ -6,6 +6,8 @@ import math
 
 MAX_FACTOR = 64.0
 DECAY = 0.8
+SPARE = 1.5
+"""So many times what was waited for is what is needed next time."""
 HEDGED = 0.05
 """The last ids of a step, as a share of all, that are handed out a second time when they take too long."""
 LULL_S = 1.0
@@ -20,6 +22,8 @@ class Pace:
         self._before: float | None = None
         """What it was before anything ran out since the last commit."""
         self._blamed = False
+        self._needed = 0.0
+        """What would have been enough since the last commit, if nothing that is waited for takes longer."""
 
     def patience(self, seconds: float) -> float:
         """`seconds`, as often as it takes here."""
@@ -40,11 +44,18 @@ class Pace:
         if self._before is not None:
             self._factor, self._before = self._before, None
 
+    def waited(self, factor: float) -> None:
+        """Something came after so many times its time-out."""
+        self._needed = max(self._needed, SPARE * factor)
+
     def committed(self) -> None:
-        """A step was committed."""
+        """A step was committed. What it needed it may need again: we do not become so impatient that we give up what is on its way. But never more
+        patient for it: else whoever is always a little late would be waited for longer and longer.
+        """
         if self._blamed and self._before is not None:
             self._factor = self._before
-        self._factor, self._before, self._blamed = max(1.0, DECAY * self._factor), None, False
+        self._factor = max(1.0, DECAY * self._factor, min(self._factor, self._needed))
+        self._before, self._blamed, self._needed = None, False, 0.0
 
 
 class Lull:

@@ -115,8 +115,8 @@ class Reduce:
         self._late = 0
         self._votes.clear()
 
-    def vote(self, peer: str, message: m.Vote, roster: Mapping[str, Range]) -> bool:
-        """A holder's word on the sums of its blocks. True: all have voted, and another plan is needed. Raises `ProtocolError` for a norm that no sum has."""
+    def vote(self, peer: str, message: m.Vote, roster: Mapping[str, Range], now: float) -> bool:
+        """A holder's word on the sums of its blocks, at `now`. True: all have voted, and another plan is needed. Raises `ProtocolError` for a norm that no sum has."""
         if not self.under_way or message.plan != self.plan:
             return False
         if any(vote.finite and vote.squared_norm > LARGEST_NORM for vote in message.blocks):
@@ -133,6 +133,7 @@ class Reduce:
         broken = {block for block, vote in agreed.items() if not vote.finite} - split
         if not split and not broken:
             self.decision = agreed
+            self._waited(now)
             return False
         if not split | broken <= set(self.closely):
             self.complaints.look_closely(split | broken)
@@ -169,7 +170,11 @@ class Reduce:
         """Shards of the plan arrive at `peer`: it is slow, not stuck. It cannot say so oftener than there are shards."""
         if self.under_way and message.plan == self.plan and self._shards[peer] > 0:
             self._shards[peer] -= NEWS
+            self._waited(now)
             self._moved_at = now
+
+    def _waited(self, now: float) -> None:
+        self._pace.waited((now - self._moved_at) / self._config.reduce_s)
 
     def overdue(self, now: float) -> bool:
         """Whether nothing has come of the plan for too long."""

@@ -114,7 +114,7 @@ class AveragingSettings(Entry):
     """Mode `grouped`: clusters train batches of their own and average with those that are ready (docs/averaging.md)."""
 
     span: Positive = 10
-    """Any so many groups in a row connect all clusters."""
+    """Any so many groups for each cluster, in a row, connect all of them."""
     interval: Positive = 1
     """Batches that a cluster trains before it averages."""
     delayed: bool = False

@@ -135,7 +135,7 @@ class Summing:
         """A holder's word on the reduced gradients of its blocks; the last one decides."""
         if self.reduce.decision is not None:
             return []
-        if self.reduce.vote(peer, message, self._roster):
+        if self.reduce.vote(peer, message, self._roster, now):
             return self.plan(now)
         if self.reduce.decision is None:
             return []

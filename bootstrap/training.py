@@ -65,7 +65,7 @@ class CoordinatedStep:
             self.ledger.holder,
             members.lines(config.compression, self._target, mixed=config.spot_checks),
             reign.allowances.limits(self.roster, len(train) or len(evaluation)),
-            reign.standings.apart,
+            reign.standings.apart | members.shunned(),
         )
         self.sums = Summing(reign, self.number, self.roster, self.ledger, self._ways.trodden, pace, now)
         self._failures = Reports()
@@ -190,10 +190,9 @@ class CoordinatedStep:
         says so may be wrong: only who has failed it itself counts where nobody else is left.
         """
         known = message.id in self._ways and self.ledger.is_undone(message.id)
-        if not known or not self._ways.may_be_at(message.id, peer):
-            return []
-        if not self._failures.hears(message.id, peer):
-            return []
+        there = known and self._ways.may_be_at(message.id, peer)
+        if not (there and self._failures.hears(message.id, peer)):
+            return self.part(peer, message.given)  # however it came there
         culprit = message.given or peer
         self._failures.add(message.id, peer, culprit if culprit in self.roster else "")
         self._lull.over(now)
@@ -205,7 +204,12 @@ class CoordinatedStep:
             self._failure = Failure(self.batch, blocks, tuple(sorted(holders)), why)
             return []
         again = self._hand_out({message.id}, self._failures.who_else(message.id, self.roster, self._blocks))
-        return [*again, *(self._hand_out(self._ways.part(peer, culprit)) if culprit in self.roster else [])]
+        return [*again, *self.part(peer, culprit)]
+
+    def part(self, peer: str, other: str) -> list[Effect]:
+        """`peer` takes nothing of `other`: what was to pass between them goes another way."""
+        known = peer != other and {peer, other} <= self.roster.keys()
+        return self._hand_out(self._ways.part(peer, other)) if known else []
 
     # ── who comes and goes ───────────────────────────────────────────────────────────────────────────────────────
 

@@ -94,6 +94,10 @@ class UnderWay:
         stuck = [first, *younger] if first.stalls else [first]
         return [effect for step in stuck for effect in step.again(now)]
 
+    def part(self, peer: str, others: Iterable[str]) -> list[Effect]:
+        """Nothing passes between `peer` and these `others` any more, in none of them."""
+        return [effect for step in self._steps for other in others for effect in step.part(peer, other)]
+
     # ── volunteers leave ─────────────────────────────────────────────────────────────────────────────────────────
 
     @property

@@ -42,6 +42,8 @@ class Holding:
 
     def __init__(self) -> None:
         self.held: Counter[int] = Counter()
+        self.came: Counter[int] = Counter()
+        """The same, of all that ever came; who is granted more for it may scale it down."""
 
 
 class Grants:
@@ -97,6 +99,7 @@ class Grants:
         kind = self._kind(pool)
         self._own[kind] += kept
         self._holding.held[kind] += kept
+        self._holding.came[kind] += kept
         self._back(pool, nbytes - kept)
         left = [kept]
 

@@ -1,6 +1,6 @@
 """Who has shared parameters with whom in the last groups: SDPipe's sync graph, and whether a group keeps it connected.
 
-Pure. Of the edges of the last P - 1 groups only the spanning forest of the newest is kept: an edge that newer ones make
+Pure. P groups are `span` for each member, so that more members do not make everybody wait for the slowest oftener. Of the edges of the last P - 1 only the spanning forest of the newest is kept: an edge that newer ones make
 superfluous cannot be missed when it expires (a maximum spanning forest by age, Kruskal's algorithm). Docs: averaging.md.
 """
 
@@ -19,23 +19,25 @@ class _Edge(NamedTuple):
 
 
 class SyncGraph:
-    """The graph of `members`; any `span` groups in a row are to connect them (SDPipe's P, Assumption 1). None: nobody asks.
+    """The graph of `members`; any P = `span` · members groups in a row are to connect them (SDPipe's Assumption 1; per worker as in its artifact).
+    None: nobody asks.
 
-    What a member that has left had to do with others connects nobody any more.
+    What a member that has left had to do with others connects nobody any more. What is too old once does not count again when there are more members.
     """
 
     def __init__(self, span: int | None, members: Iterable[str]) -> None:
         if span is not None and span < 1:
             raise ValueError(f"a span of {span} groups")
         self._span = span
-        self._formed = 0
+        self._formed, self._expired = 0, -1
+        """Groups up to this number do not count for the next one any more."""
         self._groups: deque[tuple[int, frozenset[str]]] = deque()
-        """Number and members, oldest first: the last `span` - 1 groups, and who has joined since."""
+        """Number and members, oldest first: the last P - 1 groups, and who has joined since."""
         self._forest: list[_Edge] = []
         """Newest first."""
         self._root = {member: member for member in members}
         self.parts = len(self._root)
-        """Into how many parts the last `span` - 1 groups leave the members."""
+        """Into how many parts the last P - 1 groups leave the members."""
 
     @property
     def members(self) -> Collection[str]:
@@ -43,8 +45,8 @@ class SyncGraph:
 
     @property
     def binding(self) -> bool:
-        """Whether the next group completes a span."""
-        return self._span is not None and self._formed >= self._span - 1
+        """Whether the next group is the last of P."""
+        return self._span is not None and self._formed >= self._span * len(self._root) - 1
 
     def part(self, member: str) -> str:
         """One and the same member for all of a part."""
@@ -59,8 +61,7 @@ class SyncGraph:
         if self._span is None:
             return
         self._groups.append((self._formed, frozenset(group)))
-        while self._groups and self._groups[0][0] <= self._oldest:
-            self._groups.popleft()
+        self._expire()
         self._grow([*_star(self._formed, group), *self._forest])
 
     def join(self, member: str, like: str | None) -> None:
@@ -73,20 +74,22 @@ class SyncGraph:
         self._rebuild()
 
     def leave(self, member: str) -> None:
-        """`member` is gone. O(all edges of the span)."""
+        """`member` is gone. O(all edges of P groups)."""
         if self._root.pop(member, None) is not None:
+            self._expire()
             self._rebuild()
 
     def forget(self) -> None:
         """Nobody has shared anything."""
-        self._formed = 0
+        self._formed, self._expired = 0, -1
         self._groups.clear()
         self._grow(())
 
-    @property
-    def _oldest(self) -> int:
-        """Groups up to this number do not count for the next one any more."""
-        return self._formed - (self._span - 1) if self._span is not None else self._formed
+    def _expire(self) -> None:
+        if self._span is not None:
+            self._expired = max(self._expired, self._formed - (self._span * len(self._root) - 1))
+        while self._groups and self._groups[0][0] <= self._expired:
+            self._groups.popleft()
 
     def _rebuild(self) -> None:
         present = self._root.keys()
@@ -97,9 +100,8 @@ class SyncGraph:
         root = self._root = {member: member for member in self._root}
         part = self.part
         forest = []
-        oldest = self._oldest
         for edge in edges:
-            if edge.number <= oldest:
+            if edge.number <= self._expired:
                 break
             one, other = part(edge.one), part(edge.other)
             if one != other:

@@ -55,7 +55,7 @@ class Bounded(Window):
 
 class Adaptive(Window):
     """The same in N-ths of an iteration, whatever that takes: from one on, which is the paper's T, to `most` of an iteration; and none at all
-    for whoever has averaged so lately that once more would cost more than AVERAGED of its time, as far as a span of so many groups allows.
+    for whoever has averaged so lately that once more would cost more than AVERAGED of its time, as far as a span of so many groups for each worker allows.
 
     An iteration is the mean time from a worker's group to its next arrival. Nobody waits before that is known.
     """
@@ -70,13 +70,14 @@ class Adaptive(Window):
         self._alone: dict[str, int] = {}
         """Worker → its arrivals since it averaged with others."""
 
-    def interval(self, present: int) -> int:
-        """After so many iterations it is time for one of `present` workers to average again: in a span everybody has to."""
+    @property
+    def interval(self) -> int:
+        """After so many iterations it is time for a worker to average again: in a span everybody has to."""
         share = self._averaging / (AVERAGED * self._iteration) if self._iteration else math.nan
-        return 1 if math.isnan(share) else max(1, math.ceil(min(share, MOST, self._span // present)))
+        return 1 if math.isnan(share) else max(1, math.ceil(min(share, MOST, self._span)))
 
     def seconds(self, worker: str, present: int) -> float:
-        if present < 2 or math.isnan(self._iteration) or self._spares(worker, present):
+        if present < 2 or math.isnan(self._iteration) or self._spares(worker):
             return 0.0
         return self._iteration * min(self._factor / present, self._most)
 
@@ -87,7 +88,7 @@ class Adaptive(Window):
             self._iteration = _smoothed(self._iteration, now - since)
 
     def formed(self, group: Collection[str], present: int, now: float) -> None:
-        spared = len(group) == 1 and all(self._spares(worker, present) for worker in group)
+        spared = len(group) == 1 and all(self._spares(worker) for worker in group)
         if len(group) > 1:
             self._alone |= dict.fromkeys(group, 0)
         if not spared:  # or it has waited for nobody in vain
@@ -101,8 +102,8 @@ class Adaptive(Window):
         self._since.pop(worker, None)
         self._alone.pop(worker, None)
 
-    def _spares(self, worker: str, present: int) -> bool:
-        return self._alone.get(worker, 0) < self.interval(present)
+    def _spares(self, worker: str) -> bool:
+        return self._alone.get(worker, 0) < self.interval
 
 
 def _smoothed(mean: float, last: float) -> float:

@@ -255,6 +255,15 @@ class Paced(Schema):
     uplink: Speed = 0.0
 
 
+class Shuns(Schema):
+    """With these peers we do not work for now, as they did what no honest one does: all of them, whenever that changes and with each step. Nothing of them
+    arrives here, and nobody else would know.
+    """
+
+    kind: Literal["shuns"] = "shuns"
+    peers: Peers = ()
+
+
 class Farewell(Schema):
     """The volunteer leaves and will not answer any more."""
 
@@ -287,6 +296,7 @@ FromVolunteer = (
     | Shown
     | Applied
     | Paced
+    | Shuns
     | Farewell
     | Heartbeat
     | EventLine

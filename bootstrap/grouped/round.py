@@ -122,7 +122,7 @@ class Round:
     def receive(self, peer: str, message: m.Message, now: float) -> list[Effect]:
         """A member's word on the sums of its blocks: the last vote decides."""
         match message:
-            case m.Vote() if self.reduce.vote(peer, message, self.roster()):
+            case m.Vote() if self.reduce.vote(peer, message, self.roster(), now):
                 return self._plan(now)
             case m.Objection() if self.reduce.objected(peer, message):
                 return self._plan(now)

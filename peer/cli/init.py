@@ -162,7 +162,8 @@ def init(
         ),
     ] = Mode.EXACT,
     span: Annotated[
-        int, typer.Option(min=1, help="Of grouped: any so many groups in a row connect all pipelines.")
+        int,
+        typer.Option(min=1, help="Of grouped: any so many groups for each pipeline, in a row, connect all."),
     ] = 10,
     window: Annotated[
         str,

@@ -216,8 +216,8 @@ def old_votes() -> AbstractContextManager[None]:
     """Votes on an older plan count for the newer one."""
     vote, make = Reduce.vote, Reduce.make
 
-    def any_vote(self: Reduce, peer: str, message: m.Vote, roster: Any) -> bool:
-        return vote(self, peer, message.model_copy(update={"plan": self.plan}), roster)
+    def any_vote(self: Reduce, peer: str, message: m.Vote, *others: Any) -> bool:
+        return vote(self, peer, message.model_copy(update={"plan": self.plan}), *others)
 
     def keeping(self: Reduce, *arguments: Any) -> Any:
         votes = dict(self._votes)

@@ -1,7 +1,7 @@
 """What peers may put into our arena: how much credit each of them is granted, and what they hold of it.
 
-Half of the arena is for what comes from others, in equal parts for the volunteers of the step, half of each for
-activations and half for their gradients. Whatever that is, one largest frame of each pool always has room. Shards are
+Half of the arena is for what comes from others: a quarter for activations, and one for their gradients. Of each, one half in equal parts for the volunteers
+of the step, the other as they have sent lately: of forty volunteers a few have the blocks next to ours, and most microbatches of a cluster come from one of them. Whatever that is, one largest frame of each pool always has room. Shards are
 bounded by what a reduce needs of them. Who is no volunteer of the step may send one frame of each kind, which is what a
 newcomer needs whose step has not begun here yet; and only a few such peers at a time.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from hetpeer.averaging.heads import ActivationHead, GradientHead, Head, ShardHead
 from hetpeer.dht.credit import Pool
 from hetpeer.dht.grants import Budget, Grants, Holding
-from hetpeer.peer.transport.pressure import GRADIENTS, SHARDS, pool_at
+from hetpeer.peer.transport.pressure import ACTIVATIONS, GRADIENTS, SHARDS, pool_at
 from hetpeer.peer.transport.schema import FLOAT_BYTES, Schema
 from hetpeer.stages.execution.routes import blocks_left
 
@@ -73,12 +73,15 @@ class Intake:
         self._resize()
 
     def members(self, peers: Iterable[str], linked: Iterable[str]) -> None:
-        """The volunteers of the step that begins. Others that have no link and no tensor here any more are forgotten."""
+        """The volunteers of the step that begins. Others that have no link and no tensor here any more are forgotten, and what came long ago."""
         self._members = frozenset(peers)
         kept = self._members.union(linked, (p for p, h in self._holdings.items() if h.held.total()))
         for gone in self._holdings.keys() - kept:
             del self._holdings[gone]
             self._links.pop(gone, None)
+        for holding in self._holdings.values():
+            for kind in holding.came:
+                holding.came[kind] //= 2
         self._resize()
 
     def grants(self, peer: str, key: str, announce: Callable[[], None]) -> Grants:
@@ -105,13 +108,19 @@ class Intake:
             strangers = [other for other in self._holdings if other not in self._members]
             few = peer in strangers[:MAX_STRANGERS]
             return tuple(Budget(least, least) for least in self._least) if few else NOTHING
-        share = int(self._capacity * SHARE / max(1, len(self._members) - 1))
         gradient, shard, activation = self._least
         return (
-            Budget(gradient, max(gradient, share)),
+            Budget(gradient, max(gradient, self._share(peer, GRADIENTS))),
             Budget(shard, max(shard, self._reduce)),
-            Budget(activation, max(activation, share)),
+            Budget(activation, max(activation, self._share(peer, ACTIVATIONS))),
         )
+
+    def _share(self, peer: str, kind: Pool) -> int:
+        """Bytes that a volunteer of the step may have here of pools of that kind."""
+        equal = 1 / max(1, len(self._members) - 1)
+        came = {one: self._holdings[one].came[kind] for one in self._members & self._holdings.keys()}
+        lately = came.get(peer, 0) / total if (total := sum(came.values())) else equal
+        return int(self._capacity * SHARE * (equal + lately) / 2)
 
 
 def _least(schema: Schema) -> tuple[int, int, int]:

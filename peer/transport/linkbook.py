@@ -9,6 +9,7 @@ from statistics import fmean, median, pstdev
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.settings import LinkSettings
+from hetpeer.peer.transport.claim import Claim
 from hetpeer.peer.transport.outflow import Outflow
 from hetpeer.stages.links.adaptive import Coding, coding_for, gentler
 from hetpeer.stages.links.codec import Codec
@@ -77,6 +78,9 @@ class LinkBook:
         self.sent_bytes = 0
         """The same as they were written."""
         self._computing: dict[str, deque[float]] = {}
+        self._claim = Claim()
+        self._past: set[str] = set()
+        """Of WORK, what was measured before we had nothing to compute: the next time says more than all of that."""
         self._links: dict[str, LinkFigures] = {}
 
     @property
@@ -102,13 +106,19 @@ class LinkBook:
         """A microbatch's `forward` or `backward` took so long here, a bundle to be written (`encode`) or read (`decode`), or a block's sum to be
         looked at (`inspect`) or its `update`.
         """
-        self._computing.setdefault(what, deque(maxlen=RECENT)).append(seconds)
+        times = self._computing.setdefault(what, deque(maxlen=RECENT))
+        if what in self._past:
+            self._past.discard(what)
+            times.clear()
+        times.append(seconds)
         self.done[what] += 1
         self.spent[what] += seconds
 
     def begin_anew(self) -> None:
         """Other blocks from now on: what was computed was of the last ones."""
         self._computing.clear()
+        self._claim = Claim()
+        self._past.clear()
 
     def mean(self, what: str) -> float:
         """Seconds of what `computed` is told of, as they add up; 0: not known."""
@@ -163,8 +173,12 @@ class LinkBook:
 
     def paced(self) -> m.Paced:
         """What the coordinator is told once a step."""
+        done = sum(self.done[what] for what in WORK)
+        computing = self._claim.say(done, self.computing)
+        if self._claim.idle:
+            self._past.update(WORK)
         known = {peer: link.seconds for peer, link in self._links.items() if link.rate}
-        return m.Paced(computing=self.computing, links=known, uplink=self.reducing.rate)
+        return m.Paced(computing=computing, links=known, uplink=self.reducing.rate)
 
     def keep_only(self, peers: frozenset[str]) -> None:
         """Forget who has left."""

@@ -486,11 +486,13 @@ def test_a_link_that_was_congested_before_the_step_began_gets_nothing_until_it_i
 def test_whom_we_refuse_gets_no_tasks_in_any_step_until_we_do_not():
     for refused in (True, False):
         member = member_in(Phase.READY)
-        member.refused("other", True)
+        (told,) = member.refused("other", True)
+        assert told == e.Tell(m.Shuns(peers=("other",))), "nobody else would know"
         member.reachable("other")  # that its line is good changes nothing
         if not refused:
-            member.refused("other", False)
-        member.receive(two_hops())
+            assert member.refused("other", False) == [e.Tell(m.Shuns())]
+        begun = member.receive(two_hops())
+        assert (told in begun) is refused, "the coordinator may be a new one"
         (send,) = member.forward_done(STEP, p.TaskKey(0, 0), "out", None)
         assert send.effect.route[0].peer == (ME if refused else "other")
 

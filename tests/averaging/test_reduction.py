@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import Inspect, Look, SendPart, SendResult, Shard, SumParts
-from hetpeer.averaging.reduction import NEWS, PIECES, Reduction, in_turns, shards_of
+from hetpeer.averaging.reduction import (
+    AT_ONCE,
+    LENGTH,
+    NEWS,
+    PIECES,
+    SHORTEST,
+    Reduction,
+    in_turns,
+    length_of,
+    shards_of,
+)
 from hetpeer.averaging.ties import Tie, Ties
 from hetpeer.stages.execution.effects import Release
 
@@ -53,6 +63,19 @@ def test_shards_cut_the_gradient_completely_and_by_the_shares(elements, shares, 
         assert 1 <= len(own) <= PIECES
         assert len(own) == PIECES or max(own) <= length
         assert len(own) == 1 or max(own) - min(own) <= 1
+
+
+def test_the_first_shards_of_many_reducers_arrive_as_early_as_those_of_a_few():
+    """A line carries one shard to each of them before the first is there: as many bytes, however many they are."""
+    for count in (1, AT_ONCE, 50, 100):
+        many = tuple(map(str, range(count)))
+        for one in (
+            cover(reducers=tuple((peer, 1) for peer in many), receivers=("a",)),
+            cover(reducers=(("a", 1),), receivers=many),
+        ):
+            assert count * length_of(one) <= AT_ONCE * LENGTH
+    assert length_of(cover()) == LENGTH
+    assert length_of(cover(receivers=tuple(map(str, range(1000))))) == SHORTEST
 
 
 def test_shards_are_sent_to_all_reducers_in_turn():

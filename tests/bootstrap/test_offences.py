@@ -114,6 +114,51 @@ def test_who_sends_rubbish_is_gone_around_and_halts_nothing():
     assert court.core._steps.first.taken == {liar: 1}
 
 
+def way(court, microbatch):
+    return tuple(hop.peer for hop in court.core._steps.first._ways._routes[microbatch])
+
+
+def two_by_two():
+    """A court, in which both ids go from a liar to a victim, and the other one that has the victim's block."""
+    court = Court(layouts=(((0, 1), (1, 2)),), steps=8).begin("a", "b", "c", "d")
+    ways = court.core._steps.first._ways
+    liar, victim = way(court, 0)
+    for microbatch in (0, 1):
+        ways._on(microbatch, ways._routes[0])
+    places = {peer: one.place for peer, one in court.core.members.volunteers.items()}
+    (other,) = [peer for peer in places if places[peer] == places[victim] and peer != victim]
+    return court, liar, victim, other
+
+
+def test_what_came_by_a_way_that_nobody_ordered_is_no_failure_and_nothing_passes_there_any_more():
+    """A sender whose link is refused goes around it without asking. Its next victim was not listened to, as the id had no business there, refused it as well, and what was
+    handed out to go from one to the other stood still for two time-outs.
+    """
+    court, liar, victim, other = two_by_two()
+    court.core._steps.first._ways._been[0].clear()
+    assert unusable(court, other, liar) == [], "no id was to pass there"
+    assert not court.core._steps.first._failures._known
+    court.core._steps.first._ways._been[0].update(way(court, 0))
+    assert unusable(court, victim, liar)
+    assert liar not in way(court, 0) + way(court, 1)
+
+
+def test_nothing_is_sent_to_who_does_not_work_with_its_sender():
+    court, liar, victim, other = two_by_two()
+    effects = court.tell(victim, m.Shuns(peers=(liar,)))
+    assert {task.id for effect in effects for task in effect.message.tasks} == {0, 1}
+    assert (liar, victim) not in (way(court, 0), way(court, 1))
+    assert court.tell(victim, m.Shuns(peers=(liar,))) == [], "which is known"
+    court.tell(other, m.Shuns(peers=(liar,)))
+    assert liar not in way(court, 0) + way(court, 1)
+    court.commit("a", "b", "c", "d")
+    assert liar not in way(court, 0) + way(court, 1), "in the next step either"
+    court.tell(victim, m.Shuns())
+    court.tell(other, m.Shuns())
+    court.commit("a", "b", "c", "d")
+    assert liar in way(court, 0) + way(court, 1)
+
+
 def test_who_accuses_everybody_halts_nothing():
     court = Court().begin("a", "b", "c")
     effects = [unusable(court, "a", given) for given in ("b", "c", "a", "nobody", "b", "c")]

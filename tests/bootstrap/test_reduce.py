@@ -48,20 +48,20 @@ def test_who_only_sends_is_told_of_that_block_alone():
 
 def test_all_votes_alike_decide_and_an_older_plans_do_not_count():
     one = reduce()
-    one.vote("a", vote(), ROSTER)
+    one.vote("a", vote(), ROSTER, 1.0)
     one.make(SUMS, ROSTER, 1.0)
-    assert not one.vote("b", vote(plan=1), ROSTER)
-    one.vote("b", vote(plan=2), ROSTER)
+    assert not one.vote("b", vote(plan=1), ROSTER, 1.0)
+    one.vote("b", vote(plan=2), ROSTER, 1.0)
     assert one.decision is None
-    one.vote("a", vote(plan=2), ROSTER)
+    one.vote("a", vote(plan=2), ROSTER, 1.0)
     assert one.decision is not None
     assert one.decision[1].digest == "y"
 
 
 def test_votes_of_other_blocks_than_ones_own_do_not_count():
     one = reduce()
-    one.vote("a", vote(), ROSTER)
-    one.vote("b", vote(digests=("x",)), ROSTER)
+    one.vote("a", vote(), ROSTER, 1.0)
+    one.vote("b", vote(digests=("x",)), ROSTER, 1.0)
     assert one.decision is None
 
 
@@ -70,18 +70,18 @@ def test_a_vote_on_a_block_twice_is_an_offence():
     one, twice = reduce(), vote(digests=("x", "y"))
     also = twice.blocks[1].model_copy(update={"digest": "z"})
     with pytest.raises(ProtocolError):
-        one.vote("a", twice.model_copy(update={"blocks": (*twice.blocks, also)}), ROSTER)
+        one.vote("a", twice.model_copy(update={"blocks": (*twice.blocks, also)}), ROSTER, 1.0)
     assert not one.votes
 
 
 def test_differing_votes_ask_for_another_plan_whose_votes_say_what_has_come_from_whom():
     one = reduce()
-    one.vote("a", vote(), ROSTER)
-    assert one.vote("b", vote(digests=("x", "z")), ROSTER)
+    one.vote("a", vote(), ROSTER, 1.0)
+    assert one.vote("b", vote(digests=("x", "z")), ROSTER, 1.0)
     one.make(SUMS, ROSTER, 1.0)
     assert one.closely == (1,)
     for peer in "ab":
-        assert not one.vote(peer, vote(plan=2), ROSTER)
+        assert not one.vote(peer, vote(plan=2), ROSTER, 1.0)
     assert one.decision is not None, "they agree this time, whatever they say of it"
 
 
@@ -110,9 +110,9 @@ def test_what_was_missed_counts_for_the_plan_that_ran_out_of_time_alone():
 
 def test_who_leaves_takes_the_votes_with_it_and_excuses_who_was_late():
     one = reduce()
-    one.vote("a", vote(), ROSTER)
+    one.vote("a", vote(), ROSTER, 1.0)
     one.left()
-    one.vote("b", vote(), ROSTER)
+    one.vote("b", vote(), ROSTER, 1.0)
     assert one.decision is None
 
 
@@ -126,6 +126,35 @@ def test_a_plan_is_overdue_when_nothing_comes_and_who_is_silent_three_times_is_m
         now += 1000.0
         one.make(SUMS, ROSTER, now)
         assert one.mute(ROSTER, now) == []
-    one.vote("b", vote(plan=MAX_PLANS), ROSTER)
+    one.vote("b", vote(plan=MAX_PLANS), ROSTER, 1.0)
     assert one.mute(ROSTER, now + 1000.0) == ["a"]
     assert one.mute(ROSTER, now + 1.0) == []
+
+
+def test_what_a_step_needed_is_waited_for_in_the_next_ones_and_never_more():
+    """A swarm whose sums come every twelve seconds: once it has run out, it does not again after a few steps. And nobody makes us wait longer by being late."""
+    pace = Pace()
+
+    def step(gap_s: float) -> bool:
+        """Whether a reduce whose sums come so far apart ran out of time on its way."""
+        one, now = Reduce(CONFIG, {}, Quarrels(), pace, 0.0), 0.0
+        one.make(SUMS, ROSTER, now)
+        voided = False
+        while one.overdue(now + gap_s - 1e-6):
+            voided = one.ran_out()
+            one.make(SUMS, ROSTER, now)
+        for peer in ROSTER:
+            now += gap_s
+            one.moves(peer, Reducing(line=LINE, step=0, plan=one.plan), now)
+            one.vote(peer, vote(plan=one.plan), ROSTER, now)
+        assert one.decision is not None
+        pace.committed()
+        return voided
+
+    assert [step(12.0) for _ in range(20)] == [True] + 19 * [False]
+    for _ in range(20):
+        step(9.0)
+    assert pace.patience(10.0) == pytest.approx(13.5)
+    for _ in range(20):
+        step(13.4)
+    assert pace.patience(10.0) == pytest.approx(13.5)

@@ -63,6 +63,7 @@ MESSAGES = [
     m.Show(**PLAN, check=1, marks=(MARK,)),
     m.Applied(**AT, held=HELD),
     m.Paced(computing=0.1, links={B: 0.5}, uplink=1e6),
+    m.Shuns(peers=(B,)),
     m.Farewell(),
     m.Heartbeat(),
     m.EventLine(line='{"record":{}}'),

@@ -107,6 +107,28 @@ def test_volunteers_of_the_step_share_what_there_is(schema: Schema) -> None:
         assert base[2] >= 2 * schema.input_layout(min(schema.specs), 4).nbytes
 
 
+def test_who_sends_gets_more_and_all_of_it_together_is_as_much(schema: Schema) -> None:
+    """Of forty, three have the blocks before ours; one of them is of our cluster."""
+    intake = used(schema)
+    names = [f"v{n}" for n in range(40)]
+    intake.members(names, ())
+    links = {name: intake.grants(name, "1", lambda: None) for name in names[1:]}
+    for name, count in (("v1", 8), ("v2", 1), ("v3", 1)):
+        lane = links[name].lane()
+        lane.offered({ACTIVATIONS: count * 1000})
+        lane.settle(ACTIVATIONS, count * 1000)()
+    for _ in range(2):  # what is scaled down is as much for everybody
+        intake.members(names, ())
+        most = {name: grants._budgets[ACTIVATIONS].most for name, grants in links.items()}
+        assert most["v1"] == pytest.approx(ARENA / 8 * (0.8 + 1 / 39), rel=0.01)
+        assert most["v2"] == pytest.approx(ARENA / 8 * (0.1 + 1 / 39), rel=0.01)
+        assert most["v9"] == max(int(ARENA / 8 / 39), intake._least[ACTIVATIONS])
+        assert links["v1"]._budgets[GRADIENTS].most == int(ARENA / 4 / 39), "of which nothing has come"
+    for _ in range(60):
+        intake.members(names, ())
+    assert links["v1"]._budgets[ACTIVATIONS].most == int(ARENA / 4 / 39), "it has stopped"
+
+
 def test_without_a_place_nothing_is_granted_and_with_one_the_sender_hears_of_it(schema: Schema) -> None:
     intake, told = Intake(), []
     intake.members(["a", "us"], ())

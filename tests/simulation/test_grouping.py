@@ -37,13 +37,13 @@ def test_a_schedule_is_its_seed():
 
 
 def test_the_watch_sees_who_is_apart():
-    watch = Watch(2, 1, ["a", "b", "c"])
-    for number, members in enumerate((("a", "b"), ("b", "c"), ("a", "b"), ("a", "b")), 1):
+    watch = Watch(1, 1, ["a", "b", "c"])
+    for number, members in enumerate((("a", "b"), ("b", "c"), ("a", "b"), ("a", "b"), ("a", "b")), 1):
         watch.formed(Group(0, number, members))
-        assert watch.apart == (1 if number == 4 else 0)
+        assert watch.apart == (1 if number == 5 else 0)
     watch.left("a")
     with pytest.raises(AssertionError, match="somebody who is gone"):
-        watch.formed(Group(0, 5, ("a",)))
+        watch.formed(Group(0, 6, ("a",)))
 
 
 def test_a_scheduler_that_checks_nothing_or_waits_for_too_many_is_found_out(monkeypatch):

@@ -190,6 +190,34 @@ def test_who_left_is_forgotten():
     assert not links.links
 
 
+def test_who_was_slow_once_is_tried_again_and_less_often_if_it_still_is():
+    """It would be given nothing for ever by what it took in a bad moment. Steps without a microbatch until it claims to be as fast as the others: a tenth of that."""
+    links = book()
+
+    def compute(seconds):
+        for what in ("forward", "backward"):
+            links.computed(what, seconds / 2)
+        return links.paced().computing
+
+    def idle_steps():
+        count = 1
+        while links.paced().computing > 0.1:
+            count += 1
+        return count
+
+    assert [compute(1.0) for _ in range(40)] == [1.0] * 40
+    tries = []
+    for took in (1.0, 1.0, 0.7, 0.7):
+        tries.append(idle_steps())
+        assert compute(took) == pytest.approx(took), "one that is new says more than thirty old ones"
+    assert tries == [22, 44, 88, 19]
+    assert idle_steps() == 37
+    for _ in range(40):
+        idle_steps()
+        compute(0.7)
+    assert idle_steps() == 1183, "but not never"
+
+
 def test_what_is_told_is_a_message():
     links = book()
     links.computed("forward", 1.0)
