@@ -3,7 +3,8 @@
 Twelve volunteers in homes (root), four stages: nine are honest all the time; three are honest but for the attack that is under way, and come anew,
 as somebody else, for each attack by volunteers. A stranger in a home of its own does the rest (tests/hostile). One attack after the other goes on for so
 many seconds; before each the honest nine have the swarm for themselves for a while, which is what it is measured by: the same swarm without attackers.
-First three come who attack nothing: all processes share this machine's cores.
+First three come who attack nothing: all processes share this machine's cores. So it is said, too, how many of them the attackers took, which would have their own, and
+how much of the honest ones' processor time a microbatch cost, beside what it costs without attackers.
 
 Goodput: microbatches that are committed, in a second. The first time that somebody hoards costs two stall time-outs, so hoarding is measured after 150 s of it.
 At the end the volunteers' signed logs are audited.
@@ -14,6 +15,7 @@ At the end the volunteers' signed logs are audited.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import statistics
@@ -21,7 +23,7 @@ import sys
 import tempfile
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,7 +33,7 @@ import psutil
 
 from benchmarks import report
 from benchmarks.chaos import collect, look
-from benchmarks.swarm import ENDLESS, START_S, Model, Site, Swarm, make_run, running
+from benchmarks.swarm import ENDLESS, START_S, Model, Site, Swarm, cpu_seconds, make_run, running
 from hetpeer.bootstrap.audit import audit
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import LinkSettings, TrainingSettings
@@ -55,43 +57,85 @@ STRANGER_COMMAND = (sys.executable, "-P", "-m", "tests.hostile.stranger")
 REFUSED = re.compile(r"(\w+) is refused for")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Period:
+    """From when to when, and seconds of processor time of all honest processes, and of all others."""
+
+    begin: float
+    end: float
+    honest_s: float
+    hostile_s: float
+
+    @property
+    def hostile_cores(self) -> float:
+        """So many processors the attackers had for themselves: their own ones, where it is no laboratory."""
+        return self.hostile_s / (self.end - self.begin)
+
+
 @dataclass(slots=True)
 class Watch:
     """What the honest ones have got done, and what they take."""
 
     swarm: Swarm
+    hostile: Callable[[], Iterable[int]]
+    """The processes that attackers have started themselves."""
     before: dict[int, int] = field(default_factory=dict)
     """Node → bytes of memory of its processes when the attacks began."""
     most: dict[int, int] = field(default_factory=dict)
     """The same at its worst."""
 
-    async def during(self, seconds: float) -> tuple[float, float]:
-        """From when to when that was."""
-        began = time.monotonic()
+    async def during(self, seconds: float) -> Period:
+        """What that was like."""
+        began, honest, hostile = time.monotonic(), self._cpu(self._honest()), self._cpu(self.hostile())
         while (now := time.monotonic()) - began < seconds:
             for node, nbytes in self.memory().items():
                 self.most[node] = max(self.most.get(node, 0), nbytes)
             for _ in range(20):
                 await look(self.swarm)
             self.swarm.check()
-        return began, now
+        honest_s, hostile_s = (
+            sum(after[pid] - before.get(pid, 0.0) for pid in after)
+            for before, after in ((honest, self._cpu(self._honest())), (hostile, self._cpu(self.hostile())))
+        )
+        return Period(begin=began, end=now, honest_s=honest_s, hostile_s=hostile_s)
+
+    def _honest(self) -> list[int]:
+        """The processes that we have started, the coordinator's first."""
+        return [self.swarm.bootstrap.pid, *(self.swarm.volunteers[n].pid for n in range(1, HONEST + 1))]
+
+    def _cpu(self, pids: Iterable[int]) -> dict[int, float]:
+        """Process → seconds of processor time so far, of these and all their children."""
+        found = {}
+        for pid in pids:
+            with suppress(psutil.NoSuchProcess):
+                parent = psutil.Process(pid)
+                family = [parent, *parent.children(recursive=True)]
+                found |= dict(zip((one.pid for one in family), cpu_seconds(family), strict=True))
+        return found
 
     def memory(self) -> dict[int, int]:
         """Of each honest node, the coordinator's included."""
         found = {}
-        for node in range(HONEST + 1):
-            child = self.swarm.volunteers[node] if node else self.swarm.bootstrap
+        for node, pid in enumerate(self._honest()):
             with suppress(psutil.NoSuchProcess):
-                daemon = psutil.Process(child.pid)
+                daemon = psutil.Process(pid)
                 family = [daemon, *daemon.children(recursive=True)]
                 found[node] = sum(one.memory_info().rss for one in family)
         return found
 
-    def goodput(self, when: tuple[float, float]) -> float:
+    def goodput(self, when: Period) -> float:
         """Microbatches a second that were committed then; of a step that was under way at its border, a part."""
         times = [one.at for one in self.swarm.feed.seen if one.record["kind"] == "commit"]
-        begin, end = when
-        return MICROBATCHES * (_steps_at(times, end) - _steps_at(times, begin)) / (end - begin)
+        steps = _steps_at(times, when.end) - _steps_at(times, when.begin)
+        return MICROBATCHES * steps / (when.end - when.begin)
+
+    def cost(self, when: Period) -> float:
+        """Seconds of the honest ones' processors for each of those."""
+        return (
+            when.honest_s / (goodput * (when.end - when.begin))
+            if (goodput := self.goodput(when))
+            else math.inf
+        )
 
 
 def _steps_at(times: Sequence[float], at: float) -> float:
@@ -116,6 +160,11 @@ class Hostile:
         """Of all that there were."""
         self._stranger: Child | None = None
         os.environ[VARIABLE] = str(self._under_way)
+
+    def pids(self) -> list[int]:
+        """Of all that are here."""
+        here = [*self._volunteers, *([] if self._stranger is None else [self._stranger])]
+        return [child.pid for child in here if child.status is None]
 
     def attack(self, name: str) -> None:
         """From now on; empty: none."""
@@ -195,7 +244,7 @@ async def _trial(options: Any, lab: Lab, folder: Path) -> dict[str, Any]:
     async with running(run, folder, HONEST, site=site) as swarm:
         await swarm.until(WARM_UP_STEPS, WARM_UP_S)
         hostile = Hostile(swarm, folder, site, swarm.address)
-        watch = Watch(swarm)
+        watch = Watch(swarm, hostile.pids)
         try:
             found = await _attacked(options, hostile, watch)
         finally:
@@ -259,7 +308,7 @@ async def _attacked(options: Any, hostile: Hostile, watch: Watch) -> list[dict[s
             flush=True,
         )
     quiet.append(await watch.during(options.quiet))
-    usual = statistics.median(map(watch.goodput, quiet))
+    usual, cost = statistics.median(map(watch.goodput, quiet)), statistics.median(map(watch.cost, quiet))
     return [
         {
             "row": attack.row,
@@ -268,6 +317,8 @@ async def _attacked(options: Any, hostile: Hostile, watch: Watch) -> list[dict[s
             "ratio": round(watch.goodput(when) / usual, 3),
             "ratio_at_first": round(watch.goodput(lead) / usual, 3),
             "quiet_before": round(watch.goodput(before), 2),
+            "cost": round(watch.cost(when) / cost, 3),
+            "hostile_cores": round(when.hostile_cores, 2),
         }
         for (attack, lead, when), before in zip(attacked, quiet, strict=False)
     ]
@@ -321,7 +372,8 @@ def show(figures: dict[str, Any]) -> None:
     for one in figures["attacks"]:
         print(
             f"  {one['row']:2} {one['attack']:14} {one['ratio']:6.0%} of the goodput without attackers,"
-            f" {one['ratio_at_first']:6.0%} before that"
+            f" {one['ratio_at_first']:6.0%} before that; {one['cost']:.2f} times the processor time for each microbatch,"
+            f" {one['hostile_cores']:.2f} processors taken by attackers"
         )
     verdict = figures["audit"]
     print(f"  all together {figures['goodput']:.0%}, worst {figures['worst']:.0%}")
