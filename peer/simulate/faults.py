@@ -94,6 +94,7 @@ class Faults:
             (1, self._hang),
             (1, self._slow_down),
             (1, self._mistake),
+            (1, self._shun),
         ]
         random.choices([s for _, s in strikes], [w for w, _ in strikes])[0](random.choice(alive))
 
@@ -128,6 +129,17 @@ class Faults:
             for here, there in ((victim, other), (other, victim)):
                 swarm.world.after(1.0, partial(here.link_changed, there.name, is_up=False))
                 swarm.world.after(seconds, partial(here.link_changed, there.name, is_up=True))
+
+    def _shun(self, victim: Volunteer) -> None:
+        """It takes nothing of another one for a while, whom it holds for a liar; that one only sees that its link is down."""
+        swarm = self._swarm
+        other = self._random.choice([v for v in swarm.volunteers.values() if v is not victim] or [victim])
+        seconds = self._random.choice((2.0, 20.0))
+        swarm.network.cut(victim.name, other.name, seconds)
+        victim.refuses(other.name, for_now=True)
+        swarm.world.after(1.0, partial(other.link_changed, victim.name, is_up=False))
+        swarm.world.after(seconds, partial(victim.refuses, other.name, for_now=False))
+        swarm.world.after(seconds, partial(other.link_changed, victim.name, is_up=True))
 
     def _cut_from_coordinator(self, victim: Volunteer) -> None:
         swarm, name = self._swarm, victim.name

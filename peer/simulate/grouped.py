@@ -33,7 +33,7 @@ INTERVALS = (1, 3)
 """Batches between averagings, in turn; every other four seeds' averagings are delayed."""
 SLOW_S = (0.2, 1.0, 5.0)
 """How much later a part of a delayed averaging leaves at most, in turn."""
-SPAN = 3
+SPAN = 1
 WAIT = (1.0, WAITED)
 """Of an iteration, for company, in turn for eight seeds each: those who wait longer average more."""
 BATCHES = 12

@@ -157,6 +157,10 @@ class Volunteer:
 
         self.later(self.process, changed)
 
+    def refuses(self, peer: str, *, for_now: bool) -> None:
+        """We do not work with `peer` for now, or do again."""
+        self.later(self.process, lambda core: core.refused(peer, for_now))
+
     def _answer_of(self, process: int) -> Answer:
         return lambda finish: self.later(process, finish)
 

@@ -22,7 +22,7 @@ from tests.simulation.cells import (
     STEERED_MEMBER,
 )
 
-SEEDS = range(60, 260)
+SEEDS = range(240, 440)
 FAULTS = 20
 
 
