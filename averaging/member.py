@@ -29,7 +29,7 @@ from hetpeer.averaging.effects import (
 from hetpeer.averaging.holding import HeldStep
 from hetpeer.averaging.voting import Shape
 from hetpeer.averaging.working import Working
-from hetpeer.stages.execution.window import Depth, shortest
+from hetpeer.stages.execution.window import Window
 
 __all__ = ["Effect", "InStep", "Member", "Origin", "Phase", "StepEffect"]
 
@@ -48,12 +48,12 @@ class Phase(enum.Enum):
 
 
 class Member(Working):
-    """The core of one volunteer. `shape` is what the manifest says of the model's vectors and slots, `depth` how many
+    """The core of one volunteer. `shape` is what the manifest says of the model's vectors and slots, `window` how many
     microbatches may be under way.
     """
 
-    def __init__(self, me: str, hello: m.Hello, shape: Shape, depth: Depth = shortest) -> None:
-        super().__init__(depth)
+    def __init__(self, me: str, hello: m.Hello, shape: Shape, window: Window | None = None) -> None:
+        super().__init__(window)
         self.me = me
         self.phase = Phase.JOINING
         self.place: m.Range | None = None

@@ -46,17 +46,17 @@ def shares_of(cover: Cover, elements: int) -> list[tuple[str, int, int]]:
     return shares
 
 
-def length_of(cover: Cover, length: int = LENGTH) -> int:
-    """Elements of a shard of `cover`: a holder sends to all reducers at once, and a reducer to all receivers, so that lines carry a shard to each of them
-    before the first of them is there. With more than AT_ONCE of them shards are that much shorter than `length`.
+def length_of(cover: Cover) -> int:
+    """What `cover` had better say of the length of its shards: a holder sends to all reducers at once, and a reducer to all receivers, so that lines carry a shard to each of
+    them before the first of them is there. With more than AT_ONCE of them shards are shorter; 0: as usual.
     """
-    at_once = max(len(cover.reducers), len(cover.receivers), AT_ONCE)
-    return max(length * AT_ONCE // at_once, min(length, SHORTEST))
+    at_once = max(len(cover.reducers), len(cover.receivers))
+    return max(LENGTH * AT_ONCE // at_once, SHORTEST) if at_once > AT_ONCE else 0
 
 
 def shards_of(plan: int, cover: Cover, elements: int, length: int = LENGTH) -> list[Shard]:
-    """Those shares, in shards of `length_of` the cover or more."""
-    length, shards = length_of(cover, length), list[Shard]()
+    """Those shares, in shards of `length` or more, or of what the cover says."""
+    length, shards = cover.length or length, list[Shard]()
     for reducer, begin, end in shares_of(cover, elements):
         count = max(1, min(PIECES, -(-(end - begin) // length)))
         borders = [begin + (end - begin) * piece // count for piece in range(count + 1)]

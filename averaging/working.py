@@ -17,21 +17,21 @@ from hetpeer.stages.execution.effects import Handle, Release, TaskKey
 from hetpeer.stages.execution.occupation import Occupation
 from hetpeer.stages.execution.routes import Route
 from hetpeer.stages.execution.slots import SlotBook
-from hetpeer.stages.execution.window import Depth
+from hetpeer.stages.execution.window import Window
 
 MOST_SHUNNED = 256
 
 
 class Working:
-    """Where a volunteer stands (`line`, `version`) and the steps that it works on. `depth`: microbatches that may be under way."""
+    """Where a volunteer stands (`line`, `version`) and the steps that it works on. `window`: microbatches that may be under way."""
 
-    def __init__(self, depth: Depth) -> None:
+    def __init__(self, window: Window | None) -> None:
         self.line = m.Line(term=0, view=0)
         self.version: int | None = None
         """Of the state in the worker; None while there is none to be trusted."""
         self._steps: list[HeldStep] = []
         """In their order: the first is the next to be committed."""
-        self._bench = Bench(depth)
+        self._bench = Bench(window)
         self._round: HeldStep | None = None
         """The averaging that we take part in; beside a step if it is a delayed one."""
         self._group = (0, 0)
@@ -188,7 +188,9 @@ class Working:
         return self._shuns()
 
     def _shuns(self) -> list[Effect]:
-        return [Tell(m.Shuns(peers=tuple(sorted(self._shunned)[:MOST_SHUNNED])))]
+        """Those whom anybody may send to us by our leave: not every stranger that was turned away."""
+        partners = {peer for step in self._steps for peer in step.partners} & self._shunned
+        return [Tell(m.Shuns(peers=tuple(sorted(partners)[:MOST_SHUNNED])))] if self._steps else []
 
     def congested(self, peer: str, blocks: int | None) -> list[Effect]:
         """Our link to `peer` takes no forwards with `blocks` or more of them left to the loss; None: it takes all."""

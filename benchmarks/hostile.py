@@ -86,16 +86,21 @@ class Watch:
 
     async def during(self, seconds: float) -> Period:
         """What that was like."""
-        began, honest, hostile = time.monotonic(), self._cpu(self._honest()), self._cpu(self.hostile())
+        began = time.monotonic()
+        families = self._honest, self.hostile
+        before = [self._cpu(family()) for family in families]
+        after = [dict(known) for known in before]
         while (now := time.monotonic()) - began < seconds:
             for node, nbytes in self.memory().items():
                 self.most[node] = max(self.most.get(node, 0), nbytes)
             for _ in range(20):
                 await look(self.swarm)
+            for known, family in zip(after, families, strict=True):
+                known.update(self._cpu(family()))  # what ends meanwhile has taken what was seen of it
             self.swarm.check()
         honest_s, hostile_s = (
-            sum(after[pid] - before.get(pid, 0.0) for pid in after)
-            for before, after in ((honest, self._cpu(self._honest())), (hostile, self._cpu(self.hostile())))
+            sum(known[pid] - first.get(pid, 0.0) for pid in known)
+            for first, known in zip(before, after, strict=True)
         )
         return Period(begin=began, end=now, honest_s=honest_s, hostile_s=hostile_s)
 

@@ -32,9 +32,6 @@ class Admission:
         if not hello.understands_us:
             why = f"wire version {hello.wire_version} here, {m.WIRE_VERSION} at the coordinator"
             return m.Rejected(reason="version", why=why)
-        if self._reign.config.proves and hello.wire_version < m.PROVES:
-            why = f"sums are proven here, and wire version {hello.wire_version} does not know how"
-            return m.Rejected(reason="version", why=why)
         if hello.run != run:
             return m.Rejected(reason="run", why=f"this coordinator serves run {run}, not {hello.run}")
         if self._reign.state is State.FINISHED:

@@ -154,9 +154,8 @@ class Coordinator(Losing):
 
     def _shuns(self, volunteer: Volunteer, message: m.Shuns, _now: float) -> list[Effect]:
         """Nothing passes between these any more: what is on its way there goes another one."""
-        fresh = set(message.peers) - volunteer.shuns
         volunteer.shuns = frozenset(message.peers)
-        return self._steps.part(volunteer.peer, sorted(fresh))
+        return self._steps.part(volunteer.peer, message.peers)
 
     def _farewell(self, volunteer: Volunteer, _message: m.Farewell, now: float) -> list[Effect]:
         return [*self._lose({volunteer.peer: "said farewell"}, now), Disconnect(volunteer.peer)]

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from hetpeer.averaging.messages import Hello, Place
 from hetpeer.bootstrap.lines import Lines
 from hetpeer.bootstrap.rates import lines, rates
-from hetpeer.stages.links.pace import target_seconds
+from hetpeer.bootstrap.targets import targets
 from hetpeer.stages.planning.swarms.given import Compression
 
 Range = tuple[int, int]
@@ -39,6 +39,8 @@ class Volunteer:
     peer: str
     incarnation: int
     heard_at: float
+    wire_version: int = 0
+    """The latest that it speaks."""
     flops_per_second: float = 0.0
     product_flops: float = 0.0
     """In a product of large matrices; the same number where it has tried nothing else; 0: not said."""
@@ -53,7 +55,7 @@ class Volunteer:
     """How often in a row it had a version only when that was past."""
     broken_at: float | None = None
     computing: float = 0.0
-    """Seconds of a microbatch at its place, as it last said; 0 before."""
+    """Seconds of a microbatch at its place, as it last said, or would like it to be tried; 0 before."""
     links: Mapping[str, float] = field(default_factory=dict)
     """Peer → seconds of a microbatch's bundle on the link there, uncompressed."""
     uplink: float = 0.0
@@ -72,6 +74,7 @@ class Volunteer:
             peer,
             hello.incarnation,
             now,
+            hello.wire_version,
             flops_per_second=hello.flops_per_second,
             product_flops=hello.product_flops,
             memory_bytes=hello.memory_bytes,
@@ -266,23 +269,42 @@ class Membership:
         ranges = (self.roster() if roster is None else roster).values()
         return [n for n in range(self.blocks) if not any(b <= n < e for b, e in ranges)]
 
-    def target(self, ratio: float) -> float:
-        """Seconds that every link is to take for a microbatch (stages/links/pace.py); 0: not known."""
-        roster, ready = self.roster(), self._ready()
-        links = (seconds for v in ready for peer, seconds in v.links.items() if peer in roster)
-        return target_seconds(links, (v.computing for v in ready), ratio)
+    def targets(self, ratio: float) -> dict[str, float]:
+        """Ready volunteer → seconds that each of its links is to take for a microbatch (targets.py); empty: nothing is known."""
+        return targets(self._ready(), ratio)
+
+    def speak(self, version: int, peers: Iterable[str]) -> bool:
+        """Whether all of `peers` speak that version of the protocol."""
+        known = self.volunteers
+        return all(peer in known and known[peer].wire_version >= version for peer in peers)
 
     def shunned(self) -> set[frozenset[str]]:
-        """Pairs of which one does not work with the other for now."""
-        return {frozenset((v.peer, other)) for v in self.volunteers.values() for other in v.shuns}
+        """Ready volunteers of which one does not work with the other for now. Who shuns most who have the blocks next to its own counts as shunning all of them: else it would choose
+        who sees what it sends.
+        """
+        ready, pairs = self._ready(), set[frozenset[str]]()
+        for one in ready:
+            for side in _beside(one, ready) if one.shuns else ():
+                shunned = one.shuns & side
+                pairs |= {
+                    frozenset((one.peer, peer))
+                    for peer in (side if 2 * len(shunned) > len(side) else shunned)
+                }
+        return pairs
 
     def rates(self) -> dict[str, float]:
         """Blocks a second of each ready volunteer (rates.py)."""
         return rates(self._ready(), self._costs)
 
-    def lines(self, compression: Compression = PLAIN, target: float = 0.0, *, mixed: bool = False) -> Lines:
-        """What lies between the ready volunteers. `target`: what lines aim at (0: not known); `mixed`: everybody is to meet many others."""
-        return lines(self._ready(), self.rates(), compression, target, mixed=mixed)
+    def lines(
+        self,
+        compression: Compression = PLAIN,
+        targets: Mapping[str, float] = MappingProxyType({}),
+        *,
+        mixed: bool = False,
+    ) -> Lines:
+        """What lies between the ready volunteers. `targets`: what their lines aim at; `mixed`: everybody is to meet many others."""
+        return lines(self._ready(), self.rates(), compression, targets, mixed=mixed)
 
     def _ready(self) -> list[Volunteer]:
         return [self.volunteers[peer] for peer in self.roster()]
@@ -290,3 +312,15 @@ class Membership:
     def uplinks(self) -> dict[str, float]:
         """Bytes/s that leave each ready volunteer (0 where it was not measured)."""
         return {peer: self.volunteers[peer].uplink for peer in self.roster()}
+
+
+def _beside(one: Volunteer, others: Iterable[Volunteer]) -> tuple[set[str], set[str]]:
+    """Who has the blocks before those of `one`, and who those behind them: what it has to do with."""
+    begin, end = one.place or (0, 0)
+    before, behind = set[str](), set[str]()
+    for other in others:
+        first, last = other.place or (0, 0)
+        if other is not one:
+            before |= {other.peer} if first < begin <= last else set()
+            behind |= {other.peer} if first <= end < last else set()
+    return before, behind

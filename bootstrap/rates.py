@@ -46,11 +46,11 @@ def lines(
     ready: Collection[Volunteer],
     speeds: Mapping[str, float],
     compression: Compression,
-    target: float,
+    targets: Mapping[str, float],
     *,
     mixed: bool = False,
 ) -> Lines:
-    """What lies between them, in the time of a block at the fastest by `speeds`, those of `rates`. Lines take as long as `compression` makes it; adaptive ones aim at `target` seconds. To leave one's cluster on a line that nobody has used is as dear as one microbatch more
+    """What lies between them, in the time of a block at the fastest by `speeds`, those of `rates`. Lines take as long as `compression` makes it; adaptive ones aim at their senders' `targets` in seconds. To leave one's cluster on a line that nobody has used is as dear as one microbatch more
     is to a peer, in the mean: clusters are made of neighbours, and others that have the next blocks may be far away. `mixed`: for nothing, where all else is equal, since spot checks find out who gives something
     false to several others, and of two that meet each other alone nobody knows who lies.
     """
@@ -61,7 +61,7 @@ def lines(
     for volunteer in ready:
         for peer, took in volunteer.links.items():
             if trained and took and peer in peers:
-                carried = _carried_s(took, compression, target) * fastest
+                carried = _carried_s(took, compression, targets.get(volunteer.peer, 0.0)) * fastest
                 for pair in ((volunteer.peer, peer), (peer, volunteer.peer)):  # back as well
                     seconds[pair] = seconds.get(pair, 0.0) + carried
     price = leaving({v.peer: v.place for v in ready if v.place is not None}, speeds, mixed=mixed)

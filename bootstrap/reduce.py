@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.reduction import LENGTH, NEWS
+from hetpeer.averaging.reduction import LENGTH, NEWS, length_of
 from hetpeer.averaging.shares import Load, alike, divide
 from hetpeer.bootstrap.complaints import Complaints, reducers
 from hetpeer.bootstrap.decisions import CoordinatorConfig
@@ -81,8 +81,12 @@ class Reduce:
         roster: Mapping[str, Range],
         now: float,
         choose: Choice = anybody,
+        *,
+        says_length: bool = False,
     ) -> dict[str, tuple[m.Cover, ...]]:
-        """A new plan that adds `sums` (block → in this order) for the holders in `roster`. Returns what each is told."""
+        """A new plan that adds `sums` (block → in this order) for the holders in `roster`. Returns what each is told. `says_length`: all of them understand what a cover
+        says of the length of its shards.
+        """
         self.plan += 1
         self.under_way = True
         self.decision = None
@@ -92,6 +96,8 @@ class Reduce:
         covers = divided(
             sums, roster, sizes, self._config.ties, self._uplinks, self._known, choose, guarded=self._guarded
         )
+        if says_length:
+            covers = [cover.model_copy(update={"length": length_of(cover)}) for cover in covers]
         self._shards = _shards(covers, sizes)
         self.closely = self.complaints.begin(covers, dict(roster))
         return {
@@ -170,7 +176,8 @@ class Reduce:
         """Shards of the plan arrive at `peer`: it is slow, not stuck. It cannot say so oftener than there are shards."""
         if self.under_way and message.plan == self.plan and self._shards[peer] > 0:
             self._shards[peer] -= NEWS
-            self._waited(now)
+            if self.decision is None:
+                self._waited(now)
             self._moved_at = now
 
     def _waited(self, now: float) -> None:

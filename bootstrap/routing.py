@@ -24,6 +24,10 @@ UNDER_WAY = 4
 """So many ids a peer may have begun already: they stay where they are."""
 LOOKS = 512
 """Beginnings of a path that are gone on with, times peers: a step's routes are to take the coordinator a moment."""
+LEAST_LOOKS = 2
+"""The same where some are to be kept apart: nobody is to make it take long by naming them."""
+APART = 1e12
+"""How much dearer it is to pass between two that are to be kept apart."""
 LAST = 1e9
 """How much dearer a peer is that is not to be given any more: it is where nobody else can do it."""
 
@@ -47,7 +51,7 @@ def assign_routes(
     routes: dict[int, Route] = {}
     for microbatch in ids:
         cost = {peer: load[peer] + slowness[peer] + LAST * (left.get(peer, 1) <= 0) for peer in roster}
-        route = _around(roster, 0, blocks, cost, apart, lines) or _path(roster, 0, blocks, cost, lines)
+        route = _around(roster, 0, blocks, cost, apart, lines)
         assert route is not None, "the caller has checked that every block has a holder"
         for hop in route:
             load[hop.peer] += slowness[hop.peer] * (hop.end - hop.begin)
@@ -72,18 +76,18 @@ def _around(
     apart: Collection[frozenset[str]],
     lines: Lines | None = None,
 ) -> Route | None:
-    """A cheap path (`_path`) on which nothing passes between two that are `apart`: without whichever of them is apart from more others. None if there is none."""
-    route = (
-        cheapest_path(roster, begin, end, cost) if lines is None else _path(roster, begin, end, cost, lines)
-    )
-    met = None if route is None else _meet(route, apart)
-    if met is None:
+    """A cheap path (`_path`) on which nothing passes between two that are `apart`, or as little as can be; for as many pairs as anybody likes to name it takes some times as long. None if
+    some block has no holder.
+    """
+    lines = lines or Lines()
+    route = _path(roster, begin, end, cost, lines)
+    if route is None or not _meet(route, apart):
         return route
-    for peer in sorted(met, key=lambda peer: (-sum(peer in pair for pair in apart), peer)):
-        others = {other: held for other, held in roster.items() if other != peer}
-        if (way := _around(others, begin, end, cost, apart, lines)) is not None:
-            return way
-    return None
+
+    def between(sender: str, to: str) -> float:
+        return lines(sender, to) + APART * (frozenset((sender, to)) in apart)
+
+    return cheapest_path(roster, begin, end, cost, between, max(LEAST_LOOKS, LOOKS // len(roster)))
 
 
 def _meet(route: Route, apart: Collection[frozenset[str]]) -> frozenset[str] | None:
@@ -285,10 +289,10 @@ class Assignments:
             if not _meet(self._routes[microbatch], self._apart):
                 continue
             way = _around(self._roster, 0, self._blocks, cost, self._apart)
-            if way is not None:
+            if way is not None and not _meet(way, self._apart):
                 for hop in way:
                     cost[hop.peer] += self._slow(hop.peer) * (hop.end - hop.begin)
-                self._goes(microbatch, way)
+                self._on(microbatch, way)  # nobody on its way has sat on it
                 moved.add(microbatch)
         return moved
 

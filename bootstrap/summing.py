@@ -58,6 +58,7 @@ class Summing:
         """Who was turned out of its reduce: the others are to end it among themselves, if they can."""
         self._line, self._number = reign.line, number
         self._quarrels = reign.quarrels
+        self._members = reign.members
         self._roster = roster
         self._ledger = ledger
         self._guard = reign.guard
@@ -90,7 +91,8 @@ class Summing:
         """All is counted: a plan that adds it up, in place of the one before."""
         self.covers = self._ledger.covers()
         self.checks.void()
-        told = self.reduce.make(self.covers, self._roster, now, self.proofs.choose)
+        says_length = self._members.speak(m.SAYS_LENGTH, self._roster)
+        told = self.reduce.make(self.covers, self._roster, now, self.proofs.choose, says_length=says_length)
         self._told = {cover.block: cover for covers in told.values() for cover in covers}
         self.proofs.plan(self.reduce.plan, self._told.values())
         self._quarrels.waited_in_vain(self.proofs.fled())

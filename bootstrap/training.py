@@ -55,7 +55,7 @@ class CoordinatedStep:
         self._entries = 0
         self._entrants: dict[str, m.Entrant] = {}
         """Who came in later and was not made known to everybody."""
-        self._target = members.target(config.link_ratio)
+        self._targets = members.targets(config.link_ratio)
         self._ways = Assignments(
             (*train, *evaluation),
             self.roster,
@@ -63,7 +63,7 @@ class CoordinatedStep:
             members.rates(),
             self.ledger.undone,
             self.ledger.holder,
-            members.lines(config.compression, self._target, mixed=config.spot_checks),
+            members.lines(config.compression, self._targets, mixed=config.spot_checks),
             reign.allowances.limits(self.roster, len(train) or len(evaluation)),
             reign.standings.apart | members.shunned(),
         )
@@ -75,9 +75,9 @@ class CoordinatedStep:
 
     def begin(self) -> list[Effect]:
         """Tell everybody who takes part, and hand out the first routes."""
-        return [Send(peer, self._begin(self._ways.tasks(peer))) for peer in self.roster]
+        return [Send(peer, self._begin(peer, self._ways.tasks(peer))) for peer in self.roster]
 
-    def _begin(self, tasks: tuple[m.Task, ...], entry: int = 0) -> m.Begin:
+    def _begin(self, peer: str, tasks: tuple[m.Task, ...], entry: int = 0) -> m.Begin:
         return m.Begin(
             line=self.line,
             step=self.number,
@@ -86,7 +86,7 @@ class CoordinatedStep:
             roster=dict(self.roster),
             incarnations=dict(self._incarnations),
             tasks=tasks,
-            target=self._target,
+            target=self._targets.get(peer, 0.0),
             behind=self.behind,
             entry=entry,
         )
@@ -234,7 +234,7 @@ class CoordinatedStep:
         self.roster[peer], self._incarnations[peer] = place, incarnation
         self._entrants[peer] = m.Entrant(peer=peer, incarnation=incarnation, begin=place[0], end=place[1])
         self._lull.over(now)
-        begin = Send(peer, self._begin((), self._entries))
+        begin = Send(peer, self._begin(peer, (), self._entries))
         fresh = self._hand_out(self._ways.without_beginning() & self.ledger.undone())
         shared = {} if peer in self._reign.allowances else self._ways.share(peer, speed)
         known = self._make_known() if shared else []

@@ -42,8 +42,8 @@ class Holding:
 
     def __init__(self) -> None:
         self.held: Counter[int] = Counter()
-        self.came: Counter[int] = Counter()
-        """The same, of all that ever came; who is granted more for it may scale it down."""
+        self.taken: dict[int, float] = {}
+        """Bytes of all that came and was of use, by kind; who is granted more for it may scale it down."""
 
 
 class Grants:
@@ -99,7 +99,6 @@ class Grants:
         kind = self._kind(pool)
         self._own[kind] += kept
         self._holding.held[kind] += kept
-        self._holding.came[kind] += kept
         self._back(pool, nbytes - kept)
         left = [kept]
 
@@ -110,6 +109,11 @@ class Grants:
             self._back(pool, freed)
 
         return back
+
+    def taken(self, pool: Pool, nbytes: int) -> None:
+        """`nbytes` of `pool` have come, and are of use."""
+        taken, kind = self._holding.taken, self._kind(pool)
+        taken[kind] = taken.get(kind, 0.0) + nbytes
 
     def _back(self, pool: Pool, nbytes: int) -> None:
         account = self._accounts[pool]
@@ -176,6 +180,10 @@ class Lane:
         """The frame that is coming takes `cost` bytes of `pool`. Raises OffenceError when they were not spent."""
         if self._offered[pool] - self._settled[pool] < cost:
             raise OffenceError(Kind.FLOOD, f"a frame of {cost} bytes that were not spent")
+
+    def taken(self, pool: Pool, nbytes: int) -> None:
+        """What came was of use: its sender may be granted more than others for it."""
+        self.grants.taken(pool, nbytes)
 
     def settle(self, pool: Pool = 0, kept: int = 0) -> Callable[[], None]:
         """All that was offered is here or will never be; `kept` bytes of `pool` are in memory until what is returned is

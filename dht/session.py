@@ -155,6 +155,7 @@ class Session:
 
     async def _start_hivemind(self, peer_ids: list[str], previous: Any) -> None:
         from hivemind.dht import node as hivemind_node
+        from hivemind.dht.routing import DHTID
         from hivemind.p2p import P2P
         from hivemind.proto.dht_pb2 import NodeInfo
         from hivemind.utils.logging import use_hivemind_log_handler
@@ -175,7 +176,8 @@ class Session:
         hivemind_node.DHTProtocol = DHTProtocol  # it has no other way to be told
         self.dht = await hivemind_node.DHTNode.create(
             p2p=self._p2p,
-            node_id=previous.node_id if previous is not None else None,
+            # The same after each start: under a new one everybody would look for the old one, too, until it is forgotten.
+            node_id=DHTID.generate(source=self._identity.peer_id.encode()),
             initial_peers=[f"/p2p/{peer_id}" for peer_id in peer_ids],
             record_validator=OwnerValidator(self._identity, self._clock, self._keys),
             cache_locally=False,

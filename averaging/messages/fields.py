@@ -8,11 +8,11 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fai
 
 from hetpeer.stages.execution.routes import Hop
 
-WIRE_VERSION: Final = 3
+WIRE_VERSION: Final = 4
 OLDEST_VERSION: Final = WIRE_VERSION - 1
 """That we work with, too."""
-PROVES: Final = 3
-"""From this version on sums are proven."""
+SAYS_LENGTH: Final = 4
+"""From this version on a cover may say how long its shards are."""
 MAX_MESSAGE_BYTES: Final = 1 << 20
 MAX_KIND: Final = 64
 MOST_MARKS: Final = 128
@@ -161,6 +161,8 @@ class Cover(Schema):
     reducers: Annotated[Many[tuple[Peer, Share]], Field(min_length=1)]
     receivers: Annotated[Many[Peer], Field(min_length=1)]
     observers: Many[Peer] = ()
+    length: Count = 0
+    """Elements of a shard, at least; 0: as many as usual."""
 
 
 class Place(Schema):

@@ -43,6 +43,9 @@ class Round:
             for peer in roster
         }
         uplinks = {peer: rate for reign in reigns.values() for peer, rate in reign.members.uplinks().items()}
+        self._says_length = all(
+            reign.members.speak(m.SAYS_LENGTH, reign.members.roster()) for reign in reigns.values()
+        )
         first = next(iter(reigns.values()))
         self._blocks = first.members.blocks
         self.reduce = Reduce(first.config, uplinks, known, pace, now)
@@ -88,7 +91,7 @@ class Round:
         return ((peer, self._copies[c]) for c, roster in self._rosters.items() for peer in sorted(roster))
 
     def _plan(self, now: float) -> list[Effect]:
-        covers = self.reduce.make(self._sums(), self.roster(), now)
+        covers = self.reduce.make(self._sums(), self.roster(), now, says_length=self._says_length)
         return [
             Send(
                 peer,

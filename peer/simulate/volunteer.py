@@ -92,7 +92,7 @@ class Volunteer:
             flops_per_second=self._speed,
             uplink=self._uplink,
         )
-        self.member = Member(self.name, hello, swarm.shape, window.depth)
+        self.member = Member(self.name, hello, swarm.shape, window)
         self._sending = Sending(swarm, self.name, self.member, self.boxes, self.worker, later)
         self._states = States(swarm, self.name, self.member, self.worker, later, lambda: self.fetch_s)
         self.connect()

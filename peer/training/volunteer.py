@@ -103,7 +103,7 @@ class Volunteer:
             work=credentials.work,
         )
         self._window = Window()
-        self.member = Member(node.peer_id, hello, shape_of(self._manifest), self._window.depth)
+        self.member = Member(node.peer_id, hello, shape_of(self._manifest), self._window)
         self.session = ControlSession(
             node,
             files.council,
@@ -301,7 +301,8 @@ class Volunteer:
                 self.figures.credited += self._credited(effect.covers)
                 self.figures.updated(number, time.monotonic())
                 self._trace.span("step", f"step {number}", self._begun.pop(number, self._trace.now()))
-                self.session.tell(self.links.paced())
+                if not effect.step.group:
+                    self.session.tell(self.links.paced())
             case e.EndStep(step):
                 self._steps.end(step)
             case e.Leave(why):

@@ -11,16 +11,19 @@ EASE = 0.9
 """With each idle step we claim this part of what we claimed before."""
 LONGEST = 64
 """Idle steps for that, at most."""
+LEAST = 1 / 16
+"""Of what it took we claim at least: who was given nothing for another reason is not to be given everything after it."""
 
 
 class Claim:
     """Idle steps, and what was measured before them."""
 
-    def __init__(self) -> None:
+    def __init__(self, done: int = 0) -> None:
+        """`done` forwards and backwards so far, elsewhere."""
         self.idle = 0
         """Steps since a microbatch was computed here."""
         self._patience = 1
-        self._done = 0
+        self._done = done
         self._before = 0.0
 
     def say(self, done: int, seconds: float) -> float:
@@ -30,7 +33,8 @@ class Claim:
                 self._before = seconds
             self.idle += 1
         elif self.idle:
-            self._patience = 1 if seconds < EASE * self._before else min(2 * self._patience, LONGEST)
+            if self._before:
+                self._patience = 1 if seconds < EASE * self._before else min(2 * self._patience, LONGEST)
             self.idle = 0
         self._done = done
-        return float(seconds * EASE ** (self.idle / self._patience))
+        return float(seconds * max(EASE ** (self.idle / self._patience), LEAST))

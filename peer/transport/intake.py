@@ -1,7 +1,7 @@
 """What peers may put into our arena: how much credit each of them is granted, and what they hold of it.
 
 Half of the arena is for what comes from others: a quarter for activations, and one for their gradients. Of each, one half in equal parts for the volunteers
-of the step, the other as they have sent lately: of forty volunteers a few have the blocks next to ours, and most microbatches of a cluster come from one of them. Whatever that is, one largest frame of each pool always has room. Shards are
+of the step, the other as they have sent lately what was of use here: of forty volunteers a few have the blocks next to ours, and most microbatches of a cluster come from one of them. Whatever that is, one largest frame of each pool always has room. Shards are
 bounded by what a reduce needs of them. Who is no volunteer of the step may send one frame of each kind, which is what a
 newcomer needs whose step has not begun here yet; and only a few such peers at a time.
 """
@@ -21,6 +21,10 @@ KINDS = 3
 NOTHING = (Budget(),) * KINDS
 SHARE = 0.25
 """Of the arena, for the activations of all volunteers together, and as much for gradients."""
+FADE = 0.5
+"""Of what a volunteer has sent, with each step, and each time that somebody comes or goes."""
+MOST_LATELY = 0.25
+"""Of what is shared out by that, for one: nobody is to take it all by sending more than others."""
 MAX_STRANGERS = 8
 SLACK = 4096
 """Bytes; what an encoded bundle may be longer than the bundle itself, besides an eighth (positions of a sparse one)."""
@@ -80,8 +84,8 @@ class Intake:
             del self._holdings[gone]
             self._links.pop(gone, None)
         for holding in self._holdings.values():
-            for kind in holding.came:
-                holding.came[kind] //= 2
+            for kind in holding.taken:
+                holding.taken[kind] *= FADE
         self._resize()
 
     def grants(self, peer: str, key: str, announce: Callable[[], None]) -> Grants:
@@ -118,9 +122,10 @@ class Intake:
     def _share(self, peer: str, kind: Pool) -> int:
         """Bytes that a volunteer of the step may have here of pools of that kind."""
         equal = 1 / max(1, len(self._members) - 1)
-        came = {one: self._holdings[one].came[kind] for one in self._members & self._holdings.keys()}
-        lately = came.get(peer, 0) / total if (total := sum(came.values())) else equal
-        return int(self._capacity * SHARE * (equal + lately) / 2)
+        known = self._members & self._holdings.keys()
+        taken = {one: self._holdings[one].taken.get(kind, 0.0) for one in known}
+        lately = taken.get(peer, 0.0) / total if (total := sum(taken.values())) else equal
+        return int(self._capacity * SHARE * (equal + min(lately, max(MOST_LATELY, equal))) / 2)
 
 
 def _least(schema: Schema) -> tuple[int, int, int]:

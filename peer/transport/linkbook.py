@@ -117,7 +117,7 @@ class LinkBook:
     def begin_anew(self) -> None:
         """Other blocks from now on: what was computed was of the last ones."""
         self._computing.clear()
-        self._claim = Claim()
+        self._claim = Claim(sum(self.done[what] for what in WORK))
         self._past.clear()
 
     def mean(self, what: str) -> float:

@@ -151,6 +151,8 @@ class Receiving:
         tensor.sender = peer
         store.lend(tensor, lane.settle(pool, cost))
         self._owner.tensor_arrived(peer, head, tensor)
+        if not tensor.released:  # else it was nothing that anybody waits for
+            lane.taken(pool, cost)
 
     def _meter_of(self, peer: str) -> Meter:
         return self._meters.setdefault(peer, Meter())

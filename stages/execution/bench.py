@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from hetpeer.stages.execution.schedule import Reach
-from hetpeer.stages.execution.window import Depth, shortest
+from hetpeer.stages.execution.window import Window
 
 DEPTH = 2
 """Pieces of work handed to the worker at once: one that runs and one that waits, so that it never idles between."""
@@ -27,15 +27,23 @@ class Bidder(Protocol):
     def in_flight(self, reach: Reach) -> int:
         """Its forwards within `reach` that wait for their gradient."""
 
+    @property
+    def held(self) -> int:
+        """Its forwards that wait for their gradient, those that were set aside included."""
+
+    @property
+    def aside(self) -> int:
+        """Those alone."""
+
     def bid(self) -> bool | None:
         """Whether the next piece of work that it could begin is a backward; None: there is none."""
 
 
 class Bench:
-    """`depth`: how many forwards may wait for their gradient."""
+    """`window`: how many forwards may wait for their gradient; None: as many as 1F1B has."""
 
-    def __init__(self, depth: Depth = shortest) -> None:
-        self._depth = depth
+    def __init__(self, window: Window | None = None) -> None:
+        self._window = window or Window()
         self._steps: list[Bidder] = []
 
     def enter(self, step: Bidder) -> None:
@@ -48,7 +56,12 @@ class Bench:
 
     def may_begin(self, reach: Reach) -> bool:
         """Whether one more forward may wait for its gradient."""
-        return sum(one.in_flight(reach) for one in self._steps) < self._depth(reach.hops_after)
+        return sum(one.in_flight(reach) for one in self._steps) < self._window.depth(reach.hops_after)
+
+    def may_set_aside(self, reach: Reach) -> bool:
+        """Whether one that got stuck may be kept beside those: as many more, and no more in all than there is memory for."""
+        aside, held = sum(one.aside for one in self._steps), sum(one.held for one in self._steps)
+        return aside < self._window.depth(reach.hops_after) and held < self._window.most
 
     def turn(self) -> Bidder | None:
         """The step whose work comes next; None while the worker has enough, or nobody has any."""

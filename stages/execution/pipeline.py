@@ -149,18 +149,37 @@ class Pipeline:
         # what is done once more is rationed by the coordinator: the window is for what waits in the pipeline
         counts, reach = task.train and not check, Reach(blocks_left(route), len(route) - 1)
         self._schedule.ready_forward(key, reach, train=counts, attempt=attempt)
-        way = self._make_way(attempt) if counts and attempt and not self._schedule.has_room(reach) else []
+        way = self._make_way(attempt, reach) if counts else []
         return way + self._dispatch()
 
-    def _make_way(self, attempt: int) -> list[Effect]:
-        """A task was handed out again, and there is no room for it here: one that got stuck gives way. Or who holds those up would hold up all whose rooms they fill."""
-        task = self._tasks.stuck(attempt, self._returned)
+    def _make_way(self, attempt: int, reach: Reach) -> list[Effect]:
+        """A task that is not begun was handed out; if that is again, and there is no room for it here, one that got stuck is set aside. Or who holds those up would hold up all whose rooms they fill.
+        It may have looked so, in a burst of failures: so it is kept, and gives up its memory only once many have been set aside after it.
+        """
+        if not attempt or self._schedule.has_room(reach):
+            return []
+        task = self._tasks.stuck(attempt, self._returned, self._schedule.aside)
         if task is None:
             return []
+        room = self._bench.may_set_aside(reach)
+        self._schedule.set_aside(task.key)
+        if room:
+            return []
+        task = next(one for key in self._schedule.aside if (one := self._tasks[key]).status is Status.SENT)
         self._tasks.remove(task.key)
         self._onward.done(task.key)
         self._schedule.finished(task.key)
         return [ForgetGraph(task.key), *task.release_source()]
+
+    @property
+    def held(self) -> int:
+        """Forwards that wait for their gradient."""
+        return self._schedule.held
+
+    @property
+    def aside(self) -> int:
+        """Those of them that got stuck, and were set aside."""
+        return len(self._schedule.aside)
 
     def _repeated(
         self, task: Task, route: Route, attempt: int, upstream: str | None, source: Handle | None
@@ -175,6 +194,8 @@ class Pipeline:
             self._schedule.again(task.key, attempt)
             self._urged = True
             self._outputs.reroute(task, rest_of(route, task.end))
+            if task.status is Status.READY and task.train and not task.key.check:
+                effects += self._make_way(attempt, Reach(blocks_left(task.route), len(task.route) - 1))
             if task.output is not None:
                 effects += self._outputs.send(task)
             elif task.loss is not None and not task.train:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from typing import Generic, NamedTuple, TypeVar
 
 from hetpeer.stages.execution.window import shortest
@@ -58,6 +58,8 @@ class Schedule(Generic[Key]):
         self._backwards: deque[Key] = deque()
         self._in_flight: dict[Key, Reach] = {}
         """Forwards that wait for their gradient."""
+        self._aside: dict[Key, None] = {}
+        """Those of them that got stuck, and do not count: their gradient may come yet."""
         self._closed = False
 
     def close(self) -> None:
@@ -96,10 +98,25 @@ class Schedule(Generic[Key]):
     def finished(self, key: Key) -> None:
         """`key` has had its backward, or needs none any more."""
         self._in_flight.pop(key, None)
+        self._aside.pop(key, None)
+
+    def set_aside(self, key: Key) -> None:
+        """`key` waits for its gradient, and takes nobody's place by that."""
+        self._aside[key] = None
+
+    @property
+    def aside(self) -> Collection[Key]:
+        """Those that were set aside, the first one first."""
+        return self._aside.keys()
+
+    @property
+    def held(self) -> int:
+        """All that wait for their gradient."""
+        return len(self._in_flight)
 
     def in_flight(self, reach: Reach) -> int:
-        """Forwards within `reach` that wait for their gradient."""
-        return sum(other.within(reach) for other in self._in_flight.values())
+        """Forwards within `reach` that wait for their gradient, and were not set aside."""
+        return sum(other.within(reach) for key, other in self._in_flight.items() if key not in self._aside)
 
     def has_room(self, reach: Reach) -> bool:
         """Whether one more forward so far from the loss may wait for its gradient."""

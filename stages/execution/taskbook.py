@@ -104,11 +104,12 @@ class TaskBook:
             if task.key.id == microbatch and task.end == border and task.status is Status.SENT and task.train
         ]
 
-    def stuck(self, attempt: int, returned: int) -> Task | None:
-        """One that got stuck on its way to the loss and back, when others are handed out for this `attempt` and `returned` gradients have come: it was handed out less often, most
+    def stuck(self, attempt: int, returned: int, aside: Collection[TaskKey] = ()) -> Task | None:
+        """One, not `aside`, that got stuck on its way to the loss and back, when others are handed out for this `attempt` and `returned` gradients have come: it was handed out less often, most
         likely to others since, while no gradient comes at all, or again and again; or many have overtaken it.
         """
-        waiting = [task for task in self if task.status is Status.SENT and task.train and not task.key.check]
+        sent = (task for task in self if task.status is Status.SENT and task.key not in aside)
+        waiting = [task for task in sent if task.train and not task.key.check]
         stuck = (
             task
             for task in waiting

@@ -9,7 +9,7 @@ tried always: the rate only rises if there is something to carry.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 GAIN = 2.0
@@ -17,8 +17,6 @@ MOST = 64
 
 Task = tuple[Hashable, Hashable]
 """A step, and a microbatch in it."""
-Depth = Callable[[int], int]
-"""Hops after this one → forwards that may wait for their gradient."""
 
 
 def shortest(hops_after: int) -> int:
@@ -53,17 +51,17 @@ class _Way:
 
 
 class Window:
-    """Measured at one holder of one place. `most`: microbatches that its memory has room for."""
+    """Measured at one holder of one place. `most`: microbatches that its memory has room for. One that is told nothing has the classic depth."""
 
     def __init__(self, most: int = MOST) -> None:
-        self._most = most
+        self.most = most
         self._ways: dict[int, _Way] = {}
         self._under_way: dict[Task, tuple[int, int, float]] = {}
         """Task → (hops after it, how many had returned, when it began)."""
 
     def reset(self, most: int) -> None:
         """Another place, with room for so many: nothing is known of it."""
-        self._most = min(most, MOST)
+        self.most = min(most, MOST)
         self._ways.clear()
         self._under_way.clear()
 
@@ -99,4 +97,4 @@ class Window:
         way = self._ways.get(hops_after)
         if not hops_after or way is None or not math.isfinite(way.enough):
             return least
-        return max(least, min(math.ceil(GAIN * way.enough) + 1, self._most))
+        return max(least, min(math.ceil(GAIN * way.enough) + 1, self.most))

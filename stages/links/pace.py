@@ -1,24 +1,12 @@
-"""What links aim at. Pure."""
+"""How far a link is shrunk for what it aims at (bootstrap/targets.py). Pure."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 SLACK = 0.5
 """What a link may take of the target if only rounding is needed for it. As slow as the work a link would be hidden only if nothing
 ever varied: with a fifth of a second of work and 100 ms of way, four stages take 1.28 of the work of 64 microbatches then, and 1.18
 at half. Rounding costs next to nothing for that; leaving elements out does not, so that is done no further than to the target.
 """
-
-
-def target_seconds(links: Iterable[float], computing: Iterable[float], most: float) -> float:
-    """The time that every link is to take for a microbatch at most; 0 where nothing is known.
-
-    `links` are the times of the pipeline's links when nothing is compressed (R_e), `computing` those that stages take
-    for a microbatch, `most` the author's ratio: the slowest link is not shrunk further, and none further than it is.
-    """
-    slowest = max(links, default=0.0)
-    return max(slowest / most, *computing, 0.0) if slowest else 0.0
 
 
 def ratio_of(seconds: float, target: float, most: float) -> float:

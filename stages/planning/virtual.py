@@ -80,7 +80,7 @@ class VirtualSwarm:
         self._staleness = staleness
         self._between_s = between_s
         self._timeline = Timeline()
-        self._benches = {peer: Bench(window.depth) for peer, window in self.windows.items()}
+        self._benches = {peer: Bench(window) for peer, window in self.windows.items()}
         self._workers = {peer: _Worker(self._timeline) for peer in self._roster}
         self._luck = {peer: _luck(peer, machines[peer].varies) for peer in self._roster}
         self._uplinks = {

@@ -128,3 +128,22 @@ def test_one_busy_moment_does_not_change_an_uplink_much():
     for said, expected in ((0.0, 0.0), (100.0, 100.0), (0.0, 100.0), (50.0, 85.0)):
         volunteer.measured(said)
         assert volunteer.uplink == expected
+
+
+def test_words_about_whom_one_shuns_count_between_those_who_take_part_and_who_shuns_most_ends_alone():
+    """Else idle names would have an honest one left out, and a liar would choose who sees what it sends."""
+    book = Membership((EVEN,), COSTS)
+    one, behind = [], []
+    for cluster, (first, second) in enumerate(("ax", "by", "cz")):
+        one.append(join(book, first, cluster, (0, 2)))
+        behind.append(join(book, second, cluster, (2, 4)))
+    for number in range(50):
+        join(book, f"idle {number}", standing=Standing.JOINING).shuns = frozenset("a")
+    assert book.shunned() == set()
+    one[0].shuns = frozenset(("x", "nobody"))
+    assert book.shunned() == {frozenset("ax")}
+    one[0].shuns = frozenset("xy")
+    assert book.shunned() == {frozenset("ax"), frozenset("ay"), frozenset("az")}
+    behind[0].shuns = frozenset("b")
+    assert frozenset("bx") in book.shunned()
+    assert frozenset("ab") not in book.shunned(), "they have nothing to do with each other"

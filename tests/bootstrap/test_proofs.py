@@ -1,6 +1,5 @@
 """Whether sums are what was sent, and whose word is against whose, with real fingerprints and everybody's answers made by hand."""
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -411,13 +410,6 @@ def test_who_talks_of_something_else_has_said_nothing():
         court.tell("c", m.Proved(line=court.line, step=0, plan=7, parts=(), sums=()))
         court.tell("c", m.Testimony(line=court.line, step=0, plan=7, received=()))
     assert court.core.members.volunteers.keys() == {"a", "b"}
-
-
-@pytest.mark.parametrize("share", [0.0, 0.1])
-def test_who_does_not_know_how_to_prove_is_turned_away_where_sums_are_proven(share):
-    court = Court(checks=dataclasses.replace(rules(), share=share))
-    court.hello("a", wire_version=m.PROVES - 1, oldest_version=m.PROVES - 1)
-    assert (("a", "rejected") in court.sent) == (share > 0)
 
 
 def test_a_sum_that_is_false_is_added_up_by_another():

@@ -70,7 +70,7 @@ def test_a_slow_line_that_may_compress_is_no_reason_to_leave_its_ends_idle(
     for name, volunteer in members.volunteers.items():
         volunteer.computing = 0.3
         volunteer.links = {f"{name[0]}{1 - int(name[1])}": 3.0 if name[0] == "a" else 0.03}
-    lines = members.lines(compression, members.target(compression.forward))
+    lines = members.lines(compression, members.targets(compression.forward))
     routes = assign_routes(IDS, members.roster(), members.blocks, members.rates(), lines)
     assert least <= sum(route[1].peer == "a1" and route[0].peer == "a0" for route in routes.values()) <= most
 

@@ -3,6 +3,7 @@
 import pytest
 
 from hetpeer.averaging.messages import BlockVote, Line, Missed, Reducing, Vote
+from hetpeer.averaging.reduction import LENGTH
 from hetpeer.bootstrap.decisions import CoordinatorConfig
 from hetpeer.bootstrap.patience import Pace
 from hetpeer.bootstrap.quarrels import Quarrels
@@ -158,3 +159,17 @@ def test_what_a_step_needed_is_waited_for_in_the_next_ones_and_never_more():
     for _ in range(20):
         step(13.4)
     assert pace.patience(10.0) == pytest.approx(13.5)
+
+
+def test_shards_are_shorter_where_many_add_up_and_all_of_them_understand_that():
+    many = [f"v{n:02}" for n in range(24)]
+    roster, sums = (
+        dict.fromkeys(many, (0, 2)),
+        {b: [(peer, (n,)) for n, peer in enumerate(many)] for b in (0, 1)},
+    )
+    for says_length, length in ((False, 0), (True, LENGTH // 3)):
+        one = Reduce(CONFIG, {}, Quarrels(), Pace(), 0.0)
+        told = one.make(sums, roster, 0.0, says_length=says_length)
+        assert {cover.length for cover in told["v00"]} == {length}
+    told = Reduce(CONFIG, {}, Quarrels(), Pace(), 0.0).make(SUMS, ROSTER, 0.0, says_length=True)
+    assert {cover.length for cover in told["a"]} == {0}, "as usual"

@@ -1,5 +1,6 @@
 """The ways of a step's ids as peers come and go."""
 
+import time
 from collections import Counter
 
 import pytest
@@ -161,3 +162,25 @@ def test_they_stay_apart_when_others_come_and_go() -> None:
     del roster["a"]
     assert ways.again(IDS) == {"x": set(IDS)}
     assert passing(ways, "x", "z") == len(IDS)
+
+
+def test_however_many_pairs_are_named_routes_are_found_at_once_and_avoid_what_they_can() -> None:
+    """Four who have a stage, and twelve who have the next: nobody is to make the search for ways through them all a long one."""
+    roster = {f"a{n}": (0, 2) for n in range(5)} | {f"y{n}": (2, 4) for n in range(13)}
+    pairs = {frozenset((f"a{n}", f"y{k}")) for n in range(4) for k in range(12)}
+    ids = range(48)
+    began = time.monotonic()
+    routes = assign_routes(ids, roster, BLOCKS, {}, apart=pairs)
+    ways = Assignments(ids, roster, BLOCKS, {}, lambda: set(ids), lambda _block, _id: None, apart=pairs)
+    for n in range(4):
+        ways.part(f"a{n}", "y12")
+    assert time.monotonic() - began < 5.0
+    assert not any(frozenset((one.peer, other.peer)) in pairs for one, other in routes.values())
+    tasks = [task for n in range(5) for task in ways.tasks(f"a{n}")]
+    assert {task.route[0].peer for task in tasks} == {"a4"}
+
+
+def test_where_two_who_are_apart_have_to_work_together_the_others_are_kept_apart_all_the_same() -> None:
+    roster = {"a": (0, 1), "b": (1, 2), "c": (1, 2), "d": (2, 4)}
+    ways = kept_apart("bd", "cd", "ac", roster=roster)
+    assert passing(ways, "a", "b", "d") == len(IDS)

@@ -25,7 +25,7 @@ def test_work_is_shared_by_the_speed_that_was_found_on_the_place():
 
 def test_links_aim_at_what_was_last_said_in_whatever_state():
     """Of those on the roster; the author's ratio bounds what the slowest link is asked for."""
-    court = Court(link_ratio=10.0)
+    court = Court(layouts=(((0, 1), (1, 2)),), link_ratio=10.0)
     seen = set()
 
     def pace(peer, computing, **links):

@@ -8,7 +8,7 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.heads import ActivationHead, Coded, GradientHead, ShardHead
-from hetpeer.peer.transport.intake import MAX_STRANGERS, Intake, cost_of, pool_of
+from hetpeer.peer.transport.intake import MAX_STRANGERS, MOST_LATELY, Intake, cost_of, pool_of
 from hetpeer.peer.transport.pressure import ACTIVATIONS, GRADIENTS, SHARDS
 from hetpeer.peer.transport.schema import Schema, bundles_beside, microbatches_in
 from hetpeer.stages.execution.routes import Hop
@@ -113,20 +113,32 @@ def test_who_sends_gets_more_and_all_of_it_together_is_as_much(schema: Schema) -
     names = [f"v{n}" for n in range(40)]
     intake.members(names, ())
     links = {name: intake.grants(name, "1", lambda: None) for name in names[1:]}
-    for name, count in (("v1", 8), ("v2", 1), ("v3", 1)):
+    for name, count in (("v1", 8), ("v2", 6), ("v3", 6)):
         lane = links[name].lane()
         lane.offered({ACTIVATIONS: count * 1000})
         lane.settle(ACTIVATIONS, count * 1000)()
+        lane.taken(ACTIVATIONS, count * 1000)
     for _ in range(2):  # what is scaled down is as much for everybody
         intake.members(names, ())
         most = {name: grants._budgets[ACTIVATIONS].most for name, grants in links.items()}
-        assert most["v1"] == pytest.approx(ARENA / 8 * (0.8 + 1 / 39), rel=0.01)
-        assert most["v2"] == pytest.approx(ARENA / 8 * (0.1 + 1 / 39), rel=0.01)
+        assert most["v1"] == pytest.approx(ARENA / 8 * (MOST_LATELY + 1 / 39), rel=0.01), "of 0.4"
+        assert most["v2"] == pytest.approx(ARENA / 8 * (MOST_LATELY + 1 / 39), rel=0.01), "of 0.3"
+        assert sum(most.values()) <= ARENA / 4 + 39 * intake._least[ACTIVATIONS]
         assert most["v9"] == max(int(ARENA / 8 / 39), intake._least[ACTIVATIONS])
         assert links["v1"]._budgets[GRADIENTS].most == int(ARENA / 4 / 39), "of which nothing has come"
-    for _ in range(60):
+    for _ in range(20):
+        links["v4"].taken(ACTIVATIONS, 1000)
         intake.members(names, ())
-    assert links["v1"]._budgets[ACTIVATIONS].most == int(ARENA / 4 / 39), "it has stopped"
+    assert links["v1"]._budgets[ACTIVATIONS].most == pytest.approx(ARENA / 8 / 39, rel=0.1), "it has stopped"
+
+
+def test_nobody_gets_less_than_in_equal_parts_where_few_take_part(schema: Schema) -> None:
+    intake = used(schema)
+    intake.members("abcd", ())
+    links = {name: intake.grants(name, "1", lambda: None) for name in "bcd"}
+    links["b"].taken(ACTIVATIONS, 1000)
+    intake.members("abcd", ())
+    assert links["b"]._budgets[ACTIVATIONS].most == int(ARENA / 4 / 3)
 
 
 def test_without_a_place_nothing_is_granted_and_with_one_the_sender_hears_of_it(schema: Schema) -> None:

@@ -12,7 +12,8 @@ from hetpeer.peer.transport.linkbook import RECENT, LinkBook
 from hetpeer.peer.transport.outflow import ARRIVALS, KNOWN, SEEN, SEVERAL, WINDOW_S, WINDOWS
 from hetpeer.stages.links.adaptive import coding_for, share_for
 from hetpeer.stages.links.codec import Codec
-from hetpeer.stages.links.pace import SLACK, ratio_of, target_seconds
+from hetpeer.stages.links.pace import SLACK, ratio_of
+from tests.stages.aims import target_of
 
 SPARSE = Codec.of("topk-int8")
 MIB = 1 << 20
@@ -73,13 +74,13 @@ def test_halves_of_halves_are_no_gain():
 @given(st.lists(st.floats(1e-3, 10.0), min_size=1, max_size=8), st.floats(1.0, 200.0))
 def test_eq_7_where_computing_costs_nothing(links, most):
     """r_e = max(1, r R_e / max R): the slowest link is shrunk by the author's ratio, the others in proportion."""
-    target = target_seconds(links, [0.0], most)
+    target = target_of(links, [0.0], most)
     for seconds in links:
         assert ratio_of(seconds, target, most) == pytest.approx(max(1.0, most * seconds / max(links)))
 
 
 def test_precision_that_buys_no_time_is_not_given_up():
-    target = target_seconds([2.0, 0.5, 0.1], [0.25, 0.4], 100.0)
+    target = target_of([2.0, 0.5, 0.1], [0.25, 0.4], 100.0)
     assert target == 0.4
     assert [ratio_of(seconds, target, 100.0) for seconds in (2.0, 0.5, 0.1)] == pytest.approx(
         [5.0, 1.25, 1.0]
@@ -87,7 +88,7 @@ def test_precision_that_buys_no_time_is_not_given_up():
 
 
 def test_nothing_known_nothing_shrunk():
-    assert target_seconds([], [1.0], 100.0) == 0.0
+    assert target_of([], [1.0], 100.0) == 0.0
     assert ratio_of(5.0, 0.0, 100.0) == 1.0
 
 

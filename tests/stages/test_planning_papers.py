@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.stages.links.pace import ratio_of, target_seconds
+from hetpeer.stages.links.pace import ratio_of
 from hetpeer.stages.planning.swarms import pipelines as planner
 from hetpeer.stages.planning.swarms.given import Compression, Devices, Work
 from hetpeer.stages.planning.swarms.pipelines import Pipelines
 from hetpeer.stages.planning.swarms.plans import Plan, planned
 from hetpeer.stages.planning.swarms.search import Search
+from tests.stages.aims import target_of
 from tests.stages.test_planning_living import roomy, turns
 from tests.stages.test_planning_swarms import some_devices, some_work
 
@@ -121,7 +122,7 @@ def test_fusionllm_eq_7_slow_links_are_compressed_in_proportion(links, ratio):
     Differs on purpose: where the paper's Top-K makes a bundle larger (r_e < 3), it is sent as it is; and where computing takes time, links are compressed no further
     than to be hidden behind it (test_links_adaptive.py).
     """
-    target = target_seconds(links, [0.0], ratio)
+    target = target_of(links, [0.0], ratio)
     for seconds, kept in zip(links, eq_7(links, ratio), strict=True):
         assert math.isclose(ratio_of(seconds, target, ratio), max(1.0, kept / 3), rel_tol=1e-9)
 

@@ -64,14 +64,18 @@ def next_version() -> None:
 
 
 def previous_version() -> None:
-    """The version before this one: it does not say what has come from whom, nor for whom it has waited."""
-    from hetpeer.averaging import messages
-    from hetpeer.averaging.holding import HeldStep
-    from hetpeer.averaging.reduction import Reduction
+    """The version before this one: it does not say whom it shuns, and cuts sums into shards of one length."""
+    from hetpeer.averaging import messages, reduction
+    from hetpeer.averaging.working import Working
 
     _speaks(messages.WIRE_VERSION - 1, oldest=0)
-    Reduction.received = property(lambda _self: ())
-    HeldStep._missed = lambda _self: []
+    shards_of = reduction.shards_of
+
+    def of_one_length(plan, cover, elements, length=reduction.LENGTH):
+        return shards_of(plan, cover.model_copy(update={"length": 0}), elements, length)
+
+    reduction.shards_of = of_one_length
+    Working._shuns = lambda _self: []
 
 
 def _speaks(version: int, oldest: int) -> None:
