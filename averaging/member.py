@@ -222,7 +222,7 @@ class Member(Working):
         step.links(self._shunned, self._congested)
         self._steps.append(step)
         self.phase = Phase.TRAINING if len(self._steps) == 1 else self.phase
-        shuns = self._shuns() if self._shunned else []  # the coordinator may be a new one
+        shuns = self._shuns(again=True)  # the coordinator may be a new one
         return [*effects, *shuns, *step.assign(message.tasks), *self._replay_early()]
 
     def _follows(self, message: m.Begin) -> bool:
@@ -254,7 +254,9 @@ class Member(Working):
         if step is None:
             return []
         effects = step.receive(message)
-        return [*effects, *self._replay_early()] if isinstance(message, m.Joined) else effects
+        if not isinstance(message, m.Joined):
+            return effects
+        return [*effects, *self._shuns(), *self._replay_early()]
 
     def _gone(self, message: m.Gone) -> list[Effect]:
         if message.group:

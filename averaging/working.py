@@ -40,6 +40,8 @@ class Working:
         self._lately: frozenset[str] = frozenset()
         """Who took part in what ended last."""
         self._shunned: set[str] = set()
+        self._told_shunned: set[str] = set()
+        """Those that the coordinator knows of."""
         self._congested: dict[str, int] = {}
 
     @property
@@ -187,10 +189,17 @@ class Working:
         self.reachable(peer)
         return self._shuns()
 
-    def _shuns(self) -> list[Effect]:
-        """Those whom anybody may send to us by our leave: not every stranger that was turned away."""
-        partners = {peer for step in self._steps for peer in step.partners} & self._shunned
-        return [Tell(m.Shuns(peers=tuple(sorted(partners)[:MOST_SHUNNED])))] if self._steps else []
+    def _shuns(self, *, again: bool = False) -> list[Effect]:
+        """Whom of those who take part in what is under way we do not work with, if that has changed since the coordinator was told, or `again`. (Strangers that were turned away are
+        nothing to it.)
+        """
+        if not self._steps:
+            return []
+        shunned = {peer for step in self._steps for peer in step.partners} & self._shunned
+        if shunned == self._told_shunned and not (again and shunned):
+            return []
+        self._told_shunned = shunned
+        return [Tell(m.Shuns(peers=tuple(sorted(shunned)[:MOST_SHUNNED])))]
 
     def congested(self, peer: str, blocks: int | None) -> list[Effect]:
         """Our link to `peer` takes no forwards with `blocks` or more of them left to the loss; None: it takes all."""
@@ -213,7 +222,8 @@ class Working:
         step = self._at_origin(origin)
         if step is None:
             return []
-        return [*step.joined(origin.sender, origin.incarnation, place), *self._replay_early()]
+        joined = step.joined(origin.sender, origin.incarnation, place)
+        return [*joined, *self._shuns(), *self._replay_early()]
 
     def knows(self, origin: Origin) -> bool:
         """Whether `origin.sender` is known to take part in the step that it speaks of."""

@@ -49,6 +49,11 @@ class Allowances:
         """Whether `peer` has a limit."""
         return peer in self._limited
 
+    @property
+    def limited(self) -> Collection[str]:
+        """Who has a limit."""
+        return self._limited.keys()
+
     def limits(self, peers: Collection[str], ids: int) -> dict[str, int]:
         """A step of `ids` begins with `peers`: how many each of those that have a limit is given at most. Those that are only tried get a handful together: else a step
         would end with more that is stuck than it takes in its stride, as soon as two of them have saved up for the same one.

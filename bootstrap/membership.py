@@ -269,9 +269,9 @@ class Membership:
         ranges = (self.roster() if roster is None else roster).values()
         return [n for n in range(self.blocks) if not any(b <= n < e for b, e in ranges)]
 
-    def targets(self, ratio: float) -> dict[str, float]:
+    def targets(self, ratio: float, limited: Collection[str] = ()) -> dict[str, float]:
         """Ready volunteer → seconds that each of its links is to take for a microbatch (targets.py); empty: nothing is known."""
-        return targets(self._ready(), ratio)
+        return targets(self._ready(), ratio, limited)
 
     def speak(self, version: int, peers: Iterable[str]) -> bool:
         """Whether all of `peers` speak that version of the protocol."""

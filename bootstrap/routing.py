@@ -26,6 +26,8 @@ LOOKS = 512
 """Beginnings of a path that are gone on with, times peers: a step's routes are to take the coordinator a moment."""
 LEAST_LOOKS = 2
 """The same where some are to be kept apart: nobody is to make it take long by naming them."""
+TRIES = 16
+"""Peers that are left out one after the other for that."""
 APART = 1e12
 """How much dearer it is to pass between two that are to be kept apart."""
 LAST = 1e9
@@ -76,24 +78,38 @@ def _around(
     apart: Collection[frozenset[str]],
     lines: Lines | None = None,
 ) -> Route | None:
-    """A cheap path (`_path`) on which nothing passes between two that are `apart`, or as little as can be; for as many pairs as anybody likes to name it takes some times as long. None if
-    some block has no holder.
+    """A cheap path (`_path`) on which nothing passes between two that are `apart`: without whichever of them is apart from more others. Where that is not found in a few looks, one on
+    which little does. None if some block has no holder.
     """
-    lines = lines or Lines()
-    route = _path(roster, begin, end, cost, lines)
-    if route is None or not _meet(route, apart):
-        return route
+
+    def cheap(some: Roster) -> Route | None:
+        return (
+            cheapest_path(some, begin, end, cost) if lines is None else _path(some, begin, end, cost, lines)
+        )
 
     def between(sender: str, to: str) -> float:
-        return lines(sender, to) + APART * (frozenset((sender, to)) in apart)
+        return (lines or Lines())(sender, to) + APART * (frozenset((sender, to)) in apart)
 
-    return cheapest_path(roster, begin, end, cost, between, max(LEAST_LOOKS, LOOKS // len(roster)))
+    others, route = dict(roster), cheap(roster)
+    for _ in range(TRIES):
+        if route is None or not _meets(route, apart):
+            break
+        met = next(pair for pair in _pairs(route) if pair in apart)
+        del others[min(met, key=lambda peer: (-sum(peer in pair for pair in apart), peer))]
+        route = cheap(others)
+    if route is not None and not _meets(route, apart):
+        return route
+    return cheapest_path(roster, begin, end, cost, between, max(LEAST_LOOKS, LOOKS // max(len(roster), 1)))
 
 
-def _meet(route: Route, apart: Collection[frozenset[str]]) -> frozenset[str] | None:
-    """Two that are `apart`, where the route leads from one to the other."""
-    pairs = (frozenset((hop.peer, to.peer)) for hop, to in pairwise(route))
-    return next((pair for pair in pairs if pair in apart), None) if apart else None
+def _pairs(route: Route) -> list[frozenset[str]]:
+    """Who passes something on to whom."""
+    return [frozenset((hop.peer, to.peer)) for hop, to in pairwise(route)]
+
+
+def _meets(route: Route, apart: Collection[frozenset[str]]) -> int:
+    """How often the route leads from one to another that are `apart`."""
+    return sum(pair in apart for pair in _pairs(route)) if apart else 0
 
 
 class Assignments:
@@ -182,8 +198,9 @@ class Assignments:
         for microbatch in concerned:
             before = self.trodden(microbatch, roster)
             way = splice(before, roster, cost)
-            if _meet(way, self._apart):
-                way = _around(roster, 0, self._blocks, cost, self._apart) or way
+            if met := _meets(way, self._apart):
+                other = _around(roster, 0, self._blocks, cost, self._apart)
+                way = other if other is not None and _meets(other, self._apart) < met else way
             if stands(way[0], roster):
                 for hop in set(way) - set(before):
                     cost[hop.peer] += slow[hop.peer] * (hop.end - hop.begin)
@@ -229,7 +246,7 @@ class Assignments:
             before = self._routes[microbatch]
             instead = tuple(hop._replace(peer=newcomer) if one == hop else one for one in before)
             way = splice(instead, self._roster, {})
-            if _meet(way, self._apart):
+            if _meets(way, self._apart):
                 continue
             self._on(microbatch, way)
             taken += 1
@@ -286,10 +303,11 @@ class Assignments:
         self._apart.add(pair)
         cost, moved = self._costs(), set()
         for microbatch in sorted(self._undone() & self._routes.keys()):
-            if not _meet(self._routes[microbatch], self._apart):
+            before = self._routes[microbatch]
+            if not _meets(before, {pair}):
                 continue
             way = _around(self._roster, 0, self._blocks, cost, self._apart)
-            if way is not None and not _meet(way, self._apart):
+            if way is not None and _meets(way, self._apart) < _meets(before, self._apart):
                 for hop in way:
                     cost[hop.peer] += self._slow(hop.peer) * (hop.end - hop.begin)
                 self._on(microbatch, way)  # nobody on its way has sat on it
@@ -324,7 +342,8 @@ class Assignments:
                 for peer in cost
             }
             way = _around(self._roster, 0, self._blocks, price, self._apart)
-            if way is not None and way != self._routes[microbatch]:
+            before = self._routes[microbatch]
+            if way not in (None, before) and _meets(way, self._apart) <= _meets(before, self._apart):
                 found[microbatch] = way
         return found
 

@@ -55,7 +55,7 @@ class CoordinatedStep:
         self._entries = 0
         self._entrants: dict[str, m.Entrant] = {}
         """Who came in later and was not made known to everybody."""
-        self._targets = members.targets(config.link_ratio)
+        self._targets = members.targets(config.link_ratio, reign.allowances.limited)
         self._ways = Assignments(
             (*train, *evaluation),
             self.roster,
@@ -86,7 +86,7 @@ class CoordinatedStep:
             roster=dict(self.roster),
             incarnations=dict(self._incarnations),
             tasks=tasks,
-            target=self._targets.get(peer, 0.0),
+            target=self._targets.get(peer, max(self._targets.values(), default=0.0)),
             behind=self.behind,
             entry=entry,
         )

@@ -42,8 +42,6 @@ class Holding:
 
     def __init__(self) -> None:
         self.held: Counter[int] = Counter()
-        self.taken: dict[int, float] = {}
-        """Bytes of all that came and was of use, by kind; who is granted more for it may scale it down."""
 
 
 class Grants:
@@ -110,11 +108,6 @@ class Grants:
 
         return back
 
-    def taken(self, pool: Pool, nbytes: int) -> None:
-        """`nbytes` of `pool` have come, and are of use."""
-        taken, kind = self._holding.taken, self._kind(pool)
-        taken[kind] = taken.get(kind, 0.0) + nbytes
-
     def _back(self, pool: Pool, nbytes: int) -> None:
         account = self._accounts[pool]
         account.returned += nbytes
@@ -180,10 +173,6 @@ class Lane:
         """The frame that is coming takes `cost` bytes of `pool`. Raises OffenceError when they were not spent."""
         if self._offered[pool] - self._settled[pool] < cost:
             raise OffenceError(Kind.FLOOD, f"a frame of {cost} bytes that were not spent")
-
-    def taken(self, pool: Pool, nbytes: int) -> None:
-        """What came was of use: its sender may be granted more than others for it."""
-        self.grants.taken(pool, nbytes)
 
     def settle(self, pool: Pool = 0, kept: int = 0) -> Callable[[], None]:
         """All that was offered is here or will never be; `kept` bytes of `pool` are in memory until what is returned is

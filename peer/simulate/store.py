@@ -34,8 +34,8 @@ class Store:
         self._volunteers = volunteers
         self._numerics = numerics
         self._log = log
-        self._states = {(0, 0, b): numerics.initial(b) for b in range(numerics.blocks)}
-        """(cluster, version, block) → state."""
+        self._states: dict[tuple[int, int, int, str], Any] = {}
+        """(cluster, version, block, digest) → state: what is collected late for an order that is past takes nothing else's place."""
         self._asked: CollectCheckpoint | None = None
         """The last order."""
 
@@ -56,8 +56,8 @@ class Store:
             state = saver.state(version, block) if saver.alive and not saver.frozen else None
             if state is not None:
                 here.add(block)
-                self._states[order.line.cluster, version, block] = state
                 digest = self._numerics.digest(state)
+                self._states[order.line.cluster, version, block, digest] = state
                 host.event("saved", lambda core, now: core.saved(order, block, digest, now))
                 if len(here) < len(savers):
                     self._collect(order, here, TRIES)
@@ -82,16 +82,27 @@ class Store:
 
     def sealed(self, cluster: int, version: int, block: int) -> Any:
         """A block's state from a complete checkpoint, for volunteers; None if there is none of that version, or the coordinator is down."""
-        complete = version == 0 or (cluster, version) in self._complete()
-        if not complete or self._host.core is None:
+        if self._host.core is None:
             return None
-        return self._states.get((cluster, version, block))
+        if version == 0:
+            return self._numerics.initial(block)
+        digests = self._complete().get((cluster, version))
+        return None if digests is None else self._states.get((cluster, version, block, digests[block]))
 
     def last(self) -> dict[int, Any]:
         """Block → state, of the last complete checkpoint."""
-        cluster, version = [(0, 0), *self._complete()][-1]
-        return {block: self._states[cluster, version, block] for block in range(self._numerics.blocks)}
+        blocks = range(self._numerics.blocks)
+        complete = self._complete()
+        if not complete:
+            return {block: self._numerics.initial(block) for block in blocks}
+        (cluster, version), digests = list(complete.items())[-1]
+        return {block: self._states[cluster, version, block, digests[block]] for block in blocks}
 
-    def _complete(self) -> list[tuple[int, int]]:
-        """Clusters and versions in the log's order."""
-        return [(r.get("cluster", 0), r["version"]) for r in self._log if r["kind"] == "checkpoint"]
+    def _complete(self) -> dict[tuple[int, int], Mapping[int, str]]:
+        """Cluster and version → block → digest, in the log's order."""
+        checkpoints = [record for record in self._log if record["kind"] == "checkpoint"]
+        found: dict[tuple[int, int], Mapping[int, str]] = {}
+        for record in checkpoints:
+            found.pop((record.get("cluster", 0), record["version"]), None)
+            found[record.get("cluster", 0), record["version"]] = record["blocks"]
+        return found

@@ -198,6 +198,7 @@ class StepWork:
                 self._activation(origin, head, tensor)
             case GradientHead():
                 self._perform(core.gradient(origin, head.id, head.border, tensor, head.check))
+                self._of_use(peer, head, tensor)
             case ShardHead(kind="part"):
                 self._perform(core.part(origin, head.block, head.index, tensor))
             case ShardHead():
@@ -211,6 +212,11 @@ class StepWork:
     def _activation(self, origin: Origin, head: ActivationHead, tensor: Tensor) -> None:
         bundle = Bundle(head.id, head.route, head.attempt, head.check, head.asks)
         self._perform(self._member.activation(origin, bundle, tensor))
+        self._of_use(origin.sender, head, tensor)
+
+    def _of_use(self, peer: str, head: Head, tensor: Tensor) -> None:
+        if not tensor.released:  # else nobody waits for it
+            self._plane.of_use(peer, head, tensor)
 
     def _send(self, step: e.StepId, effect: StepEffect, place: Place) -> None:
         wire = step.on_wire

@@ -114,6 +114,10 @@ class DataPlane:
             word = head.model_copy(update={"nudge": True, "coded": None})
             link.nudge(Parcel(encode_head(word), tag=head.step_id, pool=pool_of(head)), 2 * nbytes)
 
+    def of_use(self, peer: str, head: Head, tensor: Tensor) -> None:
+        """`tensor` came from `peer`, and is what is waited for here."""
+        self._receiving.of_use(peer, head, tensor.nbytes)
+
     def introduction(self, word: Introduction | None) -> None:
         """How we introduce ourselves in this step. With a ticket (we came in later) before the first tensor for each peer."""
         self._word = word

@@ -24,7 +24,7 @@ SHARE = 0.25
 FADE = 0.5
 """Of what a volunteer has sent, with each step, and each time that somebody comes or goes."""
 MOST_LATELY = 0.25
-"""Of what is shared out by that, for one: nobody is to take it all by sending more than others."""
+"""Of what is shared out by that, for one of more than five: nobody is to take it all by sending more than others."""
 MAX_STRANGERS = 8
 SLACK = 4096
 """Bytes; what an encoded bundle may be longer than the bundle itself, besides an eighth (positions of a sparse one)."""
@@ -67,6 +67,8 @@ class Intake:
         self._members: frozenset[str] = frozenset()
         self._holdings: dict[str, Holding] = {}
         self._links: dict[str, tuple[str, Grants]] = {}
+        self._taken: dict[str, dict[Pool, float]] = {}
+        """Volunteer of the step → bytes that were of use lately, by kind of pool."""
 
     def use(self, schema: Schema | None, capacity: int) -> None:
         """Our place, and the bytes of the arena; without a place nobody is granted anything."""
@@ -83,9 +85,11 @@ class Intake:
         for gone in self._holdings.keys() - kept:
             del self._holdings[gone]
             self._links.pop(gone, None)
-        for holding in self._holdings.values():
-            for kind in holding.taken:
-                holding.taken[kind] *= FADE
+        self._taken = {
+            peer: {kind: nbytes * FADE for kind, nbytes in taken.items()}
+            for peer, taken in self._taken.items()
+            if peer in self._members
+        }
         self._resize()
 
     def grants(self, peer: str, key: str, announce: Callable[[], None]) -> Grants:
@@ -96,6 +100,12 @@ class Intake:
             grants = Grants(self._budgets(peer), self._pools, holding, announce)
             self._links[peer] = known = (key, grants)
         return known[1]
+
+    def of_use(self, peer: str, head: Head, nbytes: int) -> None:
+        """So much of `peer` was waited for here."""
+        kind = min(pool_of(head), ACTIVATIONS)
+        taken = self._taken.setdefault(peer, {})
+        taken[kind] = taken.get(kind, 0.0) + nbytes
 
     def held(self) -> int:
         """Bytes that tensors of peers take here."""
@@ -122,10 +132,11 @@ class Intake:
     def _share(self, peer: str, kind: Pool) -> int:
         """Bytes that a volunteer of the step may have here of pools of that kind."""
         equal = 1 / max(1, len(self._members) - 1)
-        known = self._members & self._holdings.keys()
-        taken = {one: self._holdings[one].taken.get(kind, 0.0) for one in known}
+        taken = {one: known.get(kind, 0.0) for one, known in self._taken.items() if one in self._members}
         lately = taken.get(peer, 0.0) / total if (total := sum(taken.values())) else equal
-        return int(self._capacity * SHARE * (equal + min(lately, max(MOST_LATELY, equal))) / 2)
+        if equal < MOST_LATELY:
+            lately = min(lately, MOST_LATELY)
+        return int(self._capacity * SHARE * (equal + lately) / 2)
 
 
 def _least(schema: Schema) -> tuple[int, int, int]:

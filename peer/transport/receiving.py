@@ -151,8 +151,10 @@ class Receiving:
         tensor.sender = peer
         store.lend(tensor, lane.settle(pool, cost))
         self._owner.tensor_arrived(peer, head, tensor)
-        if not tensor.released:  # else it was nothing that anybody waits for
-            lane.taken(pool, cost)
+
+    def of_use(self, peer: str, head: Head, nbytes: int) -> None:
+        """A tensor of `peer` was what is waited for here."""
+        self._intake.of_use(peer, head, nbytes)
 
     def _meter_of(self, peer: str) -> Meter:
         return self._meters.setdefault(peer, Meter())

@@ -154,7 +154,7 @@ class Pipeline:
 
     def _make_way(self, attempt: int, reach: Reach) -> list[Effect]:
         """A task that is not begun was handed out; if that is again, and there is no room for it here, one that got stuck is set aside. Or who holds those up would hold up all whose rooms they fill.
-        It may have looked so, in a burst of failures: so it is kept, and gives up its memory only once many have been set aside after it.
+        It may have looked so, in a burst of failures: so it is kept, and the one that was handed out least often is given up only once there are many.
         """
         if not attempt or self._schedule.has_room(reach):
             return []
@@ -165,7 +165,8 @@ class Pipeline:
         self._schedule.set_aside(task.key)
         if room:
             return []
-        task = next(one for key in self._schedule.aside if (one := self._tasks[key]).status is Status.SENT)
+        aside = (self._tasks[key] for key in self._schedule.aside)
+        task = min((one for one in aside if one.status is Status.SENT), key=lambda one: one.attempt)
         self._tasks.remove(task.key)
         self._onward.done(task.key)
         self._schedule.finished(task.key)

@@ -494,8 +494,17 @@ def test_whom_we_refuse_gets_no_tasks_in_any_step_until_we_do_not():
         assert (e.Tell(m.Shuns(peers=("other",))) in begun) is refused, "nobody else would know"
         (send,) = member.forward_done(STEP, p.TaskKey(0, 0), "out", None)
         assert send.effect.route[0].peer == (ME if refused else "other")
-        assert e.Tell(m.Shuns()) in member.refused("other", False)
-        assert e.Tell(m.Shuns(peers=("other",))) in member.refused("other", True)
+        told = member.refused("other", not refused)
+        assert told[0] == e.Tell(m.Shuns(peers=() if refused else ("other",)))
+
+
+def test_that_we_work_with_somebody_again_is_said_though_it_was_so_between_two_steps():
+    member = member_in(Phase.READY)
+    member.receive(two_hops())
+    member.refused("other", True)
+    member._drop_all()
+    assert member.refused("other", False) == []
+    assert e.Tell(m.Shuns()) in member.receive(two_hops().model_copy(update={"entry": 1}))
 
 
 def test_a_nudge_counts_only_in_its_step_and_from_who_is_in_it():

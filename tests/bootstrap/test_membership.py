@@ -147,3 +147,13 @@ def test_words_about_whom_one_shuns_count_between_those_who_take_part_and_who_sh
     behind[0].shuns = frozenset("b")
     assert frozenset("bx") in book.shunned()
     assert frozenset("ab") not in book.shunned(), "they have nothing to do with each other"
+
+
+def test_a_version_is_spoken_if_all_of_them_speak_it():
+    book = members()
+    for peer, version in (("new", 4), ("old", 3)):
+        join(book, peer, wire_version=version)
+    assert book.speak(4, ["new"])
+    assert book.speak(3, ["new", "old"])
+    assert not book.speak(4, ["new", "old"])
+    assert not book.speak(3, ["new", "nobody"])

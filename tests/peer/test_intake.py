@@ -114,10 +114,7 @@ def test_who_sends_gets_more_and_all_of_it_together_is_as_much(schema: Schema) -
     intake.members(names, ())
     links = {name: intake.grants(name, "1", lambda: None) for name in names[1:]}
     for name, count in (("v1", 8), ("v2", 6), ("v3", 6)):
-        lane = links[name].lane()
-        lane.offered({ACTIVATIONS: count * 1000})
-        lane.settle(ACTIVATIONS, count * 1000)()
-        lane.taken(ACTIVATIONS, count * 1000)
+        intake.of_use(name, activation(schema, count % 3 + 1), count * 1000)
     for _ in range(2):  # what is scaled down is as much for everybody
         intake.members(names, ())
         most = {name: grants._budgets[ACTIVATIONS].most for name, grants in links.items()}
@@ -127,18 +124,19 @@ def test_who_sends_gets_more_and_all_of_it_together_is_as_much(schema: Schema) -
         assert most["v9"] == max(int(ARENA / 8 / 39), intake._least[ACTIVATIONS])
         assert links["v1"]._budgets[GRADIENTS].most == int(ARENA / 4 / 39), "of which nothing has come"
     for _ in range(20):
-        links["v4"].taken(ACTIVATIONS, 1000)
+        intake.of_use("v4", activation(schema), 1000)
         intake.members(names, ())
     assert links["v1"]._budgets[ACTIVATIONS].most == pytest.approx(ARENA / 8 / 39, rel=0.1), "it has stopped"
 
 
-def test_nobody_gets_less_than_in_equal_parts_where_few_take_part(schema: Schema) -> None:
+def test_of_a_few_the_only_one_that_sends_gets_what_others_do_not_use(schema: Schema) -> None:
     intake = used(schema)
     intake.members("abcd", ())
     links = {name: intake.grants(name, "1", lambda: None) for name in "bcd"}
-    links["b"].taken(ACTIVATIONS, 1000)
+    intake.of_use("b", activation(schema), 1000)
     intake.members("abcd", ())
-    assert links["b"]._budgets[ACTIVATIONS].most == int(ARENA / 4 / 3)
+    most = [links[name]._budgets[ACTIVATIONS].most for name in "bcd"]
+    assert most == pytest.approx([ARENA / 6, ARENA / 24, ARENA / 24], rel=0.01)
 
 
 def test_without_a_place_nothing_is_granted_and_with_one_the_sender_hears_of_it(schema: Schema) -> None:

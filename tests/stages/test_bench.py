@@ -4,13 +4,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.stages.execution.bench import DEPTH, Bench
-from hetpeer.stages.execution.effects import ReportSealed, RunBackward, RunForward, SendActivation, TaskKey
+from hetpeer.stages.execution.effects import (
+    ForgetGraph,
+    ReportSealed,
+    RunBackward,
+    RunForward,
+    SendActivation,
+    TaskKey,
+)
 from hetpeer.stages.execution.pipeline import Pipeline
 from hetpeer.stages.execution.routes import Hop
+from hetpeer.stages.execution.window import Window
 
 ROSTER = {"a": (0, 1), "b": (1, 2)}
 ALONE = (Hop("a", 0, 2),)
 ON = (Hop("a", 0, 1), Hop("b", 1, 2))
+
+
+class Room(Window):
+    """Room for so many forwards that wait for their gradient, whatever was measured."""
+
+    def __init__(self, depth, most=64):
+        super().__init__(most)
+        self._depth = depth
+
+    def depth(self, hops_after):
+        return self._depth
+
+
+def sent(one, *numbers, attempt=0):
+    """These are handed out, and their outputs leave."""
+    for number in numbers:
+        assert keys(one.assign(number, ON, attempt), RunForward) == [number]
+        one.forward_done(TaskKey(number, 0), f"output {number}", None)
 
 
 def steps(bench, count, *, roster=ROSTER, capacity=8):
@@ -42,7 +68,7 @@ def test_the_older_step_comes_first_and_a_backward_before_any_forward():
 
 
 def test_what_needs_the_newest_parameters_waits_for_them_and_holds_nobody_up():
-    bench = Bench(lambda _: 8)
+    bench = Bench(Room(8))
     older = Pipeline("a", ROSTER, 8, 8, bench)
     newer = Pipeline("a", ROSTER, 8, 8, bench, early=1)
     assert keys(newer.assign(2, ON, 0), RunForward) == []
@@ -69,7 +95,7 @@ def test_what_is_over_takes_no_room():
 
 
 def test_forwards_of_all_steps_together_wait_for_their_gradient():
-    bench = Bench(lambda _: 3)
+    bench = Bench(Room(3))
     older, newer = steps(bench, 2)
     sent = 0
     work = [effect for one in (older, newer) for n in range(3) for effect in one.assign(n, ON, 0)]
@@ -119,3 +145,47 @@ def test_all_work_of_all_steps_is_done(tasks, random):
             take(turn, turn.resume())
         assert len(at_work) <= DEPTH
     assert done == set(tasks)
+
+
+def test_what_only_looked_stuck_is_set_aside_and_its_gradient_is_taken():
+    """In a burst of failures elsewhere: what was sent a moment ago was dropped for what was handed out anew, and nobody did it again before the next time-out."""
+    one = Pipeline("a", ROSTER, 8, 8, Bench(Room(2)))
+    sent(one, 0, 1)
+    assert keys(one.assign(2, ON, 0), RunForward) == [], "there is no room"
+    begun = one.assign(3, ON, 1)
+    assert keys(begun, RunForward) == [3]
+    assert not keys(begun, ForgetGraph)
+    assert (one.held, one.aside) == (3, 1)
+    assert keys(one.gradient(0, 1, "gradient 0"), RunBackward) == [0]
+    one.backward_done(TaskKey(0, 0), None)
+    assert (one.held, one.aside) == (2, 0)
+
+
+def test_what_waits_for_room_and_is_handed_out_again_gets_it():
+    one = Pipeline("a", ROSTER, 8, 8, Bench(Room(1)))
+    sent(one, 0)
+    assert keys(one.assign(1, ON, 0), RunForward) == []
+    assert keys(one.assign(1, ON, 1), RunForward) == [1]
+
+
+def test_beyond_a_windows_worth_or_without_memory_the_oldest_attempt_is_given_up():
+    for room in (Room(1), Room(3, most=2)):
+        one = Pipeline("a", ROSTER, 8, 8, Bench(room))
+        sent(one, 0)
+        if room.most == 2:
+            sent(one, 1)
+            one._schedule._may_begin = lambda reach, one=one: one.in_flight(reach) < 1
+        else:
+            sent(one, 1, attempt=1)
+        begun = one.assign(2, ON, 2)
+        assert keys(begun, ForgetGraph) == [0]
+        assert keys(begun, RunForward) == [2] or room.most == 2
+        assert one.gradient(0, 1, "late"), "it is released"
+
+
+def test_who_was_handed_out_again_is_not_the_one_that_is_given_up():
+    one = Pipeline("a", ROSTER, 8, 8, Bench(Room(1)))
+    sent(one, 0)
+    sent(one, 1, attempt=1)
+    one.assign(0, ON, 3)  # it goes another way, and its gradient comes
+    assert keys(one.assign(2, ON, 2), ForgetGraph) == [1]
