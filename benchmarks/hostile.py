@@ -15,25 +15,22 @@ At the end the volunteers' signed logs are audited.
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import re
 import statistics
 import sys
 import tempfile
 import time
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchmarks import report
 from benchmarks.chaos import collect, look
-from benchmarks.swarm import ENDLESS, START_S, Model, Site, Swarm, cpu_seconds, make_run, running
+from benchmarks.goodput import Watch
+from benchmarks.swarm import ENDLESS, START_S, Model, Site, Swarm, make_run, running
 from hetpeer.bootstrap.audit import audit
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import LinkSettings, TrainingSettings
@@ -55,100 +52,6 @@ GOODPUT, RSS_MIB = 0.9, 256
 HOSTILE_COMMAND = (sys.executable, "-P", "-m", "tests.hostile.behaviour")
 STRANGER_COMMAND = (sys.executable, "-P", "-m", "tests.hostile.stranger")
 REFUSED = re.compile(r"(\w+) is refused for")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Period:
-    """From when to when, and seconds of processor time of all honest processes, and of all others."""
-
-    begin: float
-    end: float
-    honest_s: float
-    hostile_s: float
-
-    @property
-    def hostile_cores(self) -> float:
-        """So many processors the attackers had for themselves: their own ones, where it is no laboratory."""
-        return self.hostile_s / (self.end - self.begin)
-
-
-@dataclass(slots=True)
-class Watch:
-    """What the honest ones have got done, and what they take."""
-
-    swarm: Swarm
-    hostile: Callable[[], Iterable[int]]
-    """The processes that attackers have started themselves."""
-    before: dict[int, int] = field(default_factory=dict)
-    """Node → bytes of memory of its processes when the attacks began."""
-    most: dict[int, int] = field(default_factory=dict)
-    """The same at its worst."""
-
-    async def during(self, seconds: float) -> Period:
-        """What that was like."""
-        began = time.monotonic()
-        families = self._honest, self.hostile
-        before = [self._cpu(family()) for family in families]
-        after = [dict(known) for known in before]
-        while (now := time.monotonic()) - began < seconds:
-            for node, nbytes in self.memory().items():
-                self.most[node] = max(self.most.get(node, 0), nbytes)
-            for _ in range(20):
-                await look(self.swarm)
-            for known, family in zip(after, families, strict=True):
-                known.update(self._cpu(family()))  # what ends meanwhile has taken what was seen of it
-            self.swarm.check()
-        honest_s, hostile_s = (
-            sum(known[pid] - first.get(pid, 0.0) for pid in known)
-            for first, known in zip(before, after, strict=True)
-        )
-        return Period(begin=began, end=now, honest_s=honest_s, hostile_s=hostile_s)
-
-    def _honest(self) -> list[int]:
-        """The processes that we have started, the coordinator's first."""
-        return [self.swarm.bootstrap.pid, *(self.swarm.volunteers[n].pid for n in range(1, HONEST + 1))]
-
-    def _cpu(self, pids: Iterable[int]) -> dict[int, float]:
-        """Process → seconds of processor time so far, of these and all their children."""
-        found = {}
-        for pid in pids:
-            with suppress(psutil.NoSuchProcess):
-                parent = psutil.Process(pid)
-                family = [parent, *parent.children(recursive=True)]
-                found |= dict(zip((one.pid for one in family), cpu_seconds(family), strict=True))
-        return found
-
-    def memory(self) -> dict[int, int]:
-        """Of each honest node, the coordinator's included."""
-        found = {}
-        for node, pid in enumerate(self._honest()):
-            with suppress(psutil.NoSuchProcess):
-                daemon = psutil.Process(pid)
-                family = [daemon, *daemon.children(recursive=True)]
-                found[node] = sum(one.memory_info().rss for one in family)
-        return found
-
-    def goodput(self, when: Period) -> float:
-        """Microbatches a second that were committed then; of a step that was under way at its border, a part."""
-        times = [one.at for one in self.swarm.feed.seen if one.record["kind"] == "commit"]
-        steps = _steps_at(times, when.end) - _steps_at(times, when.begin)
-        return MICROBATCHES * steps / (when.end - when.begin)
-
-    def cost(self, when: Period) -> float:
-        """Seconds of the honest ones' processors for each of those."""
-        return (
-            when.honest_s / (goodput * (when.end - when.begin))
-            if (goodput := self.goodput(when))
-            else math.inf
-        )
-
-
-def _steps_at(times: Sequence[float], at: float) -> float:
-    """How many steps were done at a moment, of which one counts in part."""
-    done = bisect_right(times, at)
-    if not 0 < done < len(times):
-        return float(done)
-    return done + (at - times[done - 1]) / (times[done] - times[done - 1])
 
 
 class Hostile:
@@ -249,7 +152,7 @@ async def _trial(options: Any, lab: Lab, folder: Path) -> dict[str, Any]:
     async with running(run, folder, HONEST, site=site) as swarm:
         await swarm.until(WARM_UP_STEPS, WARM_UP_S)
         hostile = Hostile(swarm, folder, site, swarm.address)
-        watch = Watch(swarm, hostile.pids)
+        watch = Watch(swarm, HONEST, MICROBATCHES, hostile.pids)
         try:
             found = await _attacked(options, hostile, watch)
         finally:

@@ -147,7 +147,7 @@ class Pipeline:
         task = Task(key, route, attempt, upstream, train=microbatch < self._microbatches, source=source)
         self._tasks.enter(task)
         # what is done once more is rationed by the coordinator: the window is for what waits in the pipeline
-        counts, reach = task.train and not check, Reach(blocks_left(route), len(route) - 1)
+        counts, reach = task.train and not check, _reach(route)
         self._schedule.ready_forward(key, reach, train=counts, attempt=attempt)
         way = self._make_way(attempt, reach) if counts else []
         return way + self._dispatch()
@@ -196,7 +196,7 @@ class Pipeline:
             self._urged = True
             self._outputs.reroute(task, rest_of(route, task.end))
             if task.status is Status.READY and task.train and not task.key.check:
-                effects += self._make_way(attempt, Reach(blocks_left(task.route), len(task.route) - 1))
+                effects += self._make_way(attempt, _reach(task.route))
             if task.output is not None:
                 effects += self._outputs.send(task)
             elif task.loss is not None and not task.train:
@@ -423,3 +423,8 @@ class Pipeline:
         then hands out again what it misses, and that urges us to seal what we have.
         """
         return self._tasks.idle
+
+
+def _reach(route: Route) -> Reach:
+    """How far a task that is to go over `route`, its own hop first, is from the loss."""
+    return Reach(blocks_left(route), len(route) - 1)
