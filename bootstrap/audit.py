@@ -8,7 +8,7 @@ word for them. Each rule below is a promise of docs/protocol.md, by its name the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,13 +17,16 @@ from hetpeer.bootstrap.contributions import Contribution, Contributions, Tally
 from hetpeer.bootstrap.deciding import Decision, decisions_of
 from hetpeer.bootstrap.grouped.lineage import lineage
 from hetpeer.bootstrap.history import History, Record
-from hetpeer.bootstrap.log import read_log
+from hetpeer.bootstrap.log import in_use, read_log
 from hetpeer.bootstrap.manifest import Manifest
+from hetpeer.bootstrap.order import out_of_order, undecided
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.testimony import Applied, Key, Testimony
 
 MAX_PROBLEMS = 100
 """Problems listed one by one; the counts go on."""
+ON_THE_WAY = 16
+"""Committed steps of a cluster, the newest, of which volunteers may not have told yet while the run is served."""
 
 RULES: Mapping[str, str] = {
     "F1": "each microbatch is counted once at each block of each committed step",
@@ -48,7 +51,9 @@ class Verdict:
     run: str
     steps_planned: int
     steps: int = 0
-    """Committed steps of the surviving history."""
+    """Committed steps of the surviving history, without the awaited ones."""
+    awaited: int = 0
+    """Newer ones that are not looked at: the run is being served, and not everything has been told of them."""
     rollbacks: int = 0
     microbatches_expected: int = 0
     counted: int = 0
@@ -91,14 +96,20 @@ class Verdict:
 def audit(directory: Path, *, contributions: bool = False) -> Verdict:
     """Check a run directory: its files, its log and the volunteers' logs in `volunteers/`. `contributions`: list each of them, too.
 
+    While the run is served it is right as well, up to the last steps of which everything has been told.
+
     Raises `LocalError` when the manifest, a file it names or the coordinator's log is damaged; what is wrong with the
     history or with a volunteer's log is a problem in the verdict.
     """
     run = RunDirectory.open(directory)
     run.verify()
+    training, blocks = run.manifest.training, len(run.manifest.blocks)
+    served = in_use(run.log_path)
+    said = Testimony.read(
+        run.volunteers, run.run_id
+    )  # before the log: nobody tells of what is not decided yet
     records = list(read_log(run.log_path))
     history = History.of(records)
-    said = Testimony.read(run.volunteers, run.run_id)
     verdict = Verdict(
         run=run.run_id,
         steps_planned=run.manifest.training.steps,
@@ -109,77 +120,20 @@ def audit(directory: Path, *, contributions: bool = False) -> Verdict:
     )
     for line in said.unsound:
         verdict.complain(line)
-    _check_decisions(records, verdict)
-    _check_every_update_was_decided(records, said.applied, verdict)
+    for problem, rule in (*out_of_order(records), *undecided(records, said.applied)):
+        verdict.complain(problem, rule)
     surviving = _surviving(run.manifest, records, verdict)
-    _check_steps(run.manifest, surviving, said.applied, verdict)
-    _check_credit(run.manifest, surviving, records, said.applied, verdict)
-    _check_checkpoints(records, said.applied, verdict)
+    told, awaited = _told(surviving, said.applied, blocks) if served else (surviving, [])
+    verdict.awaited = sum(one.trains for one in awaited)
+    _check_steps(run.manifest, told, said.applied, verdict)
+    _check_credit(run.manifest, told, records, said.applied, verdict)
+    _check_checkpoints(records, said.applied, {one.step + 1 for one in awaited}, verdict)
     _check_lives(said.lives, verdict)
     verdict.leftovers = len(_counted_leftovers(records, said))
-    training, blocks = run.manifest.training, len(run.manifest.blocks)
     each = Contributions(records, surviving, said.applied, training.microbatches, blocks, training.head_start)
     verdict.contributed = each.tally()
     verdict.contributions = list(each) if contributions else None
     return verdict
-
-
-def _check_decisions(records: Iterable[Record], verdict: Verdict) -> None:
-    """F6 and I5: steps are committed one after the other, by the reign in force; only a roll-back goes back, and not anywhere."""
-    stored = term = view = 0
-    versions: Counter[int] = Counter()
-    """Of each cluster."""
-    for record in records:
-        cluster = record.get("cluster", 0)
-        match record["kind"]:
-            case "reign":
-                if record["term"] <= term:
-                    verdict.complain(f"term {record['term']} began after term {term}", "F6")
-                term = record["term"]
-            case "rollback":
-                if record["to_version"] not in (stored, versions[cluster]):
-                    went = f"the run went back to version {record['to_version']}"
-                    verdict.complain(f"{went}, and the last complete checkpoint was {stored}", "I5")
-                if record["view"] <= view:
-                    verdict.complain(f"view {record['view']} began after view {view}", "F6")
-                versions[cluster], view = record["to_version"], record["view"]
-            case "founded":
-                if record["version"] != stored:
-                    began = f"cluster {cluster} began at version {record['version']}"
-                    verdict.complain(f"{began}, and the last complete checkpoint was {stored}", "I5")
-                versions[cluster] = record["version"]
-            case "commit":
-                _check_turn(cluster, record["step"], versions, verdict)
-                if (record["term"], record["view"]) != (term, view):
-                    decided = (
-                        f"step {record['step']} was decided in term {record['term']}, view {record['view']}"
-                    )
-                    verdict.complain(f"{decided}, while term {term}, view {view} was in force", "F6")
-            case "average" | "installed":
-                for member, step in record["installed"]:
-                    _check_turn(member, step, versions, verdict)
-            case "checkpoint":
-                stored = record["version"]
-
-
-def _check_turn(cluster: int, step: int, versions: Counter[int], verdict: Verdict) -> None:
-    due = versions[cluster]
-    if step != due:
-        whose = f" of cluster {cluster}" if cluster else ""
-        verdict.complain(f"step {step}{whose} was committed when step {due} was due", "F6")
-    versions[cluster] = step + 1
-
-
-def _check_every_update_was_decided(
-    records: Iterable[Record], applied: Mapping[Key, list[Applied]], verdict: Verdict
-) -> None:
-    """I3: nobody may have applied what was never committed, not even in a history that was rolled back later."""
-    decided = {one.key for record in records for one in decisions_of(record)}
-    for *key, block in applied:
-        if tuple(key) not in decided:
-            _, view, step, plan = key
-            problem = f"step {step} block {block}: view {view} plan {plan} was applied and never committed"
-            verdict.complain(problem, "I3")
 
 
 def _check_steps(
@@ -194,7 +148,8 @@ def _check_steps(
     verdict.steps = len(trained)
     verdict.microbatches_expected = verdict.steps * len(microbatches)
     if not verdict.steps:
-        verdict.complain("no step was committed")
+        nothing = "not everything has been told yet of any committed step"
+        verdict.complain(nothing if verdict.awaited else "no step was committed")
     for one in trained:
         verdict.staleness[one.behind] = verdict.staleness.get(one.behind, 0) + 1
         if not 0 <= one.behind <= min(manifest.training.staleness, one.step):
@@ -256,6 +211,22 @@ def _surviving(manifest: Manifest, records: Sequence[Record], verdict: Verdict) 
     return list(found.decisions)
 
 
+def _told(
+    surviving: Sequence[Decision], applied: Mapping[Key, list[Applied]], blocks: int
+) -> tuple[list[Decision], list[Decision]]:
+    """Those of which somebody has told at each block, or that are older than such a one of their cluster; and the newest others, `ON_THE_WAY` at most."""
+    awaited: dict[int, list[Decision]] = {}
+    over: set[int] = set()
+    for one in reversed(surviving):
+        others = awaited.setdefault(one.cluster, [])
+        if len(others) == ON_THE_WAY or all(applied.get((*one.key, block)) for block in range(blocks)):
+            over.add(one.cluster)
+        elif one.cluster not in over:
+            others.append(one)
+    late = {one.key for others in awaited.values() for one in others}
+    return [one for one in surviving if one.key not in late], [one for one in surviving if one.key in late]
+
+
 def _gap(step: int) -> Record:
     """In the place of a commit that the log lacks: nobody can have applied it."""
     return {"kind": "commit", "view": 0, "step": step, "plan": -1, "gradients": {}}
@@ -274,12 +245,15 @@ def _disagreements(one: Decision, block: int, events: Sequence[Applied]) -> Iter
 
 
 def _check_checkpoints(
-    records: Iterable[Record], applied: Mapping[Key, list[Applied]], verdict: Verdict
+    records: Iterable[Record],
+    applied: Mapping[Key, list[Applied]],
+    awaited: Collection[int],
+    verdict: Verdict,
 ) -> None:
-    """F4: a checkpoint must hold the very states that holders say came out of the last step before it."""
+    """F4: a checkpoint must hold the very states that holders say came out of the last step before it; of those `awaited` not all have said so yet."""
     states = {(event.step + 1, event.block, event.state) for events in applied.values() for event in events}
     for record in records:
-        if record["kind"] == "checkpoint":
+        if record["kind"] == "checkpoint" and record["version"] not in awaited:
             for block, digest in enumerate(record["blocks"]):
                 if (record["version"], block, digest) not in states:
                     problem = f"checkpoint {record['version']} block {block}: no holder had that state"

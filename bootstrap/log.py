@@ -105,6 +105,18 @@ def read_log(path: Path) -> Iterator[Record]:
         yield record
 
 
+def in_use(path: Path) -> bool:
+    """Whether a process has the log at `path` open: whoever writes to it does, for as long as it may."""
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def _frame(record: Record) -> bytes:
     payload: bytes = msgpack.packb(record)
     if len(payload) > MAX_RECORD_BYTES:

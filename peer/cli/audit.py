@@ -71,6 +71,10 @@ def _verdict_text(verdict: Verdict, comparison: Comparison | None, ok: bool) -> 
         f"evidence      {verdict.events} updates in the signed logs of {verdict.volunteers} volunteers",
         f"microbatches  {counts}, {verdict.lost} lost, {verdict.duplicated} duplicated",
     ]
+    if verdict.awaited:
+        lines.append(
+            f"awaited       {verdict.awaited} newer steps: the run goes on, and not everything has been told of them"
+        )
     lines.append(f"contributions {_counts(verdict.contributed)}")
     if any(verdict.staleness):
         spread = ", ".join(f"{behind} in {steps}" for behind, steps in sorted(verdict.staleness.items()))
@@ -100,7 +104,8 @@ def _verdict_text(verdict: Verdict, comparison: Comparison | None, ok: bool) -> 
     lines += [
         f"broken        {rule}, {RULES[rule]} ({times})" for rule, times in sorted(verdict.broken.items())
     ]
-    lines.append(f"verdict       {'exactly once' if ok else 'BROKEN'}")
+    so_far = ", so far" if verdict.awaited else ""
+    lines.append(f"verdict       {f'exactly once{so_far}' if ok else 'BROKEN'}")
     return "\n".join(lines)
 
 

@@ -1,5 +1,6 @@
 """The audit passes an honest history and names what is wrong with every other."""
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from hetpeer.bootstrap.audit import audit
 from hetpeer.bootstrap.eventlog import sign_event
+from hetpeer.bootstrap.log import Log, read_log
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.errors import LocalError
 from hetpeer.dht.identity import Identity
@@ -161,6 +163,67 @@ def test_silent_volunteers_prove_nothing(trained: RunDirectory, volunteers: list
 def test_one_silent_volunteer_is_no_breach(trained: RunDirectory, volunteers: list[Identity]) -> None:
     log_of(trained, volunteers[0]).unlink()
     assert audit(trained.path).ok
+
+
+def without(run: RunDirectory, volunteers: list[Identity], *steps: int) -> None:
+    """Nobody has told of the last block at these steps (of the history that survives) yet."""
+    block = len(run.manifest.blocks) - 1
+    views = {
+        record["step"]: record["view"] for record in read_log(run.log_path) if record["kind"] == "commit"
+    }
+    gone = {(views[step], step, block) for step in steps}
+    for volunteer in volunteers:
+        path = log_of(run, volunteer)
+        lines = path.read_text().splitlines(keepends=True)
+        said = [json.loads(line)["record"] for line in lines]
+        path.write_text(
+            "".join(
+                line
+                for line, one in zip(lines, said, strict=True)
+                if (one["view"], one["step"], one["block"]) not in gone
+            )
+        )
+
+
+def test_while_it_is_served_the_last_steps_may_not_have_been_told_of(
+    trained: RunDirectory, volunteers: list[Identity]
+) -> None:
+    without(trained, volunteers, 2, 3)
+    with contextlib.closing(Log.open(trained.log_path)):
+        verdict = audit(trained.path)
+    assert (verdict.ok, verdict.problems) == (True, [])
+    assert (verdict.steps, verdict.awaited, verdict.counted) == (2, 2, 8)
+    verdict = audit(trained.path)
+    assert (verdict.ok, verdict.steps, verdict.awaited, verdict.lost) == (False, 4, 0, 8)
+    assert set(verdict.broken) == {"F1", "F3", "F4"}
+
+
+def test_while_it_is_served_a_hole_is_one(trained: RunDirectory, volunteers: list[Identity]) -> None:
+    """Of what came later everything has been told."""
+    without(trained, volunteers, 2)
+    with contextlib.closing(Log.open(trained.log_path)):
+        verdict = audit(trained.path)
+    assert (verdict.ok, verdict.steps, verdict.awaited, verdict.lost) == (False, 4, 0, 4)
+
+
+def test_while_it_is_served_so_many_steps_are_not_on_the_way(
+    trained: RunDirectory, volunteers: list[Identity], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hetpeer.bootstrap.audit.ON_THE_WAY", 1)
+    without(trained, volunteers, 2, 3)
+    with contextlib.closing(Log.open(trained.log_path)):
+        verdict = audit(trained.path)
+    assert (verdict.ok, verdict.steps, verdict.awaited, verdict.lost) == (False, 3, 1, 4)
+
+
+def test_while_it_is_served_nothing_told_is_not_yet_a_proof(
+    trained: RunDirectory, volunteers: list[Identity]
+) -> None:
+    without(trained, volunteers, 0, 1, 2, 3)
+    with contextlib.closing(Log.open(trained.log_path)):
+        verdict = audit(trained.path)
+    assert (verdict.ok, verdict.awaited) == (False, 4)
+    assert verdict.problems == ["not everything has been told yet of any committed step"]
 
 
 def test_torn_last_line_is_no_breach(trained: RunDirectory, volunteers: list[Identity]) -> None:

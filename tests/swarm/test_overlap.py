@@ -57,9 +57,9 @@ async def test_steps_that_overlap_are_those_of_one_machine(
     swarm.run = resign(swarm.run, training=swarm.run.manifest.training.model_copy(update=changes))
     bootstrap = await swarm.bootstrap(together=3)
     others = [swarm.volunteer(name) for name in ("one", "two")]
-    killed = swarm.volunteer("killed")
-    await swarm.committed(8)
-    await killed.kill()
+    killed = swarm.volunteer("killed", fail="run_backward:30")  # with a step's work on its hands
+    await killed.ended()
+    assert (await asyncio.to_thread(audit, swarm.run.path)).ok, "so far, while the run goes on"
     back = swarm.volunteer("back", home=killed.home)
     await swarm.finished(bootstrap, *others, within_s=200.0)
     if back.status is None:  # it came when all was over
