@@ -112,8 +112,10 @@ class Node:
         return self._session.p2pd.pid if self._session is not None and self.is_up else None
 
     def addresses(self) -> list[str]:
-        """Where p2pd believes that others reach us, each with `/p2p/<peer_id>`; refreshed every TEND_PERIOD_S."""
-        return [str(address) for address in self._session.addresses] if self._session is not None else []
+        """Where others reach us, each with `/p2p/<peer_id>`: what p2pd believes, refreshed every TEND_PERIOD_S, and before that what a router forwards to us."""
+        own = self._session.addresses if self._session is not None else ()
+        there = self._sessions.reaching.forwarded(own) if own else None
+        return [str(address) for address in (*((there,) if there else ()), *own)]
 
     @property
     def standing(self) -> Standing:

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -51,6 +51,14 @@ class Reaching:
         """Those known by now, in the order of preference."""
         return list(self._relays.values())
 
+    def forwarded(self, own: Collection[Address]) -> Address | None:
+        """The address at which peers outside our network reach us, where it is none of our `own`: a router forwards the port."""
+        standing = self.standing
+        if standing.reach is not Reach.PUBLIC or not standing.outside:
+            return None
+        there = at_socket(standing.ip, standing.port, self._peer_id)
+        return None if there in own else there
+
     async def round(self, session: Session, port: int, *, served: bool) -> None:
         """Ask whom we may, if it is time; `standing` says what is known then. Takes ROUND_S at most.
 
@@ -78,8 +86,7 @@ class Reaching:
             relays = tuple(self._relays.values())
             return replace(self._config, reachability="private", relays=relays, announce=near)
         if standing.reach is Reach.PUBLIC:
-            there = at_socket(standing.ip, standing.port, self._peer_id)
-            if there not in own and standing.outside:  # a router forwards that port to us
+            if (there := self.forwarded(own)) is not None:
                 return replace(self._config, announce=(there, *near))
             return self._config if current.reachability == "private" else current
         return current

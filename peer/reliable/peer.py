@@ -24,7 +24,7 @@ from hetpeer.bootstrap.service import CONTROL, CoordinatorService
 from hetpeer.bootstrap.serving import PROTOCOL as FILES
 from hetpeer.bootstrap.serving import FileService
 from hetpeer.bootstrap.shelf import Answer, RunShelf
-from hetpeer.dht.addresses import Address, parse_address
+from hetpeer.dht.addresses import Address
 from hetpeer.dht.clock import SystemClock
 from hetpeer.dht.dialling import ChannelServer
 from hetpeer.dht.errors import ExitCode, LocalError, RemoteError
@@ -33,7 +33,7 @@ from hetpeer.dht.listener import CONTROL as CONTROL_BUDGET
 from hetpeer.dht.node import Node
 from hetpeer.dht.roster import Roster
 from hetpeer.peer.arrival.invites import Invite
-from hetpeer.peer.arrival.inviting import keep_invite
+from hetpeer.peer.arrival.inviting import Inviting
 from hetpeer.peer.arrival.reach import tell_forever
 from hetpeer.peer.arrival.rendezvous import join_address, open_config
 from hetpeer.peer.control.attending import AttendedDaemon, attended
@@ -208,7 +208,7 @@ async def serve_run(
 ) -> Halt | None:
     """Take part in the run's log, and coordinate, until the run is over (its Halt) or `leaving` is set (None).
 
-    `announce` gets the address to join at, and the invite, once somebody answers there. Raises `LocalError`.
+    `announce` gets the address to join at, and the invite, once somebody answers there, and again when another address is learned. Raises `LocalError`.
     """
     run = RunDirectory.open(options.directory)
     await asyncio.to_thread(run.verify)
@@ -219,9 +219,9 @@ async def serve_run(
                 open_config(options.host, options.port, options.peers), Identity.load(run.identity_path)
             )
 
-            def announced(address: str, invite: Invite) -> None:
+            def announced(invite: Invite) -> None:
                 daemon.ready(node.addresses)
-                announce(address, invite)
+                announce(join_address(node), invite)
 
             try:
                 replica = Replica(node, run, council, logs, SystemClock())
@@ -251,7 +251,7 @@ async def _take_part(
     run: RunDirectory,
     options: BootstrapOptions,
     leaving: asyncio.Event,
-    announce: Callable[[str, Invite], None],
+    announce: Callable[[Invite], None],
 ) -> Halt | None:
     freeze_memory()
     roster = Roster(node, run.run_id)
@@ -280,8 +280,10 @@ async def _take_part(
         await asyncio.wait({work, left, ready}, return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
         if ready.done():
-            invite = keep_invite(run, map(parse_address, node.addresses()), options.peers)
-            announce(join_address(node), invite)
+            inviting = Inviting(node, run, options.peers)
+            if (invite := inviting.renewed()) is not None:
+                announce(invite)
+            beside.append(asyncio.ensure_future(inviting.renew_forever(announce)))
             if options.lan:
                 from hetpeer.peer.arrival.lan import announce_forever
 

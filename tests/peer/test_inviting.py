@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import time
+from pathlib import Path
 
 import pytest
 import segno
@@ -11,8 +13,11 @@ from typer.testing import CliRunner
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.addresses import EXAMPLE, at_socket, parse_address
 from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.identity import Identity
+from hetpeer.dht.node import Node, NodeConfig
+from hetpeer.dht.reachability import Finding
 from hetpeer.peer.arrival.invites import MAX_LENGTH, make_invite, parse_invite
-from hetpeer.peer.arrival.inviting import keep_invite
+from hetpeer.peer.arrival.inviting import Inviting, keep_invite
 from hetpeer.peer.cli import main
 from hetpeer.peer.cli.invite import draw
 from tests.bootstrap.engine import make_run
@@ -40,6 +45,31 @@ def test_it_is_printed_again_with_more_addresses_before_its_own(run: RunDirector
     assert (kept.run, kept.addresses) == (run.run_id, (HERE, MEETING))
     name = at_socket("9.9.9.9", 31330, PEER)
     assert parse_invite(hetpeer_invite(run, "--bootstrap", str(name))).addresses == (name, HERE, MEETING)
+
+
+async def test_what_a_router_forwards_stands_first_once_others_have_come_that_way(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    """What two of them have found, given to the node that was not asked for anything else."""
+    node = await Node.start(NodeConfig(alone_ok=True), Identity.create(tmp_path / "identity.key"))
+    try:
+        inviting = Inviting(node, run, [MEETING])
+        first = inviting.renewed()
+        assert first is not None
+        assert first.addresses == (parse_address(node.addresses()[0]), MEETING)
+        assert inviting.renewed() is None
+        core = node._sessions.reaching.core
+        core.met(time.monotonic(), ["a", "b"])
+        for helper in "ab":
+            core.answered(time.monotonic(), helper, Finding(helper=helper, ip="8.8.8.8", port=4001))
+        renewed = inviting.renewed()
+        assert renewed is not None
+        there = at_socket("8.8.8.8", 4001, node.peer_id)
+        assert renewed.addresses[0] == parse_address(node.addresses()[0]) == there
+        assert parse_invite(hetpeer_invite(run)) == renewed
+        assert inviting.renewed() is None
+    finally:
+        await node.close()
 
 
 @pytest.mark.parametrize("content", [None, "", "hetpeer://", str(make_invite("x", "0" * 32, [HERE]))])
