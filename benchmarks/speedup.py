@@ -1,8 +1,9 @@
 """What more clusters win: time to an evaluation loss with 1, 2, 4 and 8 of them in virtual time, with 1 and 2 of real processes (Ravnest's corollary: as good as linear).
 
 *Virtual.* The very coordinator and volunteers in virtual time, with a small net in torch inside (peer/simulate/toynet.py): clusters of two stages whose steps overlap by `--staleness`, that average
-with those that are ready. All ways train on as many batches of one stream. The corollary is of the regime in which the noise of gradients is what is in the way, and of a learning rate that rises with the number of
+with those that are ready. The corollary is of the regime in which the noise of gradients is what is in the way, and of a learning rate that rises with the number of
 clusters: so batches are small, four of ten labels are drawn at random, the loss to reach is one that one cluster has late at its best rate, and each number of clusters has its own best of a few rates.
+Several clusters go on until they are there, for `--more` times as many batches of one stream at most: each of them sees as many fewer of them.
 What is measured of staleness stands beside its bound: updates by which a step's parameters were behind, at most and on average.
 
 *Real.* A small GPT, volunteers in the laboratory (root) so far from each other that two clusters do not need more than this machine's two cores; the time is the log's.
@@ -13,6 +14,7 @@ What is measured of staleness stands beside its bound: updates by which a step's
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import statistics
 import sys
@@ -54,7 +56,7 @@ RATES = (6e-3, 1.2e-2, 2.4e-2, 4.8e-2)
 MICROBATCHES = 2
 LINEAR = 0.7
 """Of the number of clusters, as a goal for four."""
-REAL, REAL_RATES = (1, 2), (2e-3, 4e-3, 8e-3)
+REAL, REAL_RATES = (1, 2), (1e-3, 2e-3, 4e-3)
 MODEL = Model(width=32, layers=2, heads=2, sequence_length=32)
 SAMPLES = 2
 """Of a microbatch of the GPT."""
@@ -89,21 +91,25 @@ class NoisyNet(ToyNet):
         return inputs, torch.where(drawn, torch.randint(CLASSES, classes.shape, generator=generator), classes)
 
 
-def trained(seed: int, clusters: int, rate: float, options: Any) -> Curve:
-    """One history of so many clusters."""
+class ThereError(Exception):
+    """The loss is reached."""
+
+
+def trained(seed: int, target: float | None, clusters: int, rate: float, options: Any) -> Curve:
+    """One history of so many clusters: with `target`, until it is reached."""
     torch.set_num_threads(1)
     net = NoisyNet(BLOCKS, seed, SETTINGS.model_copy(update={"learning_rate": rate}))
     cut = BLOCKS // STAGES
     config = SwarmConfig(
         volunteers=STAGES * clusters,
         layouts=(tuple((stage * cut, (stage + 1) * cut) for stage in range(STAGES)),),
-        steps=options.batches,
+        steps=options.batches if target is None else options.more * options.batches,
         microbatches=MICROBATCHES,
         evaluation_microbatches=EVALUATED,
         evaluate_every=2 * options.every,
         slot_capacity=2,
         ties=net.ties,
-        checkpoint_every=10 * options.batches,
+        checkpoint_every=NEVER,
         staleness=options.staleness,
         clip_norm=0.5,
         latency_s=LATENCY_S,
@@ -114,22 +120,37 @@ def trained(seed: int, clusters: int, rate: float, options: Any) -> Curve:
         seed, config, net, Coverage(), span=AveragingSettings().span, interval=options.interval, delayed=True
     )
     at: list[float] = []
-    swarm.hooks.append(lambda what: at.append(swarm.world.now) if what == "record evaluation" else None)
-    swarm.run(LIMIT_S)
-    losses = [float(record["loss"]) for record in swarm.log if record["kind"] == "evaluation"]
-    behind = [int(record.get("behind", 0)) for record in swarm.log if record["kind"] == "commit"]
-    return Curve(list(zip(at, losses, strict=True)), behind)
+
+    def curve() -> Curve:
+        losses = [float(record["loss"]) for record in swarm.log if record["kind"] == "evaluation"]
+        behind = [int(record.get("behind", 0)) for record in swarm.log if record["kind"] == "commit"]
+        return Curve(list(zip(at, losses, strict=False)), behind)
+
+    def happened(what: str) -> None:
+        if what == "record evaluation":
+            at.append(swarm.world.now)
+            if target is not None and curve().seconds_to(target) is not None:
+                raise ThereError
+
+    swarm.hooks.append(happened)
+    with contextlib.suppress(ThereError):
+        swarm.run(LIMIT_S)
+    return curve()
 
 
 def virtual(options: Any, pool: ProcessPoolExecutor) -> Found:
     seeds = range(options.seed, options.seed + options.seeds)
-    return {
-        clusters: {
-            rate: list(pool.map(partial(trained, clusters=clusters, rate=rate, options=options), seeds))
+    targets: Sequence[float | None] = [None] * options.seeds
+    found: dict[int, dict[float, list[Curve]]] = {}
+    for clusters in CLUSTERS:
+        found[clusters] = {
+            rate: list(
+                pool.map(partial(trained, clusters=clusters, rate=rate, options=options), seeds, targets)
+            )
             for rate in RATES
         }
-        for clusters in CLUSTERS
-    }
+        targets = targets_of(found)
+    return found
 
 
 def real(options: Any) -> Found:
@@ -138,16 +159,17 @@ def real(options: Any) -> Found:
     for seed in range(options.seed, options.seed + options.real_seeds):
         for clusters in REAL:
             for rate in REAL_RATES:
-                found[clusters][rate].append(really_trained(seed, clusters, rate, options))
+                batches = options.real_batches * (1 if clusters == 1 else options.more)
+                found[clusters][rate].append(really_trained(seed, clusters, rate, batches, options))
                 last = found[clusters][rate][-1].evaluations[-1]
                 print(f"{clusters} clusters of processes, {rate}: {last}", file=sys.stderr, flush=True)
     return found
 
 
-def really_trained(seed: int, clusters: int, rate: float, options: Any) -> Curve:
+def really_trained(seed: int, clusters: int, rate: float, batches: int, options: Any) -> Curve:
     """One run of so many clusters of processes."""
     training = TrainingSettings(
-        steps=options.real_batches,
+        steps=batches,
         batch_size=MICROBATCHES * SAMPLES,
         microbatch_size=SAMPLES,
         slot_size=2,
@@ -168,11 +190,15 @@ def really_trained(seed: int, clusters: int, rate: float, options: Any) -> Curve
     return Curve(one["evaluations"], one["behind"])
 
 
+def targets_of(found: Found) -> list[float]:
+    """For each seed the loss to reach."""
+    alone = found[1].values()
+    return [min(_at(curve, PART) for curve in of_seed) for of_seed in zip(*alone, strict=True)]
+
+
 def compared(found: Found) -> dict[str, Any]:
     """Each number of clusters at its best rate, beside one cluster at its best."""
-    alone = found[1]
-    seeds = len(next(iter(alone.values())))
-    targets = [min(_at(curves[n], PART) for curves in alone.values()) for n in range(seeds)]
+    targets = targets_of(found)
     best = {
         clusters: min(rates.items(), key=lambda one: _middle(one[1], targets))
         for clusters, rates in found.items()
@@ -236,13 +262,14 @@ def main() -> int:
     parser = report.parser(__doc__ or "")
     for name, value, text in (
         ("seeds", 5, "histories of each"),
-        ("batches", 1600, "of each history"),
+        ("batches", 1600, "of the history of one cluster"),
+        ("more", 3, "times as many that several clusters may train on"),
         ("every", 10, "batches between evaluations of processes, twice as many in virtual time"),
         ("interval", 2, "batches between averagings"),
         ("staleness", 1, "steps that begin before the one that they follow is committed"),
         ("jobs", 2, "processes"),
         ("real-seeds", 3, "runs of processes, of each"),
-        ("real-batches", 240, "of each of these runs"),
+        ("real-batches", 240, "of these runs, with one cluster"),
     ):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"{text} (default: {value})")
     options = parser.parse_args()
