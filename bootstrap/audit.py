@@ -105,11 +105,11 @@ def audit(directory: Path, *, contributions: bool = False) -> Verdict:
     run.verify()
     training, blocks = run.manifest.training, len(run.manifest.blocks)
     served = in_use(run.log_path)
-    said = Testimony.read(
-        run.volunteers, run.run_id
-    )  # before the log: nobody tells of what is not decided yet
     records = list(read_log(run.log_path))
     history = History.of(records)
+    said = Testimony.read(run.volunteers, run.run_id)
+    decided = list(read_log(run.log_path)) if served else records
+    """What has been decided by the time that it was told."""
     verdict = Verdict(
         run=run.run_id,
         steps_planned=run.manifest.training.steps,
@@ -120,7 +120,7 @@ def audit(directory: Path, *, contributions: bool = False) -> Verdict:
     )
     for line in said.unsound:
         verdict.complain(line)
-    for problem, rule in (*out_of_order(records), *undecided(records, said.applied)):
+    for problem, rule in (*out_of_order(records), *undecided(decided, said.applied)):
         verdict.complain(problem, rule)
     surviving = _surviving(run.manifest, records, verdict)
     told, awaited = _told(surviving, said.applied, blocks) if served else (surviving, [])

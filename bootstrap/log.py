@@ -114,6 +114,8 @@ def in_use(path: Path) -> bool:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
+        except OSError:  # a file system without locks: then nobody serves from it
+            return False
     return False
 
 

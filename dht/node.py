@@ -37,6 +37,8 @@ from hetpeer.dht.tasks import TaskSet
 from hetpeer.dht.throttle import Throttle
 from hetpeer.dht.watching import Watch
 
+WITNESSES = 2
+"""So many peers outside our network must have reached us at the same address, before others are told of it: one may lie."""
 TEND_PERIOD_S = 5.0
 """How often p2pd is asked for a sign of life, and lost peers are dialled again."""
 
@@ -112,9 +114,11 @@ class Node:
         return self._session.p2pd.pid if self._session is not None and self.is_up else None
 
     def addresses(self) -> list[str]:
-        """Where others reach us, each with `/p2p/<peer_id>`: what p2pd believes, refreshed every TEND_PERIOD_S, and before that what a router forwards to us."""
+        """Where others reach us, each with `/p2p/<peer_id>`: what p2pd believes, refreshed every TEND_PERIOD_S, and before that what a router forwards to us,
+        as WITNESSES of them say.
+        """
         own = self._session.addresses if self._session is not None else ()
-        there = self._sessions.reaching.forwarded(own) if own else None
+        there = self._sessions.reaching.forwarded(own, WITNESSES) if own else None
         return [str(address) for address in (*((there,) if there else ()), *own)]
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import ipaddress
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -56,6 +57,8 @@ class Standing:
     """Where they reached us."""
     outside: bool = False
     """Whether they saw us from outside our own network."""
+    alike: int = 0
+    """How many of them say that it is this address and port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +87,16 @@ def judge(findings: Collection[Finding]) -> Standing:
     if not counted:
         return Standing()
     public = len(reached) > len(missed)
-    witness, agreeing = (reached[0], reached) if public else (missed[0], missed)
+    agreeing = reached if public else missed
+    seen = Counter((finding.ip, finding.port) for finding in agreeing)
+    ((ip, port), alike) = seen.most_common(1)[0]
     return Standing(
         reach=Reach.PUBLIC if public else Reach.PRIVATE,
         peers=len(agreeing),
-        ip=witness.ip,
-        port=witness.port,
+        ip=ip,
+        port=port,
         outside=bool(outside),
+        alike=alike,
     )
 
 

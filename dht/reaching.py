@@ -51,10 +51,10 @@ class Reaching:
         """Those known by now, in the order of preference."""
         return list(self._relays.values())
 
-    def forwarded(self, own: Collection[Address]) -> Address | None:
-        """The address at which peers outside our network reach us, where it is none of our `own`: a router forwards the port."""
+    def forwarded(self, own: Collection[Address], helpers: int = 1) -> Address | None:
+        """The address at which peers outside our network reach us, `helpers` of them at least, where it is none of our `own`: a router forwards the port."""
         standing = self.standing
-        if standing.reach is not Reach.PUBLIC or not standing.outside:
+        if standing.reach is not Reach.PUBLIC or not standing.outside or standing.alike < helpers:
             return None
         there = at_socket(standing.ip, standing.port, self._peer_id)
         return None if there in own else there

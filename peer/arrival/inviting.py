@@ -18,42 +18,51 @@ LOOK_S = 3.0
 _log = logging.getLogger(__name__)
 
 
-def keep_invite(run: RunDirectory, own: Iterable[Address], others: Sequence[Address]) -> Invite:
-    """To `run`, which is served at `own`; those who come may also try `others`. Raises `LocalError` HP-DISK-*."""
-    invite = make_invite(run.manifest.name, run.run_id, [*worth_giving(own), *others])
+def new_invite(run: RunDirectory, own: Iterable[Address], others: Sequence[Address]) -> Invite:
+    """To `run`, which is served at `own`; those who come may also try `others`."""
+    return make_invite(run.manifest.name, run.run_id, [*worth_giving(own), *others])
+
+
+def kept(run: RunDirectory, invite: Invite) -> Invite:
+    """`invite`, from now on in the directory. Raises `LocalError` HP-DISK-*."""
     atomic_write(run.invite_path, f"{invite}\n".encode())
     return invite
 
 
 class Inviting:
-    """To `run`, which `node` serves: the invite says where it is reached, and is made anew when that is learned later, as behind a router. `others` as in `keep_invite`."""
+    """To `run`, which `node` serves: the invite says where it is reached, and is made anew when that is learned later, as behind a router. `others` as in `new_invite`."""
 
     def __init__(self, node: Node, run: RunDirectory, others: Sequence[Address]) -> None:
         self._node = node
         self._run = run
         self._others = others
-        self._known: set[str] = set()
+        self._kept: Invite | None = None
 
     def renewed(self) -> Invite | None:
-        """The invite with where we are reached by now, kept; None if the last one has that. Raises as `keep_invite`."""
-        now = self._node.addresses()
-        if self._known.issuperset(now):
+        """The invite with where we are reached by now, kept; None if the last one says that. Raises as `kept`."""
+        invite = self._made()
+        if invite is None or invite == self._kept:
             return None
-        invite = keep_invite(self._run, map(parse_address, now), self._others)
-        self._known.update(now)
+        self._kept = kept(self._run, invite)
         return invite
 
     async def renew_forever(self, told: Callable[[Invite], None]) -> None:
-        """Tell each new one."""
+        """Tell each new one: what holds at two looks in a row."""
+        before = self._kept
         while True:
             await asyncio.sleep(LOOK_S)
+            now = self._made()
             try:
-                invite = self.renewed()
-            except LocalError as error:
+                if now == before and (invite := self.renewed()) is not None:
+                    told(invite)
+            except (LocalError, OSError) as error:  # OSError: nobody reads what we print any more
                 _log.warning("the invite in %s is not made anew: %s", self._run.path, error)
-                continue
-            if invite is not None:
-                told(invite)
+            before = now
+
+    def _made(self) -> Invite | None:
+        """As it would be now; None between two lives of p2pd."""
+        own = self._node.addresses()
+        return new_invite(self._run, map(parse_address, own), self._others) if own else None
 
 
 def kept_invite(run: RunDirectory, more: Sequence[Address], voucher: bytes = b"") -> Invite:

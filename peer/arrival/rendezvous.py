@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hetpeer.bootstrap.files import disk_errors
-from hetpeer.dht.addresses import Address
+from hetpeer.dht.addresses import Address, is_far, parse_address
 from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.dht.tasks import TaskSet
 from hetpeer.peer.arrival.reach import tell_forever
@@ -63,3 +63,9 @@ def join_address(node: Node) -> str:
     """The address to give away: one that others can reach comes before the loopback one."""
     addresses = node.addresses()
     return next((a for a in addresses if "/127.0.0.1/" not in a), addresses[0])
+
+
+def near_address(node: Node) -> str:
+    """The address for a peer on the same machine: a router need not let it in at the one that it forwards."""
+    addresses = [parse_address(address) for address in node.addresses()]
+    return str(min(addresses, key=is_far))

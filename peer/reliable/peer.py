@@ -35,7 +35,7 @@ from hetpeer.dht.roster import Roster
 from hetpeer.peer.arrival.invites import Invite
 from hetpeer.peer.arrival.inviting import Inviting
 from hetpeer.peer.arrival.reach import tell_forever
-from hetpeer.peer.arrival.rendezvous import join_address, open_config
+from hetpeer.peer.arrival.rendezvous import join_address, near_address, open_config
 from hetpeer.peer.control.attending import AttendedDaemon, attended
 from hetpeer.peer.lifecycle import freeze_memory
 from hetpeer.peer.reliable.progress import ReliableProgress
@@ -273,7 +273,7 @@ async def _take_part(
             asyncio.ensure_future(Proposing(run.manifest, roster, lambda: peer.service).look_forever())
         )
     if options.stand_in:
-        helper = StandIn(run.path / "stand-in", lambda: peer.service, lambda: join_address(node))
+        helper = StandIn(run.path / "stand-in", lambda: peer.service, lambda: near_address(node))
         beside.append(asyncio.ensure_future(helper.watch_forever()))
     try:
         ready = asyncio.ensure_future(peer.ready.wait())

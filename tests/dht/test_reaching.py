@@ -55,7 +55,7 @@ def test_a_closed_peer_is_announced_at_its_relays_and_at_home() -> None:
 def test_a_port_that_a_router_forwards_is_announced() -> None:
     asked = NodeConfig(reachability="ask", relays=RELAYS)
     there = at_socket("51.51.51.9", 4002, US)
-    standing = Standing(reach=Reach.PUBLIC, peers=2, ip="51.51.51.9", port=4002, outside=True)
+    standing = Standing(reach=Reach.PUBLIC, peers=2, ip="51.51.51.9", port=4002, outside=True, alike=2)
     forwarded = told(standing, asked)
     assert (forwarded.reachability, forwarded.announce) == ("ask", (there, HOME))
     assert told(standing, forwarded, (there, HOME)) == forwarded

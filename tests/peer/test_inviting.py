@@ -15,9 +15,10 @@ from hetpeer.dht.addresses import EXAMPLE, at_socket, parse_address
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.node import Node, NodeConfig
-from hetpeer.dht.reachability import Finding
+from hetpeer.dht.reachability import ROUND_S, Finding
 from hetpeer.peer.arrival.invites import MAX_LENGTH, make_invite, parse_invite
-from hetpeer.peer.arrival.inviting import Inviting, keep_invite
+from hetpeer.peer.arrival.inviting import Inviting, kept, new_invite
+from hetpeer.peer.arrival.rendezvous import near_address
 from hetpeer.peer.cli import main
 from hetpeer.peer.cli.invite import draw
 from tests.bootstrap.engine import make_run
@@ -40,9 +41,9 @@ def hetpeer_invite(run: RunDirectory, *arguments: str) -> str:
 
 
 def test_it_is_printed_again_with_more_addresses_before_its_own(run: RunDirectory) -> None:
-    kept = keep_invite(run, [HERE], [MEETING])
-    assert hetpeer_invite(run) == f"{kept}\n"
-    assert (kept.run, kept.addresses) == (run.run_id, (HERE, MEETING))
+    invite = kept(run, new_invite(run, [HERE], [MEETING]))
+    assert hetpeer_invite(run) == f"{invite}\n"
+    assert (invite.run, invite.addresses) == (run.run_id, (HERE, MEETING))
     name = at_socket("9.9.9.9", 31330, PEER)
     assert parse_invite(hetpeer_invite(run, "--bootstrap", str(name))).addresses == (name, HERE, MEETING)
 
@@ -60,13 +61,18 @@ async def test_what_a_router_forwards_stands_first_once_others_have_come_that_wa
         assert inviting.renewed() is None
         core = node._sessions.reaching.core
         core.met(time.monotonic(), ["a", "b"])
-        for helper in "ab":
-            core.answered(time.monotonic(), helper, Finding(helper=helper, ip="8.8.8.8", port=4001))
+        core.answered(time.monotonic(), "a", Finding(helper="a", ip="8.8.8.8", port=4001))
+        core.tick(time.monotonic() + ROUND_S)
+        assert node.standing.outside
+        assert inviting.renewed() is None, "one of them may lie"
+        core.met(time.monotonic(), ["a", "b", "c"])
+        core.answered(time.monotonic(), "c", Finding(helper="c", ip="8.8.8.8", port=4001))
         renewed = inviting.renewed()
         assert renewed is not None
         there = at_socket("8.8.8.8", 4001, node.peer_id)
         assert renewed.addresses[0] == parse_address(node.addresses()[0]) == there
         assert parse_invite(hetpeer_invite(run)) == renewed
+        assert parse_address(near_address(node)) == first.addresses[0]
         assert inviting.renewed() is None
     finally:
         await node.close()
@@ -85,7 +91,7 @@ def test_without_a_sound_one_an_address_must_be_said(run: RunDirectory, content:
 
 
 def test_the_code_is_drawn_in_half_blocks_and_the_link_follows(run: RunDirectory) -> None:
-    link = str(keep_invite(run, [HERE], []))
+    link = str(kept(run, new_invite(run, [HERE], [])))
     *code, last = hetpeer_invite(run, "--qr").splitlines()
     assert last == link
     halves = {" ": (1, 1), "▄": (1, 0), "▀": (0, 1), "█": (0, 0)}
@@ -120,7 +126,7 @@ def test_a_terminal_is_told_the_colours_and_the_longest_invite_fits_a_code(
 def test_limits_that_nobody_would_enforce_are_not_promised(
     run: RunDirectory, arguments: tuple[str, ...], why: str
 ) -> None:
-    keep_invite(run, [HERE], [])
+    kept(run, new_invite(run, [HERE], []))
     result = CliRunner().invoke(main.app, ["invite", str(run.path), *arguments])
     assert result.exit_code == ExitCode.USAGE
     assert why in " ".join(result.output.replace("│", " ").split())
