@@ -75,12 +75,11 @@ class CheckpointStore:
         """The same, parsed."""
         return self._load(record, block)[1]
 
-    def prune(self, sealed: Sequence[Record], keep: int = 2) -> None:
-        """Delete every file but those of the last `keep` of the `sealed` checkpoints and of the one being made."""
-        newest = sealed[-keep:]
+    def prune(self, sealed: Sequence[Record]) -> None:
+        """Delete every file but those of the `sealed` checkpoints and of the one being made."""
         wanted = {
             self._path(record["version"], block, digest)
-            for record in newest
+            for record in sealed
             for block, digest in enumerate(record["blocks"])
         }
         wanted |= {self._path(self._version, block, digest) for block, digest in self._digests.items()}

@@ -21,6 +21,8 @@ MOVES = 2
 """Until somebody is moved: the run goes back for it, and waits as long again."""
 ALONE = 3
 """So often the place of who has failed was free for as long as others need, and nobody else is expected."""
+IDLE = 3
+"""With whom nothing was computed so often rests no longer each time."""
 LONE = 1
 """The same where nobody else has been there at all in this reign: whoever runs it waits to hear what is wrong, and there is nobody whose work ends with it."""
 
@@ -101,6 +103,8 @@ class Failures:
         """Who has taken part; of several two are enough to know."""
         self._rests: dict[str, float] = {}
         """Who is to make room for others → until when."""
+        self._idle: Counter[str] = Counter()
+        """With whom nothing was computed → how often."""
 
     def are_final(self, failure: Failure, room_s: float, now: float, *, replaceable: bool) -> bool:
         """Note `failure`. Whether nothing else is to be tried; `replaceable`: somebody can be put where they were, within `room_s`."""
@@ -127,6 +131,12 @@ class Failures:
     def rest(self, peers: Iterable[str], seconds: float, now: float) -> None:
         """`peers` are not given anything for so long."""
         self._rests |= dict.fromkeys(peers, now + seconds)
+
+    def idle(self, peers: Iterable[str], seconds: float, now: float) -> None:
+        """Nothing was computed where all of `peers` are needed, and nobody knows by whom: they rest, each time twice as long."""
+        for peer in peers:
+            self.rest([peer], seconds * 2 ** min(self._idle[peer], IDLE), now)
+            self._idle[peer] += 1
 
     def rests(self, peer: str) -> bool:
         """Whether others are to come where `peer` could not compute."""

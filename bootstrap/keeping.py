@@ -27,6 +27,8 @@ from hetpeer.stages.execution.state import file_bytes
 
 KEEP: Final = "hetpeer/1/keep"
 ASK_S = 8.0
+KEPT = 2
+"""Sealed checkpoints that stay on the disk."""
 COPY_S = 600.0
 """A member that takes longer to copy a checkpoint does not count."""
 
@@ -57,8 +59,10 @@ class Checkpoints:
         self._limits = [file_bytes(layout, vectors) for layout in layouts]
         self._store = CheckpointStore(run, layouts)
         self._company = company
-        self._sealed: list[Record] = [initial_record(run.manifest)]
-        self._sealed += [record for record in records if record["kind"] == "checkpoint"]
+        self._initial = initial_record(run.manifest)
+        sealed = [record for record in records if record["kind"] == "checkpoint"]
+        self._sealed: list[Record] = [self._initial, *sealed][-KEPT:]
+        """The last ones."""
         self._collected: Record | None = None
         """Complete, and not sealed yet."""
         self._making = asyncio.Lock()
@@ -170,12 +174,12 @@ class Checkpoints:
 
     async def sealed(self, record: Record) -> None:
         """A checkpoint is decided: older ones but one may go."""
-        self._sealed.append(record)
+        self._sealed = [*self._sealed, record][-KEPT:]
         await to_its_end(self._store.prune, self._sealed)
 
     async def state(self, cluster: int, version: int, block: int) -> Served | None:
         """The state of a checkpoint, for whoever joins or copies it."""
-        known = [*self._sealed, *filter(None, [self._collected])]
+        known = [self._initial, *self._sealed, *filter(None, [self._collected])]
         which = (cluster if version else 0, version)
         record = next((r for r in reversed(known) if (r.get("cluster", 0), r["version"]) == which), None)
         if record is None or not 0 <= block < len(self._limits) or not self._store.has(record, block):

@@ -128,6 +128,8 @@ class Membership:
         self.arrange(arranged)
         self._costs = costs
         self._departures = departures
+        self.yields = False
+        """Whether who is too slow for its place makes room for others who want it."""
         self.volunteers: dict[str, Volunteer] = {}
 
     @property
@@ -150,7 +152,8 @@ class Membership:
 
     def places(self) -> tuple[Place, ...]:
         """All places up to and including the first cluster that nobody has begun."""
-        taken = {(v.cluster, v.place) for v in self.volunteers.values() if v.place is not None}
+        present = (v for v in self.volunteers.values() if not (v.slow and self.yields))
+        taken = {(v.cluster, v.place) for v in present if v.place is not None}
         held: list[list[str]] = [[] for _ in range(self.blocks)]
         for volunteer in self.volunteers.values():
             for block in range(*(volunteer.place or (0, 0))) if not volunteer.slow else ():

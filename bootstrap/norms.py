@@ -26,7 +26,7 @@ Decision = Mapping[int, m.BlockVote]
 
 
 class Norms:
-    """Of the updates of one reign."""
+    """Of the updates of one reign, of all its clusters."""
 
     def __init__(self) -> None:
         self._known: deque[float] = deque(maxlen=RECENT)
@@ -52,6 +52,6 @@ class Norms:
 
     def committed(self, batch: int, norm: float, *, usual: bool) -> None:
         """An update of this `norm` is made, of `batch`."""
-        self._refused = {where for where in self._refused if where[0] > batch}
+        self._refused = {where for where in self._refused if where[0] != batch}
         if usual:
             self._known.append(norm)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 REMEMBERED = 100
@@ -24,10 +25,26 @@ Pair = frozenset[str]
 Known = TypeVar("Known")
 
 
-class Quarrels:
-    """Those of one reign."""
+@dataclass(slots=True)
+class Conduct:
+    """How often peers had to go, wherever they come back."""
 
-    def __init__(self) -> None:
+    vain: Counter[str] = field(default_factory=Counter)
+    """As others had waited for them."""
+    out: Counter[str] = field(default_factory=Counter)
+    """For another reason."""
+    shunned: Counter[str] = field(default_factory=Counter)
+    """That was because most others' words were against theirs."""
+
+    def fade(self) -> None:
+        """Who was waited for long ago is forgiven half of it."""
+        self.vain = Counter({peer: times // 2 for peer, times in self.vain.items() if times > 1})
+
+
+class Quarrels:
+    """Those of one reign; in a run of several clusters those of one of them, and `conduct` is that of all."""
+
+    def __init__(self, conduct: Conduct | None = None) -> None:
         self._commits = 0
         self._words: dict[Pair, int] = {}
         """Their words, or what they have sent, are against each other → until which commit."""
@@ -37,9 +54,7 @@ class Quarrels:
         """Whose sums were no numbers."""
         self._closely: dict[int, int] = {}
         self._rests: dict[str, int] = {}
-        self._vain: Counter[str] = Counter()
-        self._out: Counter[str] = Counter()
-        self._shunned: Counter[str] = Counter()
+        self._conduct = Conduct() if conduct is None else conduct
 
     def committed(self) -> None:
         """One more step, or averaging."""
@@ -50,7 +65,7 @@ class Quarrels:
         self._closely = self._remembered(self._closely)
         self._rests = self._remembered(self._rests)
         if self._commits % REMEMBERED == 0:
-            self._vain = Counter({peer: times // 2 for peer, times in self._vain.items() if times > 1})
+            self._conduct.fade()
 
     def _remembered(self, known: Mapping[Known, int]) -> dict[Known, int]:
         return {one: until for one, until in known.items() if until > self._commits}
@@ -112,18 +127,18 @@ class Quarrels:
         `accused` before others.
         """
         against = Counter(peer for pair in self._words for peer in pair)
-        return min(peers, key=lambda peer: (-against[peer], self._out[peer], peer != accused, peer))
+        return min(peers, key=lambda peer: (-against[peer], self._conduct.out[peer], peer != accused, peer))
 
     def turned_out(self, peer: str, *, shunned: bool) -> None:
         """It has to come back as another; `shunned`: as its word is against most others'."""
-        self._out[peer] += 1
-        self._shunned[peer] += shunned
+        self._conduct.out[peer] += 1
+        self._conduct.shunned[peer] += shunned
 
     def waited_in_vain(self, peers: Iterable[str]) -> None:
         """Others had waited for these, or counted on them: they rest, the longer the oftener that was."""
         for peer in peers:
-            self._vain[peer] += 1
-            self._rests[peer] = self._commits + 2 ** min(self._vain[peer], LONGEST)
+            self._conduct.vain[peer] += 1
+            self._rests[peer] = self._commits + 2 ** min(self._conduct.vain[peer], LONGEST)
 
     def rests(self, peer: str) -> bool:
         """Whether the others had better go on without `peer`, if they can."""
@@ -131,8 +146,8 @@ class Quarrels:
 
     def is_fickle(self, peer: str) -> bool:
         """Whether others have waited for it so often that somebody else is to be found."""
-        return self._vain[peer] >= TIMES
+        return self._conduct.vain[peer] >= TIMES
 
     def is_done_with(self, peer: str) -> bool:
         """Whether it has spoilt so much that it is not to come back at all."""
-        return self._shunned[peer] >= TIMES
+        return self._conduct.shunned[peer] >= TIMES

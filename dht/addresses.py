@@ -66,7 +66,10 @@ def parse_address(text: str) -> Address:
     except (Error, ValueError, LookupError, TypeError) as error:
         raise _unusable(text, _reason(error)) from error
     _check_parts(text, parts)
-    return Address(text=str(parsed), peer_id=str(parts[-1][1]))
+    spelt = str(parsed)
+    if len(spelt) > MAX_ADDRESS_LENGTH:  # what is no plain character takes more as it is written then
+        raise _unusable(text, f"it is longer than {MAX_ADDRESS_LENGTH} characters")
+    return Address(text=spelt, peer_id=str(parts[-1][1]))
 
 
 def address_from_bytes(raw: bytes, peer_id: str) -> Address | None:

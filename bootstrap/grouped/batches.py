@@ -26,8 +26,10 @@ class Batches:
         """Living cluster → batch → (which commit of the log it was, the cluster's version from which on it is in, or PROMISED)."""
         self._holders: Counter[int] = Counter()
         """Batch → how many living clusters it is in."""
-        self._stored: Mapping[int, int] = {}
+        self._stored: dict[int, int] = {}
         """Batch → commit, of the last checkpoint."""
+        self._settled: dict[int, int] = {}
+        """The same of what is in the last checkpoint and in all living clusters, and so in whichever is founded: it has no entry elsewhere."""
         self._commits = 0
         self._promised: dict[int, Mapping[int, int]] = {}
         """Cluster → batch → commit, of the mean that it will install."""
@@ -69,6 +71,7 @@ class Batches:
                 known, version = self._in[cluster], record["version"]
                 self._stored = {batch: commit for batch, (commit, since) in known.items() if since <= version}
                 self.unsaved = 0
+                self._settle()
             case "founded":
                 self._in[cluster] = {}
                 self._put(cluster, self._stored, record["version"])
@@ -78,21 +81,37 @@ class Batches:
                     heapq.heappush(self._again, handed)
                 for batch in self._in.pop(cluster, {}):
                     self._lose(batch)
+                if not self._in:  # nobody has it but the checkpoint
+                    self._again = sorted([*self._again, *self._settled])
             case _:
                 pass
+
+    def _settle(self) -> None:
+        """What is in the checkpoint and everywhere else is as good as done: its books would grow with the run, and each averaging goes through them."""
+        everywhere = {
+            batch: commit
+            for batch, commit in self._stored.items()
+            if all(batch in known and known[batch][1] != PROMISED for known in self._in.values())
+            and all(known[batch][0] == commit for known in self._in.values())
+        }
+        for batch in everywhere:
+            del self._stored[batch], self._holders[batch]
+            for known in self._in.values():
+                del known[batch]
+        self._settled |= everywhere
 
     def _install(self, record: Record) -> None:
         for cluster, step in record["installed"]:
             known = self._in[cluster]
             for batch, commit in self._promised.pop(cluster).items():
-                if known[batch][1] == PROMISED:
+                if batch in known and known[batch][1] == PROMISED:
                     known[batch] = (commit, step + 1)
 
     def _break(self, cluster: int) -> None:
         """A promise is void."""
         known = self._in[cluster]
         for batch in self._promised.pop(cluster):
-            if known[batch][1] == PROMISED:
+            if batch in known and known[batch][1] == PROMISED:
                 del known[batch]
                 self._lose(batch)
 
@@ -104,7 +123,7 @@ class Batches:
     def _put(self, cluster: int, batches: Mapping[int, int], version: int) -> None:
         known = self._in[cluster]
         for batch, commit in batches.items():
-            if batch not in known:
+            if batch not in known and batch not in self._settled:
                 known[batch] = (commit, version)
                 self._holders[batch] += 1
 
@@ -131,7 +150,7 @@ class Batches:
     def _next(self) -> int | None:
         while self._again:
             batch = heapq.heappop(self._again)
-            if not self._holders[batch] and batch not in self._in_hands:
+            if not self._is_held(batch) and batch not in self._in_hands:
                 return batch
         if self._fresh == self._count:
             return None
@@ -145,12 +164,16 @@ class Batches:
     @property
     def known(self) -> int:
         """How many batches are in living clusters."""
-        return len(+self._holders)
+        return len(+self._holders) + (len(self._settled) if self._in else 0)
+
+    def _is_held(self, batch: int) -> bool:
+        """Whether it is in a living cluster."""
+        return self._holders[batch] > 0 or (batch in self._settled and bool(self._in))
 
     @property
     def exhausted(self) -> bool:
         """Whether all batches are in living clusters."""
-        while self._again and self._holders[self._again[0]]:
+        while self._again and self._is_held(self._again[0]):
             heapq.heappop(self._again)
         return self._fresh == self._count and not self._again and not self._in_hands
 
@@ -170,14 +193,18 @@ class Batches:
             for known in self._in.values()
             for batch, (commit, _) in known.items()
         )
-        return not again and stored.keys().isdisjoint(self._in_hands)
+        in_hands = self._in_hands
+        return not again and stored.keys().isdisjoint(in_hands) and self._settled.keys().isdisjoint(in_hands)
 
     def commits(self) -> set[int]:
         """Which commits of the log made the result as it stands: what is in a living cluster, or in the last checkpoint if none lives."""
         if not self._in:
-            return set(self._stored.values())
-        return {commit for known in self._in.values() for commit, _ in known.values()}
+            return {*self._stored.values(), *self._settled.values()}
+        return {
+            *self._settled.values(),
+            *(commit for known in self._in.values() for commit, _ in known.values()),
+        }
 
     def inside(self, cluster: int) -> Mapping[int, int]:
         """Batch → commit, of what is in `cluster`."""
-        return {batch: commit for batch, (commit, _) in self._in[cluster].items()}
+        return self._settled | {batch: commit for batch, (commit, _) in self._in[cluster].items()}

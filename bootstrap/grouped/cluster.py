@@ -13,9 +13,13 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.commits import average_message
 from hetpeer.bootstrap.coordinator import Coordinator
 from hetpeer.bootstrap.decisions import Effect, Send, State
+from hetpeer.bootstrap.failures import room_s
 from hetpeer.bootstrap.grouped.cutting import Cutting
 from hetpeer.bootstrap.membership import Standing, Volunteer
 from hetpeer.bootstrap.reign import Reign
+
+STALLS = 6
+"""So often in a row a step's work is handed out again in vain, each time after twice as long: a quarter of an hour in which nothing is counted."""
 
 
 class Cluster(Coordinator):
@@ -30,6 +34,8 @@ class Cluster(Coordinator):
         """Why it has fallen apart."""
         self.given_up: Mapping[str, Any] = {}
         """What the log says of the steps that were under way then."""
+        self.late = False
+        """Whether that was because its holders did not have its parameters in time."""
 
     @property
     def reign(self) -> Reign:
@@ -41,8 +47,11 @@ class Cluster(Coordinator):
 
     @property
     def complete(self) -> bool:
-        """Whether all its places are taken by volunteers that are prepared for them."""
-        ready = [v.place for v in self.members.volunteers.values() if v.standing is not Standing.JOINING]
+        """Whether all its places are taken by volunteers that are prepared for them, and do not rest."""
+        present = self.members.volunteers.values()
+        ready = [
+            v.place for v in present if v.standing is not Standing.JOINING and not self._border.keeps_out(v)
+        ]
         return not self.members.uncovered(
             {str(n): place for n, place in enumerate(ready) if place is not None}
         )
@@ -69,12 +78,17 @@ class Cluster(Coordinator):
         """A new session of `peer` has begun: the one that is here is over."""
         return self._lose({peer: "came back as a new session"}, now)
 
-    def enter(self, volunteer: Volunteer, claim: m.Claim) -> bool:
-        """A volunteer of nowhere claims a place here; it is taken in only if it gets it."""
-        given = self.members.claim(volunteer, claim.cluster, (claim.begin, claim.end))
-        if given:
-            self.members.volunteers[volunteer.peer] = volunteer
-        return given
+    def enter(self, volunteer: Volunteer, claim: m.Claim) -> list[Volunteer] | None:
+        """A volunteer of nowhere claims a place here: those who had it and were too slow for it, who have no place now; None if it does not get it. Who has
+        lived to see it founded comes back to its place by its hello.
+        """
+        place = claim.begin, claim.end
+        if self.founded or not self.members.claim(volunteer, claim.cluster, place):
+            return None
+        before = [v.peer for v in self.members.volunteers.values() if v.place == place]
+        spared = [self.members.volunteers.pop(peer) for peer in before]
+        self.members.volunteers[volunteer.peer] = volunteer
+        return spared
 
     @property
     def forming(self) -> bool:
@@ -92,10 +106,10 @@ class Cluster(Coordinator):
                 told.append(Send(peer, m.Granted(line=self.line, begin=place[0], end=place[1])))
         return told
 
-    def found(self, now: float) -> list[Effect]:
-        """The run's log says from what it begins."""
-        self.founded = True
-        self._whole_by = now + self._reign.config.sync_s
+    def found(self, now: float, patience: int) -> list[Effect]:
+        """The run's log says from what it begins: it has so many times the sync time-out to get that."""
+        self.founded, self.members.yields = True, False
+        self._whole_by = now + patience * self._reign.config.sync_s
         return self.go_on(now)
 
     def go_on(self, now: float) -> list[Effect]:
@@ -128,8 +142,16 @@ class Cluster(Coordinator):
         if not self.founded:
             return []
         if self.members.uncovered() and now > self._whole_by:
+            self.late = True
             return self._roll_back("the holders of its blocks did not come in time", now)
         return self._cross(now)
+
+    def _patience(self, now: float) -> list[Effect]:
+        effects = super()._patience(now)
+        if self.dissolved is None and len(self._steps) and self._steps.first.stalls >= STALLS:
+            self._reign.failures.idle(self.members.volunteers, room_s(self._reign.config), now)
+            effects += self._roll_back("nothing was computed for too long", now)
+        return effects
 
     def _leave_step(self, volunteers: Sequence[Volunteer], now: float) -> list[Effect]:
         lost = self._vacated(volunteers)
@@ -150,6 +172,8 @@ class Cluster(Coordinator):
         """Others are given the batch, in clusters of their own."""
 
     def _go_back(self, version: int, why: str, now: float) -> list[Effect]:  # noqa: ARG002 - as the original
+        if self.dissolved is not None:
+            return []
         self.given_up = self._steps.clear()
         self.dissolved = why
         self._reign.state = State.WAITING

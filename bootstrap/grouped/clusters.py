@@ -15,10 +15,15 @@ from hetpeer.bootstrap.decisions import CoordinatorConfig, Record
 from hetpeer.bootstrap.failures import Failures
 from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.history import History
-from hetpeer.bootstrap.membership import Membership
+from hetpeer.bootstrap.membership import Membership, Range
+from hetpeer.bootstrap.norms import Norms
 from hetpeer.bootstrap.packed import PackedRecords
+from hetpeer.bootstrap.quarrels import Conduct, Quarrels
 from hetpeer.bootstrap.reign import Reign
 from hetpeer.bootstrap.standing import Standings
+
+MOST_PATIENT = 8
+"""Nobody stores anything while a cluster fetches what was stored: not for longer than a quarter of an hour."""
 
 
 class Book(Protocol):
@@ -41,6 +46,10 @@ class Clusters:
         self._allowances = Allowances()
         self._standings = Standings()
         self._failures = Failures(elsewhere=lambda: len(self.living) > 1)
+        self._conduct = Conduct()
+        self._norms = Norms()
+        self.patience = 1
+        """So many times the sync time-out a cluster has to get its parameters."""
         self.saver: Cluster | None = None
         """Whose checkpoint is collected."""
         self.term = 0
@@ -90,20 +99,35 @@ class Clusters:
     def open(self, number: int, agenda: Agenda, now: float, *, founded: bool) -> Cluster:
         """Cluster `number` as the log knows it, to do what `agenda` says."""
         config, history = self._config, History.of(self._records, number, whole=False)
-        cut = config.layouts if history.cut is None else [[(begin, end) for begin, end in history.cut]]
-        members = Membership(cut, config.costs, history.departures, only=number)
+        cut = self.usual(number) if history.cut is None else [(begin, end) for begin, end in history.cut]
+        members = Membership([cut], config.costs, history.departures, only=number)
+        members.yields = not founded
         line = m.Line(term=self.term, view=0, cluster=number)
         self._numbers = max(self._numbers, number + 1)
-        self._clusters[number] = cluster = Cluster(
-            Reign(config, history, agenda, line, members, self._allowances, self._standings, self._failures),
-            now,
-            founded=founded,
+        reign = Reign(
+            config,
+            history,
+            agenda,
+            line,
+            members,
+            self._allowances,
+            self._standings,
+            self._failures,
+            Quarrels(self._conduct),
+            norms=self._norms,
         )
+        self._clusters[number] = cluster = Cluster(reign, now, founded=founded)
         return cluster
+
+    def usual(self, number: int) -> Sequence[Range]:
+        """How cluster `number` cuts the blocks, unless a planner has found otherwise."""
+        return self._config.layouts[number % len(self._config.layouts)]
 
     def bury(self, cluster: Cluster) -> Record:
         """`cluster` has fallen apart."""
         del self._clusters[cluster.number]
+        if cluster.late:
+            self.patience = min(2 * self.patience, MOST_PATIENT)
         self.saver = None if self.saver is cluster else self.saver
         return self.log(kind="dissolved", cluster=cluster.number, why=cluster.dissolved, **cluster.given_up)
 

@@ -89,7 +89,8 @@ class Course:
         effects += self._averagings.without(numbers, now)
         for cluster in fallen:
             for volunteer in cluster.members.volunteers.values():
-                effects += self._door.enter(volunteer.homeless(), self._sharing.places(now))
+                spared = volunteer.homeless()
+                effects += self._door.enter(spared, self._sharing.places(spared, now))
         return effects + self._form(self._waiting.leave(numbers, now), now)
 
     def _found(self, now: float) -> list[Effect]:
@@ -99,10 +100,10 @@ class Course:
             return []
         version = forming.history.checkpoint_version
         number, cut = forming.number, forming.members.layout(forming.number)
-        usual = [tuple(place) for place in self._config.layouts[number % len(self._config.layouts)]]
+        usual = [tuple(place) for place in self._clusters.usual(number)]
         own = {} if list(cut) == usual else {"layout": [list(place) for place in cut]}
         record = self._clusters.log(kind="founded", cluster=number, version=version, **own)
-        return [record, *self.by(forming, forming.found(now))]
+        return [record, *self.by(forming, forming.found(now, self._clusters.patience))]
 
     # ── averagings ───────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -164,7 +164,7 @@ class Grouped:
         spared = [cluster.members.volunteers.pop(peer) for peer in sorted(cutting.spared)]
         effects = cluster.recut(cutting)
         for volunteer in spared:
-            effects += self._door.enter(volunteer.homeless(), self._sharing.places(now))
+            effects += self._to_door(volunteer.homeless(), now)
         return self._course.settle(effects, now)
 
     def tick(self, now: float) -> list[Effect]:
@@ -223,10 +223,18 @@ class Grouped:
         back = self.clusters.get(hello.cluster)
         if back is not None and hello.place is not None and back.has_room(hello.place):
             return effects + self._course.by(back, back.receive(peer, hello, now))
-        return effects + self._door.enter(Volunteer.of(peer, hello, now), self._sharing.places(now))
+        return effects + self._to_door(Volunteer.of(peer, hello, now), now)
 
     def _claim(self, peer: str, claim: m.Claim) -> list[Effect]:
         cluster, volunteer = self.clusters.get(claim.cluster), self._door.leave(peer)
-        if cluster is not None and cluster.enter(volunteer, claim):
-            return [Send(peer, m.Granted(line=cluster.line, begin=claim.begin, end=claim.end))]
-        return self._door.enter(volunteer, self._sharing.places(volunteer.heard_at))
+        spared = None if cluster is None else cluster.enter(volunteer, claim)
+        if cluster is None or spared is None:
+            return self._to_door(volunteer, volunteer.heard_at)
+        effects: list[Effect] = [Send(peer, m.Granted(line=cluster.line, begin=claim.begin, end=claim.end))]
+        for other in spared:
+            effects += self._to_door(other.homeless(), volunteer.heard_at)
+        return effects
+
+    def _to_door(self, volunteer: Volunteer, now: float) -> list[Effect]:
+        """It has no place, and chooses one."""
+        return self._door.enter(volunteer, self._sharing.places(volunteer, now))

@@ -14,6 +14,7 @@ from hetpeer.bootstrap.grouped.averagings import Averagings
 from hetpeer.bootstrap.grouped.batches import Batches
 from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.grouped.clusters import Clusters
+from hetpeer.bootstrap.membership import Volunteer
 
 
 class Sharing:
@@ -34,12 +35,19 @@ class Sharing:
         for number in sorted(self._batches.living):
             self._open(number, now, founded=True)
 
-    def places(self, now: float) -> list[m.Place]:
-        """All places of clusters that are not full; if there is no open one, those of a new cluster."""
-        places = [place for cluster in self._clusters for place in cluster.members.places()]
-        if not any(place.open for place in places):
-            places += self._open(self._clusters.unused, now, founded=False).members.places()
-        return places
+    def places(self, volunteer: Volunteer, now: float) -> list[m.Place]:
+        """All places of clusters that others have begun to form; if `volunteer` fits none that is open, those of one that nobody has begun, too."""
+        forming = [cluster for cluster in self._clusters if not cluster.founded and cluster.dissolved is None]
+        begun = [cluster for cluster in forming if cluster.members.volunteers]
+        places = [place for cluster in begun for place in cluster.members.places()]
+        fits = [place for place in places if place.open and volunteer.memory_bytes >= place.memory_bytes]
+        if fits or (not volunteer.memory_bytes and any(place.open for place in places)):
+            return places
+        empty = next((cluster for cluster in forming if cluster not in begun), None)
+        if empty is None:
+            empty = self._open(self._clusters.unused, now, founded=False)
+        empty.members.recut(self._clusters.usual(empty.number))  # those for whom it was cut have left
+        return [*places, *empty.members.places()]
 
     def _open(self, number: int, now: float, *, founded: bool) -> Cluster:
         share = _Share(self, self._clusters, number)

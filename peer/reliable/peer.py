@@ -45,6 +45,8 @@ from hetpeer.peer.reliable.standing import doing, figures_of
 from hetpeer.peer.training.adverts import notable_of_reliable, publish_forever, reliable_advert, take_leave
 from hetpeer.peer.where import Where
 
+LAST = ("checkpoint", "evaluation", "dissolved")
+"""One of these is what ends a grouped run."""
 FOLLOW_S = 0.5
 """Between two looks at what was decided, of a peer that does not lead."""
 
@@ -181,12 +183,15 @@ class ReliablePeer:
         if len(records) == self._looked_at:
             return None
         new = records[max(self._looked_at, self._over_before) :]
-        self._looked_at = len(records)
+        before, self._looked_at = self._looked_at, len(records)
         averaging = self._run.manifest.averaging
         if averaging is None:
             over = is_complete(config, self.replica.history)
-        else:  # all of the log is looked at, and leader and followers wait for nobody who is silent for seconds
+        elif before == 0 or any(record["kind"] in LAST for record in new):
+            # all of the log is looked at, and leader and followers wait for nobody who is silent for seconds
             over = await asyncio.to_thread(is_over, config, averaging, records)
+        else:
+            over = False
         if over:
             return Halt(f"all {config.steps} steps are committed", completed=True)
         halts = [record for record in new if record["kind"] == "halt"]

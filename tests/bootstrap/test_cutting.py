@@ -3,56 +3,8 @@
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.groups.scheduler import Pipelines
-from hetpeer.averaging.groups.window import Adaptive
-from hetpeer.bootstrap.decisions import CoordinatorConfig, Record, Send
-from hetpeer.bootstrap.grouped.cutting import Cutting
-from hetpeer.bootstrap.grouped.run import Grouped
-from hetpeer.bootstrap.membership import BlockCost
-from tests.bootstrap.court import BLOCKS, CONFIG
-
-FIRST, LAST, WHOLE = (0, 1), (1, BLOCKS), (0, BLOCKS)
-
-
-class Waiting:
-    """A run with a place for each of two blocks."""
-
-    def __init__(self, records=(), layout=(FIRST, LAST)):
-        self.records = list(records)
-        costs = [BlockCost(elements=10, memory_bytes=1, flops=1.0)] * layout[-1][1]
-        config = CoordinatorConfig(**(CONFIG | {"layouts": (layout,), "costs": costs}))
-        self.core = Grouped(config, records, Pipelines(1, (), 2, Adaptive(2)), 0.0)
-        self.sent = {}
-        self.do(self.core.start())
-
-    def do(self, effects):
-        for effect in effects:
-            match effect:
-                case Record(record):
-                    self.records.append(dict(record))
-                case Send(to, message):
-                    self.sent[to, message.kind] = message
-                case _:
-                    pass
-
-    def tell(self, peer, message):
-        self.do(self.core.receive(peer, message, 1.0))
-
-    def comes(self, *peers):
-        for peer in peers:
-            self.tell(peer, m.Hello(run="run", incarnation=1))
-            place = next(place for place in self.sent[peer, "welcome"].places if place.open)
-            self.tell(peer, m.Claim(cluster=place.cluster, begin=place.begin, end=place.end))
-            self.tell(peer, m.Prepared())
-        return self
-
-    def recut(self, *seats, spared=(), cluster=0):
-        cutting = Cutting(cluster=cluster, seats=seats, spared=frozenset(spared))
-        self.do(self.core.recut(cutting, 1.0))
-
-    @property
-    def founded(self):
-        return [record for record in self.records if record["kind"] == "founded"]
+from tests.bootstrap.clustered import FIRST, LAST, WHOLE, Waiting
+from tests.bootstrap.court import BLOCKS
 
 
 def test_who_has_room_for_all_of_the_model_waits_for_nobody():

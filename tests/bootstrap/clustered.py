@@ -1,0 +1,100 @@
+"""A grouped run without a network: its coordinator, and what it says and records."""
+
+from hetpeer.averaging import messages as m
+from hetpeer.averaging.groups.scheduler import Pipelines
+from hetpeer.averaging.groups.window import Adaptive
+from hetpeer.averaging.places import choose_place
+from hetpeer.bootstrap.decisions import CoordinatorConfig, Record, Send
+from hetpeer.bootstrap.grouped.cutting import Cutting
+from hetpeer.bootstrap.grouped.run import Grouped
+from hetpeer.bootstrap.membership import BlockCost
+from tests.bootstrap.court import BLOCKS, CONFIG
+
+FIRST, LAST, WHOLE = (0, 1), (1, BLOCKS), (0, BLOCKS)
+AMPLE = 1 << 40
+
+
+class Waiting:
+    """A run with a place for each of two blocks, which take so many bytes of `memory`."""
+
+    def __init__(self, records=(), layout=(FIRST, LAST), memory=(), steps=50):
+        self.records = list(records)
+        self.now = 1.0
+        memory = memory or [1] * layout[-1][1]
+        costs = [BlockCost(elements=10, memory_bytes=each, flops=1.0) for each in memory]
+        config = CoordinatorConfig(**(CONFIG | {"layouts": (layout,), "costs": costs, "steps": steps}))
+        self.core = Grouped(config, records, Pipelines(1, (), 2, Adaptive(2)), 0.0)
+        self.sent = {}
+        self.do(self.core.start())
+
+    def do(self, effects):
+        for effect in effects:
+            match effect:
+                case Record(record):
+                    self.records.append(dict(record))
+                case Send(to, message):
+                    self.sent[to, message.kind] = message
+                case _:
+                    pass
+
+    def tell(self, peer, message):
+        self.do(self.core.receive(peer, message, self.now))
+
+    def comes(self, *peers):
+        for peer in peers:
+            self.hello(peer)
+            self.claims(peer)
+            self.tell(peer, m.Prepared())
+        return self
+
+    def hello(self, peer, **said):
+        self.tell(peer, m.Hello(run="run", incarnation=1, **said))
+
+    def claims(self, peer, memory_bytes=AMPLE):
+        """The place that it takes, as a volunteer does that offers so much memory: cluster, first block, end. Raises `LocalError` HP-FIT-001."""
+        while self.core.clusters.of(peer) is None:  # somebody else may have been offered the same
+            place = choose_place(self.sent[peer, "welcome"].places, memory_bytes)
+            self.tell(peer, m.Claim(cluster=place.cluster, begin=place.begin, end=place.end))
+        return place.cluster, place.begin, place.end
+
+    def again(self, *peers):
+        """Their cluster is gone, or somebody else has their place: they choose once more."""
+        for peer in peers:
+            self.claims(peer)
+            self.tell(peer, m.Prepared())
+
+    def fetched(self, cluster, version=0, **peers):
+        """These have the version that they are to begin with, of the blocks (begin, end)."""
+        line = self.core.clusters[cluster].line
+        for peer, blocks in peers.items():
+            held = tuple(m.Held(block=b, version=version, digest=f"state {b}") for b in range(*blocks))
+            self.tell(peer, m.Ready(line=line, version=version, held=held))
+
+    def until_dissolved(self, *alive, within_s=5000.0):
+        """Seconds until a cluster falls apart."""
+        before, since = len(self.of("dissolved")), self.now
+        while len(self.of("dissolved")) == before:
+            assert self.now < since + within_s
+            self.passes(1.0, *alive)
+        return self.now - since
+
+    def passes(self, seconds, *alive):
+        """So much time, in which these are heard."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now += 1.0
+            for peer in alive:
+                self.do(self.core.resumed(peer, self.now))
+            self.do(self.core.tick(self.now))
+
+    def recut(self, *seats, spared=(), cluster=0):
+        cutting = Cutting(cluster=cluster, seats=seats, spared=frozenset(spared))
+        self.do(self.core.recut(cutting, 1.0))
+
+    def of(self, kind):
+        """The records of a kind."""
+        return [record for record in self.records if record["kind"] == kind]
+
+    @property
+    def founded(self):
+        return self.of("founded")
