@@ -59,6 +59,11 @@ class RunDirectory:
     def invite_path(self) -> Path:
         return self.path / "invite"
 
+    @property
+    def named_path(self) -> Path:
+        """Addresses of it that its author has named, a line each: an invite has them first."""
+        return self.path / "addresses"
+
     def owner_key(self) -> Ed25519PrivateKey:
         """What signs the manifest and its amendments. Raises `LocalError` HP-RUN-015."""
         try:

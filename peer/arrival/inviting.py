@@ -3,24 +3,60 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
+import re
 from collections.abc import Callable, Iterable, Sequence
 
 from hetpeer.bootstrap.files import atomic_write
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.addresses import Address, parse_address
 from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.identity import Identity
 from hetpeer.dht.node import Node
 from hetpeer.peer.arrival.invites import Invite, make_invite, parse_invite, worth_giving
 
 LOOK_S = 3.0
+_HOST_PORT = re.compile(r"(?:\[([0-9a-fA-F:]+)\]|([^\s/:\[\]]+)):(\d{1,5})")
+"""A host, or an address of IPv6 in brackets, and a port."""
 
 _log = logging.getLogger(__name__)
 
 
 def new_invite(run: RunDirectory, own: Iterable[Address], others: Sequence[Address]) -> Invite:
-    """To `run`, which is served at `own`; those who come may also try `others`."""
-    return make_invite(run.manifest.name, run.run_id, [*worth_giving(own), *others])
+    """To `run`, which is served at `own` and where its author has named it; those who come may also try `others`."""
+    return make_invite(run.manifest.name, run.run_id, [*named_addresses(run), *worth_giving(own), *others])
+
+
+def named_addresses(run: RunDirectory) -> list[Address]:
+    """What its author has named, as far as it can be read."""
+    try:
+        return [parse_address(line) for line in run.named_path.read_text().splitlines()]
+    except (OSError, ValueError, LocalError):
+        return []
+
+
+def name_addresses(run: RunDirectory, addresses: Sequence[Address]) -> None:
+    """From now on these. Raises `LocalError` HP-DISK-*."""
+    atomic_write(run.named_path, "".join(f"{address}\n" for address in addresses).encode())
+
+
+def own_address(text: str, run: RunDirectory) -> Address:
+    """Of the peer that serves `run`, as people say it: `203.0.113.7:31330`, `example.org:31330`, or without the peer's id at the end. Raises `LocalError` HP-ADDR-001."""
+    text = text.strip()
+    if found := _HOST_PORT.fullmatch(text):
+        host, port = found[1] or found[2], found[3]
+        text = f"/{_kind(host)}/{host}/tcp/{port}"
+    if text.startswith("/") and "/p2p/" not in text and run.identity_path.exists():
+        text = f"{text}/p2p/{Identity.load(run.identity_path).peer_id}"
+    return parse_address(text)
+
+
+def _kind(host: str) -> str:
+    try:
+        return f"ip{ipaddress.ip_address(host).version}"
+    except ValueError:
+        return "dns"
 
 
 def kept(run: RunDirectory, invite: Invite) -> Invite:

@@ -132,7 +132,7 @@ def back_to(home: Path, run: str = "") -> Destination:
         "HP-ADDR-002",
         "no peer to ask is known",
         why=f"nobody has joined {f'run {run}' if run else 'a run'} from {home} yet",
-        fix="give an invite (hetpeer://…), or say whom to ask: --bootstrap ADDR; --lan looks in the local network",
+        fix="give an invite (hetpeer://…), or say whom to ask: --bootstrap ADDR; of a run that is served here: --home DIR; hetpeer join --lan looks in the local network",
         exit_code=ExitCode.USAGE,
     )
 

@@ -70,7 +70,9 @@ def bootstrap(
 
     place = home or default_home()
     if directory is None:
-        if stand_in or keep_places or lan:
+        source = context.get_parameter_source("dashboard")  # the environment's is of daemons that have one
+        shown = source is not None and source.name == "COMMANDLINE"
+        if stand_in or keep_places or lan or shown:
             raise typer.BadParameter("a rendezvous serves no run: give DIR, or leave the option out")
         from hetpeer.peer.arrival.rendezvous import RendezvousOptions, serve_rendezvous
 
@@ -104,7 +106,11 @@ def bootstrap(
         return
     if not is_there:
         run_loop(mirror(directory, goal, Home(place)))
-    halt = run_daemon(lambda leaving: serve_run(options, leaving, _announce_run))
+
+    def announce(address: str, invite: Invite) -> None:
+        _announce_run(address, invite, directory)
+
+    halt = run_daemon(lambda leaving: serve_run(options, leaving, announce))
     tell("stopped; start it again to go on" if halt is None else f"finished: {halt.why}")
 
 
@@ -113,5 +119,13 @@ def _announce_rendezvous(address: str) -> None:
     typer.echo(f"hetpeer bootstrap DIR --peers {address}")
 
 
-def _announce_run(address: str, invite: Invite) -> None:
+def _announce_run(address: str, invite: Invite, directory: Path) -> None:
+    from hetpeer.dht.addresses import is_far
+
     typer.echo(f"hetpeer join --bootstrap {address}\nhetpeer join {invite}")
+    own = [one.socket for one in invite.addresses if one.socket is not None]
+    if own and not any(one.socket is None or is_far(one) for one in invite.addresses):
+        typer.echo(
+            f"its addresses are of this machine or network only; for others: forward TCP port {own[0][1]}, then hetpeer invite {directory} --bootstrap HOST:{own[0][1]}",
+            err=True,
+        )

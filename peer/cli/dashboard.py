@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import typer
 
-from hetpeer.peer.cli.options import BootstrapOption, DashboardOption, HomeOption, asked, standing_here
+from hetpeer.peer.cli.options import (
+    BootstrapOption,
+    DashboardOption,
+    HomeOption,
+    InvitesArgument,
+    asked,
+    standing_here,
+    together,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -14,6 +22,7 @@ def register(app: typer.Typer) -> None:
 
 def dashboard(
     context: typer.Context,
+    invites: InvitesArgument = None,
     *,
     bootstrap: BootstrapOption = None,
     dashboard: DashboardOption = "",
@@ -28,12 +37,13 @@ def dashboard(
 
     source = context.get_parameter_source("dashboard")  # the environment's is of the volunteer's own page
     another = source is not None and source.name == "COMMANDLINE"
-    here = None if bootstrap or another else standing_here(home)
+    named = together(invites, bootstrap)
+    here = None if named or another else standing_here(home)
     if here is not None and here.dashboard is not None:
         print(here.dashboard)
         return
     where = parse_where(dashboard)
     if where is None:
         raise nowhere(dashboard)
-    goal = asked(bootstrap, home)
+    goal = asked(named, home)
     run_daemon(lambda leaving: watch(goal, where, leaving))

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetpeer.peer.cli.options import BootstrapOption, HomeOption, JsonOption, run_loop
+from hetpeer.peer.cli.options import (
+    BootstrapOption,
+    HomeOption,
+    InvitesArgument,
+    JsonOption,
+    run_loop,
+    together,
+)
 
 if TYPE_CHECKING:
     from hetpeer.peer.arrival.invites import Destination
@@ -21,6 +28,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
+    invites: InvitesArgument = None,
     *,
     bootstrap: BootstrapOption = None,
     bundle: Annotated[
@@ -41,7 +49,8 @@ def doctor(
     from hetpeer.peer.checkup import findings
     from hetpeer.peer.home import default_home
 
-    goal = destination(bootstrap) if bootstrap else None
+    named = together(invites, bootstrap)
+    goal = destination(named) if named else None
     place = home or default_home()
     found = run_loop(_examine(place, goal, quiet=as_json))
     print(json.dumps(findings.document(found)) if as_json else findings.summary(found))

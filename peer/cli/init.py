@@ -36,6 +36,13 @@ class Policy(enum.StrEnum):
     LISTED = "listed"
 
 
+_WHOM = {
+    Policy.OPEN: "anybody who has the invite may",
+    Policy.INVITED: "who has a voucher may (hetpeer invite DIR --uses N)",
+    Policy.LISTED: "who is listed may (hetpeer amend DIR)",
+}
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command()(init)
@@ -334,4 +341,9 @@ def init(
     print(
         f"{len(run.manifest.blocks)} blocks, {parameters:,} parameters, {samples:,} training samples, {steps} steps"
     )
+    if not data:
+        print("data: the text of Python's own library, as no --data says otherwise")
+    checked = f"{spot_checks:.0%} of what they compute is computed once more"
+    unchecked = "nothing that they compute is checked (--spot-checks, --admission)"
+    print(f"{_WHOM[admission]} take part; {checked if spot_checks else unchecked}")
     print(f"next: hetpeer bootstrap {directory}")

@@ -27,7 +27,7 @@ def invite(
         list[str] | None,
         typer.Option(
             metavar="ADDR",
-            help="An address that is to stand in it first: what a router forwards, a name, a rendezvous. Repeatable.",
+            help="Where others reach it: what a router forwards (203.0.113.7:31330), a name (example.org:31330), or any peer's address. First in every invite from now on; '' forgets them. Repeatable.",
         ),
     ] = None,
     uses: Annotated[
@@ -49,12 +49,13 @@ def invite(
     """Print the invite to a run: what others give to hetpeer join."""
     from hetpeer.bootstrap.rundir import RunDirectory
     from hetpeer.bootstrap.vouchers import new_voucher, sign_voucher
-    from hetpeer.dht.addresses import parse_address
-    from hetpeer.peer.arrival.inviting import kept_invite
+    from hetpeer.peer.arrival.inviting import kept_invite, name_addresses, named_addresses, own_address
     from hetpeer.peer.cli.options import parse_duration
 
-    more = [parse_address(text) for text in bootstrap or ()]
     run = RunDirectory.open(directory)
+    if bootstrap is not None:
+        name_addresses(run, [own_address(text, run) for text in bootstrap if text])
+    more = named_addresses(run)
     invited = run.manifest.admission.policy == "invited"
     if uses is not None and not invited:
         raise typer.BadParameter(

@@ -10,11 +10,13 @@ from hetpeer.peer.cli.options import (
     BootstrapOption,
     DashboardOption,
     HomeOption,
+    InvitesArgument,
     joined_by,
     need_lan,
     only_checked,
     parse_duration,
     run_loop,
+    together,
 )
 
 
@@ -25,10 +27,7 @@ def register(app: typer.Typer) -> None:
 
 def join(
     context: typer.Context,
-    invites: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="INVITE", show_default=False, help="hetpeer://… as hetpeer invite prints it."),
-    ] = None,
+    invites: InvitesArgument = None,
     *,
     bootstrap: BootstrapOption = None,
     run: Annotated[
@@ -208,7 +207,7 @@ def join(
     }
     found = effective(here, {key: value for key, value in given.items() if value is not None})
     settings = found.settings
-    named = [*(invites or ()), *(bootstrap or ())]
+    named = together(invites, bootstrap)
     # To say --lan means more than what was joined once.
     goal = destination(named, run) if lan else joined_by(named, here, run, near=settings.network.lan)
     if settings.network.lan:

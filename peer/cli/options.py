@@ -40,6 +40,10 @@ BootstrapOption = Annotated[
         help="Address of any peer, like /ip4/…/tcp/…/p2p/Qm…, or an invite; may be repeated.",
     ),
 ]
+InvitesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="INVITE", show_default=False, help="hetpeer://… as hetpeer invite prints it."),
+]
 DashboardOption = Annotated[
     str,
     typer.Option(
@@ -112,16 +116,25 @@ def plain(stream: TextIO) -> bool:
     return not stream.isatty() or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
 
 
+def together(invites: list[str] | None, bootstrap: list[str] | None) -> list[str]:
+    """All that was named, in either way."""
+    return [*(invites or ()), *(bootstrap or ())]
+
+
 def asked(texts: list[str] | None, home: Path | None, run: str = "") -> Destination:
     """Where to: the addresses and invites given, or the volunteer that runs here, or back to the run joined last.
 
-    Raises `LocalError` HP-ADDR-001, HP-ADDR-002, HP-ADDR-003.
+    Raises `LocalError` HP-ADDR-001, HP-ADDR-002, HP-ADDR-003; HP-CTL-001 where `home` is a run's directory, and nobody serves it.
     """
     from hetpeer.peer.arrival.invites import destination
     from hetpeer.peer.arrival.known import back_to
     from hetpeer.peer.home import default_home
 
     here = None if texts or run else standing_here(home)
+    if here is None and home is not None and not texts and (home / "manifest.hetpeer").exists():
+        from hetpeer.peer.control.client import not_running
+
+        raise not_running(home, f"it is a run's directory: hetpeer bootstrap {home} serves it")
     nearby = here.addresses if here is not None else ()
     goal = destination(texts or nearby, run)
     return goal if goal.addresses else back_to(home or default_home(), run)

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetpeer.peer.cli.options import BootstrapOption, HomeOption, JsonOption, asked, run_loop, watching
+from hetpeer.peer.cli.options import (
+    BootstrapOption,
+    HomeOption,
+    InvitesArgument,
+    JsonOption,
+    asked,
+    run_loop,
+    together,
+    watching,
+)
 
 if TYPE_CHECKING:
     from hetpeer.peer.arrival.invites import Destination
@@ -33,6 +42,7 @@ def register(app: typer.Typer) -> None:
 
 
 def plan(
+    invites: InvitesArgument = None,
     *,
     bootstrap: BootstrapOption = None,
     watch: Annotated[bool, typer.Option("--watch", help="Go on predicting until Ctrl-C.")] = False,
@@ -117,8 +127,11 @@ def plan(
         raise typer.BadParameter("--ratio is of what is planned for --devices")
     if devices is not None and matrices is not None:
         raise typer.BadParameter("give --devices or --matrices, not both")
+    named = together(invites, bootstrap)
     _only(
-        "a running swarm", devices is None and matrices is None, {"--bootstrap": bootstrap, "--watch": watch}
+        "a running swarm",
+        devices is None and matrices is None,
+        {"INVITE or --bootstrap": named, "--watch": watch},
     )
     _only("--devices", devices is not None, {"--model": model, "--microbatches": microbatches})
     sizes = {"--stages": stages, "--replicas": replicas}
@@ -157,7 +170,7 @@ def plan(
         )
         plan_grid(asked_for, as_json=as_json)
         return
-    run_loop(_look(asked(bootstrap, home), watch=watch, as_json=as_json))
+    run_loop(_look(asked(named, home), watch=watch, as_json=as_json))
 
 
 def _only(where: str, there: bool, options: Mapping[str, object]) -> None:

@@ -15,11 +15,13 @@ from hetpeer.dht.errors import HetpeerError
 from hetpeer.peer.cli.options import (
     BootstrapOption,
     HomeOption,
+    InvitesArgument,
     JsonOption,
     asked,
     plain,
     run_loop,
     standing_here,
+    together,
     watching,
 )
 from hetpeer.peer.cli.status_text import lines, own_lines, tables
@@ -38,6 +40,7 @@ def register(app: typer.Typer) -> None:
 
 
 def status(
+    invites: InvitesArgument = None,
     *,
     bootstrap: BootstrapOption = None,
     watch: Annotated[bool, typer.Option("--watch", help="Go on looking until Ctrl-C.")] = False,
@@ -51,17 +54,18 @@ def status(
     """Show a run's swarm, asked through any peer of it (default: the volunteer that runs here, which is shown too, or
     the peer last joined by). With --home DIR: the reliable peer that serves DIR, and through it the swarm.
     """
+    named = together(invites, bootstrap)
     if devices and watch and not as_json:
         raise typer.BadParameter("--devices with --watch is one document after the other: say --json")
     if devices:
-        run_loop(_write_down(asked(bootstrap, home), watch=watch, as_json=as_json))
+        run_loop(_write_down(asked(named, home), watch=watch, as_json=as_json))
         return
 
     def own() -> Standing | None:
         return None if bootstrap else standing_here(home)
 
     try:
-        run_loop(_look(asked(bootstrap, home), _identity(home), own, watch=watch, as_json=as_json))
+        run_loop(_look(asked(named, home), _identity(home), own, watch=watch, as_json=as_json))
     except HetpeerError:  # of the swarm: what runs here can be told all the same
         if (standing := own()) is not None:
             _show_own(standing, as_json)

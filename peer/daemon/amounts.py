@@ -7,6 +7,8 @@ import re
 
 SLOWEST = 32_000.0
 """Bytes/s: of less, shared among some peers, each of them would take us for one that drips (dht/delivery)."""
+FEW = 1e6
+"""So many bytes, or more, may be given without a unit: nobody means gigabytes then."""
 NONE = frozenset({"none", "0"})
 DAY = 24 * 60
 """Minutes."""
@@ -29,7 +31,7 @@ def share_or_bytes(text: str) -> float:
     if unit == "%" and 0 < number <= 100:
         return number / 100
     if unit in _SIZES and number * _SIZES[unit] > 1:
-        return number * _SIZES[unit]
+        return _with_unit(text, number, unit)
     raise ValueError(f"{text!r} is neither a share such as 50% nor a size such as 4GiB")
 
 
@@ -52,8 +54,15 @@ def size(text: str) -> float:
         return math.inf
     number, unit = _split(text)
     if unit in _SIZES and number:
-        return number * _SIZES[unit]
+        return _with_unit(text, number, unit)
     raise ValueError(f"{text!r} is no amount such as 300GB, and not none")
+
+
+def _with_unit(text: str, number: float, unit: str) -> float:
+    """Bytes. Who says 50 means no bytes."""
+    if not unit and number < FEW:
+        raise ValueError(f"{text!r} would be bytes: say the unit, as in {text.strip()}GiB")
+    return number * _SIZES[unit]
 
 
 def rate(text: str) -> float:

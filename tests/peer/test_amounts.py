@@ -70,3 +70,9 @@ def test_what_is_not(read: Callable[[str], object], texts: list[str]) -> None:
 def test_a_window_and_the_other_way_round_are_the_day(begin: int, end: int, minute: int) -> None:
     if begin != end:
         assert within((begin, end), minute) != within((end, begin), minute)
+
+
+@pytest.mark.parametrize("read", [share_or_bytes, volume, size])
+def test_a_few_bytes_are_a_forgotten_unit(read: Callable[[str], object]) -> None:
+    with pytest.raises(ValueError, match="say the unit, as in 50GiB"):
+        read("50")

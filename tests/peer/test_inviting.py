@@ -44,8 +44,34 @@ def test_it_is_printed_again_with_more_addresses_before_its_own(run: RunDirector
     invite = kept(run, new_invite(run, [HERE], [MEETING]))
     assert hetpeer_invite(run) == f"{invite}\n"
     assert (invite.run, invite.addresses) == (run.run_id, (HERE, MEETING))
-    name = at_socket("9.9.9.9", 31330, PEER)
-    assert parse_invite(hetpeer_invite(run, "--bootstrap", str(name))).addresses == (name, HERE, MEETING)
+    run.named_path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("9.9.9.9:31330", "/ip4/9.9.9.9/tcp/31330/p2p/ID"),
+        ("[2001:db8::1]:31330", "/ip6/2001:db8::1/tcp/31330/p2p/ID"),
+        ("example.org:31330", "/dns/example.org/tcp/31330/p2p/ID"),
+        ("/ip4/9.9.9.9/tcp/4", "/ip4/9.9.9.9/tcp/4/p2p/ID"),
+        (f"/ip4/9.9.9.9/tcp/4/p2p/{PEER}", f"/ip4/9.9.9.9/tcp/4/p2p/{PEER}"),
+    ],
+)
+def test_what_its_author_names_stands_first_from_then_on(run: RunDirectory, said: str, meant: str) -> None:
+    """Whoever says where his own machine is reached need not know its id."""
+    kept(run, new_invite(run, [HERE], [MEETING]))
+    named = parse_address(meant.replace("ID", Identity.load(run.identity_path).peer_id))
+    assert parse_invite(hetpeer_invite(run, "--bootstrap", said)).addresses == (named, HERE, MEETING)
+    assert parse_invite(hetpeer_invite(run, "--qr").splitlines()[-1]).addresses[0] == named
+    assert new_invite(run, [HERE], []).addresses == (named, HERE), "also when it is served again"
+    assert parse_invite(hetpeer_invite(run, "--bootstrap", "")).addresses == (HERE, MEETING)
+
+
+@pytest.mark.parametrize("said", ["9.9.9.9", "example.org", "nowhere at all", "9.9.9.9:port", "[::1:4"])
+def test_what_is_no_address_is_refused(run: RunDirectory, said: str) -> None:
+    with pytest.raises(LocalError) as caught:
+        hetpeer_invite(run, "--bootstrap", said)
+    assert caught.value.code == "HP-ADDR-001"
 
 
 async def test_what_a_router_forwards_stands_first_once_others_have_come_that_way(
@@ -88,6 +114,7 @@ def test_without_a_sound_one_an_address_must_be_said(run: RunDirectory, content:
     assert (caught.value.code, caught.value.exit_code) == ("HP-RUN-017", ExitCode.CONFIG)
     invite = parse_invite(hetpeer_invite(run, "--bootstrap", str(MEETING)))
     assert (invite.run, invite.addresses) == (run.run_id, (MEETING,))
+    run.named_path.unlink()
 
 
 def test_the_code_is_drawn_in_half_blocks_and_the_link_follows(run: RunDirectory) -> None:

@@ -105,3 +105,19 @@ def test_what_a_setting_cannot_be(tmp_path: Path, words: list[str]) -> None:
     assert isinstance(done.exception, LocalError)
     assert done.exception.code == "HP-CONF-003"
     assert "the command line" in done.exception.what
+
+
+def test_a_run_that_nobody_serves_is_down_and_not_unknown(tmp_path: Path) -> None:
+    """Whoever watches it can tell that from a wrong option."""
+    (tmp_path / "manifest.hetpeer").write_bytes(b"a run's directory")
+    ended = CliRunner().invoke(app, ["status", "--home", str(tmp_path)])
+    assert isinstance(ended.exception, LocalError)
+    assert (ended.exception.code, ended.exception.exit_code) == ("HP-CTL-001", ExitCode.NOT_RUNNING)
+    assert f"hetpeer bootstrap {tmp_path} serves it" in ended.exception.why
+
+
+@pytest.mark.parametrize("command", ["status", "doctor", "dashboard", "plan", "join"])
+def test_an_invite_needs_no_option(command: str, tmp_path: Path) -> None:
+    ended = CliRunner().invoke(app, [command, "hetpeer://cut", "--home", str(tmp_path)])
+    assert isinstance(ended.exception, LocalError)
+    assert ended.exception.code == "HP-ADDR-003"

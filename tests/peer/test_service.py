@@ -143,6 +143,7 @@ def test_a_rendezvous_installed(told: Path, tmp_path: Path) -> None:
         (["nowhere", "--peers", "x"], "HP-ADDR-001"),
         (["my run", "--dashboard", "x"], "HP-WEB-002"),
         (["--stand-in"], None),
+        (["--dashboard", "8787"], None),
         (["my run", "--port", "70000"], None),
         (["my run", "--nonsense"], None),
     ],
