@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 BYTES = 256
 """Values of a token of text."""
 FIELDS = ("step", "cluster", "batch", "loss", "norm", "seconds", "term", "view", "plan")
-"""What of a commit goes into metrics.jsonl, where the log has it."""
+"""What of a commit goes into the curve, where the log has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Exported:
 
 
 def export(directory: Path, out: Path) -> Exported:
-    """Write the newest checkpoint's parameters to `out` (safetensors) and `metrics.jsonl` beside it.
+    """Write the newest checkpoint's parameters to `out` (safetensors) and the curve beside it: of `w.safetensors`, `w.metrics.jsonl`.
 
     Without a checkpoint the initial state is exported, version 0. Raises `LocalError`: HP-CKPT-001 if the checkpoint
     is damaged, HP-LOG-001, HP-DISK-*.
@@ -54,7 +54,7 @@ def export(directory: Path, out: Path) -> Exported:
         out.parent.mkdir(parents=True, exist_ok=True)
     metadata = {"run": json.dumps({"name": run.manifest.name, "id": run.run_id, "version": version})}
     atomic_write(out, save(weights, metadata=metadata))
-    metrics, curve = out.with_name("metrics.jsonl"), _curve(run, records)
+    metrics, curve = out.with_name(f"{out.stem}.metrics.jsonl"), _curve(run, records)
     atomic_write(metrics, "".join(json.dumps(line) + "\n" for line in curve).encode())
     return Exported(
         weights=out, metrics=metrics, version=version, steps=sum(p["kind"] == "step" for p in curve)

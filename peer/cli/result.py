@@ -20,13 +20,18 @@ def export(
     directory: RunDir,
     out: Annotated[
         Path,
-        typer.Argument(metavar="OUT", help="The safetensors file to write; metrics.jsonl goes beside it."),
+        typer.Argument(
+            metavar="OUT",
+            help="The safetensors file to write, OUT.safetensors; the curve goes beside it, as OUT.metrics.jsonl.",
+        ),
     ],
 ) -> None:
     """Write the newest checkpoint's weights under the author's parameter names."""
     from hetpeer.bootstrap.export import export as run_export
 
     exported = run_export(directory, out)
+    if not exported.version:
+        typer.echo("nothing is trained yet: these are the parameters that the run begins with", err=True)
     print(f"{exported.weights}: the parameters after {exported.version} of {exported.steps} committed steps")
     print(f"{exported.metrics}: {exported.steps} steps")
 

@@ -71,7 +71,13 @@ def install(
     check(join.register, "join", words)
     for layer in of_environment(os.environ):
         typer.echo(f"{layer.source} is of this shell and not of the service: hetpeer config set", err=True)
+    runs = standing_here(where) is not None and not systemd.is_active(systemd.VOLUNTEER)
     _install([*COMMAND, "join", *words], systemd.VOLUNTEER)
+    if runs:
+        typer.echo(
+            f"a volunteer runs from {where} already: `hetpeer stop` ends it, and the service begins within half a minute",
+            err=True,
+        )
 
 
 def _install(command: Sequence[str], unit: Unit) -> None:

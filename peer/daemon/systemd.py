@@ -136,6 +136,11 @@ def properties(unit: Unit = VOLUNTEER) -> Mapping[str, str]:
     return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
+def is_active(unit: Unit) -> bool:
+    """Whether it is there, and runs. Raises as `properties`."""
+    return unit_path(unit).exists() and properties(unit).get("ActiveState") in ("active", "activating")
+
+
 def home() -> Path | None:
     """The home of the installed volunteer, as its unit says it; None where that says none."""
     found = re.search(r'"--home" "((?:[^"\\]|\\.)*)"', unit_path().read_text())

@@ -1,7 +1,7 @@
 """The demo's last part: what the run was worth, proven and written down in OUT.
 
 The audit counts every microbatch in the volunteers' signed logs, the replay trains the same run on one machine with
-plain torch; summary.json, loss.svg, weights.safetensors, metrics.jsonl and sample.txt are what remains.
+plain torch; summary.json, loss.svg, weights.safetensors, weights.metrics.jsonl and sample.txt are what remains.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ def test_weights_load_into_the_authors_model(trained: RunDirectory, tmp_path: Pa
 
 def test_metrics_tell_the_surviving_curve(trained: RunDirectory, tmp_path: Path) -> None:
     exported = export(trained.path, tmp_path / "weights.safetensors")
+    assert exported.metrics == tmp_path / f"{exported.weights.stem}.metrics.jsonl"
     lines = [json.loads(line) for line in exported.metrics.read_text().splitlines()]
     order = [(line["kind"], line["step"]) for line in lines]
     expected = [("evaluation", 0), ("step", 0), ("step", 1), ("evaluation", 2), ("step", 2), ("step", 3)]

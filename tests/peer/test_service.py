@@ -1,5 +1,6 @@
 """The systemd user service: the unit by systemd's own word, the commands with a systemctl that writes down what it is told."""
 
+import asyncio
 import os
 import re
 import shutil
@@ -11,6 +12,8 @@ from typer.testing import CliRunner
 
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.peer.cli.service import commands
+from hetpeer.peer.control.server import serving
+from hetpeer.peer.control.wire import Standing
 from hetpeer.peer.daemon import systemd
 from tests.bootstrap.engine import make_run
 
@@ -247,3 +250,16 @@ def test_without_systemd_nothing_is_left(told: Path, monkeypatch: pytest.MonkeyP
         systemd.install(["join"])
     assert not systemd.unit_path().exists()
     assert not systemd.lingers()
+
+
+async def test_a_volunteer_that_runs_already_is_in_the_way(told: Path, tmp_path: Path) -> None:
+    """As after a first `join` in a terminal: the service would end with HP-ID-002 again and again, and begin when the other is stopped."""
+    home = tmp_path / "home"
+    home.mkdir()
+    words = ["install", "--home", str(home), "--bootstrap", ADDRESS]
+    async with serving(home, lambda _: Standing(state="training", since=1.0)):
+        done = await asyncio.to_thread(CliRunner().invoke, commands, words)
+        again = await asyncio.to_thread(CliRunner().invoke, commands, words)
+    assert "hetpeer stop" in done.stderr
+    assert "hetpeer stop" not in again.stderr, "it is the service itself"
+    assert told.exists()
