@@ -203,13 +203,13 @@ class Border:
         for holder in holders:
             self._reign.state, holder.standing = State.SYNCING, Standing.SYNCING
 
-    def excuse(self, pause_s: float) -> None:
+    def excuse(self, pause_s: float, now: float) -> None:
         """We did not run for so long: nobody could be heard."""
         self._return_by += pause_s
         self._sync_by += pause_s
         self._waited_to += pause_s
         self._coming = {key: since + pause_s for key, since in self._coming.items()}
-        self._reign.failures.excuse(pause_s)
+        self._reign.failures.excuse(pause_s, now)
 
     def too_late(self, now: float) -> bool:
         """Whether a block is gone for good: not stored, and its holders had their time to come back."""

@@ -76,7 +76,7 @@ class Coordinator(Losing):
         """Time passes: leases, graces and dead-lines. To be called a few times a second."""
         if self.state is State.FINISHED:
             return []
-        self._border.excuse(self._leases.tick(now))
+        self._border.excuse(self._leases.tick(now), now)
         self._border.look(now)
         effects = self._make_room(now) if self._reign.failures.wake(now) else []
         effects += [*self._lose(self._leases.expired(now), now), *self._judge(now), *self._seal(now)]

@@ -6,6 +6,7 @@ different ones have failed there, or nobody else has come to try.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -103,6 +104,7 @@ class Failures:
         """Who has taken part; of several two are enough to know."""
         self._rests: dict[str, float] = {}
         """Who is to make room for others → until when."""
+        self._excused_to = -math.inf
         self._idle: Counter[str] = Counter()
         """With whom nothing was computed → how often."""
 
@@ -142,8 +144,11 @@ class Failures:
         """Whether others are to come where `peer` could not compute."""
         return peer in self._rests
 
-    def excuse(self, pause_s: float) -> None:
-        """We did not run for so long: nobody could come."""
+    def excuse(self, pause_s: float, now: float) -> None:
+        """We did not run for so long until `now`: nobody could come. All clusters of a run say so."""
+        if now <= self._excused_to:
+            return
+        self._excused_to = now
         self._rests = {peer: until + pause_s for peer, until in self._rests.items()}
         self._failed = {where: (since + pause_s, who) for where, (since, who) in self._failed.items()}
 

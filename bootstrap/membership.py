@@ -128,8 +128,6 @@ class Membership:
         self.arrange(arranged)
         self._costs = costs
         self._departures = departures
-        self.yields = False
-        """Whether who is too slow for its place makes room for others who want it."""
         self.volunteers: dict[str, Volunteer] = {}
 
     @property
@@ -150,9 +148,9 @@ class Membership:
             return self._arranged[cluster]
         return self._layouts[cluster % len(self._layouts)]
 
-    def places(self) -> tuple[Place, ...]:
-        """All places up to and including the first cluster that nobody has begun."""
-        present = (v for v in self.volunteers.values() if not (v.slow and self.yields))
+    def places(self, *, yielding: bool = False) -> tuple[Place, ...]:
+        """All places up to and including the first cluster that nobody has begun. `yielding`: who is too slow for its place makes room for others."""
+        present = (v for v in self.volunteers.values() if not (v.slow and yielding))
         taken = {(v.cluster, v.place) for v in present if v.place is not None}
         held: list[list[str]] = [[] for _ in range(self.blocks)]
         for volunteer in self.volunteers.values():
@@ -184,9 +182,9 @@ class Membership:
             open=is_open,
         )
 
-    def claim(self, volunteer: Volunteer, cluster: int, place: Range) -> bool:
-        """Give the place to `volunteer` if it is open."""
-        for offered in self.places():
+    def claim(self, volunteer: Volunteer, cluster: int, place: Range, *, yielding: bool = False) -> bool:
+        """Give the place to `volunteer` if it is open; `yielding` as in `places`."""
+        for offered in self.places(yielding=yielding):
             if offered.open and (offered.cluster, (offered.begin, offered.end)) == (cluster, place):
                 volunteer.cluster, volunteer.place = cluster, place
                 return True

@@ -34,8 +34,10 @@ class Cluster(Coordinator):
         """Why it has fallen apart."""
         self.given_up: Mapping[str, Any] = {}
         """What the log says of the steps that were under way then."""
+        self._fetches = False
+        """Whether it was founded in this reign."""
         self.late = False
-        """Whether that was because its holders did not have its parameters in time."""
+        """Whether it fell apart because its holders did not have then what they were to fetch."""
 
     @property
     def reign(self) -> Reign:
@@ -83,12 +85,21 @@ class Cluster(Coordinator):
         lived to see it founded comes back to its place by its hello.
         """
         place = claim.begin, claim.end
-        if self.founded or not self.members.claim(volunteer, claim.cluster, place):
+        yielding = self._yields_to(volunteer)
+        if self.founded or not self.members.claim(volunteer, claim.cluster, place, yielding=yielding):
             return None
         before = [v.peer for v in self.members.volunteers.values() if v.place == place]
         spared = [self.members.volunteers.pop(peer) for peer in before]
         self.members.volunteers[volunteer.peer] = volunteer
         return spared
+
+    def places_for(self, volunteer: Volunteer) -> tuple[m.Place, ...]:
+        """Its places, of which those are open that `volunteer` may claim."""
+        return self.members.places(yielding=self._yields_to(volunteer))
+
+    def _yields_to(self, volunteer: Volunteer) -> bool:
+        """Whether those who are too slow for their places make room for it. Else those who rest would take each other's."""
+        return not self._border.keeps_out(volunteer)
 
     @property
     def forming(self) -> bool:
@@ -108,7 +119,7 @@ class Cluster(Coordinator):
 
     def found(self, now: float, patience: int) -> list[Effect]:
         """The run's log says from what it begins: it has so many times the sync time-out to get that."""
-        self.founded, self.members.yields = True, False
+        self.founded = self._fetches = True
         self._whole_by = now + patience * self._reign.config.sync_s
         return self.go_on(now)
 
@@ -142,7 +153,12 @@ class Cluster(Coordinator):
         if not self.founded:
             return []
         if self.members.uncovered() and now > self._whole_by:
-            self.late = True
+            if self._fetches:
+                self.late = True
+                behind = [
+                    v.peer for v in self.members.volunteers.values() if v.standing is not Standing.READY
+                ]
+                self._reign.failures.idle(behind, room_s(self._reign.config), now)
             return self._roll_back("the holders of its blocks did not come in time", now)
         return self._cross(now)
 

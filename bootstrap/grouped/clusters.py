@@ -101,7 +101,6 @@ class Clusters:
         config, history = self._config, History.of(self._records, number, whole=False)
         cut = self.usual(number) if history.cut is None else [(begin, end) for begin, end in history.cut]
         members = Membership([cut], config.costs, history.departures, only=number)
-        members.yields = not founded
         line = m.Line(term=self.term, view=0, cluster=number)
         self._numbers = max(self._numbers, number + 1)
         reign = Reign(

@@ -147,6 +147,7 @@ class Course:
         for cluster in self._clusters:
             number = cluster.number
             if cluster.whole and not self._waiting.knows(number):
+                self._clusters.patience = max(1, self._clusters.patience // 2)
                 base = (cluster.history.base or {}).get("cluster")
                 return self._form(self._waiting.join(number, base, now), now) or self._line_up(now)
             if self._is_ready(cluster) and not self._waiting.waits(number):

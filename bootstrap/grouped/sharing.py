@@ -39,7 +39,7 @@ class Sharing:
         """All places of clusters that others have begun to form; if `volunteer` fits none that is open, those of one that nobody has begun, too."""
         forming = [cluster for cluster in self._clusters if not cluster.founded and cluster.dissolved is None]
         begun = [cluster for cluster in forming if cluster.members.volunteers]
-        places = [place for cluster in begun for place in cluster.members.places()]
+        places = [place for cluster in begun for place in cluster.places_for(volunteer)]
         fits = [place for place in places if place.open and volunteer.memory_bytes >= place.memory_bytes]
         if fits or (not volunteer.memory_bytes and any(place.open for place in places)):
             return places

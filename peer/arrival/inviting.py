@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from hetpeer.bootstrap.files import atomic_write
 from hetpeer.bootstrap.rundir import RunDirectory
@@ -37,8 +39,12 @@ def named_addresses(run: RunDirectory) -> list[Address]:
 
 
 def name_addresses(run: RunDirectory, addresses: Sequence[Address]) -> None:
-    """From now on these. Raises `LocalError` HP-DISK-*."""
+    """From now on these, and none of those before. Raises `LocalError` HP-DISK-*."""
+    forgotten = set(named_addresses(run)) - set(addresses)
     atomic_write(run.named_path, "".join(f"{address}\n" for address in addresses).encode())
+    with contextlib.suppress(OSError, LocalError):
+        invite = parse_invite(run.invite_path.read_text(errors="replace"))
+        kept(run, replace(invite, addresses=tuple(a for a in invite.addresses if a not in forgotten)))
 
 
 def own_address(text: str, run: RunDirectory) -> Address:

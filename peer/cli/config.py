@@ -41,12 +41,15 @@ def show(
         typer.echo(f"{key:26} {worded(value):14} {found.sources.get(key, DEFAULT)}")
 
 
+_COUNTS_IN = {"when.hours": "schedule", "when.idle_after": "idle"}
+
+
 @commands.command("set")
 def change(key: str, value: str, *, home: HomeOption = None) -> None:
     """Change one setting, in the daemon that runs and in the file; in neither if one of them cannot have it so."""
     from hetpeer.peer.control.client import ask
     from hetpeer.peer.control.wire import Request
-    from hetpeer.peer.daemon.configfile import changed, config_path, write
+    from hetpeer.peer.daemon.configfile import changed, config_path, effective, write
     from hetpeer.peer.daemon.settings import AT_START
     from hetpeer.peer.home import default_home
 
@@ -63,6 +66,9 @@ def change(key: str, value: str, *, home: HomeOption = None) -> None:
         since = f"; no volunteer runs from {here}"
     write(path, key, value)
     typer.echo(f"{path}: {key} is {value}{since}")
+    mode = _COUNTS_IN.get(key)
+    if mode is not None and effective(here, {}).settings.when.mode != mode:
+        typer.echo(f"{key} counts in the mode {mode} alone: hetpeer config set when.mode {mode}", err=True)
 
 
 @commands.command()

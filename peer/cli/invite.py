@@ -53,9 +53,7 @@ def invite(
     from hetpeer.peer.cli.options import parse_duration
 
     run = RunDirectory.open(directory)
-    if bootstrap is not None:
-        name_addresses(run, [own_address(text, run) for text in bootstrap if text])
-    more = named_addresses(run)
+    named = [own_address(text, run) for text in bootstrap or () if text]
     invited = run.manifest.admission.policy == "invited"
     if uses is not None and not invited:
         raise typer.BadParameter(
@@ -63,6 +61,8 @@ def invite(
         )
     if expires is not None and uses is None:
         raise typer.BadParameter("--expires is of a voucher: say --uses, too")
+    if bootstrap is not None:
+        name_addresses(run, named)
     voucher = b""
     if uses is not None:
         expires = expires or VOUCHER
@@ -71,7 +71,7 @@ def invite(
         typer.echo(f"voucher {signed.serial}: for {uses} peers, {expires} from now", err=True)
     elif invited:
         typer.echo("this run takes invited peers only: without --uses the link admits nobody new", err=True)
-    link = str(kept_invite(run, more, voucher))
+    link = str(kept_invite(run, named_addresses(run), voucher))
     if qr:
         draw(link, sys.stdout)
     typer.echo(link)

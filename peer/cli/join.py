@@ -205,6 +205,8 @@ def join(
         "when.yield_to_games": yield_to_games,
         "dashboard.listen": dashboard or None,
     }
+    if when is None and (hours or idle_after):  # who says that, and no mode, means it
+        given["when.mode"] = "schedule" if hours else "idle"
     found = effective(here, {key: value for key, value in given.items() if value is not None})
     settings = found.settings
     named = together(invites, bootstrap)

@@ -62,7 +62,7 @@ def status(
         return
 
     def own() -> Standing | None:
-        return None if bootstrap else standing_here(home)
+        return None if named else standing_here(home)
 
     try:
         run_loop(_look(asked(named, home), _identity(home), own, watch=watch, as_json=as_json))

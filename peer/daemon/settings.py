@@ -83,21 +83,10 @@ class WhenSection(_Section):
     on_battery: Literal["pause", "run"] = "pause"
     yield_to_games: bool = True
 
-    @model_validator(mode="before")
-    @classmethod
-    def _hours_are_of_a_schedule(cls, given: Any) -> Any:
-        """Who says hours, or how long it must be idle, and no mode, means them."""
-        if isinstance(given, Mapping) and "mode" not in given:
-            meant = "schedule" if given.get("hours") else "idle" if "idle_after" in given else "always"
-            return {**given, "mode": meant}
-        return given
-
     @model_validator(mode="after")
     def _a_schedule_has_hours(self) -> Self:
         if self.mode == "schedule" and not self.hours:
-            raise ValueError(
-                "the mode schedule needs hours, and hours alone are a schedule: when.hours 22:00-07:00"
-            )
+            raise ValueError("the mode schedule needs hours, such as 22:00-07:00: set when.hours first")
         return self
 
 

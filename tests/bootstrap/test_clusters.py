@@ -41,6 +41,9 @@ def test_a_cluster_that_needs_longer_for_its_parameters_is_given_longer():
     for _ in range(6):
         waited.append(one.until_dissolved("a", "b"))
         one.again("a", "b")
+        founded = len(one.founded)
+        while len(one.founded) == founded:  # they rest
+            one.passes(1.0, "a", "b")
     assert [round(later / waited[0]) for later in waited] == [1, 2, 4, 8, MOST_PATIENT, MOST_PATIENT]
     assert {record["why"] for record in one.of("dissolved")} == {
         "the holders of its blocks did not come in time"
@@ -70,6 +73,49 @@ def test_who_was_there_rests_and_others_may_take_the_place():
     one.again("a", "b")
     one.passes(200.0, *"abcd")
     assert len(one.founded) == 3, "who has rested may try again"
+
+
+def test_those_who_rest_do_not_take_each_others_places():
+    one = training()
+    one.until_dissolved("a", "b")
+    one.again("a", "b")
+    there = one.core.clusters.of("a")
+    one.passes(5.0, "a", "b")
+    assert one.core.clusters.of("a") is one.core.clusters.of("b") is there
+    one.hello("c")
+    one.core.clusters._failures.rest(["c"], 100.0, one.now)
+    one.claims("c")
+    assert one.core.clusters.of("c") is not there
+
+
+def test_who_does_not_fetch_in_time_rests():
+    one = Waiting().comes("a", "b")
+    one.fetched(0, a=FIRST)
+    one.until_dissolved("a", "b")
+    one.again("a", "b")
+    one.passes(1.0, "a", "b")
+    assert len(one.founded) == 1
+    one.comes("c")
+    assert len(one.founded) == 2, "somebody else has its place"
+    assert one.core.clusters.of("c") is one.core.clusters.of("a")
+
+
+def test_who_was_not_there_after_a_failover_was_not_late_for_a_founding():
+    one = Waiting([*training().records, commit()])
+    one.passes(30.0)
+    assert one.of("dissolved")
+    assert one.core.clusters.patience == 1
+
+
+def test_a_coordinator_that_slept_says_so_once():
+    one = training()
+    one.comes("c", "d")
+    one.core.clusters._failures.rest(["x"], 100.0, one.now)
+    one.passes(1.0, *"abcd")
+    one.now += 3600.0
+    one.do(one.core.tick(one.now))
+    one.passes(110.0, *"abcd")
+    assert not one.core.clusters._failures.rests("x")
 
 
 def test_who_never_gets_ready_does_not_hold_the_others_up():

@@ -64,6 +64,9 @@ def test_what_its_author_names_stands_first_from_then_on(run: RunDirectory, said
     assert parse_invite(hetpeer_invite(run, "--bootstrap", said)).addresses == (named, HERE, MEETING)
     assert parse_invite(hetpeer_invite(run, "--qr").splitlines()[-1]).addresses[0] == named
     assert new_invite(run, [HERE], []).addresses == (named, HERE), "also when it is served again"
+    served = kept(run, new_invite(run, [HERE], [MEETING]))
+    assert served.addresses[0] == named
+    assert parse_invite(hetpeer_invite(run, "--bootstrap", "7.7.7.7:7")).addresses[1:] == (HERE, MEETING)
     assert parse_invite(hetpeer_invite(run, "--bootstrap", "")).addresses == (HERE, MEETING)
 
 

@@ -121,3 +121,38 @@ def test_an_invite_needs_no_option(command: str, tmp_path: Path) -> None:
     ended = CliRunner().invoke(app, [command, "hetpeer://cut", "--home", str(tmp_path)])
     assert isinstance(ended.exception, LocalError)
     assert ended.exception.code == "HP-ADDR-003"
+
+
+@pytest.mark.parametrize(
+    ("words", "mode"),
+    [
+        ([], "always"),
+        (["--hours", "22:00-07:00"], "schedule"),
+        (["--idle-after", "20m"], "idle"),
+        (["--hours", "22:00-07:00", "--idle-after", "20m"], "schedule"),
+        (["--hours", "22:00-07:00", "--when", "always"], "always"),
+    ],
+)
+def test_who_says_hours_means_them(
+    words: list[str], mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Merged] = []
+    effective = configfile.effective
+    monkeypatch.setattr(configfile, "effective", lambda *given: found.append(effective(*given)) or found[-1])
+    monkeypatch.setattr(join, "only_checked", lambda _: True)
+    (tmp_path / "config.toml").write_text('[when]\nmode = "always"\n')
+    done = CliRunner().invoke(app, ["join", "--home", str(tmp_path), "--bootstrap", ADDRESS, *words])
+    assert done.exit_code == 0, done.output
+    assert found[0].settings.when.mode == mode
+
+
+def test_a_setting_that_counts_in_another_mode_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    words = ["config", "set", "--home", str(tmp_path)]
+    done = CliRunner().invoke(app, [*words, "when.hours", "22:00-07:00"])
+    assert "hetpeer config set when.mode schedule" in done.stderr
+    done = CliRunner().invoke(app, [*words, "when.mode", "schedule"])
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert CliRunner().invoke(app, [*words, "when.hours", "23:00-07:00"]).stderr == ""

@@ -73,20 +73,6 @@ def test_other_variables_are_somebody_elses() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "mode"),
-    [
-        ({}, "always"),
-        ({"when.hours": ["22:00-07:00"]}, "schedule"),
-        ({"when.idle_after": "20m"}, "idle"),
-        ({"when.hours": ["22:00-07:00"], "when.idle_after": "20m"}, "schedule"),
-        ({"when.hours": ["22:00-07:00"], "when.mode": "always"}, "always"),
-    ],
-)
-def test_who_says_hours_means_them(values: dict[str, Any], mode: str) -> None:
-    assert merged([Layer("here", values)]).settings.when.mode == mode
-
-
-@pytest.mark.parametrize(
     ("values", "said"),
     [
         ({"limits.upp": "5mbit"}, "limits.up"),
