@@ -230,12 +230,12 @@ async def test_shards_that_nobody_needs_here_any_more_make_room(peers: Peers) ->
     bootstrap, _ = await peers.serving("bootstrap")
     source, data = await peers.volunteer(bootstrap)
     theirs, runs = peers.author.batches(), data.parent.parent
-    source.begun(0)
-    await source.make_ready(0, 0)
-    source.named(0, 0)
-    await source.make_ready(0, 1)
-    await source.make_ready(0, 2)
-    peers.room = taken(runs)  # less than two steps need
+
+    def needed(step: int) -> int:
+        shards = {shard for number in (0, 1) for shard in source._plan.shards(step, number)}
+        return sum(shard.bytes for shard in shards | source._held_out())
+
+    peers.room = taken(runs) + max(map(needed, range(1, 20)))  # what no step and the next one need together
     given_up = set[str]()
     for step in range(1, 20):
         source.begun(step)
