@@ -44,7 +44,7 @@ def name_addresses(run: RunDirectory, addresses: Sequence[Address]) -> None:
     atomic_write(run.named_path, "".join(f"{address}\n" for address in addresses).encode())
     with contextlib.suppress(OSError, LocalError):
         invite = parse_invite(run.invite_path.read_text(errors="replace"))
-        kept(run, replace(invite, addresses=tuple(a for a in invite.addresses if a not in forgotten)))
+        keep(run, replace(invite, addresses=tuple(a for a in invite.addresses if a not in forgotten)))
 
 
 def own_address(text: str, run: RunDirectory) -> Address:
@@ -65,7 +65,7 @@ def _kind(host: str) -> str:
         return "dns"
 
 
-def kept(run: RunDirectory, invite: Invite) -> Invite:
+def keep(run: RunDirectory, invite: Invite) -> Invite:
     """`invite`, from now on in the directory. Raises `LocalError` HP-DISK-*."""
     atomic_write(run.invite_path, f"{invite}\n".encode())
     return invite
@@ -81,11 +81,11 @@ class Inviting:
         self._kept: Invite | None = None
 
     def renewed(self) -> Invite | None:
-        """The invite with where we are reached by now, kept; None if the last one says that. Raises as `kept`."""
+        """The invite with where we are reached by now, kept; None if the last one says that. Raises as `keep`."""
         invite = self._made()
         if invite is None or invite == self._kept:
             return None
-        self._kept = kept(self._run, invite)
+        self._kept = keep(self._run, invite)
         return invite
 
     async def renew_forever(self, told: Callable[[Invite], None]) -> None:

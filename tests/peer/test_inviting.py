@@ -17,7 +17,7 @@ from hetpeer.dht.identity import Identity
 from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.dht.reachability import ROUND_S, Finding
 from hetpeer.peer.arrival.invites import MAX_LENGTH, make_invite, parse_invite
-from hetpeer.peer.arrival.inviting import Inviting, kept, new_invite
+from hetpeer.peer.arrival.inviting import Inviting, keep, new_invite
 from hetpeer.peer.arrival.rendezvous import near_address
 from hetpeer.peer.cli import main
 from hetpeer.peer.cli.invite import draw
@@ -41,7 +41,7 @@ def hetpeer_invite(run: RunDirectory, *arguments: str) -> str:
 
 
 def test_it_is_printed_again_with_more_addresses_before_its_own(run: RunDirectory) -> None:
-    invite = kept(run, new_invite(run, [HERE], [MEETING]))
+    invite = keep(run, new_invite(run, [HERE], [MEETING]))
     assert hetpeer_invite(run) == f"{invite}\n"
     assert (invite.run, invite.addresses) == (run.run_id, (HERE, MEETING))
     run.named_path.unlink(missing_ok=True)
@@ -59,12 +59,12 @@ def test_it_is_printed_again_with_more_addresses_before_its_own(run: RunDirector
 )
 def test_what_its_author_names_stands_first_from_then_on(run: RunDirectory, said: str, meant: str) -> None:
     """Whoever says where his own machine is reached need not know its id."""
-    kept(run, new_invite(run, [HERE], [MEETING]))
+    keep(run, new_invite(run, [HERE], [MEETING]))
     named = parse_address(meant.replace("ID", Identity.load(run.identity_path).peer_id))
     assert parse_invite(hetpeer_invite(run, "--bootstrap", said)).addresses == (named, HERE, MEETING)
     assert parse_invite(hetpeer_invite(run, "--qr").splitlines()[-1]).addresses[0] == named
     assert new_invite(run, [HERE], []).addresses == (named, HERE), "also when it is served again"
-    served = kept(run, new_invite(run, [HERE], [MEETING]))
+    served = keep(run, new_invite(run, [HERE], [MEETING]))
     assert served.addresses[0] == named
     assert parse_invite(hetpeer_invite(run, "--bootstrap", "7.7.7.7:7")).addresses[1:] == (HERE, MEETING)
     assert parse_invite(hetpeer_invite(run, "--bootstrap", "")).addresses == (HERE, MEETING)
@@ -121,7 +121,7 @@ def test_without_a_sound_one_an_address_must_be_said(run: RunDirectory, content:
 
 
 def test_the_code_is_drawn_in_half_blocks_and_the_link_follows(run: RunDirectory) -> None:
-    link = str(kept(run, new_invite(run, [HERE], [])))
+    link = str(keep(run, new_invite(run, [HERE], [])))
     *code, last = hetpeer_invite(run, "--qr").splitlines()
     assert last == link
     halves = {" ": (1, 1), "▄": (1, 0), "▀": (0, 1), "█": (0, 0)}
@@ -156,7 +156,7 @@ def test_a_terminal_is_told_the_colours_and_the_longest_invite_fits_a_code(
 def test_limits_that_nobody_would_enforce_are_not_promised(
     run: RunDirectory, arguments: tuple[str, ...], why: str
 ) -> None:
-    kept(run, new_invite(run, [HERE], []))
+    keep(run, new_invite(run, [HERE], []))
     result = CliRunner().invoke(main.app, ["invite", str(run.path), *arguments])
     assert result.exit_code == ExitCode.USAGE
     assert why in " ".join(result.output.replace("│", " ").split())
