@@ -127,7 +127,7 @@ def audit(directory: Path, *, contributions: bool = False) -> Verdict:
     verdict.awaited = sum(one.trains for one in awaited)
     _check_steps(run.manifest, told, said.applied, verdict)
     _check_credit(run.manifest, told, records, said.applied, verdict)
-    _check_checkpoints(records, said.applied, {one.step + 1 for one in awaited}, verdict)
+    _check_checkpoints(records, said.applied, {(one.cluster, one.step + 1) for one in awaited}, verdict)
     _check_lives(said.lives, verdict)
     verdict.leftovers = len(_counted_leftovers(records, said))
     each = Contributions(records, surviving, said.applied, training.microbatches, blocks, training.head_start)
@@ -247,13 +247,13 @@ def _disagreements(one: Decision, block: int, events: Sequence[Applied]) -> Iter
 def _check_checkpoints(
     records: Iterable[Record],
     applied: Mapping[Key, list[Applied]],
-    awaited: Collection[int],
+    awaited: Collection[tuple[int, int]],
     verdict: Verdict,
 ) -> None:
-    """F4: a checkpoint must hold the very states that holders say came out of the last step before it; of those `awaited` not all have said so yet."""
+    """F4: a checkpoint must hold the very states that holders say came out of the last step before it; of those `awaited` (cluster, version) not all have said so yet."""
     states = {(event.step + 1, event.block, event.state) for events in applied.values() for event in events}
     for record in records:
-        if record["kind"] == "checkpoint" and record["version"] not in awaited:
+        if record["kind"] == "checkpoint" and (record.get("cluster", 0), record["version"]) not in awaited:
             for block, digest in enumerate(record["blocks"]):
                 if (record["version"], block, digest) not in states:
                     problem = f"checkpoint {record['version']} block {block}: no holder had that state"

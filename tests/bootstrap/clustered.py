@@ -4,11 +4,11 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.groups.scheduler import Pipelines
 from hetpeer.averaging.groups.window import Adaptive
 from hetpeer.averaging.places import choose_place
-from hetpeer.bootstrap.decisions import CoordinatorConfig, Record, Send
+from hetpeer.bootstrap.decisions import CoordinatorConfig
 from hetpeer.bootstrap.grouped.cutting import Cutting
 from hetpeer.bootstrap.grouped.run import Grouped
 from hetpeer.bootstrap.membership import BlockCost
-from tests.bootstrap.court import BLOCKS, CONFIG
+from tests.bootstrap.court import BLOCKS, CONFIG, note
 
 FIRST, LAST, WHOLE = (0, 1), (1, BLOCKS), (0, BLOCKS)
 AMPLE = 1 << 40
@@ -28,14 +28,7 @@ class Waiting:
         self.do(self.core.start())
 
     def do(self, effects):
-        for effect in effects:
-            match effect:
-                case Record(record):
-                    self.records.append(dict(record))
-                case Send(to, message):
-                    self.sent[to, message.kind] = message
-                case _:
-                    pass
+        note(effects, self.records, self.sent)
 
     def tell(self, peer, message):
         self.do(self.core.receive(peer, message, self.now))

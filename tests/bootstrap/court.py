@@ -24,6 +24,18 @@ CONFIG = {
 }
 
 
+def note(effects, records, sent):
+    """What `effects` record goes to `records`, and what is said last to whom, by kind, to `sent`."""
+    for effect in effects:
+        match effect:
+            case Record(record):
+                records.append(dict(record))
+            case Send(to, message):
+                sent[to, message.kind] = message
+            case _:
+                pass
+
+
 class Court:
     """One reign and its clock. `sent` keeps what each volunteer was told last, by kind; `order` is the last checkpoint that was asked for."""
 
@@ -40,16 +52,8 @@ class Court:
     def do(self, effects):
         """Note what is to be done; returns the effects."""
         effects = list(effects)
-        for effect in effects:
-            match effect:
-                case Record(record):
-                    self.records.append(dict(record))
-                case Send(to, message):
-                    self.sent[to, message.kind] = message
-                case CollectCheckpoint():
-                    self.order = effect
-                case _:
-                    pass
+        note(effects, self.records, self.sent)
+        self.order = next((e for e in reversed(effects) if isinstance(e, CollectCheckpoint)), self.order)
         return effects
 
     def tell(self, peer, message):
