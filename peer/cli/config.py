@@ -66,8 +66,11 @@ def change(key: str, value: str, *, home: HomeOption = None) -> None:
         since = f"; no volunteer runs from {here}"
     write(path, key, value)
     typer.echo(f"{path}: {key} is {value}{since}")
+    now = effective(here, {})
+    if now.sources.get(key) != str(path):
+        typer.echo(f"{now.sources[key]} says otherwise, and counts at the next start", err=True)
     mode = _COUNTS_IN.get(key)
-    if mode is not None and effective(here, {}).settings.when.mode != mode:
+    if mode is not None and now.settings.when.mode != mode:
         typer.echo(f"{key} counts in the mode {mode} alone: hetpeer config set when.mode {mode}", err=True)
 
 

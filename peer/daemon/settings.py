@@ -25,6 +25,7 @@ from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.peer.daemon import amounts
 
 PREFIX = "HETPEER_"
+SHORT = {"HETPEER_DASHBOARD": "dashboard.listen"}
 DEFAULT = "default"
 """The source of what nobody has said."""
 
@@ -192,12 +193,20 @@ def of_file(tables: Mapping[str, Any], source: str) -> Layer:
 
 
 def of_environment(environment: Mapping[str, str]) -> Sequence[Layer]:
-    """A layer for each variable `HETPEER_<SECTION>_<KEY>`; others of that prefix are somebody else's."""
+    """A layer for each variable `HETPEER_<SECTION>_<KEY>`, also for one that is such a name misspelt (`merged` refuses it).
+
+    Others of that prefix are somebody else's; `HETPEER_DASHBOARD` is short for that section's only key.
+    """
     layers = []
-    for name, text in environment.items():
+    for name, text in sorted(
+        environment.items(), key=lambda item: item[0] in SHORT
+    ):  # the short one after the long
+        if not name.startswith(PREFIX):
+            continue
         section, _, key = name.removeprefix(PREFIX).lower().partition("_")
-        if name.startswith(PREFIX) and key and section in Settings.model_fields:
-            layers.append(Layer(f"the environment's {name}", {f"{section}.{key}": text}))
+        dotted = SHORT.get(name, f"{section}.{key}")
+        if dotted in KEYS or (key and (section in Settings.model_fields or _near(dotted))):
+            layers.append(Layer(f"the environment's {name}", {dotted: text}))
     return layers
 
 
@@ -218,5 +227,10 @@ def wrong_setting(key: str, source: str, why: str) -> LocalError:
 
 
 def _unknown(dotted: str, source: str) -> LocalError:
-    near = difflib.get_close_matches(dotted, KEYS, 1)
-    return wrong_setting(dotted, source, f"there is none of that name{f', but {near[0]}' if near else ''}")
+    near = _near(dotted, 0.6)
+    return wrong_setting(dotted, source, f"there is none of that name{f', but {near}' if near else ''}")
+
+
+def _near(dotted: str, alike: float = 0.8) -> str | None:
+    """The key that is meant, if one is."""
+    return next(iter(difflib.get_close_matches(dotted, KEYS, 1, alike)), None)

@@ -156,3 +156,13 @@ def test_a_setting_that_counts_in_another_mode_says_so(
     done = CliRunner().invoke(app, [*words, "when.mode", "schedule"])
     assert (done.exit_code, done.stderr) == (0, "")
     assert CliRunner().invoke(app, [*words, "when.hours", "23:00-07:00"]).stderr == ""
+
+
+def test_a_setting_that_the_environment_names_too_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HETPEER_LIMITS_UP", "2mbit")
+    words = ["config", "set", "--home", str(tmp_path)]
+    done = CliRunner().invoke(app, [*words, "limits.up", "5mbit"])
+    assert "the environment's HETPEER_LIMITS_UP says otherwise" in done.stderr
+    assert CliRunner().invoke(app, [*words, "limits.down", "5mbit"]).stderr == ""

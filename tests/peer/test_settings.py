@@ -65,11 +65,36 @@ def test_other_variables_are_somebody_elses() -> None:
     others = {
         "HETPEER_HOME": "/",
         "HETPEER_FAIL": "x",
-        "HETPEER_DASHBOARD": "off",
+        "HETPEER_SANDBOX": "off",
+        "HETPEER_REQUIRE_BROWSER": "1",
+        "LIMITS_UP": "x",
         "HOME": "/",
         "NODE_NAME": "x",
     }
     assert of_environment(others) == []
+
+
+def test_the_dashboard_has_a_short_name() -> None:
+    both = {"HETPEER_DASHBOARD": "off", "HETPEER_DASHBOARD_LISTEN": "127.0.0.1:1"}
+    found = merged(of_environment(both))
+    assert (found.settings.dashboard.listen, found.sources["dashboard.listen"]) == (
+        "off",
+        "the environment's HETPEER_DASHBOARD",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("HETPEER_LIMIT_UP", "limits.up"),
+        ("HETPEER_LIMITS_UPP", "limits.up"),
+        ("HETPEER_WHNE_MODE", "when.mode"),
+    ],
+)
+def test_a_misspelt_variable_is_not_overlooked(name: str, meant: str) -> None:
+    error = refused(*of_environment({name: "5mbit"}))
+    assert name in error.what
+    assert error.why.endswith(f"but {meant}")
 
 
 @pytest.mark.parametrize(
