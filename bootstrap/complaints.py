@@ -18,6 +18,7 @@ DIFFERS = "what it says of sums is not what others say"
 SPOILS = "what it adds up is no number"
 REFUSED = "parts that it has sent or refused could not be added"
 FALSE = "what it has sent or added up is not what it says, or what others say"
+CONTRADICTS = "what it says of the shares of a block is not what it has said of the whole"
 HUGE = "what it counts is so much more than what others do that nothing would be left of theirs in a sum"
 MOST_NAMED = 16
 """Pairs in one line of the log."""
@@ -101,8 +102,12 @@ class Complaints:
         self._go(out, FALSE, shunned=shunned)
 
     def drowns(self, peers: Collection[str]) -> None:
-        """What these have sent is so long that nothing would be left of what others have."""
-        self._go(peers, HUGE, shunned=peers)
+        """What these have sent is so long that nothing would be left of what others have. It may be the model's doing, or a sample's."""
+        self._go(peers, HUGE)
+
+    def contradict(self, peers: Collection[str]) -> None:
+        """These have said one thing of a whole, and another of its shares: nobody else's word is needed."""
+        self._go(peers, CONTRADICTS, shunned=peers)
 
     # ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -108,6 +108,10 @@ class Proofs:
         """In whose part everything else drowns."""
         return set() if self._proof is None else self._proof.huge
 
+    def contradict(self) -> set[str]:
+        """Who has said of shares something else than of the whole."""
+        return set() if self._proof is None else self._proof.contradict
+
     def fled(self) -> set[str]:
         """Who has left while its word was in question, since this was last asked."""
         fled, self._fled = self._fled, set()

@@ -152,6 +152,8 @@ class Summing:
             self.reduce.complaints.proven(pairs)
         if huge := self.proofs.huge():
             self.reduce.complaints.drowns(huge)
+        if liars := self.proofs.contradict():
+            self.reduce.complaints.contradict(liars)
         if self.proofs.found_false:
             return [] if self.reduce.complaints.pending else self.plan(now)
         self._decided_at = self._checked_at = now

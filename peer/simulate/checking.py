@@ -168,7 +168,9 @@ class Checking:
             step=asked.step,
             plan=asked.plan,
             parts=tuple(
-                self._of_shards(mark, sent[mark.block]) for mark in asked.marks if mark.block in sent
+                self._of_shards(mark, self._said(mark, sent[mark.block]))
+                for mark in asked.marks
+                if mark.block in sent
             ),
             sums=tuple(
                 self._of_shards(mark, [(shard, self.lying.got(value)) for shard, value in sums[mark.block]])
@@ -184,6 +186,12 @@ class Checking:
         return [
             (shard, self.lying.claimed(self.sum_sent(piece, step, shard.reducer))) for shard, piece in pieces
         ]
+
+    def _said(self, mark: m.Mark, shards: Sequence[tuple[e.Shard, Any]]) -> Sequence[tuple[e.Shard, Any]]:
+        """What of it we say where `mark` is asked for."""
+        if all(mark.begin <= shard.begin and shard.end <= mark.end for shard, _ in shards):
+            return shards
+        return [(shard, self.lying.covered(piece, shard.reducer)) for shard, piece in shards]
 
     def _of_shards(self, mark: m.Mark, shards: Sequence[tuple[e.Shard, Any]]) -> m.Mark:
         """`mark` of a vector that lies in `shards`."""

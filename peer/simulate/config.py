@@ -65,7 +65,7 @@ class SwarmConfig:
     what it "lends" for a check, what it "answers" to a checker, what it "accuses" others by as a checker. Words: it "slanders" who has given it something, or
     "excuses" itself with digests of something else. Or it "refuses" to check, "hides" what it has received, is "mute" about bundles, "evades"
     the question what it has computed from. In a reduce: it "tears" what it adds up, others get something else than itself, "spoils" it, so that it is no number, or "withholds"
-    it; "objects" to others' parts; it "keeps" its own, or "abstains" from voting; "votes" falsely, "denies" what it was given, too, or "inflates" the norm once it is known what is usual. In a proof: as reducer it "adds" something else than it has received, it "frames" others by what it says of its parts,
+    it; "objects" to others' parts; it "keeps" its own, or "abstains" from voting; "votes" falsely, "denies" what it was given, too, or "inflates" the norm once it is known what is usual. In a proof: as reducer it "adds" something else than it has received, and "covers" that by what it says of its share, it "frames" others by what it says of its parts,
     or "disowns" what it got; as a witness, or in question, it "perjures" itself. Of its state: it "alters" it, and says so before others do, or "flips" a bit of one once; or it "saves" another one in checkpoints.
     It "dawdles": it never has the state that it is to fetch; or it "wavers": whenever it has said that it is ready it takes that back.
     It "fails" whatever it is given, and says so of the rest, too, or "blames" the first two volunteers for it.

@@ -60,6 +60,11 @@ class Lying:
         """What it says that it has sent."""
         return self._numerics.lie(value, "a sender") if "frames" in self._lies else value
 
+    def covered(self, value: Any, reducer: str) -> Any:
+        """What it says that it has sent of a share, where it is not the whole that is looked at."""
+        covers = "covers" in self._lies and reducer == self._name
+        return self._numerics.lie(value, "a reducer") if covers else value
+
     def got(self, value: Any) -> Any:
         """What it says that it has got."""
         return self._numerics.lie(value, "a holder") if "disowns" in self._lies else value

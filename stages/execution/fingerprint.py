@@ -21,6 +21,8 @@ NBYTES: Final = PLACES * 8
 KEY_BYTES: Final = 16
 MUCH: Final = 100
 """Times as long as is usual."""
+DROWNS: Final = 1e7
+"""Times as long as is usual: of float32, nothing is left of the others."""
 _ROWS = 512
 """So many rows of signs at once: half a megabyte of float32."""
 
@@ -66,7 +68,7 @@ def is_fingerprint(data: bytes) -> bool:
 
 class Expected:
     """The sum of some vectors: `parts` are their fingerprints, by who has sent them. What is more than `MUCH` times as long as is usual is `huge`, and does not count as
-    longer than that: two that are said to be huge and opposite would hide everything.
+    longer than that: two that are said to be huge and opposite would hide everything. Beside who is `drowning` others nothing is left of them.
     """
 
     def __init__(self, parts: Mapping[str, bytes]) -> None:
@@ -74,7 +76,9 @@ class Expected:
             vectors = {peer: unpack(part) for peer, part in parts.items()}
             self._total = sum(vectors.values(), np.zeros(PLACES))
             lengths = {peer: float(np.linalg.norm(one)) for peer, one in vectors.items()}
-        most = MUCH * median([length for length in lengths.values() if length] or [0.0])
+        usual = median([length for length in lengths.values() if length] or [0.0])
+        most = MUCH * usual
+        self.drowning = {peer for peer, length in lengths.items() if length > DROWNS * usual}
         self.huge = {peer for peer, length in lengths.items() if length > most}
         self._capped = sum(min(length, most) for length in lengths.values())
         self._length = sum(lengths.values())

@@ -195,7 +195,11 @@ class Court:
 
 
 def _looking(like, marks):
-    return tuple(mark.model_copy(update={"values": pack(np.full(PLACES, like))}) for mark in marks)
+    """Fingerprints that add up; each element looks `like` that."""
+    return tuple(
+        mark.model_copy(update={"values": pack(np.full(PLACES, like * (mark.end - mark.begin)))})
+        for mark in marks
+    )
 
 
 # ── courts in each state ─────────────────────────────────────────────────────────────────────────────────────────

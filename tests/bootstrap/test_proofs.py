@@ -11,7 +11,7 @@ from hetpeer.bootstrap.proof import Proof
 from hetpeer.bootstrap.proofs import Proofs
 from hetpeer.bootstrap.spotcheck import CheckRules
 from hetpeer.dht.errors import ProtocolError
-from hetpeer.stages.execution.fingerprint import KEY_BYTES, distance, fingerprint, pack
+from hetpeer.stages.execution.fingerprint import KEY_BYTES, distance, fingerprint, pack, unpack
 from tests.bootstrap.court import Court
 
 LINE = m.Line(term=1, view=0)
@@ -47,6 +47,8 @@ class Swarm:
         self.sent = {}
         """(plan, sender) → what it sends there, where that is not its part."""
         self.said = said
+        self.besides = {}
+        """Who → what it adds to its part where a share is asked for: not where the whole is."""
         self.rules = rules(np.random.default_rng(seed).random)
         self.proofs = Proofs(self.rules, LINE, 3, {0: ELEMENTS})
         self.plan = 0
@@ -64,7 +66,7 @@ class Swarm:
         return NUMBERS.standard_normal(ELEMENTS).astype(np.float32)
 
     def reduce(self, wrong=""):
-        """Another plan; `wrong`: whose share of the sum is false. All vote, and are asked for their proofs."""
+        """Another plan; `wrong`: whose share of the sum is false, each element by one. All vote, and are asked for their proofs."""
         self.plan += 1
         reducers = self.proofs.choose(0, self.peers, self.peers)
         wrong = reducers[0] if wrong == "the witness" else wrong
@@ -97,9 +99,12 @@ class Swarm:
             ]
             return m.Testimony(**named, received=tuple(received))
         part, got = self.said.get(f"{peer}'s part", self.parts[peer]), self.said.get(f"{peer}'s sum", total)
+        beside = part + self.besides.get(peer, np.float32(0))
         return m.Proved(
             **named,
-            parts=tuple(marked(mark, part) for mark in message.marks),
+            parts=tuple(
+                marked(mark, part if mark.end - mark.begin == ELEMENTS else beside) for mark in message.marks
+            ),
             sums=tuple(marked(mark, got) for mark in message.marks),
             key=self.secrets[message.plan][peer],
         )
@@ -169,13 +174,72 @@ def test_who_sends_something_else_in_each_plan_is_in_quarrel_with_who_has_got_wh
     assert all("d" in pair for pair in found)
 
 
-def test_a_part_in_which_all_others_drown_is_its_senders_doing():
-    swarm = Swarm("abcd")
-    swarm.parts["d"] *= np.float32(1e7)
-    swarm.reduce()
+@pytest.mark.parametrize("peers", ["ab", "abc", "abcdefgh"])
+@pytest.mark.parametrize("sender", "ab")
+def test_who_says_of_a_share_what_it_does_not_say_of_the_whole_is_found(peers, sender):
+    """The reducer adds something, and it, or another of its mind, says that this was its part of the share; of the whole, which spot checks compare, it says the truth."""
+    swarm = Swarm(peers)
+    (begin, end), *_ = [(i, j) for who, i, j in shares_of(cover(peers), ELEMENTS) if who == "a"]
+    swarm.besides[sender] = np.zeros(ELEMENTS, np.float32)
+    swarm.besides[sender][begin:end] = 1
+    swarm.reduce(wrong="a")
     assert swarm.proofs.found_false
-    assert swarm.proofs.huge() == {"d"}
+    assert swarm.proofs.contradict() == {sender}
+    assert pairs(swarm) == set(), "nothing of what it has said is held against anybody"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whose_words_on_shares_add_up_is_in_quarrel_over_the_one_that_it_took_from(seed):
+    """The key is known when shares are asked for: what it says too much of its own share it says too little of another."""
+    swarm = Swarm("abcd", seed)
+    shares = {who: (begin, end) for who, begin, end in shares_of(cover("abcd"), ELEMENTS)}
+    honest = swarm.answer
+
+    def answer(peer, message, total):
+        said = honest(peer, message, total)
+        if peer != "a" or message.plan > 1 or message.marks[0].end - message.marks[0].begin == ELEMENTS:
+            return said
+        begin, end = shares["a"]
+        key = message.marks[0].key
+        added = fingerprint(np.ones(end - begin, np.float32), 0, begin, key)
+        much = {shares["a"]: added, shares["b"]: -added}
+        parts = tuple(
+            part.model_copy(
+                update={"values": pack(unpack(part.values) + much.get((part.begin, part.end), 0.0))}
+            )
+            for part in said.parts
+        )
+        return said.model_copy(update={"parts": parts})
+
+    swarm.answer = answer
+    swarm.reduce(wrong="a")
+    assert swarm.proofs.found_false
+    assert swarm.proofs.contradict() == set()
+    swarm.reduce()
+    assert not swarm.proofs.found_false
+    found = pairs(swarm)
+    assert found
+    assert all("a" in pair for pair in found)
+
+
+@pytest.mark.parametrize(("times", "drowns"), [(1e5, False), (1e9, True)])
+def test_a_part_in_which_all_others_drown_is_its_senders_doing(times, drowns):
+    """One that is long, as of a sample that the model has never seen, is none: what is not as expected is its rounding."""
+    swarm = Swarm("abcd")
+    swarm.parts["d"] *= np.float32(times)
+    swarm.reduce()
+    assert swarm.proofs.found_false == drowns
+    assert swarm.proofs.huge() == ({"d"} if drowns else set())
     assert pairs(swarm) == set()
+
+
+def test_two_parts_that_are_long_hide_nothing():
+    swarm = Swarm("abcdef")
+    for peer, times in (("e", 1e6), ("f", -1e6)):
+        swarm.parts[peer] = np.full(ELEMENTS, times, np.float32)
+    swarm.reduce(wrong="a")
+    assert swarm.proofs.found_false
+    assert swarm.proofs.huge() == {"e", "f"}
 
 
 def test_a_reducer_that_says_it_had_something_else_is_in_quarrel_with_its_sender_and_the_witness():

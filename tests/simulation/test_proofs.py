@@ -5,6 +5,7 @@ That a run ends in the state of one machine is looked at in each history: one fa
 
 import pytest
 
+from hetpeer.bootstrap.complaints import CONTRADICTS
 from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.run import LAYOUTS, TIES
 from tests.simulation.liars import PAIRS, STEPS, lying, said
@@ -44,6 +45,15 @@ def test_a_liar_holds_up_a_few_steps_and_is_in_every_quarrel(shape, lie):
     assert {record["peer"] for record in (*said(swarm, "banned"), *said(swarm, "gone"))} <= {liar}
     assert sum(record["plan"] > 1 for record in said(swarm, "commit")) <= FEW
     assert not said(swarm, "rollback")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_who_covers_what_it_adds_by_what_it_says_of_a_share_is_turned_out(shape):
+    """By its own words alone. It is the first to come, so that it counts something from the beginning."""
+    swarm, _ = history(SHAPES[shape], lies={"v0": "adds+covers"}, microbatches=16)
+    assert CONTRADICTS in {record["why"] for record in said(swarm, "gone")}
+    assert all("v0" in pair for record in said(swarm, "quarrel") for pair in record["pairs"])
+    assert {record["peer"] for record in (*said(swarm, "banned"), *said(swarm, "gone"))} == {"v0"}
 
 
 @pytest.mark.parametrize("lie", ["frames", "disowns", "frames+perjures"])
