@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import enum
 
+from hetpeer.dht.printable import escaped
+
 
 class ExitCode(enum.IntEnum):
     """Exit statuses of the command line, stable across versions."""
@@ -54,8 +56,8 @@ class HetpeerError(Exception):
         self.exit_code = exit_code
 
     def line(self) -> str:
-        """The one line a person sees: what, why, what to do."""
-        return f"{self.code}: {self.what}; why: {self.why}; do: {self.fix}".replace("\n", " ")
+        """The one line a person sees: what, why, what to do. Peers may have chosen words of it: nothing of it moves a cursor."""
+        return escaped(f"{self.code}: {self.what}; why: {self.why}; do: {self.fix}".replace("\n", " "))
 
     def __str__(self) -> str:
         return self.line()

@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 
-from hetpeer.peer.logs.formats import escaped
+from hetpeer.dht.printable import escaped
 
 _log = logging.getLogger(__name__)
 SAID = logging.getLogger("hetpeer.said")

@@ -92,7 +92,8 @@ def _own_names(home: Path) -> dict[str, str]:
     }
     with suppress(OSError, KeyError):  # a user without a name
         names[getpass.getuser()] = "USER"
-    return {name: instead for name, instead in names.items() if len(name) > 1}
+    written = {json.dumps(name)[1:-1]: instead for name, instead in names.items()}  # as the log has them
+    return {name: instead for name, instead in (names | written).items() if len(name) > 1}
 
 
 def _last_words(home: Path) -> list[str]:

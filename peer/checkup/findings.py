@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from hetpeer.dht.errors import ExitCode, HetpeerError
+from hetpeer.dht.printable import escaped
 
 SCHEMA = "hetpeer.doctor/1"
 
@@ -52,7 +53,7 @@ class Finding:
 
     def line(self) -> str:
         """`ok    memory     3.1 GiB of 8 GiB are free`; where something is wrong, with the error's line."""
-        return f"{self.grade:<6}{self.check:<11}{self.text if self.error is None else self.error.line()}"
+        return f"{self.grade:<6}{self.check:<11}{escaped(self.text) if self.error is None else self.error.line()}"
 
     def document(self) -> dict[str, Any]:
         """The object of `--json`. `code`, `why` and `fix` are null where nothing is wrong."""

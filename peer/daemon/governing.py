@@ -157,6 +157,7 @@ class Governing:
     async def look(self) -> None:
         """Count, read the sensors, and have the daemon held for what follows."""
         settings = self.settings
+        time.tzset()  # the machine may be in another time zone by now
         readings = await self._lookout.look(settings, self.month_bytes)
         self.readings = readings
         found = self._governor.look(self._clock.boottime(), readings, settings)

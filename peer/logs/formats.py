@@ -1,7 +1,4 @@
-"""A message of the log as a line: for people, and as JSON. Loads nothing heavy: the command line needs it at once.
-
-Some of what is told comes from peers, so nothing of it may move a terminal's cursor or turn its text around.
-"""
+"""A message of the log as a line: for people, and as JSON. Loads nothing heavy: the command line needs it at once."""
 
 from __future__ import annotations
 
@@ -10,6 +7,8 @@ import logging
 import re
 import time
 from typing import Any
+
+from hetpeer.dht.printable import escaped
 
 MAX_EVENT = 4096
 """Characters of one message in JSON, and of its traceback the last eight times as many."""
@@ -29,16 +28,6 @@ def level_of(record: logging.LogRecord) -> str:
     return _LEVELS.get(record.levelno, record.levelname).lower()
 
 
-def escaped(text: str) -> str:
-    r"""`text` with `\x1b` for what is no character that is printed: control characters, line ends, marks of direction."""
-    if text.isprintable():
-        return text
-    return "".join(
-        mark if mark.isprintable() else mark.encode("unicode_escape", "surrogatepass").decode()
-        for mark in text
-    )
-
-
 def line(seconds: float, level: str, event: str, *, pattern: str = "%H:%M:%S", colours: bool = False) -> str:
     """`12:04:11 warning what happened`, the level in colour if wanted. `seconds` since 1970."""
     shown = level
@@ -56,7 +45,9 @@ class PlainFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         text = line(record.created, level_of(record), record.getMessage(), colours=self._colours)
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+        if not record.exc_info:
+            return text
+        return "\n".join([text, *map(escaped, self.formatException(record.exc_info).split("\n"))])
 
 
 class JsonFormatter(logging.Formatter):

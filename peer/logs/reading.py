@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Self
 
 from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.printable import escaped
 from hetpeer.peer.logs import formats
 from hetpeer.peer.logs.keeping import FILE, OLDER
 
@@ -44,7 +45,7 @@ class Entry:
     def lines(self, *, colours: bool) -> Iterator[str]:
         """For people: `2026-11-25 12:04:11 warning what happened`, and a traceback below."""
         yield formats.line(self.time, self.level, self.event, pattern="%Y-%m-%d %H:%M:%S", colours=colours)
-        yield from (f"    {formats.escaped(line)}" for line in self.traceback.splitlines())
+        yield from (f"    {escaped(line)}" for line in self.traceback.splitlines())
 
 
 class LogReader:

@@ -84,6 +84,8 @@ class GpuWatch:
 
     def __init__(self) -> None:
         self._gpus: list[Any] | None = None
+        self._told = False
+        """That the driver does not answer."""
         self._uuids: list[str] = []
         self._heeded: str | None = None
         self._seen: dict[int, int] = {}
@@ -95,6 +97,8 @@ class GpuWatch:
 
     def heed(self, uuid: str | None) -> None:
         """From now on the GPU with this UUID alone, or none (""). None: one of them, and which is not known yet. One that is not found may be any."""
+        if uuid and uuid not in (self._heeded, *self._uuids):
+            self._gpus = None  # it may have come since they were looked at
         self._heeded = uuid
 
     @property
@@ -129,13 +133,19 @@ class GpuWatch:
 
     def _handles(self) -> list[Any]:
         if self._gpus is None:
-            self._gpus = []
             try:
                 pynvml.nvmlInit()  # and never shut down: as long as the process lives
-                self._gpus = list(_all())
+                found = list(_all())
             except pynvml.NVMLError as error:
-                _log.info("no limits by a GPU's temperature or its other users: %s", error)
-            self._uuids = [_uuid(gpu) for gpu in self._gpus]
+                if not self._told:
+                    _log.info("no limits by a GPU's temperature or its other users: %s", error)
+                self._told = True
+                if error.value != pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+                    return []  # the driver may be loaded, or the card be there, by the next look
+                found = []
+            self._gpus, self._uuids = found, [_uuid(gpu) for gpu in found]
+            for known in (self._seen, self._energy, self._watts):
+                known.clear()
         return self._gpus
 
     def _used(self) -> Sequence[int]:

@@ -35,6 +35,20 @@ def test_who_and_where_is_taken_out(text: str, said: str) -> None:
     assert redacted(text, NAMES) == said
 
 
+def test_names_that_are_not_ascii_are_taken_out_as_well(tmp_path: Path) -> None:
+    """The log and what was found are JSON, which writes them otherwise."""
+    home = tmp_path / "Größe"
+    home.mkdir()
+    with keeping_log(home):
+        logging.getLogger("hetpeer.x").warning("cannot write %s/daemon.log", home)
+    error = LocalError("HP-ID-001", f"cannot use {home}/identity.key", why="damaged", fix="restore it")
+    write_bundle(tmp_path / "bundle.zip", home, [Finding.failed("identity", error)])
+    with zipfile.ZipFile(tmp_path / "bundle.zip") as archive:
+        found = json.loads(archive.read("doctor.json"))["findings"][0]["what"]
+        logged = json.loads(archive.read("log.jsonl"))["event"]
+    assert (found, logged) == ("cannot use HOME/identity.key", "cannot write HOME/daemon.log")
+
+
 def test_the_file(tmp_path: Path) -> None:
     home = tmp_path / "secret-home"
     home.mkdir()

@@ -9,6 +9,7 @@ import pytest
 
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.peer import console
+from hetpeer.peer.checkup.findings import Finding
 from hetpeer.peer.cli import main
 
 SAYS = """
@@ -28,6 +29,15 @@ print("goes on")
 def test_nothing_that_peers_say_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
     console.tell("finished: \x1b[2Jnothing happened\r\u202eever")
     assert capsys.readouterr().err == "finished: \\x1b[2Jnothing happened\\r\\u202eever\n"
+
+
+def test_nor_does_what_is_wrong_with_what_they_have_signed() -> None:
+    """A counter's name is the author's, and is said where its value cannot be."""
+    error = LocalError(
+        "HP-RUN-001", "counters.\x1b[1A\x1b[2Kok is wrong", why="\u202eno", fix="ask\nits author"
+    )
+    for line in (error.line(), Finding.failed("run", error).line(), Finding.well("run", "\x1b[8m").line()):
+        assert line.isprintable()
 
 
 @pytest.mark.parametrize("terminal", [False, True])

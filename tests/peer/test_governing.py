@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -73,6 +74,23 @@ async def rig(home: Path, settings: Settings | None = None) -> AsyncIterator[Rig
     made = Rig(home, settings or Settings())
     async with made.daemon.running(), made.governing.running():
         yield made
+
+
+async def test_hours_are_those_of_the_zone_in_which_the_machine_is_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A laptop travels while its daemon runs; the C library looks for its zone once."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    made = Rig(tmp_path, Settings())
+    hours = []
+    for zone in ("UTC", "XXX-09", "XXX+05"):
+        monkeypatch.setenv("TZ", zone)
+        await made.governing.look()
+        hours.append(time.localtime(86400).tm_hour)
+    monkeypatch.undo()
+    time.tzset()
+    assert hours == [0, 9, 19]
 
 
 async def test_a_reading_holds_and_a_setting_releases(tmp_path: Path) -> None:

@@ -91,6 +91,9 @@ def test_nothing_of_a_peers_words_moves_the_cursor(
     assert line.endswith(" warning name \\x1b[2J\\r\\n\\u202eevil \\ud800 né")
     assert "\\x1b[2J\\r\\n" in capsys.readouterr().err
     assert formats.line(0, "error", "red", colours=True).count("\x1b[") == 2
+    failed = ValueError(nasty)
+    record = logging.LogRecord("x", logging.ERROR, "", 0, "it", (), (ValueError, failed, None))
+    assert not {*"\x1b\r\u202e"} & {*formats.PlainFormatter(colours=False).format(record)}
 
 
 def test_what_ended_it_is_the_last_that_is_said(tmp_path: Path) -> None:

@@ -199,6 +199,36 @@ def test_a_driver_that_does_not_answer_says_why(tmp_path: Path, driver: Callable
     assert not GpuWatch().there
 
 
+def test_a_driver_that_answers_later_is_heard(tmp_path: Path, driver: Callable[[str], None]) -> None:
+    """It is loaded, or the card put in, after the daemon has begun."""
+    (tmp_path / "none").mkdir()
+    driver(library(tmp_path / "none", broken=True))
+    watch = GpuWatch()
+    watch.heed(FIRST)
+    assert watch.hottest() is None
+    driver(library(tmp_path, broken=False))
+    assert watch.hottest() == 71.0
+
+
+def test_a_gpu_that_a_worker_names_and_nobody_knows_is_looked_for_once(
+    tmp_path: Path, driver: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver(library(tmp_path, broken=False))
+    watch = GpuWatch()
+    monkeypatch.setattr(nvml, "_all", lambda: iter(()))
+    assert not watch.there
+    monkeypatch.undo()
+    driver(library(tmp_path, broken=False))
+    assert not watch.there
+    watch.heed(SECOND)
+    assert watch.hottest() == 64.0
+    watch.heed(ELSEWHERE)
+    assert watch.hottest() == 71.0
+    known = watch._gpus
+    watch.heed(ELSEWHERE)
+    assert watch._gpus is known
+
+
 def test_without_a_driver_there_are_none(driver: Callable[[str], None]) -> None:
     driver("libno-such-driver.so.1")
     assert nvml.gpus() == Gpus()

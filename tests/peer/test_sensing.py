@@ -1,8 +1,10 @@
 """Sensors: a kernel's files made by hand, programs that are there or not, and this machine, which never makes them fail."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from ctypes.util import find_library
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,54 @@ def test_an_x_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     monkeypatch.setenv("DISPLAY", ":4711")
     assert x_idle_s() is None
+
+
+X_SERVER = """
+import socket, struct, sys
+
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+display, _ = server.accept()
+display.recv(4096)
+visual = struct.pack("<IBBHIIIxxxx", 33, 4, 8, 256, 0xFF0000, 0xFF00, 0xFF)
+depth = struct.pack("<BxHxxxx", 24, 1) + visual
+screen = struct.pack("<IIIIIHHHHHHIBBBB", 256, 32, 0xFFFFFF, 0, 0, 800, 600, 200, 150, 1, 1, 33, 0, 0, 24, 1) + depth
+formats = struct.pack("<BBBxxxxx", 24, 32, 32)
+about = struct.pack("<IIIIHHBBBBBBBBxxxx", 1, 1 << 21, (1 << 21) - 1, 256, 4, 65535, 1, 1, 0, 0, 32, 32, 8, 255)
+setup = about + b"fake" + formats + screen
+display.sendall(struct.pack("<BxHHH", 1, 11, 0, len(setup) // 4) + setup)
+number, data = 0, b""
+while True:
+    data += display.recv(4096)
+    while len(data) >= 4 and len(data) >= (length := 4 * struct.unpack("<H", data[2:4])[0]):
+        code, request, data, number = data[0], data[:length], data[length:], number + 1
+        if b"MIT-SCREEN-SAVER" in request:
+            sys.exit()  # its session ends
+        if code in (20, 43, 98):  # a property, the focus, an extension: there is none
+            display.sendall(struct.pack("<BxHI24x", 1, number, 0))
+"""
+
+
+def test_an_x_server_that_goes_away_while_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Xlib would end the process."""
+    if not (find_library("X11") and find_library("Xss")):
+        pytest.skip("no X11 library")
+    with subprocess.Popen([sys.executable, "-c", X_SERVER], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        number = int(server.stdout.readline()) - 6000
+        environment = {**os.environ, "DISPLAY": f"127.0.0.1:{number}"}
+        environment.pop("WAYLAND_DISPLAY", None)
+        asks = "from hetpeer.peer.daemon.xidle import x_idle_s; print(x_idle_s(), x_idle_s())"
+        done = subprocess.run(
+            [sys.executable, "-c", asks],
+            check=False,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert server.wait(10) == 0, "it was asked"
+    assert (done.returncode, done.stdout) == (0, "None None\n")
 
 
 class Cards:
