@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -99,6 +99,8 @@ class Opinion:
     _vouchers: set[Accusation] = field(default_factory=set)
     """The same of bundles that are alike."""
     _awaited: set[Word] = field(default_factory=set)
+    _spared: set[Word] = field(default_factory=set)
+    """Words that are heard if they come, and not waited for."""
 
     def next(self) -> list[Piece]:
         """What it may be told to compute now."""
@@ -124,25 +126,40 @@ class Opinion:
         if self.under_way[piece] == way:
             return False
         self.under_way[piece] = way
-        self._awaited = {
-            word for word in self._awaited if word.id != piece.id or word.border not in piece[1:]
-        }
+        for words in (self._awaited, self._spared):
+            words -= {word for word in words if word.id == piece.id and word.border in piece[1:]}
         self._awaited |= way.words(piece, about)
         return True
 
+    def spare(self, mute: Callable[[str], bool]) -> None:
+        """Nobody waits for the words of those who are `mute`."""
+        self._spared |= {word for word in self._awaited if mute(word.peer)}
+        self._awaited -= self._spared
+
     def said(self, word: Word, alike: Iterable[str], differ: Iterable[str]) -> bool:
         """`word.peer` has compared it with what it had of these. Whether that was waited for."""
-        if word not in self._awaited:
+        if word not in self._awaited | self._spared:
             return False
-        self._awaited.remove(word)
+        self._awaited.discard(word)
+        self._spared.discard(word)
         self._vouchers.update(Accusation(suspect, *word) for suspect in alike)
         self.accusations.update(Accusation(suspect, *word) for suspect in differ)
         return True
 
     @property
+    def finished(self) -> bool:
+        """Whether all is computed."""
+        return not (self.waiting or self.under_way)
+
+    @property
     def over(self) -> bool:
-        """Whether all is done and said."""
-        return not (self.waiting or self.under_way or self._awaited)
+        """Whether all is done, and said by those who are waited for."""
+        return self.finished and not self._awaited
+
+    @property
+    def unsaid(self) -> set[Word]:
+        """What could still be said, waited for or not."""
+        return self._awaited | self._spared
 
     @property
     def awaited(self) -> set[Duty]:
@@ -157,10 +174,11 @@ class Opinion:
         return bool(self.accusations or self._vouchers)
 
     def charge(self, suspect: str, *, back: bool) -> Charge | None:
-        """What those say who have had outputs of `suspect`, or gradients."""
+        """What those say who have had outputs of `suspect`, or gradients. Who could say something and has not accuses nobody: its silence does not make others most."""
         against = {one.accuser for one in self.accusations if (one.suspect, one.back) == (suspect, back)}
         for_it = {one.accuser for one in self._vouchers if (one.suspect, one.back) == (suspect, back)}
-        return Charge(frozenset(against), len(against | for_it)) if against else None
+        silent = {word.peer for word in self.unsaid if word.back == back}
+        return Charge(frozenset(against), len(against | for_it | silent)) if against else None
 
 
 def torn(ours: Mapping[Source, m.Given], theirs: Mapping[Source, m.Given]) -> m.Given | None:

@@ -110,15 +110,34 @@ class SpotCheck:
     def compared(self, peer: str, word: m.Compared) -> bool:
         """`peer` has compared what a checker sent with what had come in its place. Whether it was asked to."""
         said = Word(peer, word.id, word.border, word.back)
-        return any(
+        known = any(
             opinion.peer == word.peer and opinion.said(said, word.alike, word.differ)
             for opinion in self.opinions
         )
+        if known and word.differ and self.asks and not self._heard:
+            self.void()  # who is accused now is to be heard, too
+        return known
+
+    def spare(self, mute: Callable[[str], bool]) -> None:
+        """Nobody waits for what those could say who are `mute`."""
+        for opinion in self.opinions:
+            opinion.spare(mute)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all who check have done all of it."""
+        return all(opinion.finished for opinion in self.opinions)
 
     @property
     def computed(self) -> bool:
-        """Whether all who check have done all of it, and those who got something of it have spoken."""
+        """Whether all who check have done all of it, and those who got something of it, and are waited for, have spoken."""
         return all(opinion.over for opinion in self.opinions)
+
+    @property
+    def answered(self) -> set[Duty]:
+        """Who was asked for something, but for those whose word is still out, and the checkers that it is about: they may not have sent it."""
+        unsaid = {(word.peer, Part.COMPARES) for by in self.opinions for word in by.unsaid}
+        return self.took_part - unsaid - {duty for by in self.opinions for duty in by.awaited}
 
     def is_of(self, covers: Mapping[int, Sequence[tuple[str, tuple[int, ...]]]]) -> bool:
         """Whether what was computed once more is what `peer` counts in `covers`."""

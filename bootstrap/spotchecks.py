@@ -178,20 +178,24 @@ class SpotChecks:
         effects = [effect for peer in list(self._unchecked) for effect in self._begin(peer)]
         reducers = {cover.block: [peer for peer, _ in cover.reducers] for cover in told}
         for check in self._checks.values():
-            if not check.open or check.asks:
+            if not check.open:
+                continue
+            check.spare(self._is_silent)
+            if check.asks:
+                effects += self._judge(check) if check.complete else []
                 continue
             # by now it is known who counts what is next to it
             under_way = [(opinion, piece) for opinion in check.opinions for piece in opinion.under_way]
             effects += [effect for one, piece in under_way for effect in self._send(check, one, piece)]
             if not check.is_of(covers) or not check.pieces or self._is_hopeless(check):
                 self._unfinished(check)
-            elif check.computed:
+            elif check.finished:
                 mute = self._standings.is_mute
                 hear = {peer for block in check.blocks for peer in reducers[block] if not mute(peer)}
                 own = [mark for mark in said(check.peer) if mark.block in check.blocks]
                 asked = check.ask(plan, hear, said=own, mute=mute(check.peer))
                 effects += [Send(to, self._show(check, plan, peer=check.peer)) for to in asked]
-                if not check.asks:
+                if not check.asks and check.computed:
                     self._unfinished(check)  # it reduces all that it sends
         return effects
 
@@ -215,6 +219,7 @@ class SpotChecks:
         return self._judge(check) if check.complete else []
 
     def _judge(self, check: SpotCheck) -> list[Effect]:
+        """All is shown. What cannot be settled without a third goes to one at once, anything else when those have spoken who are waited for."""
         assert self._rules is not None
         outcome, third = check.judge(self._rules), None
         if outcome.verdict is Verdict.OPEN:
@@ -222,33 +227,43 @@ class SpotChecks:
         if third is not None:
             check.third(third)
             return self._lend(check)
-        if outcome.verdict is Verdict.OPEN:
-            outcome = check.judge(self._rules, alone=True)
-        self._standings.answered(check.took_part)
-        self._end(check, outcome)
+        if check.computed:
+            self._settle(check)
         return []
 
+    def _settle(self, check: SpotCheck) -> None:
+        """What follows from what is shown and said: more is not waited for, and nobody else is there to decide."""
+        assert self._rules is not None
+        self._standings.answered(check.answered)
+        self._end(check, check.judge(self._rules, alone=True))
+
     def expire(self) -> None:
-        """They have been waited for long enough."""
-        waits = {check.number: self._waited_for(check) for check in self._checks.values() if check.open}
-        self._standings.lapsed(waits.values())
-        for check in self._checks.values():
-            if check.open:
-                self._unfinished(check)
-                if waits[check.number] == {(check.peer, Part.EXPLAINS)}:
-                    check.outcome = check.outcome._replace(verdict=Verdict.EVADED, culprit=check.peer)
+        """They have been waited for long enough. Where words alone are missing, what is shown counts without them."""
+        going_on = [check for check in self._checks.values() if check.open]
+        self._standings.lapsed([self._waited_for(check) for check in going_on])
+        for check in going_on:
+            if check.complete:
+                self._settle(check)
+                continue
+            evades = check.asks and check.silent == {(check.peer, Part.EXPLAINS)}
+            self._unfinished(check)
+            if evades:
+                check.outcome = check.outcome._replace(verdict=Verdict.EVADED, culprit=check.peer)
 
     def _waited_for(self, check: SpotCheck) -> set[Duty]:
         """Who may hold `check` up."""
-        return check.silent if check.computed else {duty for by in check.opinions for duty in by.awaited}
+        awaited = {duty for by in check.opinions for duty in by.awaited}
+        return awaited | check.silent if check.asks or not awaited else awaited
 
     def _is_hopeless(self, check: SpotCheck) -> bool:
-        """Whether it waits for somebody who has left, or is known not to answer."""
-        if check.computed:
+        """Whether it waits for somebody who has left, or is known not to answer. For words alone it need not wait."""
+        if check.finished:
             return False
-        return any(
-            peer not in self._roster or self._standings.is_mute(peer) for peer, _ in self._waited_for(check)
-        )
+        return any(self._is_silent(peer) for peer, _ in self._waited_for(check))
+
+    def _is_silent(self, peer: str) -> bool:
+        """Whether nobody waits for `peer`."""
+        return peer not in self._roster or self._standings.is_mute(peer)
 
 
 def _holder(route: Route, block: int) -> str:

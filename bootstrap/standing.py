@@ -2,7 +2,7 @@
 
 Nobody is banned here. Who lets checks lapse is not asked to check any more, and not waited for; who does, or is in dispute with several others, is
 itself checked for a while. Of a check that lapsed nobody may know which of several held it up: then it is held against each of them, unless one is known
-for that.
+for that, or all checks of the step have waited for it.
 """
 
 from __future__ import annotations
@@ -87,10 +87,18 @@ class Standings:
                 del self._of(peer).lapses[part]
 
     def lapsed(self, waits: Iterable[Collection[Duty]]) -> None:
-        """Checks of a step have waited in vain, each for one of its duties, or more. Who has held up several has done so once."""
+        """Checks of a step have waited in vain, each for one of its duties, or more. Who has held up several has done so once. Those that wait
+        for nobody known for it are held against whoever is in all of them, or against everybody, where nobody is.
+        """
         blamed: set[Duty] = set()
+        unexplained: list[Collection[Duty]] = []
         for duties in waits:
-            blamed.update([duty for duty in duties if self.is_mute(duty[0])] or duties)
+            known = [duty for duty in duties if self.is_mute(duty[0])]
+            blamed.update(known)
+            if duties and not known:
+                unexplained.append(duties)
+        in_all = set.intersection(*({peer for peer, _ in duties} for duties in unexplained or [()]))
+        blamed |= {duty for duties in unexplained for duty in duties if not in_all or duty[0] in in_all}
         for peer, part in blamed:
             one = self._of(peer)
             one.lapses[part] += 1

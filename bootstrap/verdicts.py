@@ -129,8 +129,11 @@ class Case:
     def _cleared(self, first: Opinion, second: Opinion, charges: Mapping[str, Charge]) -> Outcome:
         """The second finds nothing: the first is false, or was given something else than the others, or is accused falsely itself."""
         apart = torn(first.given, second.given)
-        if apart is None and any(map(self._may_be_true, (*charges.values(), _all_of(charges)))):
+        sure = {kind: one for kind, one in charges.items() if kind == SUMS or not second.unsaid}
+        if apart is None and any(map(self._may_be_true, (*sure.values(), _all_of(sure)))):
             return Outcome(Verdict.CONVICTED, first.peer)
+        if sure != charges:
+            return self._unsettled(first)  # those who accuse may not have spoken yet
         accusers = {peer for charge in charges.values() for peer in charge.accusers}
         accusers |= {one.accuser for one in first.accusations}
         return Outcome(Verdict.DISPUTED, min(accusers) if apart is None else apart.peer, first.peer)

@@ -3,7 +3,7 @@
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.opinions import UNDER_WAY, Piece, Way
+from hetpeer.bootstrap.opinions import UNDER_WAY, Charge, Piece, Way
 from hetpeer.bootstrap.spotcheck import CheckRules, SpotCheck
 from hetpeer.bootstrap.standing import Part
 from hetpeer.bootstrap.verdicts import Outcome, Verdict
@@ -143,6 +143,67 @@ def test_a_piece_is_checked_when_those_have_spoken_who_have_got_something_of_it(
     assert {one.suspect for one in opinion.accusations} == {"c", "x"}
     assert one.ask(3, ["r1"]) == ["c", "r1"], "who is accused says what it has computed from"
     assert one.ask(3, ["r1"], mute=True) == ["r1"], "or has no excuse"
+
+
+def computed_beside(*neighbours):
+    """C is checked by "a" in one microbatch for each of these, who have got what came of it and have said nothing yet."""
+    one = SpotCheck(1, "c", "a")
+    one.accepted(Piece(number, 0, 4) for number in range(len(neighbours)))
+    (opinion,) = one.opinions
+    for number, neighbour in enumerate(neighbours):
+        opinion.next()
+        assert one.goes(opinion, Piece(number, 0, 4), Way("a", "a", neighbour))
+        assert one.done("a", number, 0)
+    assert one.finished
+    assert not one.computed
+    return one
+
+
+def said(number, peer, **about):
+    return word(peer, 4, back=False, **about).model_copy(update={"id": number})
+
+
+def test_who_is_mute_is_not_waited_for_and_may_speak_all_the_same():
+    one = computed_beside("d", "e")
+    (opinion,) = one.opinions
+    assert one.compared("e", said(1, "e", alike=("c",)))
+    one.spare("d".__eq__)
+    assert one.computed
+    assert not opinion.awaited
+    assert one.answered == {
+        ("a", Part.CHECKS),
+        ("d", Part.ANSWERS),
+        ("e", Part.ANSWERS),
+        ("e", Part.COMPARES),
+    }
+    assert one.compared("d", said(0, "d", differ=("c",)))
+    assert not one.compared("d", said(0, "d", alike=("c",))), "once"
+    assert opinion.charge("c", back=False) == Charge(frozenset("d"), 2)
+    assert ("d", Part.COMPARES) in one.answered
+
+
+def test_silence_does_not_make_others_most_of_those_who_could_compare():
+    one = computed_beside(*"defg")
+    (opinion,) = one.opinions
+    for number, peer in enumerate("de"):
+        assert one.compared(peer, said(number, peer, differ=("c",)))
+    charge = opinion.charge("c", back=False)
+    assert charge == Charge(frozenset("de"), 4)
+    assert not charge.may_be_true
+    assert one.compared("f", said(2, "f", differ=("c",)))
+    assert opinion.charge("c", back=False).may_be_true
+    assert not {("a", Part.CHECKS), ("g", Part.COMPARES)} & one.answered, (
+        "it may not have been sent to that one"
+    )
+
+
+def test_who_is_accused_after_sums_are_shown_is_heard_all_the_same():
+    one = computed_beside("d")
+    assert one.ask(3, KEYS) == list(KEYS)
+    assert one.received("r1", (mark("r1", TRUE),)) is None
+    assert one.compared("d", said(0, "d", differ=("c",)))
+    assert not one.asks
+    assert one.ask(3, KEYS) == ["c", *KEYS]
 
 
 def test_nobody_is_asked_about_itself():

@@ -9,6 +9,8 @@ from hetpeer.bootstrap.checkers import unchecked
 from hetpeer.bootstrap.spotcheck import CheckRules
 from hetpeer.bootstrap.spotchecks import SpotChecks
 from hetpeer.bootstrap.standing import LAPSES, Part, Standings
+from hetpeer.bootstrap.verdicts import Verdict
+from hetpeer.stages.execution.fingerprint import KEY_BYTES
 from hetpeer.stages.execution.routes import Hop
 
 PEERS = "abcd"
@@ -87,6 +89,80 @@ def test_what_is_counted_after_something_was_lost_is_checked_too():
     assert counts(checks, "a", 1)
     checks.lost("a")
     assert [microbatch for _, microbatch in counts(checks, "a", 2)] == [2]
+
+
+class Stages:
+    """A step in which A to D hold the first blocks, E to H the others, and everybody before counts what goes over each of those behind. `liar`: its sums are false; `silent`
+    says nothing of bundles.
+    """
+
+    def __init__(self, standings, liar="", silent=""):
+        self.liar, self.silent = liar, silent
+        before, behind = "abcd", "efgh"
+        self.pieces = {peer: tuple(range(4 * n, 4 * n + 4)) for n, peer in enumerate(before)}
+        ways = {
+            i: (Hop(peer, 0, 3), Hop(behind[i % 4], 3, 6)) for peer, ids in self.pieces.items() for i in ids
+        }
+        roster = dict.fromkeys(before, (0, 3)) | dict.fromkeys(behind, (3, 6))
+        rules = CheckRules(
+            share=1.0,
+            draw=random.Random(0).random,
+            key=bytes,
+            distance=lambda one, other: float(one != other),
+        )
+        self.line = m.Line(term=1, view=0)
+        self.checks = SpotChecks(rules, standings, self.line, 0, roster, [10] * 6, ways.__getitem__)
+        sums = tuple(self.pieces.items())
+        self.covers = dict.fromkeys(range(3), sums)
+        reducers = tuple((peer, 1) for peer in before)
+        self.told = [
+            m.Cover(block=block, slots=sums, reducers=reducers, receivers=tuple(before)) for block in range(3)
+        ]
+
+    def run(self):
+        """Until it waits for nobody but those who say nothing. Returns what has come of it then, without them."""
+        for peer, ids in self.pieces.items():
+            self.deliver(self.checks.accepted(peer, [m.Contents(begin=0, end=3, ids=ids)], ()))
+        while effects := self.checks.compare(1, self.covers, self.told, lambda _peer: ()):
+            self.deliver(effects)
+        waited = not self.checks.over
+        if waited:
+            self.checks.expire()
+        return [check.outcome.verdict for check in self.checks.take()], waited
+
+    def deliver(self, effects):
+        for effect in effects:
+            match effect.message:
+                case m.Check(tasks=(task,), check=number):
+                    checker, after = (hop.peer for hop in task.route)
+                    at = {"line": self.line, "step": 0, "check": number, "id": task.id}
+                    if after != self.silent:
+                        alike = (next(peer for peer, ids in self.pieces.items() if task.id in ids),)
+                        word = m.Compared(**at, border=3, back=False, peer=checker, alike=alike)
+                        self.deliver(self.checks.receive(after, word))
+                    self.deliver(self.checks.receive(checker, m.Checked(**at, begin=0)))
+                case m.Show(peer=peer) as show:
+                    values = b"false" if peer and peer == self.liar else b"true"
+                    begin = 2 * "abcd".index(effect.to)
+                    marks = [
+                        m.Mark(block=b, begin=begin, end=begin + 2, key=bytes(KEY_BYTES), values=values)
+                        for b in range(3 if peer and peer != effect.to else 0)
+                    ]
+                    marks += [mark.model_copy(update={"values": values}) for mark in show.marks]
+                    shown = m.Shown(
+                        line=self.line, step=0, check=show.check, plan=show.plan, marks=tuple(marks)
+                    )
+                    self.deliver(self.checks.receive(effect.to, shown))
+
+
+def test_sums_need_no_word_of_a_silent_neighbour_and_it_alone_is_held_to_account():
+    standings = Standings()
+    for _ in range(LAPSES):
+        assert Stages(standings, silent="h").run() == ([Verdict.PASSED] * 4, True)
+    assert [peer for peer in "abcdefgh" if standings.is_mute(peer)] == ["h"]
+    assert Stages(standings, silent="h").run() == ([Verdict.PASSED] * 4, False), "nobody waits for it"
+    assert Verdict.CONVICTED in Stages(standings, liar="a", silent="h").run()[0]
+    assert Verdict.CONVICTED in Stages(Standings(), liar="a", silent="h").run()[0], "nor before"
 
 
 def test_who_holds_what_no_other_holds_in_one_piece_is_checked_by_nobody_and_that_is_known():

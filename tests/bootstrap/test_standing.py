@@ -65,6 +65,18 @@ def test_what_somebody_known_for_it_may_have_held_up_is_held_against_nobody_else
     assert standings.is_mute("c"), "nobody knows which of the two"
 
 
+def test_whom_all_checks_of_a_step_have_waited_for_has_held_them_up_alone():
+    standings = Standings()
+    silent = ("d", Part.COMPARES)
+    for _ in range(LAPSES):
+        standings.lapsed([[("a", Part.CHECKS), silent], [("b", Part.CHECKS), silent, ("e", Part.LENDS)]])
+    assert [peer for peer in "abde" if standings.is_mute(peer)] == ["d"]
+    for _ in range(LAPSES):
+        standings.lapsed([[("a", Part.CHECKS), silent], [("a", Part.CHECKS)], [("b", Part.CHECKS)]])
+    assert standings.is_mute("a"), "nobody is in all of the others"
+    assert standings.is_mute("b")
+
+
 def test_who_is_in_dispute_with_three_others_is_checked_for_a_while():
     standings = Standings()
     for other in ("b", "c", "b", "b"):

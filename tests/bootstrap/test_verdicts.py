@@ -59,6 +59,17 @@ def test_more_than_one_and_most_of_them_and_a_third_convict(where, first, second
     assert outcome.apart == frozenset(map(frozenset, apart))
 
 
+def test_a_checker_is_not_convicted_by_what_others_have_not_said_yet_of_a_second_one():
+    first, second = opinion("a", against("d", "e")), opinion("b", {"f": "alike"})
+    second._awaited.add(Word("d", 7, *OUT))
+    outcome = judged(first, second, alone=True)
+    assert outcome.verdict is Verdict.DISPUTED
+    assert outcome.apart == frozenset(map(frozenset, ("cd", "ce")))
+    assert outcome.witness == "a"
+    assert second.said(Word("d", 7, *OUT), ("c",), ())
+    assert judged(first, second).culprit == "a"
+
+
 def test_nobody_says_anything_against_it_or_has_anything_to_compare():
     assert judged(opinion("a", TRUE)).verdict is Verdict.PASSED
     assert judged(opinion("a", {"d": ""})).verdict is Verdict.LAPSED

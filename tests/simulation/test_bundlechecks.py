@@ -111,6 +111,20 @@ def test_who_says_nothing_of_bundles_is_not_waited_for_any_more():
     assert sum(took > config.reduce_s + min(seconds) for took in seconds) <= LAPSES
 
 
+@pytest.mark.parametrize(
+    ("liar", "silent", "microbatches"), [("v7", "v2", 16), ("v7", "v4", 32), ("v6", "v3", 32)]
+)
+def test_who_says_nothing_of_bundles_hides_no_false_sums_beside_it_and_mutes_nobody_else(
+    liar, silent, microbatches
+):
+    """So many microbatches that some of everybody's pass it."""
+    lies = {liar: "sends", silent: "mute"}
+    swarm = history(dataclasses.replace(TWO_STAGES, lies=lies, microbatches=microbatches, slot_capacity=8), 0)
+    assert banned(swarm) == {liar}
+    standings = swarm.coordinator._reign.standings
+    assert [peer for peer in swarm.volunteers if standings.is_mute(peer)] == [silent]
+
+
 def test_who_does_not_say_what_it_has_computed_from_has_no_excuse():
     """Three times it is turned out, and its sums with it; then nobody waits for an answer."""
     config, liar = lying("last of two", "gradients+evades", microbatches=18, slot_capacity=4, steps=6)
