@@ -2,7 +2,8 @@
 
 For each step that survives in the coordinator's log, each block's holders say which ids were in the gradient they
 applied, which gradient it was and which state came out. The audit counts those ids; it does not take the coordinator's
-word for them. Each rule below is a promise of docs/protocol.md, by its name there.
+word for them. What most of those say who have applied the same counts; who has signed something else is named. Each rule
+below is a promise of docs/protocol.md, by its name there.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from hetpeer.bootstrap.claims import check_credit
 from hetpeer.bootstrap.contributions import Contribution, Contributions, Tally
 from hetpeer.bootstrap.deciding import Decision, decisions_of
 from hetpeer.bootstrap.grouped.lineage import lineage
+from hetpeer.bootstrap.hearsay import Heard
 from hetpeer.bootstrap.history import History, Record
 from hetpeer.bootstrap.log import in_use, read_log
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.bootstrap.order import out_of_order, undecided
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.testimony import Applied, Key, Testimony
+from hetpeer.bootstrap.testimony import Applied, Found, Key, Testimony
 
 MAX_PROBLEMS = 100
 """Problems listed one by one; the counts go on."""
@@ -76,6 +78,8 @@ class Verdict:
     """What credit is counted in: so many of them, times blocks."""
     credit: dict[str, int] = field(default_factory=dict)
     """Peer → what it has in the surviving commits, by the coordinator's log; most first."""
+    outvoted: list[str] = field(default_factory=list)
+    """Who has signed something else than most who applied the same, or what was never committed, a line each. The first is their doing alone: the run is judged by what most say."""
     problems: list[str] = field(default_factory=list)
     problem_count: int = 0
     broken: dict[str, int] = field(default_factory=dict)
@@ -108,6 +112,7 @@ def audit(directory: Path, *, contributions: bool = False) -> Verdict:
     records = list(read_log(run.log_path))
     history = History.of(records)
     said = Testimony.read(run.volunteers, run.run_id)
+    heard = Heard.of(said.applied)
     decided = list(read_log(run.log_path)) if served else records
     """What has been decided by the time that it was told."""
     verdict = Verdict(
@@ -117,6 +122,7 @@ def audit(directory: Path, *, contributions: bool = False) -> Verdict:
         volunteers=said.volunteers,
         events=said.updates,
         unit=run.manifest.data.unit,
+        outvoted=list(heard.findings({one.key for record in decided for one in decisions_of(record)})),
     )
     for line in said.unsound:
         verdict.complain(line)
@@ -125,12 +131,14 @@ def audit(directory: Path, *, contributions: bool = False) -> Verdict:
     surviving = _surviving(run.manifest, records, verdict)
     told, awaited = _told(surviving, said.applied, blocks) if served else (surviving, [])
     verdict.awaited = sum(one.trains for one in awaited)
-    _check_steps(run.manifest, told, said.applied, verdict)
-    _check_credit(run.manifest, told, records, said.applied, verdict)
-    _check_checkpoints(records, said.applied, {(one.cluster, one.step + 1) for one in awaited}, verdict)
+    _check_steps(run.manifest, told, heard, verdict)
+    _check_credit(run.manifest, told, records, heard.applied, verdict)
+    _check_checkpoints(records, heard.applied, {(one.cluster, one.step + 1) for one in awaited}, verdict)
     _check_lives(said.lives, verdict)
-    verdict.leftovers = len(_counted_leftovers(records, said))
-    each = Contributions(records, surviving, said.applied, training.microbatches, blocks, training.head_start)
+    verdict.leftovers = len(_counted_leftovers(records, said.found, heard.applied))
+    each = Contributions(
+        records, surviving, heard.applied, training.microbatches, blocks, training.head_start
+    )
     verdict.contributed = each.tally()
     verdict.contributions = list(each) if contributions else None
     return verdict
@@ -139,7 +147,7 @@ def audit(directory: Path, *, contributions: bool = False) -> Verdict:
 def _check_steps(
     manifest: Manifest,
     surviving: Sequence[Decision],
-    applied: Mapping[Key, list[Applied]],
+    heard: Heard,
     verdict: Verdict,
 ) -> None:
     """F1 to F3: count the microbatches of every step that is part of the result, and the clusters of every averaging."""
@@ -158,13 +166,18 @@ def _check_steps(
         expected = microbatches if one.trains else one.clusters
         tallies: list[Counter[int]] = []
         for block in range(len(manifest.blocks)):
-            events = applied.get((*one.key, block), [])
+            events = heard.applied.get((*one.key, block), [])
             tallies += [event.tally() for event in events] or [Counter()]
             if not events:
                 problem = f"{one} block {block}: no volunteer says it applied a committed plan"
                 verdict.complain(problem, "F3")
             if one.trains and {event.base for event in events} - {None, one.step - one.behind}:
                 verdict.complain(f"{one} block {block}: computed with another version than was decided", "S1")
+            if torn := heard.torn.get((*one.key, block)):
+                words = (
+                    f"{one} block {block}: nothing is what most say: {', '.join(torn)} contradict each other"
+                )
+                verdict.complain(words, "F2")
             for problem in _disagreements(one, block, events):
                 verdict.complain(f"{one} block {block}: {problem}", "F2")
         lost = {m for m in expected if any(tally[m] == 0 for tally in tallies)}
@@ -277,13 +290,15 @@ def _check_lives(lives: Mapping[str, Sequence[Applied]], verdict: Verdict) -> No
             done.add(key)
 
 
-def _counted_leftovers(records: Sequence[Record], said: Testimony) -> set[tuple[int, int, int]]:
+def _counted_leftovers(
+    records: Sequence[Record], found: Iterable[Found], applied: Mapping[Key, list[Applied]]
+) -> set[tuple[int, int, int]]:
     """(cluster, step, id) of microbatches that the board showed to a volunteer, and whose gradient is that volunteer's there."""
     plans = {(one.cluster, one.view, one.step): one.plan for r in records for one in decisions_of(r)}
     return {
         (one.cluster, one.step, microbatch)
-        for one in said.found
-        for event in said.applied.get(
+        for one in found
+        for event in applied.get(
             (one.cluster, one.view, one.step, plans.get((one.cluster, one.view, one.step), 0), one.border), []
         )[:1]
         for holder, ids in event.cover

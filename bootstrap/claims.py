@@ -20,7 +20,7 @@ def check_credit(
 ) -> tuple[Counter[str], list[str]]:
     """Peer → samples times blocks that it has, and where that is not what was applied. `sizes`: how many samples each id has.
 
-    A step of which some block has no evidence is not compared: that it lacks is a problem of its own.
+    A step of which some block has no evidence, or one holder's word against another's, is not compared: that is a problem of its own.
     """
     contributors = Contributors()
     for record in records:
@@ -34,8 +34,7 @@ def check_credit(
         credit += given
         said = [applied.get((*one.key, block), ()) for block in range(blocks)]
         work = work_in((events[0].cover for events in said if events), sizes)
-        wrong = [
-            peer for peer in sorted(work.keys() | given.keys()) if all(said) and work[peer] != given[peer]
-        ]
+        known = all(events and len({event.counts for event in events}) == 1 for events in said)
+        wrong = [peer for peer in sorted(work.keys() | given.keys()) if known and work[peer] != given[peer]]
         problems += [f"{one}: {peer} is credited {given[peer]}, and has {work[peer]}" for peer in wrong]
     return credit, problems

@@ -49,6 +49,17 @@ class Applied(BaseModel):
     def key(self) -> Key:
         return self.cluster, self.view, self.step, self.plan, self.block
 
+    @property
+    def counts(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Its slots, in one order."""
+        return tuple(sorted((holder, tuple(sorted(ids))) for holder, ids in self.cover))
+
+    @property
+    def says(self) -> tuple[object, ...]:
+        """What all who have applied the same have to say alike."""
+        base = self.step if self.base is None else self.base
+        return base, self.counts, self.gradient, self.state
+
     def tally(self) -> Counter[int]:
         """How often each microbatch, or cluster, is in the sum that was applied."""
         return Counter(microbatch for _, ids in self.cover for microbatch in ids)

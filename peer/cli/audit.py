@@ -100,6 +100,7 @@ def _verdict_text(verdict: Verdict, comparison: Comparison | None, ok: bool) -> 
                 f"              the final parameters by {comparison.relative_parameter_difference:.1e}"
             )
         problems += comparison.problems
+    lines += [f"outvoted      {who}" for who in verdict.outvoted]
     lines += [f"problem       {problem}" for problem in problems]
     lines += [
         f"broken        {rule}, {RULES[rule]} ({times})" for rule, times in sorted(verdict.broken.items())

@@ -94,6 +94,103 @@ def test_one_holder_alone_is_enough_to_fail(trained: RunDirectory, volunteers: l
     assert audit(trained.path).lost == 1
 
 
+@pytest.fixture
+def third(trained: RunDirectory, volunteers: list[Identity], tmp_path: Path) -> Identity:
+    """It has signed the same as the first one."""
+    return joined(trained, volunteers[0], tmp_path / "third")
+
+
+def joined(run: RunDirectory, like: Identity, key: Path) -> Identity:
+    other = Identity.create(key)
+    lines = [json.loads(line)["record"] for line in log_of(run, like).read_text().splitlines()]
+    text = "".join(sign_event(record | {"peer": other.peer_id}, other) + "\n" for record in lines)
+    log_of(run, other).write_text(text)
+    return other
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        drop_id,
+        double_id,
+        lambda record: record.update(cover=[]),
+        lambda record: record.update(base=0),
+        lambda record: record.update(gradient="00" * 32),
+        lambda record: record.update(state="00" * 32),
+    ],
+)
+def test_one_against_most_is_named_and_the_run_is_judged_by_what_most_say(
+    trained: RunDirectory, third: Identity, lie: Change
+) -> None:
+    """Whether it holds that block or not; nobody is credited falsely for it."""
+    honest = audit(trained.path)
+    resign(trained, third, lie)
+    verdict = audit(trained.path)
+    assert (verdict.ok, verdict.problems, honest.outvoted) == (True, [], [])
+    assert verdict.contributed == honest.contributed
+    assert verdict.outvoted == [
+        f"{third.peer_id} has signed something else than most who applied the same: step 1 block 0"
+    ]
+
+
+def test_it_does_not_matter_whose_log_comes_first(
+    trained: RunDirectory, third: Identity, volunteers: list[Identity]
+) -> None:
+    first = min((*volunteers, third), key=lambda one: one.peer_id)
+    for block in (0, 1):
+        resign(trained, first, drop_id, block=block)
+    verdict = audit(trained.path)
+    assert (verdict.ok, len(verdict.outvoted)) == (True, 1)
+    assert f"{first.peer_id} has signed" in verdict.outvoted[0]
+    assert "2 updates, first of step 1 block 0" in verdict.outvoted[0]
+
+
+def test_who_says_two_things_of_the_same_has_no_voice(
+    trained: RunDirectory, third: Identity, volunteers: list[Identity]
+) -> None:
+    path = log_of(trained, third)
+    true = path.read_text()
+    resign(trained, third, drop_id)
+    path.write_text(true + path.read_text())
+    verdict = audit(trained.path)
+    assert verdict.lost == 0
+    assert [line.split()[0] for line in verdict.outvoted] == [third.peer_id]
+    resign(trained, volunteers[0], drop_id)
+    assert audit(trained.path).lost == 1, "one against one"
+
+
+def test_who_has_applied_what_was_never_committed_is_named(
+    trained: RunDirectory, volunteers: list[Identity]
+) -> None:
+    resign(trained, volunteers[0], lambda record: record.update(view=7))
+    verdict = audit(trained.path)
+    assert set(verdict.broken) == {"I3"}
+    assert verdict.outvoted == [
+        f"{volunteers[0].peer_id} has signed what was never committed: step 1 block 0"
+    ]
+
+
+def test_where_nothing_is_what_most_say_that_is_said_and_the_coordinator_is_not_accused(
+    trained: RunDirectory, volunteers: list[Identity]
+) -> None:
+    first = min(volunteers, key=lambda one: one.peer_id)
+    resign(trained, first, drop_id)
+    verdict = audit(trained.path)
+    names = ", ".join(sorted(one.peer_id for one in volunteers))
+    assert f"step 1 block 0: nothing is what most say: {names} contradict each other" in verdict.problems
+    assert (verdict.ok, verdict.outvoted, set(verdict.broken)) == (False, [], {"F1", "F2"})
+
+
+def test_two_alike_of_three_outvote_the_third(
+    trained: RunDirectory, third: Identity, volunteers: list[Identity]
+) -> None:
+    for volunteer in volunteers:
+        resign(trained, volunteer, drop_id)
+    verdict = audit(trained.path)
+    assert (verdict.lost, "C1" in verdict.broken) == (1, True)
+    assert verdict.outvoted[0].startswith(third.peer_id)
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
