@@ -51,7 +51,7 @@ class Raft:
         self.decided = 0
         """So many entries are decided, as far as we know."""
         self._said_decided = 0
-        """And as the leader has said; we may lack some of them."""
+        """And as the leader has said; of some we may not know yet that we have them as it does, or we lack them."""
         self.role = Role.FOLLOWER
         self.leader: str | None = None
         self.leading = False
@@ -129,7 +129,7 @@ class Raft:
     def lacks(self, peer: str) -> int | None:
         """So many entries `peer` lacks: of ours, if it follows us; of what the leader has decided, of ourselves. None: it is not known here."""
         if peer == self._me:
-            return 0 if self.role is Role.LEADER else max(self._said_decided - len(self.log), 0)
+            return 0 if self.role is Role.LEADER else max(self._said_decided - self.decided, 0)
         return len(self.log) - self._followers.match(peer) if self.role is Role.LEADER else None
 
     def silent_s(self, peer: str, now: float) -> float | None:

@@ -58,14 +58,17 @@ class Followers:
         )
 
     def answered(self, peer: str, answer: Appended, length: int, now: float) -> bool:
-        """An answer of this term; returns whether `peer` is to be sent more at once. `length`: of our log."""
+        """An answer of this term; returns whether `peer` is to be sent more at once. `length`: of our log.
+
+        Who lacks what it had said to have is not answered at once: it would refuse that, too, and so on without end.
+        """
         self._answered[peer] = now
         if answer.fits:
             self._match[peer] = max(self.match(peer), answer.length)
             self._next[peer] = max(self._next.get(peer, 0), self._match[peer])
             return self._next[peer] < length
         self._next[peer] = max(self.match(peer), min(answer.length, length))
-        return True
+        return answer.length >= self.match(peer)
 
     def had_by_most(self, members: Sequence[str], me: str, length: int) -> int:
         """So many entries are durable at most `members`; all `length` are at `me`."""

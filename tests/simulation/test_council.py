@@ -5,8 +5,17 @@ from collections import Counter
 import pytest
 
 from hetpeer.bootstrap.raft.core import Raft
-from hetpeer.bootstrap.raft.effects import Decided, Role, SaveBallot, SaveEntries, Send
-from hetpeer.bootstrap.raft.messages import Appended, Vote
+from hetpeer.bootstrap.raft.effects import (
+    Decided,
+    Durable,
+    RaftConfig,
+    Role,
+    SaveBallot,
+    SaveEntries,
+    Send,
+)
+from hetpeer.bootstrap.raft.entries import StoredEntries
+from hetpeer.bootstrap.raft.messages import Append, Appended, Entry, Vote
 from hetpeer.peer.simulate.checks import ViolationError
 from hetpeer.peer.simulate.council import Council, CouncilConfig, Trouble
 
@@ -125,6 +134,32 @@ def test_who_leads_knows_who_lacks_what_and_since_when_it_is_silent():
     council.world.run(council.world.now + 5.0, lambda: False)
     leader = council.leader()
     assert all(leader.raft.lacks(name) == 0 for name in council.seats)
+
+
+def test_who_follows_lacks_what_it_does_not_know_to_be_decided():
+    """What it has beyond that may be another leader's."""
+    entries = [Entry(term=1, record={"kind": "number", "number": number}) for number in range(10)]
+    config = RaftConfig(me="r0", members=("r0", "r1", "r2"))
+    raft = Raft(config, Durable(1, None, StoredEntries(entries)), 0.0)
+    raft.receive("r1", Append(term=2, begin=4, last_term=1, committed=10), 0.0)
+    assert (raft.decided, raft.lacks("r0")) == (4, 6)
+    raft.receive("r1", Append(term=2, begin=4, last_term=1, entries=tuple(entries[4:]), committed=10), 0.0)
+    assert (raft.decided, raft.lacks("r0")) == (10, 0)
+
+
+def test_a_member_that_lost_its_log_is_not_answered_at_once():
+    """It refuses whatever comes after what it had said to have: leader and member would talk without end."""
+    council = led(1, lost=0.0, doubled=0.0)
+    leader, now = council.leader(), council.world.now + 1.0
+    council.propose()
+    council.world.run(now, lambda: False)
+    other = next(seat for seat in council.seats.values() if seat is not leader)
+    empty = Raft(RaftConfig(me=other.name, members=council.first), Durable(), now)
+    (told,) = [e for e in leader.raft.tick(now + 0.5) if isinstance(e, Send) and e.to == other.name]
+    *_, answer = empty.receive(leader.name, told.message, now)
+    assert not answer.message.fits
+    assert leader.raft.receive(other.name, answer.message, now) == []
+    assert leader.raft.lacks(other.name) == 0, "it is what it was: nothing that was decided is decided anew"
 
 
 def test_a_peer_that_is_not_there_is_not_made_a_member():
