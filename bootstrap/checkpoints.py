@@ -55,6 +55,13 @@ class CheckpointStore:
         atomic_write(self._path(version, block, expected_state_digest), data)
         self._digests[block] = expected_state_digest
 
+    def has_kept(self, version: int, block: int, state_digest: str) -> bool:
+        """Whether the state that `put` would keep is here already, as of a checkpoint that broke off; then it is a part of this one."""
+        if not self._path(version, block, state_digest).is_file():
+            return False
+        self._digests[block] = state_digest
+        return True
+
     def seal(self, version: int) -> Record:
         """The log record of a complete checkpoint. Raises ValueError while a block is missing."""
         missing = set(range(len(self._layouts))).difference(self._digests)

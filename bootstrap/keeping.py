@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from contextlib import asynccontextmanager
 from typing import Annotated, Final
 
 from pydantic import Field
@@ -17,7 +18,7 @@ from hetpeer.averaging.messages import Count, Digest, Schema
 from hetpeer.bootstrap.checkpoints import CheckpointStore, Record, initial_record, record_of
 from hetpeer.bootstrap.decisions import CollectCheckpoint
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.serving import Served, fetch, state_name
+from hetpeer.bootstrap.serving import REQUEST_TIMEOUT_S, SLOWEST, Served, fetch, state_name
 from hetpeer.dht.errors import ProtocolError, RemoteError
 from hetpeer.dht.listener import CONTROL as CONTROL_BUDGET
 from hetpeer.dht.node import Node
@@ -28,9 +29,7 @@ from hetpeer.stages.execution.state import file_bytes
 KEEP: Final = "hetpeer/1/keep"
 ASK_S = 8.0
 KEPT = 2
-"""Sealed checkpoints that stay on the disk."""
-COPY_S = 600.0
-"""A member that takes longer to copy a checkpoint does not count."""
+"""Sealed checkpoints that stay on the disk; and of those kept for a leader that has not sealed them yet."""
 
 _log = logging.getLogger(__name__)
 
@@ -61,11 +60,18 @@ class Checkpoints:
         self._company = company
         self._initial = initial_record(run.manifest)
         sealed = [record for record in records if record["kind"] == "checkpoint"]
-        self._sealed: list[Record] = [self._initial, *sealed][-KEPT:]
-        """The last ones."""
+        known = [self._initial, *sealed]
+        self._sealed: list[Record] = known[-KEPT:]
+        """The last ones; a file of one may be missing."""
+        self._newest = next(filter(self._store.has, reversed(known)), self._initial)
+        """The last one of which every file is here."""
         self._collected: Record | None = None
         """Complete, and not sealed yet."""
+        self._copied: list[Record] = []
+        """Those copied from others last, as long as they are not sealed, as far as we know."""
         self._making = asyncio.Lock()
+        self._makers = 0
+        """So many make one, or wait until they may."""
 
     async def serve(self) -> None:
         """Copy what the other reliable peers ask us to."""
@@ -73,12 +79,12 @@ class Checkpoints:
 
     def is_newest(self, record: Record) -> bool:
         """Whether it is the last of those that are here."""
-        return bool(self._sealed[-1]["blocks"] == record["blocks"])
+        return bool(self._newest["blocks"] == record["blocks"])
 
     @property
     def newest(self) -> int:
-        """The version of the newest sealed checkpoint."""
-        return int(self._sealed[-1]["version"])
+        """The version of the newest sealed checkpoint that is here."""
+        return int(self._newest["version"])
 
     # ── making one ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -88,23 +94,53 @@ class Checkpoints:
         Returns the blocks' digests. Raises `RemoteError` or `LocalError` HP-DISK-* if it cannot be had or kept.
         """
         version, cluster = order.version, order.line.cluster
-        async with self._making:
-            self._store.begin(version)
+        self._collected = None
+        async with self._begun(version):
             digests = []
             for block, saver in sorted(order.savers.items()):
                 name = state_name(cluster, version, block)
                 data, facts = await fetch(self._node, saver, name, self._limits[block])
                 digests.append(str(facts.get("digest", "")))
                 await to_its_end(self._store.put, version, block, bytes(data), digests[-1])
-            self._collected = record_of(version, digests, cluster)
+            collected = self._collected = record_of(version, digests, cluster)
         others = [peer for peer in members if peer != self._node.peer_id]
         keep = _Keep(version=version, cluster=cluster, blocks=tuple(digests))
-        await self._kept_by(len(others) - (len(members) - 1) // 2, others, keep)
+        try:
+            await self._kept_by(len(others) - (len(members) - 1) // 2, others, keep)
+        except BaseException:
+            if self._collected is collected:
+                self._collected = None
+            raise
         return digests
+
+    @asynccontextmanager
+    async def _begun(self, version: int, copied: Record | None = None) -> AsyncIterator[None]:
+        """One is put together, and no other meanwhile. What nobody wants any more makes room for it before; of the one that is to be
+        `copied`, what is here stays. Raises `LocalError` HP-DISK-*.
+        """
+        async with self._alone():
+            self._store.begin(version)
+            await self._prune(copied)
+            yield
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        self._makers += 1
+        try:
+            async with self._making:
+                yield
+        finally:
+            self._makers -= 1
+
+    async def _prune(self, copied: Record | None = None) -> None:
+        wanted = [*self._sealed, self._newest, *self._copied, *filter(None, [self._collected, copied])]
+        await to_its_end(self._store.prune, wanted)
 
     async def _kept_by(self, enough: int, others: Sequence[str], keep: _Keep) -> None:
         """Return when `enough` of `others` have it. Raises `RemoteError` HP-SYNC-004 when they cannot be had."""
-        asked = [asyncio.ensure_future(self._ask(peer, keep)) for peer in others]
+        # They all fetch over one uplink.
+        patience = REQUEST_TIMEOUT_S + len(others) * sum(self._limits) / SLOWEST
+        asked = [asyncio.ensure_future(self._ask(peer, keep, patience)) for peer in others]
         try:
             kept = 0
             for answer in asyncio.as_completed(asked):
@@ -123,11 +159,11 @@ class Checkpoints:
                 one.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
 
-    async def _ask(self, peer: str, keep: _Keep) -> bool:
+    async def _ask(self, peer: str, keep: _Keep, patience: float) -> bool:
         try:
             async with await self._node.open(peer, KEEP) as stream:
                 await stream.send(keep.model_dump(mode="json"), timeout_s=ASK_S)
-                answer = await stream.receive(timeout_s=COPY_S)
+                answer = await stream.receive(timeout_s=patience)
                 return bool(answer.header.get("kept"))
         except RemoteError as error:
             _log.info("%s does not copy checkpoint %d: %s", peer[-8:], keep.version, error)
@@ -146,14 +182,14 @@ class Checkpoints:
     async def copy(self, record: Record, sources: Iterable[str]) -> None:
         """Fetch the files of a checkpoint that others have, if they are not here. Raises `RemoteError`, `LocalError` HP-DISK-*."""
         version = int(record["version"])
-        async with self._making:
-            if self._store.has(record):
-                return
-            self._store.begin(version)
+        async with self._begun(version, record):
             for block, digest in enumerate(record["blocks"]):
-                name = state_name(record.get("cluster", 0), version, block)
-                data = await self._first(sources, name, self._limits[block])
-                await to_its_end(self._store.put, version, block, data, digest)
+                if not self._store.has_kept(version, block, digest):
+                    name = state_name(record.get("cluster", 0), version, block)
+                    data = await self._first(sources, name, self._limits[block])
+                    await to_its_end(self._store.put, version, block, data, digest)
+            others = [one for one in self._copied if one["blocks"] != record["blocks"]]
+            self._copied = [*others, record][-KEPT:]
 
     async def _first(self, sources: Iterable[str], name: str, limit: int) -> bytes:
         last = RemoteError(
@@ -173,9 +209,15 @@ class Checkpoints:
     # ── those that count ─────────────────────────────────────────────────────────────────────────────────────────
 
     async def sealed(self, record: Record) -> None:
-        """A checkpoint is decided: older ones but one may go."""
-        self._sealed = [*self._sealed, record][-KEPT:]
-        await to_its_end(self._store.prune, self._sealed)
+        """A checkpoint that is here is decided: older ones but one may go. Who makes one now sees to that, or the next who does."""
+        others = [one for one in self._sealed if one["blocks"] != record["blocks"]]
+        self._sealed, self._newest = [*others, record][-KEPT:], record
+        self._copied = [one for one in self._copied if not _is_past(one, record)]
+        if self._collected is not None and _is_past(self._collected, record):
+            self._collected = None
+        if not self._makers:
+            async with self._alone():
+                await self._prune()
 
     async def state(self, cluster: int, version: int, block: int) -> Served | None:
         """The state of a checkpoint, for whoever joins or copies it."""
@@ -186,3 +228,9 @@ class Checkpoints:
             return None
         data = await asyncio.to_thread(self._store.load, record, block)
         return Served(data, {"digest": record["blocks"][block]})
+
+
+def _is_past(one: Record, sealed: Record) -> bool:
+    """Whether `one` is not to be sealed any more, as `sealed` is."""
+    clusters = one.get("cluster", 0), sealed.get("cluster", 0)
+    return clusters[0] == clusters[1] and bool(one["version"] <= sealed["version"])

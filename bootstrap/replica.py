@@ -90,6 +90,8 @@ class Replica:
         )
         self._known = len(self.records)
         self._told = 0
+        self._told_entries = 0
+        """The same, counted in entries of the log: some have no record."""
         config = e.RaftConfig(me=node.peer_id, members=run.manifest.coordinators)
         self._raft = Raft(config, journal.durable, clock.monotonic())
         self._effects: asyncio.Queue[e.Effect] = asyncio.Queue()
@@ -123,6 +125,11 @@ class Replica:
     def lacks(self, peer: str) -> int | None:
         """So many records of the log `peer` lacks, ourselves among others; None: it is not known here."""
         return self._raft.lacks(peer)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether `records` has all that is known here to be decided."""
+        return self.lacks(self.me) == 0 and self._told_entries == self._raft.decided
 
     def silent_s(self, peer: str) -> float | None:
         """Seconds since `peer`, which follows or leads us, was last heard; None: nothing is to be heard of it here."""
@@ -231,11 +238,12 @@ class Replica:
                     "HP-LOG-003",
                     f"{self._ledger.path} does not tell what was decided: record {self._told} is another",
                     why="one of the run's logs was replaced by another run's, or by an older copy",
-                    fix="put the folder log/ back as a whole",
+                    fix="put the folder log/ back as a whole if this is the only reliable peer; of several, name another in its place (hetpeer amend)",
                     exit_code=ExitCode.VERSION,
                 )
             self.records.take(self._told, decided, place)
             self._told += 1
+        self._told_entries = place + 1
         if (waiting := self._waiting.pop(place, None)) is not None and not waiting.done():
             waiting.set_result(None)
 

@@ -16,6 +16,7 @@ from hetpeer.bootstrap.configuration import coordinator_config
 from hetpeer.bootstrap.core import is_over
 from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.decisions import Halt
+from hetpeer.bootstrap.history import Record
 from hetpeer.bootstrap.keeping import Checkpoints
 from hetpeer.bootstrap.ranking import encode, ranking
 from hetpeer.bootstrap.replica import Replica, run_logs
@@ -48,7 +49,9 @@ from hetpeer.peer.where import Where
 LAST = ("checkpoint", "evaluation", "dissolved")
 """One of these is what ends a grouped run."""
 FOLLOW_S = 0.5
-"""Between two looks at what was decided, of a peer that does not lead."""
+"""Between two looks at what was decided."""
+COPY_AGAIN_S = 10.0
+"""A checkpoint that nobody could give is asked for again after so long."""
 
 _log = logging.getLogger(__name__)
 
@@ -85,6 +88,11 @@ class ReliablePeer:
         """How many records there were when we last looked whether the run is over."""
         self._over_before = len(replica.records)
         """Halts among so many are of an earlier life."""
+        self._halt: Halt | None = None
+        """The last one, unless somebody has reigned since."""
+        self._lacking: Record | None = None
+        """The checkpoint that nobody could give us, and until when nobody is asked for it again."""
+        self._not_before = 0.0
         self.service: CoordinatorService | None = None
         """While it leads."""
         self.ready = asyncio.Event()
@@ -122,6 +130,7 @@ class ReliablePeer:
             for work in (
                 self.replica.run(),
                 Amending(self._node, self.replica, lambda: self._checkpoints.newest).run(),
+                self._keep_up_forever(),
             )
         }
         reigns = asyncio.ensure_future(self._reign_or_follow(leaving))
@@ -170,42 +179,61 @@ class ReliablePeer:
             self.service = None
 
     async def _follow(self) -> Halt:
-        """Keep what the leader's checkpoints consist of; return when the run is over."""
+        """Return when the run is over."""
         while True:
             if (over := await self._outcome()) is not None:
                 return over
-            await self._keep_up()
             await asyncio.sleep(FOLLOW_S)
 
     async def _outcome(self) -> Halt | None:
-        """How the run has ended, if the log has said so since this was last asked; a halt of an earlier life is none."""
+        """How the run has ended, as the log says. A halt of an earlier life is none, and one after which it went on."""
+        if len(self.replica.records) > self._looked_at and await self._is_over():
+            return Halt(f"all {coordinator_config(self._run).steps} steps are committed", completed=True)
+        return self._halt if self.replica.is_current else None
+
+    async def _is_over(self) -> bool:
+        """Whether all steps are done, by what the log has said since this was last asked; halts among that are noted."""
         records, config = self.replica.records, coordinator_config(self._run)
-        if len(records) == self._looked_at:
-            return None
         new = records[max(self._looked_at, self._over_before) :]
         before, self._looked_at = self._looked_at, len(records)
+        for record in new:
+            if record["kind"] == "halt":
+                self._halt = Halt(record["why"], completed=False)
+            elif record["kind"] == "reign":
+                self._halt = None
         averaging = self._run.manifest.averaging
         if averaging is None:
-            over = is_complete(config, self.replica.history)
-        elif before == 0 or any(record["kind"] in LAST for record in new):
+            return is_complete(config, self.replica.history)
+        if before == 0 or any(record["kind"] in LAST for record in new):
             # all of the log is looked at, and leader and followers wait for nobody who is silent for seconds
-            over = await asyncio.to_thread(is_over, config, averaging, records)
-        else:
-            over = False
-        if over:
-            return Halt(f"all {config.steps} steps are committed", completed=True)
-        halts = [record for record in new if record["kind"] == "halt"]
-        return Halt(halts[-1]["why"], completed=False) if halts else None
+            return await asyncio.to_thread(is_over, config, averaging, records)
+        return False
+
+    async def _keep_up_forever(self) -> None:
+        while True:
+            await self._keep_up()
+            await asyncio.sleep(FOLLOW_S)
 
     async def _keep_up(self) -> None:
-        last = self.replica.history.checkpoint
-        if last is None or self._checkpoints.is_newest(last):
+        """Have the files of the newest checkpoint, also where others sealed it. One that nobody can give now is asked for again later."""
+        last, others = self.replica.history.checkpoint, self.replica.company()
+        if last is None or self._checkpoints.is_newest(last) or not others:
+            return
+        known = self._lacking is not None and self._lacking["blocks"] == last["blocks"]
+        if known and asyncio.get_running_loop().time() < self._not_before:
             return
         try:
-            await self._checkpoints.copy(last, self.replica.company())
-            await self._checkpoints.sealed(last)
+            await self._checkpoints.copy(last, others)
+            if last is self.replica.history.checkpoint:  # else a newer one is here, or to be had
+                await self._checkpoints.sealed(last)
         except RemoteError as error:
-            _log.warning("checkpoint %s is not copied yet: %s", last["version"], error)
+            _log.log(
+                logging.DEBUG if known else logging.WARNING,
+                "checkpoint %s is not copied yet: %s",
+                last["version"],
+                error,
+            )
+            self._lacking, self._not_before = last, asyncio.get_running_loop().time() + COPY_AGAIN_S
 
 
 async def serve_run(

@@ -186,6 +186,22 @@ def test_prune_keeps_the_newest_and_the_one_being_made(store: CheckpointStore, f
         store.load(records[0], 0)
 
 
+def test_what_is_here_already_is_a_part_of_the_checkpoint(
+    store: CheckpointStore, fresh: RunDirectory
+) -> None:
+    """As of one that broke off."""
+    digests = [make_state(store, block, 10).digest() for block in range(len(store._layouts))]
+    store.begin(10)
+    put(store, 0, 10)
+    store.begin(10)
+    assert [store.has_kept(10, block, digest) for block, digest in enumerate(digests)][:2] == [True, False]
+    store.prune([])
+    assert len(list(fresh.checkpoints.iterdir())) == 1
+    for block in range(1, len(digests)):
+        put(store, block, 10)
+    assert store.seal(10)["blocks"] == digests
+
+
 def test_made_again_after_a_rollback(store: CheckpointStore) -> None:
     first, again = make_checkpoint(store, 10), make_checkpoint(store, 10)
     assert first == again

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 
 from hetpeer.bootstrap.council import Council
+from hetpeer.bootstrap.decisions import Halt
 from hetpeer.bootstrap.log import Log, read_log
+from hetpeer.bootstrap.raft.messages import Append, Entry
 from hetpeer.bootstrap.replica import Replica, run_logs
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.clock import SystemClock
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.node import Node, NodeConfig
+from hetpeer.peer.reliable.peer import ReliablePeer
+from tests.swarm.swarm import resign
 
 DECIDED = {"kind": "halt", "why": "the first"}
 
@@ -53,3 +58,45 @@ def test_a_ledger_that_tells_another_story_than_the_journal_stops_the_run(fresh:
     assert isinstance(error, LocalError)
     assert error.line().startswith(f"HP-LOG-003: {fresh.log_path} does not tell what was decided: record 0 ")
     assert error.exit_code == ExitCode.VERSION
+    assert "of several, name another in its place (hetpeer amend)" in error.fix
+
+
+async def outcomes(run: RunDirectory, leader: str) -> list[Halt | None]:
+    """What a reliable peer that has missed a halt takes for the end of the run, after each message of the leader's."""
+    node = await Node.start(NodeConfig(), Identity.load(run.identity_path))
+    first = [None, {"kind": "reign", "term": 1}, DECIDED]
+    again = [None, {"kind": "reign", "term": 2}]
+    last = [{"kind": "halt", "why": "the second"}]
+    found, begin, last_term = [], 0, 0
+    try:
+        with run_logs(run) as logs:
+            replica = Replica(node, run, Council(run.signed, run.path), logs, SystemClock())
+            peer = ReliablePeer(node, run, replica)
+            running = asyncio.ensure_future(replica.run())
+            for term, records, decided in ((1, first, 5), (2, again, 5), (2, last, 6)):
+                entries = tuple(Entry(term=term, record=record) for record in records)
+                message = Append(term=2, begin=begin, last_term=last_term, entries=entries, committed=decided)
+                replica.received(leader, message)
+                begin, last_term = begin + len(entries), term
+                found.append(await peer._outcome())
+                known = sum(record is not None for record in (first + again + last)[:begin])
+                while len(replica.records) < known:
+                    await asyncio.sleep(0.01)
+                    found.append(await peer._outcome())
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+    finally:
+        await node.close()
+    return found
+
+
+@pytest.mark.swarm
+def test_a_halt_after_which_the_run_went_on_is_not_its_end(fresh: RunDirectory, tmp_path: Path) -> None:
+    """A new reliable peer, or one that was away, is told of it as of all that was decided."""
+    me = Identity.load(fresh.identity_path).peer_id
+    others = [Identity.create(tmp_path / name).peer_id for name in "bc"]
+    run = resign(fresh, coordinators=(me, *others))
+    *before, end = uvloop.run(outcomes(run, others[0]))
+    assert before
+    assert not any(before)
+    assert end == Halt("the second", completed=False)

@@ -4,37 +4,87 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import pytest_asyncio
 import uvloop
 
 from hetpeer.averaging import messages as m
+from hetpeer.bootstrap import keeping
 from hetpeer.bootstrap.amendment import Change
+from hetpeer.bootstrap.checkpoints import Record, record_of
 from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.decisions import CollectCheckpoint
-from hetpeer.bootstrap.keeping import Checkpoints
+from hetpeer.bootstrap.keeping import KEEP, Checkpoints
+from hetpeer.bootstrap.log import Log
+from hetpeer.bootstrap.replica import Replica, run_logs
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.serving import PROTOCOL, FileService, Served, fetch, fetch_file
 from hetpeer.bootstrap.shelf import RunShelf
 from hetpeer.dht.addresses import Address, parse_address
+from hetpeer.dht.clock import SystemClock
 from hetpeer.dht.errors import ExitCode, LocalError, RemoteError
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.node import Node, NodeConfig
+from hetpeer.dht.streams import Stream
 from hetpeer.peer.arrival import manifests
 from hetpeer.peer.arrival.invites import Destination
 from hetpeer.peer.arrival.manifests import fetch_manifest
 from hetpeer.peer.home import Home
 from hetpeer.peer.reliable.amend import amended, deliver
 from hetpeer.peer.reliable.mirroring import mirror
-from hetpeer.peer.reliable.peer import BootstrapOptions, serve_run
+from hetpeer.peer.reliable.peer import BootstrapOptions, ReliablePeer, serve_run
+from hetpeer.stages.execution import state
+from hetpeer.stages.execution.state import BlockState
 from tests.bootstrap.engine import make_run
+from tests.swarm.swarm import resign
 
 pytestmark = [pytest.mark.swarm, pytest.mark.asyncio(loop_scope="module")]
+
+
+class States:
+    """Which states of blocks `server` gives: of any version, but for the `withheld` ones."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self._layouts = run.layouts()
+        self.withheld: set[tuple[int, int]] = set()
+        self.given: list[tuple[int, int]] = []
+        self.open = asyncio.Event()
+        self.open.set()
+        self.asked = asyncio.Event()
+        """Set while one is asked for that is not given until `open`."""
+
+    def record(self, version: int) -> Record:
+        """The checkpoint of all blocks."""
+        return record_of(version, [self._state(version, entry.index).digest() for entry in self._blocks])
+
+    @property
+    def _blocks(self) -> Sequence[Any]:
+        return self._run.manifest.blocks
+
+    def _state(self, version: int, block: int) -> BlockState:
+        count = state.element_count(self._layouts[block])
+        return BlockState(version=version, parameters=np.full(count, version, np.float32))
+
+    async def find(self, _cluster: int, version: int, block: int) -> Served | None:
+        if version == 0:
+            entry = self._blocks[block]
+            return Served(self._run.state_path(entry).read_bytes(), {"digest": entry.state_digest})
+        if not self.open.is_set():
+            self.asked.set()
+            await self.open.wait()
+        if (version, block) in self.withheld:
+            return None
+        self.given.append((version, block))
+        current = self._state(version, block)
+        return Served(state.dump(current, block, self._layouts[block]), {"digest": current.digest()})
 
 
 @dataclass(frozen=True)
@@ -45,6 +95,7 @@ class Network:
     server: Node
     empty: Node
     asker: Node
+    states: States
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], Any]]:
@@ -60,14 +111,10 @@ async def network(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Net
         for name in ("server", "empty", "asker"):
             known = tuple(address_of(node) for node in nodes)
             nodes.append(await Node.start(NodeConfig(peers=known), Identity.create(folder / name)))
-
-        async def initial(cluster: int, version: int, block: int) -> Served | None:
-            entry = run.manifest.blocks[block]
-            return Served(run.state_path(entry).read_bytes(), {"digest": entry.state_digest})
-
-        shelf = RunShelf(run, Council(run.signed, run.path), initial)
+        states = States(run)
+        shelf = RunShelf(run, Council(run.signed, run.path), states.find)
         await nodes[0].serve(PROTOCOL, FileService(shelf).handle)
-        yield Network(run, *nodes)
+        yield Network(run, *nodes, states)
     finally:
         for node in nodes:
             await node.close()
@@ -137,16 +184,136 @@ async def test_an_amendment_that_nobody_takes(network: Network, tmp_path: Path) 
     assert caught.value.what.startswith("amendment 1 is signed")
 
 
-async def test_a_checkpoint_that_too_few_reliable_peers_keep(network: Network, tmp_path: Path) -> None:
-    """The one that collects it has it; of two others neither runs."""
+@dataclass(frozen=True)
+class Keeper:
+    """The checkpoints of `network.asker`, one of three reliable peers of which it knows no other; and where they are."""
+
+    checkpoints: Checkpoints
+    network: Network
+    run: RunDirectory
+    others: Sequence[str]
+
+    @property
+    def versions(self) -> set[int]:
+        """Of which something is on the disk."""
+        return {int(path.name[1:9]) for path in self.run.checkpoints.iterdir()}
+
+    async def collect(self, version: int, others: Sequence[str] = ()) -> None:
+        savers = {entry.index: self.network.server.peer_id for entry in self.run.manifest.blocks}
+        order = CollectCheckpoint(m.Line(term=1, view=0), version, savers)
+        await self.checkpoints.collect(order, [self.network.asker.peer_id, *(others or self.others)])
+
+    async def copy(self, version: int) -> None:
+        await self.checkpoints.copy(self.network.states.record(version), [self.network.server.peer_id])
+
+    async def sealed(self, version: int) -> None:
+        await self.checkpoints.sealed(self.network.states.record(version))
+
+
+@pytest.fixture
+def keeper(network: Network, tmp_path: Path) -> Keeper:
     shutil.copytree(network.run.path, tmp_path / "run")
     run = RunDirectory.open(tmp_path / "run")
     others = [Identity.create(tmp_path / name).peer_id for name in ("b", "c")]
-    checkpoints = Checkpoints(network.asker, run, (), lambda: others)
-    savers = {entry.index: network.server.peer_id for entry in run.manifest.blocks}
-    with pytest.raises(RemoteError) as caught:
-        await checkpoints.collect(
-            CollectCheckpoint(m.Line(term=1, view=0), 0, savers), [network.asker.peer_id, *others]
-        )
-    assert caught.value.code == "HP-SYNC-004"
-    assert "is on 1 of 3 reliable peers" in caught.value.what
+    return Keeper(Checkpoints(network.asker, run, (), lambda: others), network, run, others)
+
+
+async def test_a_checkpoint_that_too_few_reliable_peers_keep(keeper: Keeper) -> None:
+    """The one that collects it has it; of two others neither runs. Its files make room for those of the next one."""
+    for version in (0, 1, 2, 3):
+        with pytest.raises(RemoteError) as caught:
+            await keeper.collect(version)
+        assert caught.value.code == "HP-SYNC-004"
+        assert "is on 1 of 3 reliable peers" in caught.value.what
+    assert keeper.versions == {3}
+    await keeper.copy(4)
+    assert keeper.versions == {4}
+
+
+async def test_what_was_copied_for_a_leader_stays_until_it_is_sealed(keeper: Keeper) -> None:
+    await keeper.copy(10)
+    await keeper.copy(9)
+    await keeper.sealed(9)
+    assert keeper.versions == {9, 10}
+    for version in (11, 12, 13):
+        await keeper.copy(version)
+    assert keeper.versions == {9, 11, 12, 13}, "the last two, and the one before as long as nothing is begun"
+    await keeper.sealed(13)
+    assert keeper.versions == {9, 13}
+
+
+async def test_a_copy_that_broke_off_goes_on(keeper: Keeper) -> None:
+    states = keeper.network.states
+    states.withheld = {(20, 1)}
+    with pytest.raises(RemoteError):
+        await keeper.copy(20)
+    states.withheld, states.given = set(), []
+    await keeper.copy(20)
+    assert states.given == [(20, entry.index) for entry in keeper.run.manifest.blocks[1:]]
+    await keeper.sealed(20)
+    assert keeper.checkpoints.newest == 20
+
+
+async def test_nothing_is_deleted_while_another_checkpoint_is_copied(keeper: Keeper) -> None:
+    """What is being written has a name of its own until it is whole."""
+    states = keeper.network.states
+    await keeper.copy(30)
+    states.open.clear()
+    copying = asyncio.ensure_future(keeper.copy(31))
+    await states.asked.wait()
+    (written := keeper.run.checkpoints / ".v00000031.written").write_bytes(b"a part")
+    await keeper.sealed(30)
+    assert written.exists()
+    states.open.set()
+    await copying
+    await keeper.sealed(31)
+    assert not written.exists()
+    assert keeper.versions == {30, 31}
+
+
+async def test_who_copies_a_large_checkpoint_is_given_longer(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two others answers after half a second."""
+
+    async def slowly(stream: Stream) -> None:
+        await stream.receive()
+        await asyncio.sleep(0.5)
+        await stream.send({"kept": True})
+
+    slow = keeper.network.empty
+    await slow.serve(KEEP, slowly)
+    others = [slow.peer_id, keeper.others[0]]
+    monkeypatch.setattr(keeping, "REQUEST_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(keeping, "SLOWEST", 1e9)
+    with pytest.raises(RemoteError, match="is on 1 of 3"):
+        await keeper.collect(40, others)
+    monkeypatch.setattr(keeping, "SLOWEST", 1e3)
+    await keeper.collect(40, others)
+
+
+async def test_a_checkpoint_of_the_log_whose_files_are_not_here(
+    network: Network, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A reliable peer that was killed before it had copied the newest one, and starts again while nobody can give it."""
+    shutil.copytree(network.run.path, tmp_path / "run")
+    others = [Identity.create(tmp_path / name).peer_id for name in ("b", "c")]
+    run = resign(RunDirectory.open(tmp_path / "run"), coordinators=(network.asker.peer_id, *others))
+    older, newest = network.states.record(50), network.states.record(51)
+    with closing(Log.open(run.log_path)) as log:
+        log.append(older, newest)
+    with run_logs(run) as logs:
+        replica = Replica(network.asker, run, Council(run.signed, run.path), logs, SystemClock())
+        peer = ReliablePeer(network.asker, run, replica)
+        assert peer.stored == 0
+        for _ in range(3):
+            await peer._keep_up()
+        said = [one.getMessage() for one in caplog.records if "is not copied yet" in one.getMessage()]
+        assert len(said) == 1
+        assert said[0].startswith("checkpoint 51 is not copied yet: HP-")
+        await peer._checkpoints.copy(newest, [network.server.peer_id])
+        await peer._keep_up()
+        assert peer.stored == 0, "it is not looked at again at once"
+        peer._not_before = 0.0
+        await peer._keep_up()
+        assert peer.stored == 51
