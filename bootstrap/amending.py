@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 from hetpeer.bootstrap.council import Council
@@ -39,17 +39,20 @@ class Told:
     """Whether that is so already, by the word of a leader."""
     checkpoint: int
     """The version of the newest checkpoint on its disk."""
+    data: bytes
+    """That amendment; empty: it knows none."""
 
 
 async def offer(node: Node, peer: str, data: bytes) -> Told:
     """Tell a reliable peer of an amendment. Raises `RemoteError`."""
     async with await node.open(peer, AMEND) as stream:
         await stream.send({}, data, timeout_s=ANSWER_S)
-        header = (await stream.receive(timeout_s=ANSWER_S)).header
+        header = (await stream.receive(payload_limit=AMENDMENT.max_bytes, timeout_s=ANSWER_S)).header
+        known = await stream.receive_bytes(AMENDMENT.max_bytes, timeout_s=ANSWER_S)
     sequence, in_effect, checkpoint = map(header.get, ("sequence", "in_effect", "checkpoint"))
     if not (isinstance(sequence, int) and isinstance(in_effect, bool) and isinstance(checkpoint, int)):
         raise ProtocolError("an answer to an amendment that is none", peer=peer)
-    return Told(sequence, in_effect, checkpoint)
+    return Told(sequence, in_effect, checkpoint, bytes(known))
 
 
 class Amending:
@@ -87,7 +90,7 @@ class Amending:
         """What the log says, and the file that `hetpeer amend` writes."""
         council = self._council
         if recorded := self._replica.history.amendment:
-            council.learn(bytes.fromhex(recorded))
+            council.learn(bytes.fromhex(recorded), instead=True)
         try:
             council.look()
         except LocalError as error:
@@ -134,6 +137,8 @@ class Amending:
         for peer in sorted(self._replica.company()):
             try:
                 told = await offer(self._node, peer, council.data)
+                if told.in_effect and told.data:
+                    council.hear(told.data, peer, instead=True)
             except RemoteError as error:
                 _log.debug("%s was not told of amendment %d: %s", peer, council.sequence, error)
                 continue
@@ -152,7 +157,6 @@ class Amending:
         council = self._council
         if data:
             council.hear(bytes(data), stream.peer_id)
-        answer = Told(
-            council.sequence, self._recorded and self._replica.settled(council.peers), self._checkpoint()
-        )
-        await stream.send(asdict(answer), timeout_s=ANSWER_S)
+        in_effect = self._recorded and self._replica.settled(council.peers)
+        header = {"sequence": council.sequence, "in_effect": in_effect, "checkpoint": self._checkpoint()}
+        await stream.send(header, council.data, timeout_s=ANSWER_S)

@@ -63,20 +63,21 @@ class Council:
         if data:
             self._take(self._signed.amended(data), kept=True)
 
-    def learn(self, data: bytes) -> bool:
-        """Whether `data` is an amendment later than what was known; then it is on the disk, too.
+    def learn(self, data: bytes, *, instead: bool = False) -> bool:
+        """Whether `data` is an amendment later than what was known; then it is on the disk, too. `instead`: or another one of its
+        number, as that counts which was recorded first.
 
         Raises `LocalError` HP-RUN-013, HP-DISK-*.
         """
-        return self._take(self._signed.amended(data), kept=False)
+        return self._take(self._signed.amended(data, instead=instead), kept=False)
 
-    def hear(self, data: bytes, peer: str) -> None:
+    def hear(self, data: bytes, peer: str, *, instead: bool = False) -> bool:
         """`learn` what a peer says. Raises `ProtocolError` if that is no amendment of the owner's, `LocalError` HP-DISK-*."""
         try:
-            amended = self._signed.amended(data)
+            amended = self._signed.amended(data, instead=instead)
         except LocalError as error:
             raise ProtocolError("an amendment that the owner has not signed", peer=peer) from error
-        self._take(amended, kept=False)
+        return self._take(amended, kept=False)
 
     def _take(self, signed: SignedManifest, *, kept: bool) -> bool:
         if signed is self._signed:

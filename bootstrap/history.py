@@ -40,6 +40,8 @@ class History:
     rollbacks: int = 0
     amendment: str = ""
     """The last one of the manifest, in hexadecimal."""
+    amended: int = 0
+    """Its number: of two with one number the one that was recorded first counts."""
     arranged: Sequence[Sequence[Sequence[int]]] = ()
     """How the first clusters cut the blocks since volunteers were moved last."""
     cut: Sequence[Sequence[int]] | None = None
@@ -65,7 +67,8 @@ class History:
             case "reign":
                 self.term = int(record["term"])
             case "amendment":
-                self.amendment = str(record["data"])
+                if int(record["sequence"]) > self.amended:
+                    self.amended, self.amendment = int(record["sequence"]), str(record["data"])
             case "arranged":
                 self.arranged = record["layouts"]
             case "gone":

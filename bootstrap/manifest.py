@@ -271,10 +271,15 @@ class SignedManifest:
         """Number of the latest amendment."""
         return 0 if self.amendment is None else self.amendment.amendment.sequence
 
-    def amended(self, data: bytes) -> SignedManifest:
-        """With the amendment that `data` is, if that is a later one. Raises `LocalError` HP-RUN-013."""
+    def amended(self, data: bytes, *, instead: bool = False) -> SignedManifest:
+        """With the amendment that `data` is, if that is a later one, or, if so said, another one `instead` of that of its number.
+
+        Raises `LocalError` HP-RUN-013.
+        """
         signed = read_amendment(data, self.manifest.owner, self.run_id)
-        return replace(self, amendment=signed) if signed.amendment.sequence > self.sequence else self
+        number, known = signed.amendment.sequence, self.amendment
+        another = instead and known is not None and number == self.sequence and data != known.data
+        return replace(self, amendment=signed) if number > self.sequence or another else self
 
 
 def public_bytes(owner_key: Ed25519PrivateKey) -> bytes:

@@ -117,7 +117,7 @@ class CoordinatorService:
                 _log.warning("this process stood still for %.1f s: no lease runs out for that", ticked - last)
             self._queue(self.core.tick(ticked))
             self._reception.look(ticked)
-            if self._amended < self._replica.council.sequence:
+            if self._amended != self._replica.council.data:
                 self._amend()
                 for channel in self._reception:
                     self._tell_amendment(channel)
@@ -233,8 +233,8 @@ class CoordinatorService:
     def _amend(self) -> None:
         """What the owner has said last holds from now on; whoever it bans leaves."""
         council = self._replica.council
-        self._amended = council.sequence
-        """The number of the amendment that all volunteers were told of."""
+        self._amended = council.data
+        """The amendment that all volunteers were told of."""
         if council.amendment is not None:
             self._door.amended(council.amendment)
         for peer in [peer for peer in self._reception.inside if self._door.bans(peer)]:

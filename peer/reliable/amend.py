@@ -32,15 +32,20 @@ def amended(directory: Path, change: Change) -> Council:
 
 
 async def deliver(council: Council, addresses: Sequence[Address]) -> None:
-    """Tell one of the reliable peers at `addresses`: it tells the others. Raises `LocalError` HP-NET-002, HP-RUN-018."""
+    """Tell one of the reliable peers at `addresses`: it tells the others. Raises `LocalError` HP-NET-002, HP-RUN-018, HP-RUN-023
+    where that one has another amendment of this number, or a later one, which then is in the run directory too; HP-DISK-*.
+    """
     with temporary_folder("amend") as folder:
         identity = Identity.create(folder / "identity.key")
         node = await Node.start(NodeConfig(peers=tuple(addresses)), identity)
         try:
             last: RemoteError | None = None
             for address in addresses:
+                number = council.sequence
                 try:
-                    await offer(node, address.peer_id, council.data)
+                    told = await offer(node, address.peer_id, council.data)
+                    if told.data and council.hear(told.data, address.peer_id, instead=True):
+                        raise _without_effect(number, council)
                 except RemoteError as error:
                     last = error
                 else:
@@ -53,4 +58,14 @@ async def deliver(council: Council, addresses: Sequence[Address]) -> None:
         why=last.what if last is not None else "no address was given",
         fix="say the address of one that runs: hetpeer amend DIR --bootstrap ADDR",
         exit_code=ExitCode.NETWORK,
+    )
+
+
+def _without_effect(number: int, council: Council) -> LocalError:
+    return LocalError(
+        "HP-RUN-023",
+        f"amendment {number} changes nothing: the reliable peers have another amendment {council.sequence}",
+        why="that one was signed in another copy of the run directory, and was there first",
+        fix="the run directory has it now: look with hetpeer amend DIR, then give the command again",
+        exit_code=ExitCode.CONFIG,
     )

@@ -154,7 +154,7 @@ class ControlSession:
             if more is not None:
                 self._catching_up = self._tasks.create_task(self._catch_up(channel, [more], lacking))
         elif isinstance(message, m.Amended):
-            self._council.hear(message.amendment, channel.peer_id)
+            self._council.hear(message.amendment, channel.peer_id, instead=True)
         else:
             self._received(message)
 

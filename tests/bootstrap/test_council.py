@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from hetpeer.bootstrap.amendment import Amendment, Change, sign_amendment
 from hetpeer.bootstrap.council import FILE, Council, amend
 from hetpeer.bootstrap.doorkeeper import Doorkeeper
+from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.signing import AMENDMENT
 from hetpeer.dht.errors import ExitCode, LocalError, ProtocolError
@@ -35,6 +36,33 @@ def test_the_latest_amendment_counts(fresh: RunDirectory, others: list[str]) -> 
     assert (council.peers, council.sequence) == ((others[0],), 2)
     again = Council(fresh.signed, fresh.path)
     assert (again.peers, again.data) == (council.peers, council.data)
+
+
+def test_of_two_amendments_with_one_number_the_recorded_one_counts(
+    fresh: RunDirectory, others: list[str]
+) -> None:
+    one, another, older, later = (
+        signed(fresh, number, peer)
+        for number, peer in ((2, others[0]), (2, others[1]), (1, *others[2:]), (3, others[2]))
+    )
+    council = Council(fresh.signed, fresh.path)
+    assert council.learn(one)
+    assert [council.learn(data, instead=True) for data in (one, older, another, another)] == [
+        False,
+        False,
+        True,
+        False,
+    ]
+    assert Council(fresh.signed, fresh.path).data == council.data == another
+    records = [
+        {"kind": "amendment", "sequence": n, "data": data.hex()}
+        for n, data in ((2, another), (2, one), (1, older))
+    ]
+    assert History.of(records).amendment == another.hex()
+    assert (
+        History.of([*records, {"kind": "amendment", "sequence": 3, "data": later.hex()}]).amendment
+        == later.hex()
+    )
 
 
 def test_an_amendment_is_seen_where_it_is_written(fresh: RunDirectory, others: list[str]) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from hetpeer.bootstrap.council import Council
+from hetpeer.bootstrap.amending import Amending
+from hetpeer.bootstrap.amendment import Amendment, sign_amendment
+from hetpeer.bootstrap.council import FILE, Council
 from hetpeer.bootstrap.decisions import Halt
 from hetpeer.bootstrap.log import Log, read_log
 from hetpeer.bootstrap.raft.messages import Append, Entry
@@ -59,6 +61,45 @@ def test_a_ledger_that_tells_another_story_than_the_journal_stops_the_run(fresh:
     assert error.line().startswith(f"HP-LOG-003: {fresh.log_path} does not tell what was decided: record 0 ")
     assert error.exit_code == ExitCode.VERSION
     assert "of several, name another in its place (hetpeer amend)" in error.fix
+
+
+async def amend_anew(run: RunDirectory, latest: bytes) -> None:
+    """Lead again, until what the directory says of the reliable peers is `latest`."""
+    node = await Node.start(NodeConfig(), Identity.load(run.identity_path))
+    council = Council(run.signed, run.path)
+    try:
+        with run_logs(run) as logs:
+            replica = Replica(node, run, council, logs, SystemClock())
+            works = [asyncio.ensure_future(replica.run())]
+            await replica.leading()
+            works.append(asyncio.ensure_future(Amending(node, replica, lambda: 0).run()))
+            async with asyncio.timeout(5.0):
+                while council.data != latest:
+                    await asyncio.sleep(0.01)
+            for work in works:
+                work.cancel()
+            await asyncio.gather(*works, return_exceptions=True)
+    finally:
+        await node.close()
+
+
+@pytest.mark.swarm
+def test_the_recorded_one_of_two_amendments_with_one_number_is_not_undone(fresh: RunDirectory) -> None:
+    recorded, other = (
+        sign_amendment(
+            Amendment(
+                run_id=fresh.run_id, sequence=1, coordinators=fresh.manifest.coordinators, banned=(banned,)
+            ),
+            fresh.owner_key(),
+        )
+        for banned in ("1" * 12, "2" * 12)
+    )
+    record = {"kind": "amendment", "sequence": 1, "data": recorded.hex()}
+    uvloop.run(lead(fresh, record))
+    (fresh.path / FILE).write_bytes(other)
+    uvloop.run(amend_anew(fresh, recorded))
+    assert list(read_log(fresh.log_path)) == [record]
+    assert Council(fresh.signed, fresh.path).data == recorded
 
 
 async def outcomes(run: RunDirectory, leader: str) -> list[Halt | None]:

@@ -17,6 +17,7 @@ import uvloop
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap import keeping
+from hetpeer.bootstrap.amending import Amending
 from hetpeer.bootstrap.amendment import Change
 from hetpeer.bootstrap.checkpoints import Record, record_of
 from hetpeer.bootstrap.council import Council
@@ -182,6 +183,32 @@ async def test_an_amendment_that_nobody_takes(network: Network, tmp_path: Path) 
         await deliver(council, [address_of(network.empty)])
     assert (caught.value.code, caught.value.exit_code) == ("HP-RUN-018", ExitCode.NETWORK)
     assert caught.value.what.startswith("amendment 1 is signed")
+
+
+async def test_an_amendment_whose_number_is_taken(network: Network, tmp_path: Path) -> None:
+    """It was given in two copies of the run directory: the second owner is told, and has the first one's then."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        shutil.copytree(network.run.path, folder)
+    run = RunDirectory.open(first)
+    taken = amended(first, Change(ban=(network.asker.peer_id,)))
+    with run_logs(run) as logs:
+        replica = Replica(network.server, run, taken, logs, SystemClock())
+        amending = asyncio.ensure_future(Amending(network.server, replica, lambda: 0).run())
+        try:
+            with pytest.raises(LocalError) as caught:
+                await deliver(
+                    amended(second, Change(ban=(network.empty.peer_id,))), [address_of(network.server)]
+                )
+            assert (caught.value.code, caught.value.exit_code) == ("HP-RUN-023", ExitCode.CONFIG)
+            assert caught.value.what.startswith("amendment 1 changes nothing")
+            assert Council(run.signed, second).data == taken.data
+            again = amended(second, Change(ban=(network.empty.peer_id,)))
+            await deliver(again, [address_of(network.server)])
+            assert (again.sequence, taken.data) == (2, again.data)
+        finally:
+            amending.cancel()
+            await asyncio.gather(amending, return_exceptions=True)
 
 
 @dataclass(frozen=True)
