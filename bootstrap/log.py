@@ -186,6 +186,6 @@ def _damaged(path: Path, offset: int) -> LocalError:
         "HP-LOG-001",
         f"{path} is damaged at byte {offset}",
         why="a record that was safely on the disk has changed since",
-        fix="restore the file from a copy; hetpeer will not guess what was decided",
+        fix="restore the file from a copy if this is the only reliable peer; of several, name another in its place (hetpeer amend)",
         exit_code=ExitCode.VERSION,
     )

@@ -48,6 +48,10 @@ class Home:
         """The key of this machine as a reliable peer: a volunteer may run beside it."""
         return self.path / "reliable.key"
 
+    def reliable_mark(self, run_id: str, peer_id: str) -> Path:
+        """Says in which directory this machine, as the reliable peer `peer_id`, got its copy of a run."""
+        return self.path / "reliable" / peer_id / run_id
+
     @property
     def rendezvous_key(self) -> Path:
         """The key of this machine as a rendezvous: peers of any kind may run beside it."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.create import made_beside
-from hetpeer.bootstrap.files import atomic_write
+from hetpeer.bootstrap.files import atomic_write, disk_errors
 from hetpeer.bootstrap.rundir import FOLDERS, RunDirectory
 from hetpeer.bootstrap.serving import fetch_file
 from hetpeer.dht.errors import ExitCode, LocalError
@@ -18,10 +19,11 @@ from hetpeer.peer.home import Home
 
 
 async def mirror(directory: Path, goal: Destination, home: Home) -> None:
-    """Make `directory` a copy of the run to which `goal` leads; complete, or nothing is left there.
+    """Make `directory` a copy of the run to which `goal` leads; complete, or nothing is left there. An identity gets one copy of a run: its log
+    begins empty, and who has voted must not come back without knowing that.
 
-    Raises `LocalError` HP-RUN-012 where the manifest, as amended, does not name the reliable identity of `home`, HP-NET-006, HP-RUN-016, HP-DISK-*;
-    `RemoteError` HP-SYNC-001 for a file that nobody gives.
+    Raises `LocalError` HP-RUN-012 where the manifest, as amended, does not name the reliable identity of `home`, HP-RUN-024 where that one has had
+    its copy, HP-NET-006, HP-RUN-016, HP-DISK-*; `RemoteError` HP-SYNC-001 for a file that nobody gives.
     """
     identity = home.reliable_identity()
     node = await Node.start(NodeConfig(peers=goal.addresses), identity)
@@ -36,6 +38,9 @@ async def mirror(directory: Path, goal: Destination, home: Home) -> None:
                 fix=f"have its owner name it: hetpeer amend DIR --reliable {identity.peer_id} …",
                 exit_code=ExitCode.CONFIG,
             )
+        mark = home.reliable_mark(signed.run_id, identity.peer_id)
+        if mark.exists():
+            raise _has_had_one(identity.peer_id, Path(os.fsdecode(mark.read_bytes())))
         with made_beside(directory) as folder:
             for part in FOLDERS:
                 (folder / part).mkdir()
@@ -46,5 +51,22 @@ async def mirror(directory: Path, goal: Destination, home: Home) -> None:
             for reference, path in RunDirectory(folder, signed).files():
                 data = await fetch_file(node, peers, reference.blake3, reference.bytes)
                 await asyncio.to_thread(atomic_write, path, bytes(data))
+        _note(mark, directory)
     finally:
         await node.close()
+
+
+def _note(mark: Path, directory: Path) -> None:
+    with disk_errors(mark):
+        mark.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(mark, os.fsencode(directory.resolve()))
+
+
+def _has_had_one(peer_id: str, where: Path) -> LocalError:
+    return LocalError(
+        "HP-RUN-024",
+        f"this machine has had its copy of the run as the reliable peer {peer_id}: {where}",
+        why="it has taken part and may have voted, which a new copy would not know",
+        fix=f"hetpeer bootstrap {where}; if that is lost, take part as another: have the owner name the id that hetpeer id --reliable --home NEW prints (hetpeer amend), then add --home NEW to this command",
+        exit_code=ExitCode.CONFIG,
+    )

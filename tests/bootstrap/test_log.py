@@ -77,6 +77,7 @@ def test_every_flipped_byte_is_refused(path: Path) -> None:
         with pytest.raises(LocalError, match=f"byte {position // size * size}") as caught:
             Log.open(path)
         assert caught.value.code == "HP-LOG-001"
+        assert "of several, name another in its place (hetpeer amend)" in caught.value.fix
 
 
 def test_full_disk_leaves_the_log_valid(path: Path) -> None:

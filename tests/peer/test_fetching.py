@@ -168,6 +168,38 @@ async def test_a_machine_that_the_manifest_does_not_name_gets_no_copy(
     assert not (tmp_path / "copy").exists()
 
 
+async def test_a_reliable_peer_gets_one_copy_of_a_run(
+    network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the second it could vote again. One that was not completed is none, and another identity gets its own."""
+    monkeypatch.setattr(manifests, "RETRY_S", 0.1)
+    home, first, second = Home(tmp_path / "home"), tmp_path / "first", tmp_path / "second"
+    shutil.copytree(network.run.path, tmp_path / "run")
+    council = amended(tmp_path / "run", Change(coordinators=(home.reliable_identity().peer_id,)))
+    node = await Node.start(NodeConfig(), Identity.create(tmp_path / "node.key"))
+    try:
+        goal = Destination((address_of(node),))
+        with pytest.raises(LocalError, match="HP-NET-006"):
+            await mirror(first, goal, home)
+        await node.serve(PROTOCOL, FileService(RunShelf(network.run, council, network.states.find)).handle)
+        await mirror(first, goal, home)
+        assert RunDirectory.open(first).run_id == network.run.run_id
+        shutil.rmtree(first)
+        with pytest.raises(LocalError) as caught:
+            await mirror(second, goal, home)
+        assert (caught.value.code, caught.value.exit_code) == ("HP-RUN-024", ExitCode.CONFIG)
+        assert str(first) in caught.value.what
+        assert "hetpeer id --reliable --home" in caught.value.fix
+        assert not second.exists()
+        home.reliable_key.unlink()
+        council.learn(
+            amended(tmp_path / "run", Change(coordinators=(home.reliable_identity().peer_id,))).data
+        )
+        await mirror(second, goal, home)
+    finally:
+        await node.close()
+
+
 async def test_an_address_to_listen_on_that_is_none(network: Network) -> None:
     options = BootstrapOptions(directory=network.run.path, host="home", port=0)
     with pytest.raises(LocalError) as caught:
