@@ -29,7 +29,8 @@ ACK_S = 0.05
 """An acknowledgement waits so long for a frame to travel with: alone it costs as much as a small frame."""
 SILENCE_S = 8.0
 """A stream is given up when nothing came from its peer for so long, in any stream: its own bytes may only have to wait."""
-MAX_RATE = 1e15
+MIN_RATE, MAX_RATE = 1.0, 1e15
+"""Bytes/s; no line is slower or faster, and what a peer says beyond that is not believed."""
 
 _log = logging.getLogger(__name__)
 
@@ -204,7 +205,7 @@ class Channel:
             if not len(self.outbox):
                 self._drained.set()
             rate = header.get("r")
-            if isinstance(rate, float) and 0 < rate < MAX_RATE:
+            if isinstance(rate, float) and MIN_RATE <= rate < MAX_RATE:
                 self.rate = rate
             if self.queue is not None and "b" in header:
                 self.queue.granted(credit.unpack_base(header["b"]), credit.unpack(header.get("g")))

@@ -177,7 +177,7 @@ class LinkBook:
         computing = self._claim.say(done, self.computing)
         if self._claim.idle:
             self._past.update(WORK)
-        known = {peer: link.seconds for peer, link in self._links.items() if link.rate}
+        known = {peer: min(link.seconds, m.FASTEST) for peer, link in self._links.items() if link.rate}
         return m.Paced(computing=computing, links=known, uplink=self.reducing.rate)
 
     def keep_only(self, peers: frozenset[str]) -> None:

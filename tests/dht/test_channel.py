@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -149,6 +150,30 @@ async def test_a_link_that_carried_something_is_dialled_again_at_once(
             await channel.drained()
             network.cut()
             await until(lambda: channel.is_up)
+    channel.close()
+    await asyncio.wait_for(dialling, 30)
+
+
+@pytest.mark.parametrize("said", [5e-324, 0.0, 0.9, -1e6, 1e300, math.inf, math.nan, 10**6, "fast"])
+async def test_a_rate_that_no_line_has_is_not_believed(said: object) -> None:
+    """With one of next to nothing a bundle takes for ever, and that was the end of whoever counted on it."""
+    rates: list[float] = []
+
+    class Listens(Kept):
+        def beat(self, channel: Channel) -> None:
+            rates.append(channel.rate)
+
+    async def says(stream: Stream) -> None:
+        await stream.receive()
+        await stream.send({"has": 0})
+        for rate in (said, 1e6, said):
+            await stream.send({"a": 0, "r": rate})
+        await stream.receive(timeout_s=30)
+
+    channel = Channel("them", "a", Listens(), LIMIT)
+    dialling = asyncio.create_task(dial(Loopback(says), "test", channel))  # type: ignore[arg-type]
+    await until(lambda: len(rates) >= 3)
+    assert rates[:3] == [0.0, 1e6, 1e6]
     channel.close()
     await asyncio.wait_for(dialling, 30)
 

@@ -253,3 +253,10 @@ def test_what_is_told_is_a_message():
     assert links.paced().uplink == pytest.approx(2 * MIB, rel=0.1), "of several links, not the fastest one"
     with pytest.raises(ValueError, match="finite"):
         m.Paced(computing=math.inf, links={})
+
+
+def test_what_a_link_takes_is_a_number_however_slow_it_is_said_to_be():
+    links = book()
+    links.measured("far", 5e-324, 0.1)
+    links.coding("far", MIB, 4.0, gradient=False)
+    assert links.paced().links == {"far": m.FASTEST}
