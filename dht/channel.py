@@ -163,7 +163,8 @@ class Channel:
                 self._owing = False
                 spent = self.outbox.spent_with(sent, parcel)
                 head = {"n": sent, **self._acknowledgement(spent), "m": parcel.header}
-                await stream.send(head, *parcel.payload)
+                with self.outbox.sending(parcel):
+                    await stream.send(head, *parcel.payload)
                 continue
             if self._owing and self._ack_timer is None:
                 self._owing = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ class Parcel:
     cost: int = 0
     """Bytes of credit that it takes; 0 where the channel has none."""
     done: Callable[[], None] | None = None
-    """Called once its buffers are free: it is acknowledged, or its channel ends. Not for what is forgotten."""
+    """Called once its buffers are free: it is acknowledged or forgotten, or its channel ends, and is not being sent."""
     depart: Callable[[], Parcel | None] | None = None
     """Gives the parcel that goes in place of this one, which has no payload yet, when its turn comes; None: not now."""
 
@@ -45,6 +46,8 @@ class Outbox:
         self._kept: deque[tuple[int, Parcel]] = deque()
         self._totals: dict[int, int] = {}
         self._nbytes = 0
+        self._going: Parcel | None = None
+        self._let_go = False
 
     @property
     def nbytes(self) -> int:
@@ -71,27 +74,45 @@ class Outbox:
             self._totals.pop(number_there, None)
             self.arrived += parcel.nbytes
             self._nbytes -= parcel.nbytes
-            if parcel.done is not None:
-                parcel.done()
+            self._over(parcel)
 
     def forget(self, tag: object) -> None:
         """Frames tagged so need not arrive any more; the numbers they had are left out."""
         left = [item for item in self._kept if item[1].tag is None or item[1].tag != tag]
+        gone = [parcel for _, parcel in self._kept if parcel.tag is not None and parcel.tag == tag]
         self._totals = {number: self._totals[number] for number, _ in left if number in self._totals}
         self._kept = deque(left)
         self._nbytes = sum(parcel.nbytes for _, parcel in left)
+        for parcel in gone:
+            self._over(parcel)
 
     def drop(self) -> None:
         """The channel ends: nothing of it will arrive any more."""
         kept, self._kept = self._kept, deque()
         self._nbytes = 0
         for _, parcel in kept:
-            if parcel.done is not None:
-                parcel.done()
+            self._over(parcel)
+
+    @contextmanager
+    def sending(self, parcel: Parcel) -> Iterator[None]:
+        """Its buffers are read meanwhile: they are not free before the end of that, whatever becomes of the frame."""
+        self._going, self._let_go = parcel, False
+        try:
+            yield
+        finally:
+            self._going = None
+            if self._let_go:
+                self._over(parcel)
 
     def after(self, number: int) -> tuple[int, Parcel] | None:
         """The first frame with a higher number."""
         return next((item for item in self._kept if item[0] > number), None)
+
+    def _over(self, parcel: Parcel) -> None:
+        if parcel is self._going:
+            self._let_go = True
+        elif parcel.done is not None:
+            parcel.done()
 
     def __iter__(self) -> Iterator[tuple[int, Parcel]]:
         return iter(self._kept)

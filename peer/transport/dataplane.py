@@ -137,9 +137,10 @@ class DataPlane:
 
     def end_step(self, step: StepId) -> None:
         """Tensors of `step` need not be delivered any more; their memory is about to be reused."""
+        reduced = self._pacing.end(step)
         for link in self._outgoing.values():
             link.forget(step)
-        if self._pacing.end(step):
+        if reduced:
             self._pace()
 
     def keep_only(self, peers: Iterable[str]) -> None:

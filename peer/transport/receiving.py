@@ -148,6 +148,10 @@ class Receiving:
             store.unpin(pinned)
         self.nbytes += length
         self._trace.span(f"from {peer[-6:]}, lane {channel.lane}", _label(head), began, bytes=length)
+        if (
+            tensor.released
+        ):  # its step has ended meanwhile: nobody waits for it, and its memory is another's by now
+            return
         tensor.sender = peer
         store.lend(tensor, lane.settle(pool, cost))
         self._owner.tensor_arrived(peer, head, tensor)

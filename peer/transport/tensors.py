@@ -112,8 +112,8 @@ class TensorStore:
             self._steps.pop(tensor.step, None)
         if tensor.parked is not None:
             self._unpark(tensor)
-        elif not tensor.pins:
-            self._free(tensor.extent)
+        else:
+            self._let_go(tensor)
 
     def end_step(self, step: StepId) -> None:
         """Release every tensor of `step`."""
@@ -141,8 +141,7 @@ class TensorStore:
     def unpin(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
             tensor.pins -= 1
-            if tensor.released and not tensor.pins:
-                self._free(tensor.extent)
+            self._let_go(tensor)
 
     def leaves(self, tensor: Tensor) -> Callable[[], None]:
         """Its bytes go to a peer. To be called when they have arrived, or will not."""
@@ -150,7 +149,9 @@ class TensorStore:
 
         def done() -> None:
             tensor.flights -= 1
-            if tensor.once and not tensor.flights:
+            if tensor.released:
+                self._let_go(tensor)
+            elif tensor.once and not tensor.flights:
                 self.release(tensor)
 
         return done
@@ -207,6 +208,11 @@ class TensorStore:
         assert tensor.parked is not None
         self._spill.drop(tensor.parked)
         tensor.parked = None
+
+    def _let_go(self, tensor: Tensor) -> None:
+        """Its memory is free once it is released, and nobody uses it any more."""
+        if tensor.released and not tensor.pins and not tensor.flights:
+            self._free(tensor.extent)
 
     def _free(self, extent: Extent) -> None:
         if self._sharers[extent]:

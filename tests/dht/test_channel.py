@@ -154,6 +154,36 @@ async def test_a_link_that_carried_something_is_dialled_again_at_once(
     await asyncio.wait_for(dialling, 30)
 
 
+async def test_buffers_are_free_once_nobody_needs_them_and_they_are_not_being_sent() -> None:
+    """Whatever becomes of the stream: it takes no more in the middle of the first frame, and is cut then."""
+    free: list[str] = []
+
+    async def stuck(stream: Stream) -> None:
+        await stream.receive()
+        await stream.send({"has": 0})
+        await asyncio.sleep(600)
+
+    def frame(name: str, tag: int) -> Parcel:
+        return Parcel({"i": 0}, (bytes(4 << 20),), tag=tag, done=lambda: free.append(name))
+
+    network = Loopback(stuck)
+    channel = Channel("them", "a", Kept(), LIMIT)
+    for name, tag in (("half sent", 0), ("behind it", 0), ("of another step", 1)):
+        channel.send(frame(name, tag))
+    dialling = asyncio.create_task(dial(network, "test", channel))  # type: ignore[arg-type]
+    await until(lambda: channel.is_up and network.ends[0]._wire._write_blocked)
+    channel.outbox.forget(0)
+    assert free == ["behind it"]
+    network.cut()
+    await until(lambda: len(free) > 1)
+    assert free == ["behind it", "half sent"]
+    await until(lambda: channel.is_up and network.ends[0]._wire._write_blocked)
+    channel.close()
+    assert len(free) == 2
+    await asyncio.wait_for(dialling, 30)
+    assert free == ["behind it", "half sent", "of another step"]
+
+
 @pytest.mark.parametrize("said", [5e-324, 0.0, 0.9, -1e6, 1e300, math.inf, math.nan, 10**6, "fast"])
 async def test_a_rate_that_no_line_has_is_not_believed(said: object) -> None:
     """With one of next to nothing a bundle takes for ever, and that was the end of whoever counted on it."""

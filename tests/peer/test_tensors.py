@@ -24,6 +24,24 @@ def test_a_pinned_tensor_outlives_its_step() -> None:
     arena.close()
 
 
+def test_a_tensor_on_its_way_to_a_peer_outlives_its_step() -> None:
+    """Or what is sent would be bytes of whoever gets the memory next."""
+    for once in (False, True):
+        arena = Arena(1 << 20)
+        store = TensorStore(arena)
+        tensor = store.new(STEPS[0], 1000)
+        tensor.once = once
+        arrived = [store.leaves(tensor), store.leaves(tensor)]
+        pinned = store.pin([tensor])
+        arrived[0]()
+        store.end_step(STEPS[0])
+        store.unpin(pinned)
+        assert arena.used > 0
+        arrived[1]()
+        assert arena.used == 0
+        arena.close()
+
+
 def test_a_shared_tensor_is_freed_with_its_last_owner() -> None:
     arena = Arena(1 << 20)
     store = TensorStore(arena)
@@ -49,6 +67,7 @@ def test_nothing_is_left_whatever_the_order() -> None:
         actions = [partial(store.release, tensor) for tensor in tensors]
         actions += [partial(store.end_step, step) for step in chance.sample(STEPS, 2)]
         actions += [partial(store.unpin, [tensor]) for tensor in pinned]
+        actions += [store.leaves(tensor) for tensor in chance.choices(tensors, k=3)]
         chance.shuffle(actions)
         for act in actions:
             act()
