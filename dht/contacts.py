@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import chain
 
 from hetpeer.dht.addresses import Address, relay_in, socket_in
+from hetpeer.dht.control import Control, P2pdError
 from hetpeer.dht.session import Session
 
 MAX_REMEMBERED = 64
 """Peers whose addresses are kept in case p2pd dies."""
+MAX_ASKED = 16
+"""New ones for whose addresses p2pd is asked at a time; it looks far and wide for one that has hung up already."""
 
 
 class Contacts:
@@ -17,20 +21,28 @@ class Contacts:
     def __init__(self, known: list[Address]) -> None:
         self.known = known
         self._connected: set[str] = set()
-        self._direct: set[str] = set()
-        """Those of them to whom no relay leads."""
+        self._asked: set[str] = set()
+        """Those of them to whom no relay leads, and for whose addresses p2pd was asked."""
         self._met: dict[str, list[Address]] = {}
 
     async def tend(self, session: Session) -> None:
-        """Note who is new, dial those to join by that are lost, and stay known to them. Raises `P2pdError`."""
+        """Note who is new, dial those to join by that are lost, and stay known to them.
+
+        Raises `P2pdError` when p2pd does not say who is connected.
+        """
         connections = await session.control.connections()
         self._connected = {peer for peer, _ in connections}
-        before, self._direct = self._direct, {peer for peer, text in connections if not relay_in(text)}
-        for peer_id in self._direct - before:
-            self._note(peer_id, [a for a in await session.control.addresses_of(peer_id) if not a.relay])
+        direct = {peer for peer, text in connections if not relay_in(text)}
+        new = list(direct - self._asked)[:MAX_ASKED]
+        self._asked = (self._asked & direct).union(new)
+        for peer_id, addresses in zip(
+            new, await asyncio.gather(*(_listens_at(session.control, peer) for peer in new)), strict=True
+        ):
+            if addresses is not None:
+                self._note(peer_id, addresses)
         for peer_id, text in connections:
             # To ask p2pd for the others would make it dial relays, whether they are there or not.
-            if peer_id not in self._direct and peer_id not in self._met and socket_in(text) is not None:
+            if peer_id not in direct and peer_id not in self._met and socket_in(text) is not None:
                 self._note(peer_id, [Address(text=f"{text}/p2p/{peer_id}", peer_id=peer_id)])
         back = await session.rejoin([a for a in self.known if a.peer_id not in self._connected])
         # One that was away for a moment since the last time may have forgotten us.
@@ -51,3 +63,11 @@ class Contacts:
         self._met[peer_id] = addresses
         if len(self._met) > MAX_REMEMBERED:
             del self._met[next(iter(self._met))]
+
+
+async def _listens_at(control: Control, peer_id: str) -> list[Address] | None:
+    """Where a peer that was connected a moment ago listens; None if p2pd does not know it any more."""
+    try:
+        return [address for address in await control.addresses_of(peer_id) if not address.relay]
+    except P2pdError:
+        return None

@@ -294,6 +294,8 @@ class Node:
                 if silent >= 2:
                     session.p2pd.kill()
                 continue
+            except Exception:  # noqa: BLE001 - else nobody would be dialled again, and a p2pd that hangs not be noticed
+                _log.exception("contact with known peers was not kept this time")
             silent = 0
 
     async def _look(self) -> None:

@@ -25,6 +25,8 @@ DHT_START_DEADLINE_S = 15.0
 REJOIN_DEADLINE_S = 2.0
 _HIVEMIND_STOP_S = 1.0
 
+_log = logging.getLogger(__name__)
+
 
 class Session:
     """A p2pd with everything attached to it. Made by `start`, ended by `close`; `p2pd.exited` says it is dead."""
@@ -134,10 +136,15 @@ class Session:
             raise P2pdError(f"the DHT node does not start: {error!r}") from error
 
     async def ping(self, peer_id: str) -> None:
-        """Make this peer and us known to each other in the DHT again; a failure is left to the next time."""
+        """Make this peer and us known to each other in the DHT again; a failure is left to the next time, whatever it is."""
         from hivemind.p2p import PeerID
 
-        await self.dht.protocol.call_ping(PeerID.from_base58(peer_id))
+        if self.dht is None:  # closed meanwhile
+            return
+        try:
+            await self.dht.protocol.call_ping(PeerID.from_base58(peer_id))
+        except Exception as error:  # noqa: BLE001 - hivemind lets out what it makes of a peer's answer
+            _log.debug("%s was not pinged: %r", peer_id, error)
 
     async def close(self) -> None:
         """Leave the DHT and end p2pd, within about 3 s. Idempotent."""

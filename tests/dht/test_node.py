@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import hashlib
 import os
@@ -19,10 +20,13 @@ from pathlib import Path
 import psutil
 import pytest
 import pytest_asyncio
+from hivemind.proto.dht_pb2 import NodeInfo
 
 from hetpeer.dht import hello, table
-from hetpeer.dht.addresses import parse_address
+from hetpeer.dht import node as node_module
+from hetpeer.dht.addresses import Address, parse_address
 from hetpeer.dht.clock import Clock, SystemClock
+from hetpeer.dht.contacts import MAX_ASKED, Contacts
 from hetpeer.dht.control import Control
 from hetpeer.dht.errors import ExitCode, LocalError, PeerLostError, ProtocolError, RemoteError
 from hetpeer.dht.hello import MAX_CLOCK_OFFSET_S
@@ -31,6 +35,7 @@ from hetpeer.dht.joining import GREETINGS
 from hetpeer.dht.node import Node, NodeConfig
 from hetpeer.dht.records import Advert
 from hetpeer.dht.roster import Roster
+from hetpeer.dht.session import Session
 from hetpeer.dht.streams import Stream
 from tests.dht.peer_process import ECHO, RUN_ID, ChildPeer
 
@@ -268,6 +273,71 @@ async def test_a_p2pd_killed_again_while_it_restarts_comes_back_too(node: Node) 
         while not node.is_up or node.p2pd_pid in (first, second[0].pid):
             await asyncio.sleep(0.01)
     assert [process.pid for process in own_p2pds()] == [node.p2pd_pid]
+
+
+async def test_a_ping_fails_unheard(child: ChildPeer, tmp_path: Path) -> None:
+    """Of a peer that answers with an id that is too long for one, and by a session that was closed meanwhile."""
+    node = await Node.start(joining(child), Identity.create(tmp_path / "identity"))
+    other = await Node.start(joining(child), Identity.create(tmp_path / "other"))
+    try:
+        await node.connect(parse_address(other.addresses()[0]))
+        session, protocol = await node.session(), (await other.session()).dht.protocol
+        protocol.node_info = NodeInfo(node_id=b"\xff" * 21)
+        await session.ping(other.peer_id)
+        await session.close()
+        await session.ping(child.report["peer_id"])
+    finally:
+        await other.close()
+        await node.close()
+
+
+async def test_known_peers_are_tended_again_after_a_failure_that_nobody_foresaw(
+    child: ChildPeer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_module, "TEND_PERIOD_S", 0.02)
+    node = await Node.start(joining(child), Identity.create(tmp_path / "identity"))
+    tend, looks = node._sessions.tend, 0
+
+    async def fails_first(session: Session) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise AssertionError("unforeseen")
+        await tend(session)
+
+    monkeypatch.setattr(node._sessions, "tend", fails_first)
+    try:
+        async with asyncio.timeout(60):
+            while looks < 3:
+                await asyncio.sleep(0.01)
+    finally:
+        await node.close()
+
+
+async def test_who_has_hung_up_already_is_no_sign_that_p2pd_is_dead(
+    child: ChildPeer, node: Node, tmp_path: Path
+) -> None:
+    """Nor are many such peers asked for at a time; those who are there are noted all the same."""
+    visitors = [Identity.create(tmp_path / str(number)).peer_id for number in range(MAX_ASKED + 1)]
+    asked: list[str] = []
+
+    class WithVisitors(Control):
+        async def connections(self) -> list[tuple[str, str]]:
+            return [*((peer, "/ip4/192.0.2.1/tcp/1") for peer in visitors), *here]
+
+        async def addresses_of(self, peer_id: str) -> list[Address]:
+            asked.append(peer_id)
+            return await super().addresses_of(peer_id)
+
+    session, contacts = copy.copy(await node.session()), Contacts([])
+    here = await session.control.connections()
+    session.control = WithVisitors(session.control.path)
+    await contacts.tend(session)
+    assert len(asked) == MAX_ASKED
+    await contacts.tend(session)
+    assert len(asked) == len(set(asked))
+    assert set(asked) == {*visitors, *(peer for peer, _ in here)}
+    assert contacts._met.keys() == {peer for peer, _ in here} >= {child.report["peer_id"]}
 
 
 async def _answer_once(stream) -> None:
