@@ -84,6 +84,8 @@ class StepWork:
         """Microbatches of the steps in progress, and where they went on to."""
         self._late: deque[tuple[e.StepId, Callable[[], Work | None]]] = deque()
         """Bundles of a step to be sent once there is room in memory to read or to write them."""
+        self._undecoded: list[tuple[e.StepId, Callable[[], Work | None]]] = []
+        """What has come of a step and is to be decoded once there is room for that."""
 
     def use(self, place: Place | None) -> None:
         """The worker's side of our place; None: we have none, and take no tensors."""
@@ -141,6 +143,7 @@ class StepWork:
         """Nothing of `step` is needed any more."""
         self._sent = {sent for sent in self._sent if sent[0] != step}
         self._late = deque(late for late in self._late if late[0] != step)
+        self._undecoded = [late for late in self._undecoded if late[0] not in (step, step.on_wire)]
         for name in {step, step.on_wire}:
             self._plane.end_step(name)
             self._store.end_step(name)
@@ -169,12 +172,12 @@ class StepWork:
         """A tensor of `peer`, its head and length already checked."""
         if head.coded is None:
             self._bundle_or_shard(peer, head, tensor)
-        elif self._place is not None:
-            plain = head.model_copy(update={"coded": None})
-            read = self._place.transcoding.into(
-                head.step_id, peer, head, tensor, lambda bundle: self._bundle_or_shard(peer, plain, bundle)
-            )
-            self._start(read)
+        elif self._place is None:
+            self._store.release(tensor)
+        else:
+            plain, into = head.model_copy(update={"coded": None}), self._place.transcoding.into
+            then = partial(self._bundle_or_shard, peer, plain)
+            self._decode(head.step_id, partial(into, head.step_id, peer, head, tensor, then))
 
     def unread(self, peer: str, head: ActivationHead | GradientHead, why: str) -> None:
         """A bundle of `peer` is none. One of a spot check is nobody's but the check's, which lapses."""
@@ -265,6 +268,20 @@ class StepWork:
             await asyncio.sleep(LATE_S)
             while self._late and self._goes(self._late[0][1]):
                 self._late.popleft()
+
+    def _decode(self, step: e.StepId, into: Callable[[], Work | None]) -> None:
+        """`into` does it, or raises ArenaFullError: then what has come is kept, and it is tried again once there may be room. None waits for another: what is
+        farther from the loss could wait for what is nearer.
+        """
+        if not self._goes(into):
+            self._undecoded.append((step, into))
+            if len(self._undecoded) == 1:
+                self._spawn(self._decode_late())
+
+    async def _decode_late(self) -> None:
+        while self._undecoded:
+            await asyncio.sleep(LATE_S)
+            self._undecoded = [late for late in self._undecoded if not self._goes(late[1])]
 
     def _goes(self, out: Callable[[], Work | None]) -> bool:
         try:

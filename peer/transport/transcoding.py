@@ -124,7 +124,10 @@ class Transcoding:
     def into(
         self, step: e.StepId, peer: str, head: Head, tensor: Tensor, then: Callable[[Tensor], None]
     ) -> Answer:
-        """`then` gets what `peer` wrote into `tensor`. What cannot be read is dropped: a bundle comes another way, or the plan of a shard is made anew."""
+        """`then` gets what `peer` wrote into `tensor`. What cannot be read is dropped: a bundle comes another way, or the plan of a shard is made anew.
+
+        Raises ArenaFullError with nothing done.
+        """
         assert head.coded is not None
         layout = layout_of(self._schema, head)
         codec = Codec.of(head.coded.codec)

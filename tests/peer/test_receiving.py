@@ -5,25 +5,38 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
-from hetpeer.averaging.heads import Head, ShardHead, encode_head
+from hetpeer.averaging.heads import Coded, Head, ShardHead, encode_head
 from hetpeer.bootstrap.settings import LinkSettings
 from hetpeer.dht import frames
 from hetpeer.dht.clock import SystemClock
 from hetpeer.dht.credit import pack
 from hetpeer.dht.streams import Stream
+from hetpeer.dht.tasks import TaskSet
 from hetpeer.peer.tracing import Trace
+from hetpeer.peer.training.figures import Figures
+from hetpeer.peer.training.stepwork import Place, StepWork
 from hetpeer.peer.transport.linkbook import LinkBook
+from hetpeer.peer.transport.posting import Posts
 from hetpeer.peer.transport.pressure import SHARDS
 from hetpeer.peer.transport.receiving import Receiving
 from hetpeer.peer.transport.schema import Schema
 from hetpeer.peer.transport.tensors import Tensor, TensorStore
-from hetpeer.stages.execution.arena import Arena
+from hetpeer.peer.transport.transcoding import Transcoding
+from hetpeer.stages.execution.arena import ALIGNMENT, Arena
+from hetpeer.stages.execution.copying import Copier
+from hetpeer.stages.execution.staging import Staging
+from hetpeer.stages.execution.transcoding import Decoder
+from hetpeer.stages.execution.transfers import Decode
+from hetpeer.stages.links.codec import Codec, Written
 from tests.bootstrap.engine import make_run
 from tests.dht.loopback import Loopback
 from tests.dht.test_channel import until
@@ -55,6 +68,28 @@ class Owner:
     def introduced(self, *_word: Any) -> None: ...
 
 
+class InProcess:
+    """A compute worker that decodes, without a process."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self._decoder = Decoder(Staging(arena.memory, Copier.of(torch.device("cpu"))))
+
+    async def post(self, command: Any) -> Any:
+        return self._decoder.execute(command) if isinstance(command, Decode) else None
+
+
+class Member:
+    """A core that keeps the parts of shards."""
+
+    def __init__(self) -> None:
+        self.parts: list[Tensor] = []
+
+    def part(self, _origin: Any, _block: int, _index: int, tensor: Tensor) -> tuple[()]:
+        self.parts.append(tensor)
+        return ()
+
+
 class Rig:
     """Our side, and a peer's streams to it, on which it says whatever it likes."""
 
@@ -62,7 +97,8 @@ class Rig:
         self.arena = Arena(8 << 20)
         self.store = TensorStore(self.arena)
         self.owner = Owner()
-        self.receiving = Receiving(LinkBook(LinkSettings()), Trace(SystemClock()), self.owner)
+        self.trace, self.book = Trace(SystemClock()), LinkBook(LinkSettings(reduce="int8"))
+        self.receiving = Receiving(self.book, self.trace, self.owner)
         self.receiving.use(schema, self.store)
         self.receiving.keep_only(frozenset({"us", "them"}))
         self.network = Loopback(self.receiving.handle, "them")
@@ -94,6 +130,57 @@ def shard(step: int) -> dict[str, Any]:
 def frame(number: int, total: int, message: dict[str, Any]) -> dict[str, Any]:
     """The head of frame `number`, with which so many bytes are spent."""
     return {"n": number, "a": 0, "s": pack({SHARDS: total}), "m": message}
+
+
+def working(rig: Rig, schema: Schema, tasks: TaskSet) -> tuple[StepWork, Member]:
+    """What is done with all that arrives at `rig`, as far as it is decoded."""
+    member, quiet = Member(), SimpleNamespace(use=rig.receiving.use, end_step=lambda _step: None)
+    posts = Posts(InProcess(rig.arena), rig.store, rig.trace)  # type: ignore[arg-type]
+    transcoding = Transcoding(posts, schema, rig.book, "us", *[lambda *_: None] * 3)
+
+    def spawn(work: Any) -> None:
+        tasks.spawn(work, name="work")
+
+    parts = (member, quiet, rig.store, Figures(), spawn, lambda _effects: None, lambda: None)
+    work = StepWork(*parts)  # type: ignore[arg-type]
+    work.use(Place(schema, posts, quiet, quiet, quiet, quiet, transcoding, quiet))  # type: ignore[arg-type]
+    rig.owner.tensor_arrived = work.arrived  # type: ignore[method-assign]
+    return work, member
+
+
+@pytest.mark.parametrize("ends", [False, True])
+async def test_what_there_is_no_room_to_decode_for_waits_and_its_sender_is_not_to_blame(
+    schema: Schema, ends: bool
+) -> None:
+    codec, sent = Codec.of("int8"), np.linspace(-1, 1, ELEMENTS, dtype=np.float32)
+    written = (Written(ELEMENTS),)
+    layout, tasks = schema.shard_layout(ELEMENTS), TaskSet()
+    nbytes = layout.written(codec, written)
+    scale = np.array([1 / 127], np.float32).view(np.uint16)[1:]  # a bfloat16 is the upper half
+    payload = scale.tobytes() + np.round(sent * 127).astype(np.int8).tobytes()
+    assert len(payload) == nbytes
+    head = shard(0) | {"coded": Coded(codec="int8", written=written).model_dump()}
+    async with rigged(schema) as rig:
+        work, member = working(rig, schema, tasks)
+        full = rig.arena.allocate(rig.arena.capacity - 4 * ALIGNMENT)
+        stream = await rig.open()
+        await stream.send(frame(1, nbytes + NBYTES, head), payload)
+        while (await stream.receive(timeout_s=30)).header["a"] < 1:  # else it would be sent again
+            pass
+        assert rig.receiving._intake.held() == nbytes + NBYTES
+        assert not member.parts
+        if ends:
+            work.end(StepId(LINE, 0))
+        else:
+            rig.arena.release(full)
+            await until(lambda: bool(member.parts))
+            got = np.frombuffer(rig.store.view(member.parts[0]), np.float32)
+            assert np.allclose(got, sent, atol=0.01)
+            rig.store.release(member.parts[0])
+            rig.arena.allocate(rig.arena.capacity - 4 * ALIGNMENT)
+        assert rig.receiving._intake.held() == 0
+        assert rig.arena.capacity - rig.arena.used == 4 * ALIGNMENT
+        await until(lambda: not len(tasks))
 
 
 async def test_a_step_that_ends_while_a_tensor_of_it_arrives_leaves_nothing(schema: Schema) -> None:
