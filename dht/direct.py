@@ -1,7 +1,7 @@
 """Direct streams to others: TCP with TLS, past p2pd, to peers whose port can be reached. Docs: links.md, "Direct lanes".
 
 The first stream to a peer goes over libp2p. Meanwhile the peer is asked for its door (door.py), and that is tried; if it opens, the streams that go over libp2p are
-cut, their owners open them again, and these and later ones go through the door. Where it does not open, nothing changes.
+cut, their owners open them again, and these and later ones go through the door. Where it does not open, nothing changes, and it is tried again after a while.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from weakref import WeakSet
 
 from hetpeer.dht.addresses import relay_in, socket_in
@@ -89,10 +90,10 @@ class Direct:
             return None
 
     def detour(self, stream: Stream) -> None:
-        """`stream` goes over libp2p: look for a direct way, unless there was none a short while ago."""
+        """`stream` goes over libp2p: look for a direct way; where there was none a short while ago, in a while."""
         peer = stream.peer_id
         self._detours.add(stream)
-        if peer in self._seeking or self._failures.get(peer, (0, 0.0))[1] > asyncio.get_running_loop().time():
+        if peer in self._seeking:
             return
         self._seeking.add(peer)
         self._tasks.spawn(self._seek(peer), name=f"direct way to {peer}")
@@ -108,25 +109,38 @@ class Direct:
         self.cut()
 
     async def _seek(self, peer: str) -> None:
+        """Look for a way, again and again while there is none and anything goes over libp2p instead."""
+        try:
+            while any(stream.peer_id == peer and not stream.broken for stream in list(self._detours)):
+                wait_s = self._failures.get(peer, (0, 0.0))[1] - asyncio.get_running_loop().time()
+                if wait_s > 0:
+                    await asyncio.sleep(wait_s)
+                elif await self._is_settled(peer):
+                    return
+        finally:
+            self._seeking.discard(peer)
+
+    async def _is_settled(self, peer: str) -> bool:
+        """Try once. False where it may go better another time."""
         try:
             control = (await self._session()).control
             host = _host_of(peer, await control.connections())
             if not host:
-                return  # there is a relay between us
+                return True  # there is a relay between us: without it streams are opened anew
             lead = Lead(host, *await _asked(await control.open_stream(peer, PROTOCOL, INTRODUCTION_S)))
             await _asked(await self._dial(lead, peer, PROTOCOL, CONNECT_S))  # it opens, and knows us
         except ProtocolError as error:
             self._listener.offended(peer, error)
         except RemoteError as error:
             self._failed(peer, error)
+            return False
         else:
             _log.info("%s is reached past libp2p now", peer)
             self._leads[peer] = lead
             self._failures.pop(peer, None)
             for stream in [stream for stream in self._detours if stream.peer_id == peer]:
                 stream.abort()
-        finally:
-            self._seeking.discard(peer)
+        return True
 
     async def _dial(self, lead: Lead, peer: str, protocol: str, timeout_s: float) -> Stream:
         name = protocol.encode()
@@ -134,7 +148,11 @@ class Direct:
         try:
             async with asyncio.timeout(timeout_s):
                 _, wire = await asyncio.get_running_loop().create_connection(
-                    Wire, lead.host, lead.port, ssl=self._context, server_hostname=""
+                    partial(_ToDoor, partial(self._turned_away, peer, lead)),
+                    lead.host,
+                    lead.port,
+                    ssl=self._context,
+                    server_hostname="",
                 )
         except (OSError, TimeoutError) as error:
             raise PeerLostError(peer, f"its door does not open: {error or 'time-out'}") from error
@@ -147,12 +165,37 @@ class Direct:
         self._streams.add(stream)
         return stream
 
+    def _turned_away(self, peer: str, lead: Lead) -> None:
+        """A door that opened does not know us any more, or does not serve us: libp2p is asked."""
+        if self._leads.get(peer) is lead:
+            self._failed(peer, PeerLostError(peer, "its door closed before a word came"))
+
     def _failed(self, peer: str, error: RemoteError) -> None:
         _log.debug("no direct way to %s: %s", peer, error)
         self._leads.pop(peer, None)
         times = self._failures.get(peer, (0, 0.0))[0]
         wait_s = RETRY_S[min(times, len(RETRY_S) - 1)]
         self._failures[peer] = times + 1, asyncio.get_running_loop().time() + wait_s
+
+
+class _ToDoor(Wire):
+    """A connection to a door; `turned_away` is told if it ends there before its first byte has come."""
+
+    def __init__(self, turned_away: Callable[[], None]) -> None:
+        super().__init__()
+        self._turned_away = turned_away
+
+    def eof_received(self) -> None:
+        self._ends()
+        super().eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ends()
+        super().connection_lost(exc)
+
+    def _ends(self) -> None:
+        if self.lost is None and not self.delivery.nbytes:
+            self._turned_away()
 
 
 def _host_of(peer: str, connections: Iterable[tuple[str, str]]) -> str:

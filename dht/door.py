@@ -35,7 +35,7 @@ PROTOCOL: Final = "hetpeer/1/direct"
 TICKET_BYTES = 32
 MAX_PROTOCOL = 255
 MAX_TICKETS = 4096
-"""Peers that may come in; who asked longest ago has to ask again."""
+"""Peers that may come in; who neither asked nor came for longest has to ask again."""
 MAX_UNKNOWN = 128
 """Connections that have not shown a ticket yet, counted from the first packet on: a TLS handshake is work, and a file is open for it."""
 MAX_UNKNOWN_THERE = 32
@@ -61,6 +61,7 @@ class Door:
         self._listening: socket.socket | None = None
         self._context: ssl.SSLContext | None = None
         self._tickets: dict[str, bytes] = {}
+        """Peer → what it shows; the newest last."""
         self._peers: dict[bytes, str] = {}
         self._print = b""
         self._unknown: Counter[str] = Counter()
@@ -85,12 +86,13 @@ class Door:
     async def handle(self, stream: Stream) -> None:
         """Answer one who asks how to come in; given to `Listener.serve`."""
         await stream.receive(payload_limit=0, timeout_s=INTRODUCTION_S)
-        ticket = self._tickets.get(stream.peer_id)
+        ticket = self._tickets.pop(stream.peer_id, None)
         if ticket is None:
             while len(self._tickets) >= MAX_TICKETS:
                 del self._peers[self._tickets.pop(next(iter(self._tickets)))]
-            ticket = self._tickets[stream.peer_id] = secrets.token_bytes(TICKET_BYTES)
+            ticket = secrets.token_bytes(TICKET_BYTES)
             self._peers[ticket] = stream.peer_id
+        self._tickets[stream.peer_id] = ticket  # the newest now
         answer = {"port": self.port, "certificate": self._print, "ticket": ticket}
         await stream.send(answer, timeout_s=INTRODUCTION_S)
 
@@ -140,6 +142,7 @@ class Door:
             _log.debug("a direct stream with a ticket that is none")
             wire.abort()
             return
+        self._tickets[peer] = self._tickets.pop(peer)  # the newest now
         prepare(wire)
         await self._listener.carry(wire, peer, wire.remote, protocol)
 

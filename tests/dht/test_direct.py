@@ -211,6 +211,72 @@ async def test_nobody_comes_in_without_a_ticket(two: Two) -> None:
         await asked(stream, b"x")
 
 
+async def test_who_shows_a_ticket_that_is_none_any_more_comes_over_libp2p(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told nothing but that the door closes. Later it asks for another ticket."""
+    one, other = two
+    await found(other, one.peer_id)
+    monkeypatch.setattr("hetpeer.dht.direct.RETRY_S", (0.1,))
+    door = one._direct._door
+    del door._peers[door._tickets.pop(other.peer_id)]
+    streams = [await other.open(one.peer_id, ECHO) for _ in range(2)]
+    for stream in streams:
+        with pytest.raises(PeerLostError):
+            await asked(stream, b"x")
+    assert not other._direct.leads_to(one.peer_id)
+    assert other._direct._failures[one.peer_id][0] == 1
+    async with await other.open(one.peer_id, ELSE) as stream:
+        assert await asked(stream, b"x") == b"x"
+    await found(other, one.peer_id)
+
+
+async def asking(node: Node, peer: str) -> Stream:
+    """A stream over libp2p on which `peer` is asked for its door."""
+    return await (await node.session()).control.open_stream(peer, PROTOCOL, 5.0)
+
+
+async def test_who_comes_in_or_asks_is_not_the_next_to_be_forgotten(two: Two) -> None:
+    one, other = two
+    await found(other, one.peer_id)
+    tickets = one._direct._door._tickets
+    for protocol in (ECHO, PROTOCOL):
+        tickets["somebody else"] = tickets.pop("somebody else", bytes(TICKET_BYTES))
+        opening = other.open(one.peer_id, ECHO) if protocol == ECHO else asking(other, one.peer_id)
+        async with await opening as stream:
+            await stream.send({})
+            await stream.receive(timeout_s=20)
+        assert [*tickets][-1] == other.peer_id
+    del tickets["somebody else"]
+
+
+async def test_a_door_that_did_not_open_is_tried_again_while_a_stream_goes_over_libp2p(
+    two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though nobody opens another one meanwhile."""
+    one, _ = two
+    monkeypatch.setattr("hetpeer.dht.direct.RETRY_S", (0.1,))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        shut = server.getsockname()[1]
+    tries: list[int] = []
+
+    async def shut_first(stream: Stream) -> None:
+        tries.append(shut)
+        if len(tries) > 2:
+            await third._direct._door.handle(stream)
+            return
+        await stream.receive(timeout_s=5)
+        await stream.send({"port": shut, "certificate": bytes(32), "ticket": bytes(TICKET_BYTES)})
+
+    async with AsyncExitStack() as stack:
+        third = await started(stack, tmp_path / "third", peers=(parse_address(one.addresses()[0]),))
+        await third.serve(PROTOCOL, shut_first)
+        async with await one.open(third.peer_id, ECHO), asyncio.timeout(30):
+            while not one._direct.leads_to(third.peer_id):
+                await asyncio.sleep(0.01)
+        assert len(tries) == 4, "and once through the door"
+
+
 @pytest.mark.parametrize(
     "said", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(3), bytes(TICKET_BYTES) + b"\xff" + b"\xff" * 255]
 )
