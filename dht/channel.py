@@ -133,6 +133,9 @@ class Channel:
             await self._carry(stream, peer_has)
 
     async def _carry(self, stream: Stream, peer_has: int) -> None:
+        if self.closed:  # another has taken its place: nobody is to count with it
+            stream.abort()
+            return
         self.outbox.acknowledge(peer_has)
         self._owing = True
         self._stream = stream

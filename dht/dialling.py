@@ -32,6 +32,9 @@ async def dial(node: Node, protocol: str, channel: Channel, patience_s: float = 
     while not channel.closed:
         try:
             stream = await node.open(channel.peer_id, protocol, timeout_s=5.0)
+            if channel.closed:  # a late word of it would end what has taken its place
+                stream.close()
+                return
             hello = {"key": channel.key, "lane": channel.lane, "has": channel.inbox.last, "begun": begun}
             began = asyncio.get_running_loop().time()
             await stream.send(hello, timeout_s=5.0)
@@ -60,7 +63,8 @@ async def dial(node: Node, protocol: str, channel: Channel, patience_s: float = 
 class ChannelServer:
     """Accepts channels of one protocol. `accept` makes the receiver of a new channel, or None to refuse the peer.
 
-    `meters` gives the one that measures the line from a peer, for all its channels, of which it may have one in each of `lanes`.
+    `meters` gives the one that measures the line from a peer, for all its channels, of which it may have one in each of `lanes`, all with one
+    key: another one begins anew, and what the peer had before is over.
     """
 
     def __init__(
@@ -104,8 +108,7 @@ class ChannelServer:
             if receiver is None:
                 await stream.send({"lost": True}, timeout_s=5.0)
                 return
-            if channel is not None:
-                channel.close()
+            self._end_others(stream.peer_id, key, lane)
             channel = Channel(stream.peer_id, key, receiver, self._payload_limit, lane)
             channel.meter = self._meters(stream.peer_id) if self._meters is not None else None
             self._channels[stream.peer_id, lane] = channel
@@ -116,6 +119,13 @@ class ChannelServer:
         await channel.carry(stream, peer_has)
         for error in wrong:
             raise error
+
+    def _end_others(self, peer_id: str, key: str, lane: int) -> None:
+        """There is to be a new channel with `key` in `lane`."""
+        for place in ((peer_id, one) for one in range(self._lanes)):
+            channel = self._channels.get(place)
+            if channel is not None and (channel.key != key or channel.lane == lane):
+                self._channels.pop(place).close()
 
     def close(self) -> None:
         """Close every channel; no more are accepted. Whoever still serves us keeps nothing of our owner."""

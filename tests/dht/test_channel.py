@@ -230,6 +230,34 @@ async def test_a_bad_frame_stops_its_own_channel_only() -> None:
     await asyncio.wait_for(dialling, 30)
 
 
+async def test_a_channel_that_is_closed_while_a_stream_for_it_opens_is_not_used_any_more() -> None:
+    """Nor does its other side hear of it: it would take that for a new one."""
+    used: list[str] = []
+
+    class Noted(Kept):
+        def up(self, channel: Channel) -> None:
+            used.append(channel.key)
+
+    class ClosesMeanwhile(Loopback):
+        async def open(self, peer: str, protocol: str, *, timeout_s: float) -> Stream:
+            stream = await super().open(peer, protocol, timeout_s=timeout_s)
+            channel.close()
+            return stream
+
+    def accept(_peer: str, key: str) -> Kept:
+        used.append(key)
+        return Kept()
+
+    channel = Channel("them", "a", Noted(), LIMIT)
+    network = ClosesMeanwhile(ChannelServer(accept, LIMIT).handle)
+    await asyncio.wait_for(dial(network, "test", channel), 30)  # type: ignore[arg-type]
+    await until(lambda: bool(network.ended))
+    stream = await network.open("them", "test", timeout_s=5.0)
+    await channel.carry(stream, 0)
+    assert stream.broken
+    assert not used
+
+
 async def test_a_second_stream_does_not_make_a_frame_count_twice() -> None:
     """The peer opens a new stream while the handler of the old one still works on a frame."""
     working, go_on = asyncio.Event(), asyncio.Event()

@@ -19,6 +19,8 @@ from hetpeer.bootstrap.settings import LinkSettings
 from hetpeer.dht import frames
 from hetpeer.dht.clock import SystemClock
 from hetpeer.dht.credit import pack
+from hetpeer.dht.dialling import MAX_LANES
+from hetpeer.dht.errors import PeerLostError
 from hetpeer.dht.streams import Stream
 from hetpeer.dht.tasks import TaskSet
 from hetpeer.peer.tracing import Trace
@@ -110,6 +112,12 @@ class Rig:
         return stream
 
 
+async def heard_out(stream: Stream) -> None:
+    """Listen until it breaks."""
+    while True:
+        await stream.receive(timeout_s=30)
+
+
 @asynccontextmanager
 async def rigged(schema: Schema) -> AsyncIterator[Rig]:
     rig = Rig(schema)
@@ -181,6 +189,28 @@ async def test_what_there_is_no_room_to_decode_for_waits_and_its_sender_is_not_t
         assert rig.receiving._intake.held() == 0
         assert rig.arena.capacity - rig.arena.used == 4 * ALIGNMENT
         await until(lambda: not len(tasks))
+
+
+async def test_a_peer_has_one_links_credit_however_many_keys_it_names(schema: Schema) -> None:
+    """One for each lane, and each had the credit of a link."""
+    async with rigged(schema) as rig:
+        streams = [await rig.open(f"key {lane}", lane) for lane in range(MAX_LANES)]
+        streams.append(await rig.open(f"key {MAX_LANES - 1}", 0))
+        *gone, last, same = streams
+        for stream in gone:
+            with pytest.raises(PeerLostError):
+                await heard_out(stream)
+        channels = list(rig.receiving._server)
+        await until(lambda: all(channel.is_up for channel in channels))
+        assert {(channel.key, channel.lane) for channel in channels} == {
+            (f"key {MAX_LANES - 1}", lane) for lane in (0, MAX_LANES - 1)
+        }
+        first, second = (channel.credit for channel in channels)
+        assert first is not None
+        assert second is not None
+        assert first.grants is second.grants
+        for stream in (last, same):
+            assert (await stream.receive(timeout_s=30)).header["a"] == 0
 
 
 async def test_a_step_that_ends_while_a_tensor_of_it_arrives_leaves_nothing(schema: Schema) -> None:
