@@ -76,7 +76,7 @@ class Coordinator(Losing):
         """Time passes: leases, graces and dead-lines. To be called a few times a second."""
         if self.state is State.FINISHED:
             return []
-        self._border.excuse(self._leases.tick(now), now)
+        self._excuse(self._leases.tick(now), now)
         self._border.look(now)
         effects = self._make_room(now) if self._reign.failures.wake(now) else []
         effects += [*self._lose(self._leases.expired(now), now), *self._judge(now), *self._seal(now)]
@@ -88,6 +88,10 @@ class Coordinator(Losing):
             case State.TRAINING | State.REDUCING:
                 effects += self._patience(now)
         return effects
+
+    def _excuse(self, pause_s: float, now: float) -> None:
+        """We did not run for so long: it counts against nobody."""
+        self._border.excuse(pause_s, now)
 
     # ── joining ──────────────────────────────────────────────────────────────────────────────────────────────────
 

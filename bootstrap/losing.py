@@ -80,7 +80,7 @@ class Losing(Reigning):
         ]
         effects += self._leave_step([self.members.volunteers[peer] for peer in peers], now)
         for peer in peers:
-            del self.members.volunteers[peer]
+            self.members.volunteers.pop(peer, None)  # what was found out meanwhile may have ended it already
         return effects
 
     def _leave_step(self, volunteers: Sequence[Volunteer], now: float) -> list[Effect]:

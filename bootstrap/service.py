@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from hetpeer.averaging import messages as m
@@ -30,7 +31,7 @@ from hetpeer.dht import failpoints
 from hetpeer.dht.addresses import network_in
 from hetpeer.dht.channel import Channel
 from hetpeer.dht.clock import Clock
-from hetpeer.dht.errors import LocalError, RemoteError
+from hetpeer.dht.errors import LocalError, ProtocolError, RemoteError
 from hetpeer.dht.listener import CONTROL as CONTROL_BUDGET
 from hetpeer.dht.node import Node
 from hetpeer.dht.tasks import heed_cancellation
@@ -197,7 +198,24 @@ class CoordinatorService:
         if isinstance(message, m.EventLine):
             self._keep_event(peer, message.line)
             message = m.Heartbeat()  # what else it says may wait behind thousands of these
-        self._queue(self.core.receive(peer, message, self._clock.monotonic()))
+        self._hear(partial(self.core.receive, peer, message))
+
+    def _hear(self, happens: Callable[[float], Sequence[d.Effect]]) -> None:
+        """A volunteer has said something, or its stream is gone or back. A core that breaks over it has noted what it never says: this reign is over.
+
+        Raises `ProtocolError` for what no honest peer says.
+        """
+        try:
+            self._queue(happens(self._clock.monotonic()))
+        except ProtocolError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, the process ends with it
+            self._break_off(error)
+
+    def _break_off(self, error: Exception) -> None:
+        self._reception.close()
+        if not self.halted.done():
+            self.halted.set_exception(error)
 
     def _lets_in(self, peer: str, hello: m.Hello) -> bool:
         """Whether the core is to answer `hello`; else `peer` is turned away."""
@@ -221,7 +239,7 @@ class CoordinatorService:
         _log.info("%s is turned away: %s", peer[-6:], why.why)
         self._queue([d.Send(peer, why)])
         if peer in self._reception.inside:
-            self._queue(self.core.receive(peer, m.Farewell(), self._clock.monotonic()))
+            self._hear(partial(self.core.receive, peer, m.Farewell()))
             self._reception.inside.discard(peer)
         self._queue([d.Disconnect(peer)])
 
@@ -251,10 +269,10 @@ class CoordinatorService:
             self._queue(self.core.recut(cutting, self._clock.monotonic()))
 
     def broken(self, peer: str) -> None:
-        self._queue(self.core.broken(peer, self._clock.monotonic()))
+        self._hear(partial(self.core.broken, peer))
 
     def resumed(self, peer: str) -> None:
-        self._queue(self.core.resumed(peer, self._clock.monotonic()))
+        self._hear(partial(self.core.resumed, peer))
 
     async def _ask_for_events(self, peer: str) -> None:
         """Another reliable peer may have coordinated until now: the volunteer sends what is not here."""
@@ -274,9 +292,7 @@ class CoordinatorService:
         except LocalError as error:
             # Evidence that is not kept would make the audit fail: better to stop, and go on when there is room.
             # A closed channel acknowledges nothing: the next reign hears the line again.
-            self._reception.close()
-            if not self.halted.done():
-                self.halted.set_exception(error)
+            self._break_off(error)
 
     # ── checkpoints and states ───────────────────────────────────────────────────────────────────────────────────
 

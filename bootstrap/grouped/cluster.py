@@ -149,8 +149,12 @@ class Cluster(Coordinator):
     def _cross(self, now: float) -> list[Effect]:
         return super()._cross(now) if self.founded and self.dissolved is None else []
 
+    def _excuse(self, pause_s: float, now: float) -> None:
+        super()._excuse(pause_s, now)
+        self._whole_by += pause_s
+
     def _waited(self, now: float) -> list[Effect]:
-        if not self.founded:
+        if not self.founded or self.dissolved is not None:
             return []
         if self.members.uncovered() and now > self._whole_by:
             if self._fetches:

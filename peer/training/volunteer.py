@@ -298,10 +298,10 @@ class Volunteer:
                 for line in self._evidence.applied(effect, self.member.incarnation):
                     self.session.give_evidence(line)
                 number = effect.step.number
-                self.figures.credited += self._credited(effect.covers)
                 self.figures.updated(number, time.monotonic())
                 self._trace.span("step", f"step {number}", self._begun.pop(number, self._trace.now()))
-                if not effect.step.group:
+                if not effect.step.group:  # an averaging is nobody's work
+                    self.figures.credited += self._credited(effect.covers)
                     self.session.tell(self.links.paced())
             case e.EndStep(step):
                 self._steps.end(step)

@@ -107,6 +107,27 @@ def test_who_was_not_there_after_a_failover_was_not_late_for_a_founding():
     assert one.core.clusters.patience == 1
 
 
+def test_a_cluster_that_has_trained_for_long_is_not_late_for_its_founding():
+    """A volunteer dies, and its lease runs out: what comes next is given no longer for that."""
+    one = training()
+    one.passes(200.0, *"ab")
+    assert one.core.clusters.living[0].whole
+    one.passes(15.0, "b")
+    assert one.of("dissolved")
+    assert one.core.clusters.patience == 1
+
+
+def test_holders_have_their_time_to_come_back_however_long_the_coordinator_slept():
+    before = training()
+    one = Waiting([*before.records, commit()])
+    one.passes(1.0)
+    one.now += 20.0
+    one.do(one.core.tick(one.now))
+    assert not one.of("dissolved")
+    one.passes(20.0)
+    assert one.of("dissolved")
+
+
 def test_a_coordinator_that_slept_says_so_once():
     one = training()
     one.comes("c", "d")

@@ -6,12 +6,13 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.checkers import unchecked
-from hetpeer.bootstrap.spotcheck import CheckRules
+from hetpeer.bootstrap.spotcheck import CheckRules, SpotCheck
 from hetpeer.bootstrap.spotchecks import SpotChecks
 from hetpeer.bootstrap.standing import LAPSES, Part, Standings
-from hetpeer.bootstrap.verdicts import Verdict
+from hetpeer.bootstrap.verdicts import Outcome, Verdict
 from hetpeer.stages.execution.fingerprint import KEY_BYTES
 from hetpeer.stages.execution.routes import Hop
+from tests.bootstrap.court import Court
 
 PEERS = "abcd"
 
@@ -175,3 +176,25 @@ def test_who_holds_what_no_other_holds_in_one_piece_is_checked_by_nobody_and_tha
     roster["e"] = (0, 6)
     assert unchecked(roster) == []
     assert counts(checks, "a", 2) == [("e", 0), ("e", 2)], "all that it counts, as soon as somebody else can"
+
+
+def test_who_leaves_while_it_turns_out_that_it_has_lied_is_gone_once():
+    """It has a dispute with all its neighbours, of which nothing was said as long as another check was open; with it that one is over."""
+    rules = CheckRules(
+        share=1e-4, proves=False, draw=lambda: 0.9, key=lambda: bytes(KEY_BYTES), distance=lambda *_: 0.0
+    )
+    court = Court(layouts=(((0, 1), (1, 2)),), checks=rules)
+    for peer, first in (("a", 0), ("b", 1), ("d", 0), ("c", 1), ("e", 0)):
+        court.hello(peer)
+        place = next(one for one in court.sent[peer, "welcome"].places if one.open and one.begin == first)
+        court.tell(peer, m.Claim(cluster=place.cluster, begin=place.begin, end=place.end))
+        court.tell(peer, m.Prepared())
+    court.begin_prepared(*"abdce")
+    checks = court.core._steps.first.sums.checks
+    ended, checks._checks[2] = SpotCheck(1, "a", "d"), SpotCheck(2, "d", "a")
+    checks._end(ended, Outcome(Verdict.DISPUTED, "b", "a", frozenset({frozenset("ab"), frozenset("ac")})))
+    court.tell("a", m.Farewell())
+    assert "a" not in court.core.members.volunteers
+    assert [record["kind"] for record in court.records if record.get("peer") == "a"].count("banned") == 1
+    assert court.core.line.view == 1
+    assert all(court.sent[peer, "rolled_back"].line == court.core.line for peer in "bcde")

@@ -12,6 +12,7 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.beginning import Beginning
+from hetpeer.bootstrap.coordinator import Coordinator
 from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.eventlog import keep_event, read_event, read_events, sign_event
 from hetpeer.bootstrap.hearing import SESSIONS
@@ -152,6 +153,21 @@ async def test_line_for_which_there_was_no_room_goes_to_the_next_reign(
     for task in (again, speaking):
         task.cancel()
     await asyncio.wait([again, speaking])
+
+
+async def test_a_core_that_breaks_over_a_message_ends_the_reign(
+    run: RunDirectory, volunteer: Identity, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have noted what it never says: the next one begins with what is written."""
+    rig = Rig(run, volunteer, network)
+    monkeypatch.setattr(Coordinator, "receive", lambda *_: {}["nobody"])
+    speaking = asyncio.create_task(rig.session.run(lambda: 1))
+    async with asyncio.timeout(60):
+        with pytest.raises(ExceptionGroup) as caught:
+            await rig.reign()
+    assert caught.group_contains(KeyError)
+    speaking.cancel()
+    await asyncio.wait([speaking])
 
 
 async def test_line_given_between_two_sessions_goes_to_the_next(
