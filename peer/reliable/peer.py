@@ -16,7 +16,6 @@ from hetpeer.bootstrap.configuration import coordinator_config
 from hetpeer.bootstrap.core import is_over
 from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.decisions import Halt
-from hetpeer.bootstrap.history import Record
 from hetpeer.bootstrap.keeping import Checkpoints
 from hetpeer.bootstrap.ranking import encode, ranking
 from hetpeer.bootstrap.replica import Replica, run_logs
@@ -28,7 +27,7 @@ from hetpeer.bootstrap.shelf import Answer, RunShelf
 from hetpeer.dht.addresses import Address
 from hetpeer.dht.clock import SystemClock
 from hetpeer.dht.dialling import ChannelServer
-from hetpeer.dht.errors import ExitCode, LocalError, RemoteError
+from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.identity import Identity
 from hetpeer.dht.listener import CONTROL as CONTROL_BUDGET
 from hetpeer.dht.node import Node
@@ -39,6 +38,7 @@ from hetpeer.peer.arrival.reach import tell_forever
 from hetpeer.peer.arrival.rendezvous import join_address, near_address, open_config
 from hetpeer.peer.control.attending import AttendedDaemon, attended
 from hetpeer.peer.lifecycle import freeze_memory
+from hetpeer.peer.reliable.catching import CatchingUp
 from hetpeer.peer.reliable.progress import ReliableProgress
 from hetpeer.peer.reliable.proposing import Proposing
 from hetpeer.peer.reliable.standin import StandIn
@@ -50,8 +50,6 @@ LAST = ("checkpoint", "evaluation", "dissolved")
 """One of these is what ends a grouped run."""
 FOLLOW_S = 0.5
 """Between two looks at what was decided."""
-COPY_AGAIN_S = 10.0
-"""A checkpoint that nobody could give is asked for again after so long."""
 
 _log = logging.getLogger(__name__)
 
@@ -90,9 +88,7 @@ class ReliablePeer:
         """Halts among so many are of an earlier life."""
         self._halt: Halt | None = None
         """The last one, unless somebody has reigned since."""
-        self._lacking: Record | None = None
-        """The checkpoint that nobody could give us, and until when nobody is asked for it again."""
-        self._not_before = 0.0
+        self._catching_up = CatchingUp(replica, self._checkpoints)
         self.service: CoordinatorService | None = None
         """While it leads."""
         self.ready = asyncio.Event()
@@ -130,7 +126,7 @@ class ReliablePeer:
             for work in (
                 self.replica.run(),
                 Amending(self._node, self.replica, lambda: self._checkpoints.newest).run(),
-                self._keep_up_forever(),
+                self._catching_up.look_forever(),
             )
         }
         reigns = asyncio.ensure_future(self._reign_or_follow(leaving))
@@ -162,7 +158,7 @@ class ReliablePeer:
 
     async def _reign(self, leaving: asyncio.Event) -> Halt | None:
         # A checkpoint may have been decided since we last looked, and a roll-back would ask us for it.
-        await self._keep_up()
+        await self._catching_up.look()
         clock = SystemClock()
         begun = await asyncio.to_thread(
             Beginning.of, self._run, self.replica.records, clock.monotonic(), ranks=self._ranks
@@ -208,32 +204,6 @@ class ReliablePeer:
             # all of the log is looked at, and leader and followers wait for nobody who is silent for seconds
             return await asyncio.to_thread(is_over, config, averaging, records)
         return False
-
-    async def _keep_up_forever(self) -> None:
-        while True:
-            await self._keep_up()
-            await asyncio.sleep(FOLLOW_S)
-
-    async def _keep_up(self) -> None:
-        """Have the files of the newest checkpoint, also where others sealed it. One that nobody can give now is asked for again later."""
-        last, others = self.replica.history.checkpoint, self.replica.company()
-        if last is None or self._checkpoints.is_newest(last) or not others:
-            return
-        known = self._lacking is not None and self._lacking["blocks"] == last["blocks"]
-        if known and asyncio.get_running_loop().time() < self._not_before:
-            return
-        try:
-            await self._checkpoints.copy(last, others)
-            if last is self.replica.history.checkpoint:  # else a newer one is here, or to be had
-                await self._checkpoints.sealed(last)
-        except RemoteError as error:
-            _log.log(
-                logging.DEBUG if known else logging.WARNING,
-                "checkpoint %s is not copied yet: %s",
-                last["version"],
-                error,
-            )
-            self._lacking, self._not_before = last, asyncio.get_running_loop().time() + COPY_AGAIN_S
 
 
 async def serve_run(

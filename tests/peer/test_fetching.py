@@ -366,13 +366,13 @@ async def test_a_checkpoint_of_the_log_whose_files_are_not_here(
         peer = ReliablePeer(network.asker, run, replica)
         assert peer.stored == 0
         for _ in range(3):
-            await peer._keep_up()
+            await peer._catching_up.look()
         said = [one.getMessage() for one in caplog.records if "is not copied yet" in one.getMessage()]
         assert len(said) == 1
         assert said[0].startswith("checkpoint 51 is not copied yet: HP-")
         await peer._checkpoints.copy(newest, [network.server.peer_id])
-        await peer._keep_up()
+        await peer._catching_up.look()
         assert peer.stored == 0, "it is not looked at again at once"
-        peer._not_before = 0.0
-        await peer._keep_up()
+        peer._catching_up._not_before = 0.0
+        await peer._catching_up.look()
         assert peer.stored == 51

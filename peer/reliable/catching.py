@@ -1,0 +1,51 @@
+"""A reliable peer has the files of the newest checkpoint, also of one that others sealed while it was away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from hetpeer.bootstrap.history import Record
+from hetpeer.bootstrap.keeping import Checkpoints
+from hetpeer.bootstrap.replica import Replica
+from hetpeer.dht.errors import RemoteError
+
+LOOK_S = 0.5
+AGAIN_S = 10.0
+"""A checkpoint that nobody could give is asked for again after so long."""
+
+_log = logging.getLogger(__name__)
+
+
+class CatchingUp:
+    """`checkpoints` with those that `replica` says are sealed."""
+
+    def __init__(self, replica: Replica, checkpoints: Checkpoints) -> None:
+        self._replica = replica
+        self._checkpoints = checkpoints
+        self._lacking: Record | None = None
+        """The one that nobody could give us, and until when nobody is asked for it again."""
+        self._not_before = 0.0
+
+    async def look_forever(self) -> None:
+        """Until cancelled. Raises as `look`."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Copy the newest if it is not here; one that nobody can give now is asked for again later. Raises `LocalError` HP-DISK-*."""
+        last, others = self._replica.history.checkpoint, self._replica.company()
+        if last is None or self._checkpoints.is_newest(last) or not others:
+            return
+        known = self._lacking is not None and self._lacking["blocks"] == last["blocks"]
+        if known and asyncio.get_running_loop().time() < self._not_before:
+            return
+        try:
+            await self._checkpoints.copy(last, others)
+            if last is self._replica.history.checkpoint:  # else a newer one is here, or to be had
+                await self._checkpoints.sealed(last)
+        except RemoteError as error:
+            level = logging.DEBUG if known else logging.WARNING
+            _log.log(level, "checkpoint %s is not copied yet: %s", last["version"], error)
+            self._lacking, self._not_before = last, asyncio.get_running_loop().time() + AGAIN_S
