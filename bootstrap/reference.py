@@ -60,7 +60,7 @@ def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[s
                 delayed.back(behind[step], number)
                 with DrawnDropout(Draw(manifest["seed"], step, number, plan.microbatches)):
                     parts.append(loss_of(step, number))
-                torch.autograd.backward(parts[-1] * (size / plan.batch_size))
+                    torch.autograd.backward(parts[-1] * (size / plan.batch_size))
             losses.append(fmean([part.item() for part in parts], plan.sizes))
             norms.append(nn.utils.clip_grad_norm_(model.parameters(), clip).item())
             delayed.forth(settings.get("compensation", 0.0))

@@ -34,11 +34,13 @@ def ship(
     """
     import torch
 
+    from hetpeer.bootstrap.likeness import check_likeness
     from hetpeer.stages.graph.assemble import Mode
     from hetpeer.stages.graph.cut import cut_blocks
     from hetpeer.stages.graph.trace import trace
 
-    dag = trace(model, {name: torch.from_numpy(array) for name, array in example.items()})
+    first = {name: torch.from_numpy(array) for name, array in example.items()}
+    dag = trace(model, first)
     if not dag.dynamic and training.batch_size % training.microbatch_size:
         raise LocalError(
             "HP-MODEL-009",
@@ -51,6 +53,7 @@ def ship(
     mode = Mode(autocast=training.dtype == "bf16", recompute=training.recompute)
     specs = cut_blocks(dag, mode=mode)
     _check_last(specs, last)
+    check_likeness(model, first, dag, specs)
     return {
         "blocks": [_write_block(folder, spec, dag.tensors) for spec in specs],
         "layouts": _layouts(specs, stages),

@@ -18,12 +18,15 @@ from hetpeer.stages.data.draws import Draw, keep_mask
 
 
 class DrawnDropout(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types there
-    """While active, the n-th dropout of a forward pass that drops anything takes the mask of operator n of `draw`."""
+    """While active, the n-th dropout of a forward pass that drops anything takes the mask of operator n of `draw`.
+
+    Active in the backward pass, too, it gives a dropout that is computed again there (torch's checkpoint) its own mask once more.
+    """
 
     def __init__(self, draw: Draw) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._draw = draw
-        self._operator = 0
+        self._operators: dict[bytes, int] = {}
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -31,8 +34,11 @@ class DrawnDropout(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         if func is not torch.ops.aten.bernoulli_.float:
             return func(*args, **(kwargs or {}))
         noise, keep = args[:2]
-        mask = keep_mask(self._draw, self._operator, 1.0 - keep, noise.numel())
-        self._operator += 1
+        # A checkpoint puts the generator's state back before it computes again: a state tells which dropout this is.
+        state = torch.get_rng_state().numpy().tobytes()
+        operator = self._operators.setdefault(state, len(self._operators))
+        torch.rand(())  # the next one finds another state
+        mask = keep_mask(self._draw, operator, 1.0 - keep, noise.numel())
         return noise.copy_(torch.from_numpy(mask).view(noise.shape))
 
 

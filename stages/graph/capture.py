@@ -53,7 +53,7 @@ def _export_fixed(model: nn.Module, example: Mapping[str, Tensor]) -> ExportedPr
         raise LocalError(
             "HP-MODEL-002",
             "torch.export cannot trace the model",
-            why=_torch_line(error),
+            why=torch_line(error),
             fix="make forward() free of decisions that depend on tensor values; try torch.export.export(model, ...)",
             exit_code=ExitCode.CONFIG,
         ) from error
@@ -89,14 +89,14 @@ def _draws(node: torch.fx.Node) -> bool:
     return op == SDPA and len(args) > 4 and bool(args[4])
 
 
-def _torch_line(error: Exception) -> str:
+def torch_line(error: Exception) -> str:
     """The first line of torch's message and the author's line that caused it."""
     message = (str(error).strip().splitlines() or [type(error).__name__])[0]
     torch_home = Path(torch.__file__).parent
     frames = [
         f for f in traceback.extract_tb(error.__traceback__) if torch_home not in Path(f.filename).parents
     ]
-    own = [f for f in frames if f.filename != __file__]
+    own = [f for f in frames if Path(__file__).parents[1] not in Path(f.filename).parents]
     return f"{message} ({own[-1].filename}:{own[-1].lineno}: {own[-1].line})" if own else message
 
 

@@ -153,6 +153,42 @@ def test_a_model_of_one_size_needs_batches_that_it_divides(tmp_path: Path, autho
     assert error.why == "7 samples are no multiple of 2"
 
 
+def test_a_backward_that_volunteers_would_not_run(tmp_path: Path) -> None:
+    source = """
+import torch
+from torch import nn
+
+class Reversal(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.head = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, tokens):
+        return self.head(Reversal.apply(self.linear(tokens.float()))).square().mean()
+"""
+    (tmp_path / "reversed.py").write_text(source)
+    (tmp_path / "text.txt").write_text("text " * 1000)
+    error = assert_fails(
+        tmp_path,
+        "HP-MODEL-011",
+        ExitCode.CONFIG,
+        model=f"{tmp_path / 'reversed.py'}:Model",
+        data=[tmp_path / "text.txt"],
+        sequence_length=16,
+        training=TRAINING,
+    )
+    assert "'linear." in error.what
+
+
 def test_little_text(tmp_path: Path, author: str) -> None:
     (tmp_path / "short.txt").write_text("x" * 700)
     data = [tmp_path / "short.txt"]

@@ -1,0 +1,185 @@
+"""Whether the blocks compute what the author's module does: one microbatch by both, on the author's machine, before anything is signed.
+
+A trace sees operators only. What else decides a gradient (a backward of the author's own, a hook) or a loss (Python's
+state, a cast of torch's autocast) is left behind there without a word, so the numbers themselves are compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hetpeer.dht.errors import ExitCode, LocalError, ProtocolError
+from hetpeer.stages.data.eager import DrawnDropout
+from hetpeer.stages.execution.block import Block
+from hetpeer.stages.execution.seeded import backpropagate
+from hetpeer.stages.graph.capture import torch_line
+from hetpeer.stages.graph.cost import ANY_DRAW
+from hetpeer.stages.graph.passes import Pass
+from hetpeer.stages.graph.refusals import unfit
+from hetpeer.stages.graph.spec import BlockSpec
+from hetpeer.stages.graph.trace import OpDag
+from hetpeer.stages.graph.wire import pack_block, unpack_block
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """How far the blocks' numbers may be from the module's."""
+
+    loss: float
+    """Of the loss, as a part of it and once more as a number: a loss may be a small difference."""
+    gradient: float
+    """Of a parameter's gradient, as a part of it (2-norms)."""
+    floor: float
+    """The same as a part of the whole model's: a gradient that is zero but for rounding has no digits to compare."""
+
+
+EXACT = Gates(loss=1e-4, gradient=1e-4, floor=1e-5)
+ROUNDED = Gates(loss=0.1, gradient=0.5, floor=0.05)
+"""Of a bf16 run, whose blocks round at every border what autocast does not: only what is clearly wrong is found."""
+
+
+def check_likeness(
+    model: nn.Module, example: Mapping[str, Tensor], dag: OpDag, specs: Sequence[BlockSpec]
+) -> None:
+    """Compare loss and gradients of the microbatch `example`, as the run computes them: with dropout, under autocast in a bf16 run.
+
+    Takes a forward and a backward pass by each of the two, and the memory of one pass, the parameters and twice their
+    gradients of a block. The module is left as it was. Raises LocalError HP-MODEL-011 where they differ, HP-MODEL-003
+    where the module itself cannot be trained on `example`, HP-MODEL-001 where blocks cannot compute it.
+    """
+    autocast = specs[0].autocast
+    loss, gradients = _eager(model, example, dag, autocast)
+    norms = {name: float(gradient.norm()) for name, gradient in gradients.items()}
+    whole = math.hypot(*norms.values())
+    if not math.isfinite(loss) or not math.isfinite(whole):
+        raise unfit(
+            f"the first microbatch has the loss {loss} and a gradient of the norm {whole}",
+            "what is not finite is no step",
+            "find out where it comes from: torch.autograd.detect_anomaly() names the operator",
+        )
+    try:
+        found = _subtract_blocks(specs, dag.tensors, example, gradients)
+    except ProtocolError as error:
+        raise LocalError(
+            "HP-MODEL-001",
+            "volunteers cannot compute the model",
+            why=f"{error.what}: {error.why}",
+            fix="express that with other operators"
+            + (", or let the run compute in float32" if autocast else ""),
+            exit_code=ExitCode.CONFIG,
+        ) from error
+    gates = ROUNDED if autocast else EXACT
+    if not abs(found - loss) <= gates.loss * (abs(loss) + 1):
+        raise _unlike(
+            f"the blocks' loss of the first microbatch is {found:.6g}, and the model's own {loss:.6g}",
+            "something in forward() decides that is no operator: Python's state, or a value that a trace took for a constant",
+            "let forward() depend on its inputs, parameters and buffers alone",
+        )
+    excess = {
+        name: float(gradient.norm()) / (gates.gradient * norms[name] + gates.floor * whole)
+        for name, gradient in gradients.items()
+    }
+    worst = max(excess, key=lambda name: math.inf if math.isnan(excess[name]) else excess[name])
+    if not excess[worst] <= 1:
+        raise _unlike(
+            f"the blocks' gradient of {worst!r} is not the model's own: of {norms[worst]:.2g} it differs by {float(gradients[worst].norm()):.2g}",
+            "volunteers run operators, and derive them as torch does: a backward of your own (torch.autograd.Function) and hooks on gradients or tensors do not travel",
+            "leave hooks out; where a value y stands for x in the backward pass write x + (y - x).detach(), and for a gradient times g, g * x + ((1 - g) * x).detach()",
+        )
+
+
+def _unlike(what: str, why: str, fix: str) -> LocalError:
+    return LocalError("HP-MODEL-011", what, why=why, fix=fix, exit_code=ExitCode.CONFIG)
+
+
+def _eager(
+    model: nn.Module, example: Mapping[str, Tensor], dag: OpDag, autocast: bool
+) -> tuple[float, dict[str, Tensor]]:
+    """The author's module: its loss, and a gradient for each parameter that has one here or in the graph, in the graph's names."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    model.train()
+    model.zero_grad()
+    try:
+        with DrawnDropout(ANY_DRAW):
+            with torch.autocast(CPU.type, torch.bfloat16, enabled=autocast):
+                loss = model(**example)
+            loss.backward()
+    except LocalError:
+        raise
+    except Exception as error:  # the author's code may raise anything
+        raise unfit(
+            "the model fails on the first microbatch",
+            f"{type(error).__name__}: {torch_line(error)}",
+            "run the model on a microbatch of your data yourself",
+        ) from error
+    finally:
+        with torch.no_grad():
+            for buffer, content in before:
+                buffer.copy_(content)
+    gradients = {}
+    for fqn, parameter in model.named_parameters():
+        name, gradient = dag.state_dict.get(fqn, fqn), parameter.grad
+        if gradient is not None and gradient.layout is not torch.strided:
+            raise unfit(
+                f"the gradient of parameter {name!r} is sparse",
+                "volunteers add up dense ones",
+                "leave sparse=True out",
+            )
+        if gradient is not None:
+            gradients[name] = gradient
+        elif name in dag.parameters.values():
+            gradients[name] = torch.zeros_like(parameter)
+        parameter.grad = None
+    return loss.item(), gradients
+
+
+def _subtract_blocks(
+    specs: Sequence[BlockSpec],
+    tensors: Mapping[str, Tensor],
+    data: Mapping[str, Tensor],
+    gradients: Mapping[str, Tensor],
+) -> float:
+    """Take the blocks' gradients off `gradients`, block by block as volunteers do; returns their loss. Raises ProtocolError."""
+    here, batch = Pass(ANY_DRAW), specs[0].batch
+    passed, bundle = [], dict[str, Tensor]()
+    for spec in specs:
+        block, parameters = _received(spec, tensors)
+        entering = {n: bundle[n].detach().requires_grad_(one.grad) for n, one in spec.inputs.items()}
+        bundle = block.forward(entering, data, batch, here)
+        passed.append((entering, parameters, bundle))
+    (loss,) = bundle.values()
+    seeds = {name: torch.ones_like(tensor) for name, tensor in bundle.items()}
+    while passed:
+        entering, parameters, leaving = passed.pop()
+        inputs = [name for name, tensor in entering.items() if tensor.requires_grad]
+        roots = [name for name, tensor in leaving.items() if tensor.requires_grad]
+        if not roots:
+            break
+        found = backpropagate(
+            [leaving[name] for name in roots],
+            [*(entering[name] for name in inputs), *parameters.values()],
+            [seeds[name] for name in roots],
+        )
+        # As the worker does: nothing came back for what only a region without gradients reads from here on.
+        seeds = {
+            name: torch.zeros_like(entering[name]) if gradient is None else gradient
+            for name, gradient in zip(inputs, found, strict=False)
+        }
+        for name, gradient in zip(parameters, found[len(inputs) :], strict=True):
+            if gradient is not None:
+                gradients[name].sub_(gradient)
+    return loss.item()
+
+
+def _received(spec: BlockSpec, tensors: Mapping[str, Tensor]) -> tuple[Block, dict[str, Tensor]]:
+    """The block as a volunteer gets it, on the author's own tensors, and its parameters."""
+    spec = unpack_block(pack_block(spec))
+    parameters = {name: tensors[name].detach().requires_grad_() for name in spec.parameter_specs}
+    return Block(spec, parameters, tensors, tensors, CPU), parameters
