@@ -78,9 +78,14 @@ def attention(
     if is_causal:
         causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         scores = scores.masked_fill(~causal, -math.inf)
-    if mask is not None:
+    if mask is None:
+        weights = torch.softmax(scores, dim=-1)
+    else:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    return dropout(here, name, torch.softmax(scores, dim=-1), probability, operator) @ value
+        # As torch's own: who may look at nothing (padding) gets zeros, and sends no gradient back.
+        blind = (scores == -math.inf).all(dim=-1, keepdim=True)
+        weights = torch.softmax(scores.masked_fill(blind, 0.0), dim=-1).masked_fill(blind, 0.0)
+    return dropout(here, name, weights, probability, operator) @ value
 
 
 def batch_norm(

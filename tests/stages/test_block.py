@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from hetpeer.dht.errors import ProtocolError
+from hetpeer.stages.data.eager import DrawnDropout
 from hetpeer.stages.execution.block import Block, flat_views, run_range
 from hetpeer.stages.graph.cut import cut_blocks
-from hetpeer.stages.graph.passes import Pass
+from hetpeer.stages.graph.passes import Pass, attention
 from hetpeer.stages.graph.share import balanced_ranges
 from tests.stages.models import SIZES, SMALL, gpt, small
 from tests.stages.split_run import CPU, assert_same_step, draw, eager_step, received, split_step
@@ -40,6 +41,25 @@ def test_skips_frozen_parameters_and_grad_regions_equal_the_eager_module(kind, t
     blocks = cut_blocks(dag, target)
     split = split_step(blocks, [(i, i + 1) for i in range(len(blocks))], dag.tensors, [data])
     assert_same_step(split, eager_step(model, [data]))
+
+
+@pytest.mark.parametrize("additive", [False, True])
+def test_who_may_look_at_nothing_gets_what_torch_gives_with_dropout_too(additive):
+    """Padding: a row of the mask without anything. Zeros, and no gradient; not NaN."""
+    torch.manual_seed(3)
+    whole = [torch.randn(2, 2, 4, 8, requires_grad=True) for _ in range(3)]
+    mask = torch.ones(4, 4, dtype=torch.bool).tril()
+    mask[2] = False
+    if additive:
+        mask = torch.zeros(4, 4).masked_fill(~mask, -torch.inf)
+    with DrawnDropout(draw()):
+        eager = torch.nn.functional.scaled_dot_product_attention(*whole, mask, 0.25)
+    ours = attention(Pass(draw()), "attention", *whole, mask, 0.25, False, 0)
+    assert torch.equal(ours[:, :, 2], torch.zeros(2, 2, 8))
+    torch.testing.assert_close(ours, eager)
+    seed = torch.randn_like(ours)
+    for mine, theirs in zip(*(torch.autograd.grad(out, whole, seed) for out in (ours, eager)), strict=True):
+        torch.testing.assert_close(mine, theirs)
 
 
 def test_grad_mode_is_the_callers():
