@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from safetensors.numpy import load_file, save
-
 from hetpeer.bootstrap.author import build_model
 from hetpeer.bootstrap.checkpoints import CheckpointStore, initial_record
 from hetpeer.bootstrap.files import atomic_write, disk_errors
@@ -47,6 +44,8 @@ def export(directory: Path, out: Path) -> Exported:
     Without a checkpoint the initial state is exported, version 0. Raises `LocalError`: HP-CKPT-001 if the checkpoint
     is damaged, HP-LOG-001, HP-DISK-*.
     """
+    from safetensors.torch import save
+
     run = RunDirectory.open(directory)
     records = list(read_log(run.log_path))
     weights, version = _weights(run, History.of(records))
@@ -116,29 +115,35 @@ def _no_logits(why: str) -> LocalError:
     )
 
 
-def _weights(run: RunDirectory, history: History) -> tuple[dict[str, np.ndarray[Any, Any]], int]:
-    """The author's whole state dict, and how many updates it has seen."""
+def _weights(run: RunDirectory, history: History) -> tuple[dict[str, Tensor], int]:
+    """The author's whole state dict, and how many updates it has seen. No two entries share memory, tied ones neither."""
+    import torch
+    from safetensors.torch import load_file
+
     manifest, layouts = run.manifest, run.layouts()
     store = CheckpointStore(run, layouts)
     record = history.checkpoint or initial_record(manifest)
     version = int(record["version"])
     passes = version * manifest.training.microbatches
-    found = {name: np.array(count + passes) for name, count in manifest.counters.items()}
+    found = {name: torch.tensor(count + passes) for name, count in manifest.counters.items()}
     for path in run.constant_paths():
         found |= load_file(path)
     for block, layout in enumerate(layouts):
-        found |= state.split(store.load_state(record, block).parameters, layout)
-    return {name: found[source] for name, source in manifest.state_dict.items()}, version
+        parts = state.split(store.load_state(record, block).parameters, layout)
+        found |= {name: torch.from_numpy(part) for name, part in parts}
+    weights = {
+        name: found[source] if name == source else found[source].clone()
+        for name, source in manifest.state_dict.items()
+    }
+    return weights, version
 
 
 def _load_model(run: RunDirectory) -> nn.Module:
     """The author's model with the state dict as it is now."""
-    import torch
-
     model = build_model(run.author().model, run.manifest.seed).eval()
     weights, _ = _weights(run, History.of(read_log(run.log_path)))
     try:
-        model.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
+        model.load_state_dict(weights)
         why = ""
     except RuntimeError as error:  # what torch raises for other names and shapes
         why = str(error).splitlines()[-1].strip()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file
+from safetensors import safe_open
 
 from hetpeer.bootstrap.checkpoints import CheckpointStore
 from hetpeer.bootstrap.files import temporary_folder
@@ -52,7 +52,7 @@ class Comparison:
     """The largest difference of what the optimizer keeps; None if the last step has no checkpoint to compare with."""
     relative_parameter_difference: float | None = None
     lossy: bool = False
-    """Whether the run's codec changes numbers: then the differences are told and not judged."""
+    """Whether the run's codec or dtype rounds what one machine does not: then the differences are told and not judged."""
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -109,14 +109,22 @@ def run_reference(directory: Path, steps: int, behind: Sequence[int] = ()) -> Re
                 why=(finished.stderr.strip().splitlines() or ["it was killed"])[-1],
                 fix="run the audit on the machine where hetpeer init was run",
             )
-        return ReferenceRun(json.loads(out.read_text()), load_file(out.with_suffix(".safetensors")))
+        return ReferenceRun(json.loads(out.read_text()), _trained(out.with_suffix(".safetensors")))
+
+
+def _trained(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """What training may change: float32 alone. A frozen tensor may have a type that numpy does not know."""
+    with safe_open(path, "np") as file:
+        return {n: file.get_tensor(n) for n in file.keys() if file.get_slice(n).get_dtype() == "F32"}  # noqa: SIM118
 
 
 def compare(directory: Path, reference: ReferenceRun) -> Comparison:
     """Compare the run's surviving history and its last checkpoint with a reference of as many steps."""
     run = RunDirectory.open(directory)
     history = History.of(read_log(run.log_path))
-    comparison = Comparison(steps=history.version, lossy=run.manifest.links.lossy)
+    manifest = run.manifest
+    lossy = manifest.links.lossy or manifest.training.dtype != "float32"
+    comparison = Comparison(steps=history.version, lossy=lossy)
     _compare_losses(history, reference.records, comparison)
     if history.checkpoint and history.checkpoint_version == history.version:
         _compare_states(run, history.checkpoint, reference.state, comparison)

@@ -91,7 +91,7 @@ def _verdict_text(verdict: Verdict, comparison: Comparison | None, ok: bool) -> 
     lines += _each(verdict.contributions or ())
     problems = list(verdict.problems)
     if comparison is not None:
-        judged = ", as the run's lossy codec lets them" if comparison.lossy else ""
+        judged = ", as the run's lossy codec or dtype lets them" if comparison.lossy else ""
         lines.append(f"replay        losses differ by {comparison.max_relative_loss_difference:.1e}{judged}")
         lines.append(f"              gradient norms by {comparison.max_relative_norm_difference:.1e}")
         if comparison.relative_moment_difference is not None:

@@ -84,6 +84,35 @@ def make_digits_run(folder: Path) -> RunDirectory:
     )
 
 
+FROZEN = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(256, 8).bfloat16().requires_grad_(False)
+        self.head = nn.Linear(8, 256)
+        self.again = self.head
+        self.register_buffer("unused", torch.ones(3, dtype=torch.bfloat16))
+
+    def forward(self, tokens, targets=None):
+        logits = self.again(self.embed(tokens).float())
+        if targets is None:
+            return logits
+        return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+"""
+
+
+def make_frozen_run(folder: Path) -> RunDirectory:
+    """Of a model whose constants are in bfloat16, which numpy does not know; a layer has two names."""
+    (folder / "frozen.py").write_text(FROZEN)
+    (folder / "text.txt").write_text("text " * 1000)
+    return create_run(
+        folder / "run", model=f"{folder / 'frozen.py'}:Model", data=[folder / "text.txt"], training=TRAINING
+    )
+
+
 def rewrite_log(run: RunDirectory, change: Callable[[list[dict[str, Any]]], None]) -> None:
     """Change the coordinator's log."""
     records = list(read_log(run.log_path))

@@ -15,6 +15,7 @@ from hetpeer.bootstrap.export import export, generate
 from hetpeer.bootstrap.log import read_log
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.errors import ExitCode, LocalError
+from tests.bootstrap.engine import make_frozen_run
 
 
 def test_weights_load_into_the_authors_model(trained: RunDirectory, tmp_path: Path) -> None:
@@ -50,6 +51,16 @@ def test_untrained_run_exports_its_initial_state(fresh: RunDirectory, tmp_path: 
     model = build_model(fresh.author().model, seed=3)
     for name, tensor in load_file(exported.weights).items():
         assert torch.equal(tensor, model.get_parameter(name))
+
+
+def test_constants_in_bfloat16_come_home(tmp_path: Path) -> None:
+    run = make_frozen_run(tmp_path)
+    weights = load_file(export(run.path, tmp_path / "weights.safetensors").weights)
+    model = build_model(run.author().model, seed=0)
+    model.load_state_dict(weights, strict=True)
+    assert weights["embed.weight"].dtype == weights["unused"].dtype == torch.bfloat16
+    assert torch.equal(weights["again.weight"], weights["head.weight"])
+    assert len(b"".join(generate(run.path, "a", tokens=2, temperature=0, seed=0))) == 2
 
 
 def test_damaged_checkpoint_is_not_exported(trained: RunDirectory, tmp_path: Path) -> None:

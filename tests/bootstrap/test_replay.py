@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hetpeer.bootstrap import reference
@@ -21,7 +22,7 @@ from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import AveragingSettings
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.identity import Identity
-from tests.bootstrap.engine import Engine
+from tests.bootstrap.engine import Engine, make_frozen_run
 from tests.swarm.swarm import resign
 
 
@@ -86,9 +87,23 @@ def test_loss_off_by_three_millionths_is_found(
     assert comparison.problems[0].startswith("losses differ")
 
 
+def test_a_run_in_bf16_is_compared_and_not_judged(trained: RunDirectory, one_machine: ReferenceRun) -> None:
+    """The reference computes in float32: a loss that rounding moved is no offence."""
+    resign(trained, training=trained.manifest.training.model_copy(update={"dtype": "bf16"}))
+    rounded = dict(one_machine.records) | {"losses": [loss * 1.001 for loss in one_machine.records["losses"]]}
+    comparison = compare(trained.path, ReferenceRun(rounded, one_machine.state))
+    assert (comparison.lossy, comparison.ok) == (True, True)
+    assert comparison.max_relative_loss_difference > LOSS_GATE
+
+
 def test_reference_evaluates_before_every_second_step_and_at_the_end(one_machine: ReferenceRun) -> None:
     assert list(one_machine.records["evaluations"]) == ["0", "2", "4"]
     assert len(one_machine.records["losses"]) == len(one_machine.records["norms"]) == 4
+
+
+def test_constants_in_bfloat16_are_no_obstacle(tmp_path: Path) -> None:
+    run = make_frozen_run(tmp_path)
+    assert run_reference(run.path, 1).state["head.weight"].dtype == np.float32
 
 
 def test_reference_needs_the_author(fresh: RunDirectory) -> None:
