@@ -32,11 +32,11 @@ def capture(model: nn.Module, example: Mapping[str, Tensor]) -> ExportedProgram:
     not understood), HP-MODEL-003 (a dropout that nothing needs) or HP-MODEL-002 (torch cannot export the model, with
     the author's line).
     """
+    batch, several = Dim("batch", min=1, max=MAX_BATCH), example
     if next(iter(example.values())).shape[0] == 1:  # export would take a batch of one for a constant
-        example = {name: torch.cat([tensor, tensor]) for name, tensor in example.items()}
-    batch = Dim("batch", min=1, max=MAX_BATCH)
+        several = {name: torch.cat([tensor, tensor]) for name, tensor in example.items()}
     try:
-        return _export(model, example, {name: {0: batch} for name in example})
+        return _export(model, several, {name: {0: batch} for name in example})
     except LocalError:
         raise
     except Exception:  # noqa: BLE001 - torch has many ways to say that a size must be fixed, or that it cannot at all

@@ -95,6 +95,7 @@ def trace(model: nn.Module, example: Mapping[str, Tensor]) -> OpDag:
         for node in exported.graph.find_nodes(op="placeholder")
         if node.name in used and node.name in example
     }
+    dynamic = _is_dynamic({name: given[name] for name in example if name in used}, batch)
     values = {**given, **{node.name: rewriter.values[node.name] for node in nodes}}
     measured = _measure(nodes, given, batch, rewriter)
     values = {name: _with_grad(value, measured[1][name]) for name, value in values.items()}
@@ -118,7 +119,7 @@ def trace(model: nn.Module, example: Mapping[str, Tensor]) -> OpDag:
         values=values,
         flops=measured[0],
         batch=batch,
-        dynamic=any(_is_dynamic(values[name]) for name in example if name in used),
+        dynamic=dynamic,
         inputs=tuple(name for name in example if name in used),
         parameters=parameters,
         buffers=buffers,
@@ -261,5 +262,13 @@ def _with_grad(value: Value, measured: Value | None) -> Value:
     return tuple(replace(part, grad=other.grad) for part, other in zip(value, measured, strict=True))
 
 
-def _is_dynamic(value: Value) -> bool:
-    return isinstance(value, TensorSpec) and any(isinstance(size, Batch) for size in value.shape)
+def _is_dynamic(inputs: Mapping[str, TensorSpec], batch: int) -> bool:
+    """Whether the batch stayed open. Its size is the first one of every input, or the graph is that of another microbatch."""
+    for name, spec in inputs.items():
+        if spec.shape[0] not in (Batch(1), batch):
+            raise unfit(
+                f"the graph takes {spec.shape[0]} for the first size of {name!r}",
+                f"a microbatch has {batch} samples there",
+                "let no size in forward() be a constant that is the batch's, or choose another --microbatch-size",
+            )
+    return any(spec.shape[0] == Batch(1) for spec in inputs.values())

@@ -106,6 +106,24 @@ def test_a_model_of_one_fixed_size_says_so():
     assert cut_blocks(dag, 1)[0] == replace(cut_blocks(dag, 1)[0].at(4))
 
 
+def test_a_model_of_one_fixed_size_has_that_of_its_microbatch():
+    """A batch of one is traced as two where the size may stay open, and as itself where it may not."""
+    from hetpeer.stages.graph.trace import trace
+
+    class Fixed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 8)
+
+        def forward(self, x):
+            return (self.layer(x) ** 2).sum() / float(x.shape[0])
+
+    model, one = Fixed(), {"x": torch.randn(1, 8)}
+    dag = trace(model, one)
+    assert (dag.dynamic, dag.at("x").sizes) == (False, (1, 8))
+    assert_same_step(split_step(cut_blocks(dag, 1), [(0, 1)], dag.tensors, [one]), eager_step(model, [one]))
+
+
 WITHOUT = """
 import sys
 
