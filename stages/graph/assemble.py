@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,11 @@ from hetpeer.stages.graph.trace import OpDag
 
 CARRIED = "bfloat16"
 """The dtype in which autocast's float32 tensors cross borders."""
+
+LARGEST = 3.3895313892515355e38
+"""Of bfloat16. float32 has larger ones, and the least of those is what masks are often filled with (`torch.finfo`)."""
+
+FILL = "aten.masked_fill.Scalar"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +52,8 @@ def make_block(
     `crossing` names the values at its two borders: none at the model's ends.
     """
     nodes = _with_copies(dag, nodes, copied)
+    if mode.autocast:
+        nodes = tuple(map(_fitting_fill, nodes))
     used = {name for node in nodes for name in node.references()}
     last = not crossing[1]
     spec = BlockSpec(
@@ -77,6 +85,14 @@ def _owned(dag: OpDag, used: Collection[str]) -> dict[str, Any]:
         specs = {names[value]: spec for value, spec in tensor_specs(dag, names).items()}
         fields |= {f"{kind}s": names, f"{kind}_specs": specs}
     return fields
+
+
+def _fitting_fill(node: Node) -> Node:
+    """What a mask is filled with, within bfloat16's numbers: the trace has the author's constant for float32 scores."""
+    match node.args:
+        case (scores, mask, float() as value) if node.op == FILL and math.isfinite(value):
+            return replace(node, args=(scores, mask, min(max(value, -LARGEST), LARGEST)))
+    return node
 
 
 def _carried(specs: Mapping[str, TensorSpec], mode: Mode) -> dict[str, TensorSpec]:

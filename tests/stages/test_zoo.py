@@ -81,6 +81,27 @@ def test_bf16_is_near_and_crosses_borders_as_bfloat16(name):
         assert (split.gradients[key] - gradient).norm() < 0.3 * max(gradient.norm(), 1e-3), key
 
 
+def test_masks_filled_with_the_least_float32_are_computed_in_bf16():
+    """`torch.finfo(scores.dtype).min` is a constant of the trace, and beyond bfloat16."""
+    from hetpeer.stages.graph.trace import trace
+
+    class Masked(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 8)
+
+        def forward(self, x):
+            scores = self.layer(x)
+            scores = scores.masked_fill(x < 0, torch.finfo(scores.dtype).min)
+            return (scores.softmax(-1) * x).sum(-1).square().mean()
+
+    torch.manual_seed(5)
+    model, data = Masked(), {"x": torch.randn(4, 8)}
+    dag = trace(model, data)
+    split = split_step(cut_blocks(dag, 1, Mode(autocast=True)), [(0, 1)], dag.tensors, [data])
+    assert abs(split.loss / eager_step(model, [data]).loss - 1) < 0.02
+
+
 def test_every_entry_of_the_state_dict_is_accounted_for():
     for name in ("resnet", "gpt tied, dropout", "transformers gpt2", "frozen"):
         model, dag, _ = zoo(name)
