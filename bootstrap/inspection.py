@@ -94,7 +94,7 @@ def plan_model(
     with torch.device("meta"):
         built = build_objective(model, loss, 0, sample)
     mode = Mode(autocast=training.dtype == "bf16", recompute=training.recompute)
-    specs = cut_blocks(trace(built, sample), mode=mode)
+    specs = cut_blocks(trace(built, sample, autocast=mode.autocast), mode=mode)
     counts = stages or [min(DEFAULT_STAGES, len(specs))]
     layouts = [balanced_ranges(specs, count) for count in counts]
     return _inspection(Path(model).name, "", specs, layouts, len(training.optimizer.keeps), None)

@@ -40,7 +40,8 @@ def ship(
     from hetpeer.stages.graph.trace import trace
 
     first = {name: torch.from_numpy(array) for name, array in example.items()}
-    dag = trace(model, first)
+    mode = Mode(autocast=training.dtype == "bf16", recompute=training.recompute)
+    dag = trace(model, first, autocast=mode.autocast)
     if not dag.dynamic and training.batch_size % training.microbatch_size:
         raise LocalError(
             "HP-MODEL-009",
@@ -50,7 +51,6 @@ def ship(
             exit_code=ExitCode.CONFIG,
         )
     last = training.samples_of(training.microbatches - 1)
-    mode = Mode(autocast=training.dtype == "bf16", recompute=training.recompute)
     specs = cut_blocks(dag, mode=mode)
     _check_last(specs, last)
     check_likeness(model, first, dag, specs)

@@ -22,11 +22,13 @@ from hetpeer.stages.graph.refusals import unfit, unsupported
 
 MAX_BATCH = 1 << 20
 DROPOUTS = frozenset({"aten.dropout.default", "aten.dropout_.default", "aten.native_dropout.default"})
+CASTS: Mapping[Any, int] = {torch.ops.aten.to.dtype: 1, torch.ops.aten.to.device: 2}
+"""Where casts have the dtype that the author asked for. (`x.cpu()` has one, too, which nobody asked for: it is left out.)"""
 SDPA = "aten.scaled_dot_product_attention.default"
 
 
-def capture(model: nn.Module, example: Mapping[str, Tensor]) -> ExportedProgram:
-    """The decomposed graph of `model(**example)` in the model's own mode.
+def capture(model: nn.Module, example: Mapping[str, Tensor], autocast: bool) -> ExportedProgram:
+    """The decomposed graph of `model(**example)` in the model's own mode; with `autocast` it is for a run under bf16 autocast.
 
     Every tensor of `example` has the batch as its first dimension. Raises LocalError HP-MODEL-001 (a region that is
     not understood), HP-MODEL-003 (a dropout that nothing needs) or HP-MODEL-002 (torch cannot export the model, with
@@ -36,17 +38,17 @@ def capture(model: nn.Module, example: Mapping[str, Tensor]) -> ExportedProgram:
     if next(iter(example.values())).shape[0] == 1:  # export would take a batch of one for a constant
         several = {name: torch.cat([tensor, tensor]) for name, tensor in example.items()}
     try:
-        return _export(model, several, {name: {0: batch} for name in example})
+        return _export(model, several, {name: {0: batch} for name in example}, autocast)
     except LocalError:
         raise
     except Exception:  # noqa: BLE001 - torch has many ways to say that a size must be fixed, or that it cannot at all
-        return _export_fixed(model, example)
+        return _export_fixed(model, example, autocast)
 
 
-def _export_fixed(model: nn.Module, example: Mapping[str, Tensor]) -> ExportedProgram:
+def _export_fixed(model: nn.Module, example: Mapping[str, Tensor], autocast: bool) -> ExportedProgram:
     """With all sizes as they are; what stands in the way now is the model."""
     try:
-        return _export(model, example, None)
+        return _export(model, example, None, autocast)
     except LocalError:
         raise
     except Exception as error:
@@ -59,11 +61,13 @@ def _export_fixed(model: nn.Module, example: Mapping[str, Tensor]) -> ExportedPr
         ) from error
 
 
-def _export(model: nn.Module, example: Mapping[str, Tensor], dynamic: Any) -> ExportedProgram:
+def _export(model: nn.Module, example: Mapping[str, Tensor], dynamic: Any, autocast: bool) -> ExportedProgram:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, of what torch does in there
         exported = torch.export.export(model, (), dict(example), strict=False, dynamic_shapes=dynamic)
         _keep_no_grad(exported)
+        if autocast:
+            _keep_casts(exported)
         decomposed: ExportedProgram = exported.run_decompositions({})
     if _dropouts(exported) != _dropouts(decomposed):
         # torch drops what leads to no result, but eager code runs it: the numbers of all later dropouts would differ.
@@ -75,10 +79,32 @@ def _export(model: nn.Module, example: Mapping[str, Tensor], dynamic: Any) -> Ex
     return decomposed
 
 
+def _keep_casts(exported: ExportedProgram) -> None:
+    """Let casts to float32 cast, those of what is float32 in the trace, too: under autocast it may be bfloat16 then.
+
+    Decomposition takes such a cast away, and an author's `x.float()` in front of a norm or a long sum with it.
+    """
+    for graph in _graphs(exported):
+        for node in graph.nodes:
+            position = CASTS.get(node.target)
+            if (
+                position is not None
+                and node.args[position] is torch.float32 is node.args[0].meta["val"].dtype
+            ):
+                node.target, node.args = torch.ops.aten._to_copy.default, node.args[:1]  # noqa: SLF001 (its name)
+                node.kwargs = {"dtype": torch.float32}
+
+
+def _graphs(exported: ExportedProgram) -> list[torch.fx.Graph]:
+    """The program's own, and those of its regions."""
+    return [m.graph for m in exported.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+
+
 def _dropouts(exported: ExportedProgram) -> int:
     """How often the program draws a mask."""
-    graphs = [m.graph for m in exported.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
-    return sum(_draws(node) for graph in graphs for node in graph.nodes if node.op == "call_function")
+    return sum(
+        _draws(node) for graph in _graphs(exported) for node in graph.nodes if node.op == "call_function"
+    )
 
 
 def _draws(node: torch.fx.Node) -> bool:

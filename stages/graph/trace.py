@@ -68,9 +68,10 @@ def value_at(value: Value, batch: int) -> Value:
     return value.at(batch) if isinstance(value, TensorSpec) else tuple(part.at(batch) for part in value)
 
 
-def trace(model: nn.Module, example: Mapping[str, Tensor]) -> OpDag:
+def trace(model: nn.Module, example: Mapping[str, Tensor], *, autocast: bool = False) -> OpDag:
     """Trace `model(**example)`, one full microbatch, in training mode (the model is put into it).
 
+    With `autocast` the author's casts to float32 are kept for blocks that run under bf16 autocast.
     The first dimension of each tensor of `example` is the batch; other sizes are fixed in the graph. Tensors of a model
     on the meta device stay there, so a model may be planned that does not fit into memory. Raises LocalError:
     HP-MODEL-001 an operator is not supported, HP-MODEL-002 torch cannot export the model, HP-MODEL-003 the model is not
@@ -78,7 +79,7 @@ def trace(model: nn.Module, example: Mapping[str, Tensor]) -> OpDag:
     """
     model.train()
     batch = _batch(example)
-    exported = capture(model, example)
+    exported = capture(model, example, autocast)
     rewriter = Rewriter()
     for node in exported.graph.nodes:
         if node.op == "call_function":

@@ -81,6 +81,31 @@ def test_bf16_is_near_and_crosses_borders_as_bfloat16(name):
         assert (split.gradients[key] - gradient).norm() < 0.3 * max(gradient.norm(), 1e-3), key
 
 
+def test_what_the_author_casts_to_float32_is_float32_in_bf16():
+    """A long sum: in bfloat16 its digits are gone. The trace is in float32, where the cast does nothing."""
+    from hetpeer.stages.graph.trace import trace
+
+    class Long(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 4096)
+
+        def forward(self, x):
+            y = self.layer(x)
+            with torch.no_grad():
+                z = (2 * y).to(torch.float32).cumsum(-1)
+            sums = (y.float().abs() + 1).cumsum(-1)
+            return (sums[:, -1] - sums[:, -2] - 1).mean() + (z[:, 1:].diff() - 2 * y.detach()[:, 2:]).mean()
+
+    torch.manual_seed(6)
+    model, data = Long(), {"x": torch.randn(4, 8)}
+    dag = trace(model, data, autocast=True)
+    assert sum(node.op == "aten._to_copy.default" for node in dag.nodes) == 2
+    split = split_step(cut_blocks(dag, 1, Mode(autocast=True)), [(0, 1)], dag.tensors, [data])
+    assert abs(split.loss / eager_step(model, [data]).loss - 1) < 0.01
+    assert "aten._to_copy.default" not in {node.op for node in trace(model, data).nodes}
+
+
 def test_masks_filled_with_the_least_float32_are_computed_in_bf16():
     """`torch.finfo(scores.dtype).min` is a constant of the trace, and beyond bfloat16."""
     from hetpeer.stages.graph.trace import trace
