@@ -214,3 +214,26 @@ def test_logits_stay_with_their_loss():
     for target in range(1, 12):
         for block in cut_blocks(dag, target)[:-1]:
             assert sum(spec.nbytes for spec in block.at(3).outputs.values()) < logits
+
+
+@pytest.mark.parametrize(("once", "together"), [(True, 3), (False, 1)])
+def test_layers_that_share_a_mask_of_the_inputs_are_one_block(once, together):
+    """And those that make it anew are one each, as docs/authors.md says."""
+
+    class Padded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(50, 16)
+            self.layers = nn.ModuleList(
+                nn.TransformerEncoderLayer(16, 2, 32, batch_first=True) for _ in range(3)
+            )
+
+        def forward(self, tokens):
+            x, mask = self.table(tokens), tokens == 0
+            for layer in self.layers:
+                x = layer(x, src_key_padding_mask=mask if once else tokens == 0)
+            return x.square().mean()
+
+    blocks = cut_blocks(trace(Padded(), {"tokens": torch.randint(0, 50, (4, 12))}))
+    held = [{name.split(".")[1] for name in b.parameter_specs if "layers" in name} for b in blocks]
+    assert max(map(len, held)) == together
