@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, mse_loss
+from torch.nn.functional import dropout, mse_loss, pad
 from torch.utils.checkpoint import checkpoint
 
 from hetpeer.bootstrap.likeness import check_likeness
@@ -134,6 +134,20 @@ def test_a_loss_that_depends_on_more_than_operators_is_refused() -> None:
     with pytest.raises(LocalError, match="loss of the first microbatch") as caught:
         check(Net(counting), vectors())
     assert caught.value.code == "HP-MODEL-011"
+
+
+def test_what_volunteers_cannot_compute_in_bf16_is_refused() -> None:
+    """The trace has float32's least number; bfloat16 has none so low, and its operator refuses it."""
+
+    def padded(model: Net, h: Tensor) -> Tensor:
+        scores = model.last(h)
+        return pad(scores, (1, 0), value=torch.finfo(scores.dtype).min).softmax(-1)[:, 1:]
+
+    check(Net(padded), vectors())
+    with pytest.raises(LocalError, match=r"aten\.pad") as caught:
+        check(Net(padded), vectors(), autocast=True)
+    assert caught.value.code == "HP-MODEL-001"
+    assert caught.value.fix.endswith("or let the run compute in float32")
 
 
 @BOTH
