@@ -50,8 +50,8 @@ def check_likeness(
 ) -> None:
     """Compare loss and gradients of the microbatch `example`, as the run computes them: with dropout, under autocast in a bf16 run.
 
-    Takes a forward and a backward pass by each of the two, and the memory of one pass, the parameters and twice their
-    gradients of a block. The module is left as it was. Raises LocalError HP-MODEL-011 where they differ, HP-MODEL-003
+    Takes a forward and a backward pass by each of the two, and beside the parameters the memory of all their gradients, of
+    one block's and of one pass. The module is left as it was. Raises LocalError HP-MODEL-011 where they differ, HP-MODEL-003
     where the module itself cannot be trained on `example`, HP-MODEL-001 where blocks cannot compute it.
     """
     autocast = specs[0].autocast
