@@ -45,13 +45,18 @@ ROUNDED = Gates(loss=0.1, gradient=0.5, floor=0.05)
 """Of a bf16 run, whose blocks round at every border what autocast does not: only what is clearly wrong is found."""
 
 
+def memory_of(specs: Sequence[BlockSpec]) -> int:
+    """About so many bytes a comparison takes beside the parameters: all gradients, the largest block's once more, and one pass."""
+    gradients = [spec.parameter_bytes for spec in specs]
+    return sum(gradients) + max(gradients) + sum(spec.activation_bytes for spec in specs)
+
+
 def check_likeness(
     model: nn.Module, example: Mapping[str, Tensor], dag: OpDag, specs: Sequence[BlockSpec]
 ) -> None:
     """Compare loss and gradients of the microbatch `example`, as the run computes them: with dropout, under autocast in a bf16 run.
 
-    Takes a forward and a backward pass by each of the two, and beside the parameters the memory of all their gradients, of
-    one block's and of one pass. The module is left as it was. Raises LocalError HP-MODEL-011 where they differ, HP-MODEL-003
+    Takes a forward and a backward pass by each of the two, and `memory_of(specs)`. The module is left as it was. Raises LocalError HP-MODEL-011 where they differ, HP-MODEL-003
     where the module itself cannot be trained on `example`, HP-MODEL-001 where blocks cannot compute it.
     """
     autocast = specs[0].autocast

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ DEFAULT_STAGES = 2
 
 Fields = dict[str, Any]
 
+_log = logging.getLogger(__name__)
+
 
 def ship(
     folder: Path, model: nn.Module, example: Arrays, training: TrainingSettings, stages: Sequence[int]
@@ -34,7 +37,8 @@ def ship(
     """
     import torch
 
-    from hetpeer.bootstrap.likeness import check_likeness
+    from hetpeer.bootstrap.likeness import check_likeness, memory_of
+    from hetpeer.stages.execution.device import survey
     from hetpeer.stages.graph.assemble import Mode
     from hetpeer.stages.graph.cut import cut_blocks
     from hetpeer.stages.graph.trace import trace
@@ -53,7 +57,15 @@ def ship(
     last = training.samples_of(training.microbatches - 1)
     specs = cut_blocks(dag, mode=mode)
     _check_last(specs, last)
-    check_likeness(model, first, dag, specs)
+    takes, free = memory_of(specs), survey().ram_free_bytes
+    if takes <= free:
+        check_likeness(model, first, dag, specs)
+    else:
+        _log.warning(
+            "blocks and module are not compared, which would take %.1f GiB of memory, and %.1f are free: see to it that no backward of your own and no hook is in the model",
+            takes / 2**30,
+            free / 2**30,
+        )
     return {
         "blocks": [_write_block(folder, spec, dag.tensors) for spec in specs],
         "layouts": _layouts(specs, stages),

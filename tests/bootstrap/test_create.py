@@ -2,6 +2,7 @@
 
 import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from hetpeer.bootstrap.export import export
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.identity import Identity
-from hetpeer.stages.execution import state
+from hetpeer.stages.execution import device, state
 from tests.bootstrap.engine import TRAINING, make_author
 
 
@@ -153,8 +154,7 @@ def test_a_model_of_one_size_needs_batches_that_it_divides(tmp_path: Path, autho
     assert error.why == "7 samples are no multiple of 2"
 
 
-def test_a_backward_that_volunteers_would_not_run(tmp_path: Path) -> None:
-    source = """
+REVERSED = """
 import torch
 from torch import nn
 
@@ -175,18 +175,31 @@ class Model(nn.Module):
     def forward(self, tokens):
         return self.head(Reversal.apply(self.linear(tokens.float()))).square().mean()
 """
-    (tmp_path / "reversed.py").write_text(source)
+
+
+def reversing(tmp_path: Path) -> dict[str, Any]:
+    """A run of a model with a backward of its own."""
+    (tmp_path / "reversed.py").write_text(REVERSED)
     (tmp_path / "text.txt").write_text("text " * 1000)
-    error = assert_fails(
-        tmp_path,
-        "HP-MODEL-011",
-        ExitCode.CONFIG,
-        model=f"{tmp_path / 'reversed.py'}:Model",
-        data=[tmp_path / "text.txt"],
-        sequence_length=16,
-        training=TRAINING,
-    )
+    return {
+        "model": f"{tmp_path / 'reversed.py'}:Model",
+        "data": [tmp_path / "text.txt"],
+        "sequence_length": 16,
+        "training": TRAINING,
+    }
+
+
+def test_a_backward_that_volunteers_would_not_run(tmp_path: Path) -> None:
+    error = assert_fails(tmp_path, "HP-MODEL-011", ExitCode.CONFIG, **reversing(tmp_path))
     assert "'linear." in error.what
+
+
+def test_without_the_memory_for_it_nothing_is_compared_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(device, "survey", lambda: device.Machine(ram_bytes=9, ram_free_bytes=9, cores=1))
+    create_run(tmp_path / "run", **reversing(tmp_path))
+    assert "are not compared" in caplog.text
 
 
 def test_little_text(tmp_path: Path, author: str) -> None:
