@@ -230,5 +230,5 @@ class Proof:
         return all(
             Expected({str(place): known[place][peer] for place in shares}).is_near(whole, EQUAL, capped=False)
             for known in (self._parts, self._sums)
-            if (whole := known[self._whole(block)].get(peer)) is not None
+            if (whole := known.get(self._whole(block), {}).get(peer)) is not None
         )
