@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -127,6 +128,8 @@ def plan(
         raise typer.BadParameter("--ratio is of what is planned for --devices")
     if devices is not None and matrices is not None:
         raise typer.BadParameter("give --devices or --matrices, not both")
+    traffic = {"--activation-gb": activation_gb, "--gradient-gb": gradient_gb}
+    _finite({"--seconds": seconds, "--ratio": ratio, **traffic})
     named = together(invites, bootstrap)
     _only(
         "a running swarm",
@@ -135,7 +138,6 @@ def plan(
     )
     _only("--devices", devices is not None, {"--model": model, "--microbatches": microbatches})
     sizes = {"--stages": stages, "--replicas": replicas}
-    traffic = {"--activation-gb": activation_gb, "--gradient-gb": gradient_gb}
     _only("--matrices", matrices is not None, {"--cost": cost, **sizes, **traffic})
     _only(
         "--devices or --matrices",
@@ -178,6 +180,13 @@ def _only(where: str, there: bool, options: Mapping[str, object]) -> None:
     for name, given in options.items():
         if not there and given is not None and given is not False and given != []:
             raise typer.BadParameter(f"{name} has no meaning here: it is of {where}")
+
+
+def _finite(options: Mapping[str, float | None]) -> None:
+    """Refuse `options` that are no finite number: limits let NaN through."""
+    for name, given in options.items():
+        if given is not None and not math.isfinite(given):
+            raise typer.BadParameter(f"{name} must be a finite number")
 
 
 async def _look(goal: Destination, *, watch: bool, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import resource
 from xml.etree import ElementTree as ET
 
@@ -196,6 +197,15 @@ def test_options_of_something_else_are_refused_by_name(tmp_path, what, options):
     (option,) = options
     with pytest.raises(typer.BadParameter, match=f"--{option.replace('_', '-')} "):
         plan(**options, **({} if what is None else {what: tmp_path / "file"}))
+
+
+@pytest.mark.parametrize("option", ["seconds", "ratio", "activation_gb", "gradient_gb"])
+@pytest.mark.parametrize("number", [math.inf, math.nan])
+def test_numbers_that_are_not_finite_are_refused_by_name(tmp_path, option, number):
+    """The search would end before it begins, or every plan be as good as any other."""
+    what = "devices" if option in ("seconds", "ratio") else "matrices"
+    with pytest.raises(typer.BadParameter, match=f"--{option.replace('_', '-')} must be a finite number"):
+        plan(**{what: tmp_path / "file", option: number})
 
 
 def test_the_whole_command_keeps_its_processor_time(tmp_path):
