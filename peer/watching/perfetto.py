@@ -32,7 +32,8 @@ def perfetto(folder: Path) -> dict[str, Any]:
             exit_code=ExitCode.USAGE,
         )
     files = [lines for lines in map(_lines, paths) if lines]
-    start = min((head["wall"] + spans[0]["from"] for head, *spans in files if spans), default=0.0)
+    # A span is written when it ends: the first line is not what began first.
+    start = min((head["wall"] + span["from"] for head, *spans in files for span in spans), default=0.0)
     events = [
         event
         for number, (head, *spans) in enumerate(files, 1)

@@ -55,6 +55,18 @@ def test_two_peers_meet_on_the_wall_clock(tmp_path):
     assert {e["args"]["name"] for e in picture["traceEvents"] if e["name"] == "process_name"} == {"a", "b"}
 
 
+def test_no_span_begins_before_the_picture_does(tmp_path):
+    """A step is written when it ends, after all that happened in it; viewers drop what has a negative time."""
+    clock = At(1000.0)
+    trace = Trace(clock, tmp_path / f"1{tracing.SUFFIX}", name="a")
+    clock.time = 9.0
+    trace.span("compute", "Forward 3/0", 7.0, 8.0)
+    trace.span("step", "step 0", 2.0)
+    trace.close()
+    spans = {e["name"]: e["ts"] for e in perfetto(tmp_path)["traceEvents"] if e["ph"] == "X"}
+    assert spans == {"step 0": 0.0, "Forward 3/0": 5e6}
+
+
 def test_without_a_path_nothing_is_kept(tmp_path):
     trace = Trace(At())
     trace.span("compute", "x", 0.0)
