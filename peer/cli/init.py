@@ -280,6 +280,14 @@ def init(
         "slot_size": 1,  # of a step with few microbatches the default would be too much
     }
     settings = validated(TrainingSettings, training)
+    if schedule is not Shape.CONSTANT and warmup_steps >= steps:
+        raise LocalError(
+            "HP-RUN-001",
+            f"--schedule {schedule} has no step to fall in",
+            why=f"the learning rate rises for {warmup_steps} steps, and the run has {steps}",
+            fix="give more --steps, or fewer --warmup-steps",
+            exit_code=ExitCode.CONFIG,
+        )
     links = {
         "codec": codec,
         "backward": backward_codec,

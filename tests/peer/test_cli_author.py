@@ -64,6 +64,16 @@ def test_bad_setting_is_named(tmp_path: Path) -> None:
     assert caught.value.code == "HP-RUN-001"
 
 
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+@pytest.mark.parametrize("warmup", [60, 200])
+def test_a_learning_rate_that_would_never_fall_is_refused(tmp_path: Path, schedule: str, warmup: int) -> None:
+    """Without --steps there are 60."""
+    options = ("--schedule", schedule, "--warmup-steps", warmup)
+    with pytest.raises(LocalError, match=f"rises for {warmup} steps, and the run has 60") as caught:
+        run_command("init", tmp_path / "run", "--model", "m.py:f", *options)
+    assert caught.value.code == "HP-RUN-001"
+
+
 def test_options_of_a_grouped_run_reach_the_manifest(tmp_path: Path) -> None:
     model = make_author(tmp_path / "author")
     options = "--batch-size 8 --microbatch-size 2 --sequence-length 16 --mode grouped --span 3 --window all --delayed --robust"
