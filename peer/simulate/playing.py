@@ -83,7 +83,10 @@ class Outcome:
     names: tuple[str, ...]
     steps: int
     """That count; those that were rolled back were done more than once."""
+    counted_s: float
+    """That these took, from the last commit before them to the last of all."""
     seconds: float
+    """Of the whole run."""
     step_s: tuple[float, ...]
     """Of the steps that count."""
     goodput: float
@@ -101,7 +104,7 @@ class Outcome:
             "schema": SCHEMA,
             "predicted_s": self.places.step_s,
             "step_s": {"median": self.median_s, "least": min(self.step_s), "most": max(self.step_s)},
-            "steps_an_hour": 3600.0 * self.steps / self.seconds,
+            "steps_an_hour": 3600.0 * self.steps / self.counted_s,
             "seconds": self.seconds,
             "goodput": self.goodput,
             "departures": self.departures,
@@ -137,13 +140,15 @@ def play(scenario: Scenario, places: Places | None = None) -> Outcome:
             exit_code=ExitCode.TOO_SMALL,
         ) from None
     commits = [record for record in swarm.log if record["kind"] == "commit"]
+    settled = min(SETTLE, scenario.steps // 2)
     counted = len(scenario.work) * scenario.work.microbatches * scenario.steps
     return Outcome(
         places=places,
         names=scenario.devices.names,
-        steps=scenario.steps,
-        seconds=trouble.ended_at,
-        step_s=tuple(float(commit["seconds"]) for commit in commits[min(SETTLE, scenario.steps // 2) :]),
+        steps=scenario.steps - commits[settled - 1]["step"] - 1,
+        counted_s=trouble.committed_at[-1] - trouble.committed_at[settled - 1],
+        seconds=trouble.committed_at[-1],
+        step_s=tuple(float(commit["seconds"]) for commit in commits[settled:]),
         goodput=counted / numerics.executed,
         departures=trouble.departures,
         rollbacks=sum(record["kind"] == "rollback" for record in swarm.log),
@@ -222,8 +227,8 @@ class Trouble:
 
     def __init__(self, swarm: Swarm, scenario: Scenario) -> None:
         self.departures = 0
-        self.ended_at = 0.0
-        """When the last step was committed."""
+        self.committed_at: list[float] = []
+        """When each commit of the log was made."""
         self._swarm, self._scenario = swarm, scenario
         swarm.hooks.append(self._committed)
         if scenario.churn is not None:
@@ -234,7 +239,7 @@ class Trouble:
         swarm, stragglers = self._swarm, self._scenario.stragglers
         if what != "record commit":
             return
-        self.ended_at = swarm.world.now
+        self.committed_at.append(swarm.world.now)
         if stragglers is not None:
             for volunteer in swarm.volunteers.values():
                 if volunteer.alive and swarm.world.random.random() < stragglers.chance:
