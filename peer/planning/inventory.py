@@ -28,6 +28,7 @@ from hetpeer.stages.planning.swarms.standing import holders_at
 
 Matrix = list[list[float]]
 MBPS = 1e-3, 1e6
+"""Of a line or an uplink, that are believed."""
 RELIABLE = frozenset({"coordinator", "reliable"})
 
 
@@ -156,10 +157,10 @@ class _Lines:
         for sender, advert in adverts.items():
             for note in advert.links:
                 if (to := ends.get(note.to)) is not None and note.rate:
-                    self._rates[sender, to] = note.rate
+                    self._rates[sender, to] = believed(note.rate)
                     self._trips[sender, to] = note.trip_s
         self._usual_trip = median(self._trips.values()) if self._trips else 2e-3 * LATENCY_MS
-        self.up = _filled({p: max(a.uplink, *(n.rate for n in a.links), 0.0) for p, a in adverts.items()})
+        self.up = _filled({peer: uplink_of(advert) for peer, advert in adverts.items()})
         """Bytes/s that leave each; an unknown one is as the middle of the known."""
         arriving = {
             p: max((r for (_, to), r in self._rates.items() if to == p), default=0.0) for p in adverts
@@ -186,6 +187,17 @@ class _Lines:
         """Seconds, one way: half of the way there and back, whichever end has measured it."""
         trip = self._trips.get((sender, to)) or self._trips.get((to, sender)) or self._usual_trip
         return trip / 2
+
+
+def uplink_of(advert: Advert) -> float:
+    """Bytes/s that leave it, as far as it is believed: no less than over its fastest line. 0: not known."""
+    return believed(max(advert.uplink, *(note.rate for note in advert.links), 0.0))
+
+
+def believed(rate: float) -> float:
+    """A `rate` in bytes/s as an advert names it, within what is believed: nobody's claim is to be the end of the arithmetic. 0 stays: not known."""
+    least, most = (mbps * MEGA / BITS for mbps in MBPS)
+    return min(max(rate, least), most) if rate else 0.0
 
 
 def _flops(manifest: Manifest, advert: Advert) -> float:

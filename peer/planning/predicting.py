@@ -17,6 +17,7 @@ from hetpeer.bootstrap.rates import leaving
 from hetpeer.bootstrap.routing import assign_routes
 from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.dht.records import Advert, LinkNote
+from hetpeer.peer.planning.inventory import believed, uplink_of
 from hetpeer.peer.planning.summing import sums_bytes
 from hetpeer.peer.watching.status import HOLDING
 from hetpeer.stages.execution.routes import Roster, Route
@@ -94,7 +95,7 @@ def predict(signed: SignedManifest, adverts: Mapping[str, Advert]) -> Prediction
             backward_s=advert.backward_s,
             varies=advert.varies,
             update_s=advert.update_s,
-            uplink=max(advert.uplink, *(note.rate for note in advert.links), 0.0) or math.inf,
+            uplink=uplink_of(advert) or math.inf,
         )
         for peer, advert in taking_part.items()
     }
@@ -156,10 +157,10 @@ def _known_lines(
 
 
 def _notes(working: Mapping[str, Advert]) -> dict[tuple[str, str], LinkNote]:
-    """(From, to) → what the one says of its line there; of lines that were measured."""
+    """(From, to) → what the one says of its line there, as far as it is believed; of lines that were measured."""
     whole = {peer[-8:]: peer for peer in working}
     return {
-        (peer, whole[note.to]): note
+        (peer, whole[note.to]): note.model_copy(update={"rate": believed(note.rate)})
         for peer, advert in working.items()
         for note in advert.links
         if note.rate and note.to in whole
@@ -178,7 +179,7 @@ def _lines(
     uplinks = {peer: machine.uplink for peer, machine in machines.items() if math.isfinite(machine.uplink)}
     roster = {peer: (advert.block_begin, advert.block_end) for peer, advert in working.items()}
     # A reduce is divided by what they say of their uplinks, and not by what a single link carries. The coordinator is told when it is sure, some steps later.
-    said = {peer: advert.uplink for peer, advert in working.items()}
+    said = {peer: believed(advert.uplink) for peer, advert in working.items()}
     sums = sums_bytes(manifest, routes, roster, said)
     lines, notes = {}, _notes(working)
     for sender, to in sorted(pairs | sums.keys()):

@@ -77,6 +77,17 @@ def test_a_swarm_of_two_whose_steps_overlap(run: RunDirectory) -> None:
     assert updating.bottleneck == ("computing", FRONT)
 
 
+@pytest.mark.parametrize("rate", [5e-324, 1000.0, 1e18])
+@pytest.mark.parametrize("uplink", [0.0, 5e-324, 1e18])
+def test_what_nobody_can_be_does_not_keep_others_from_predicting(
+    run: RunDirectory, rate: float, uplink: float
+) -> None:
+    """One peer's claims about its line and its uplink count as far as they are believed."""
+    link = LinkNote(to=BACK[-8:], rate=rate, activation_bytes=500, gradient_bytes=500)
+    found = predict(run.signed, swarm(run, links=(link,), uplink=uplink))
+    assert 0.0 < found.estimate.seconds < 4 * 500 / 125.0 + 10.0
+
+
 def test_microbatches_keep_to_the_lines_that_were_used(run: RunDirectory) -> None:
     """Two pipelines on fast lines: nothing goes from one to the other, over a line of which nobody knows anything; and who has a slow line gets less."""
     blocks = len(run.manifest.blocks)
