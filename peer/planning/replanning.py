@@ -99,8 +99,12 @@ def proposal(
     change = living.run(on)
     if change is None:
         return None
+    arrangement = _arrangement(change, peers, seating, manifest.layouts, work, devices)
+    change = living.seated(change, [arrangement.seats[peer][1] for peer in peers])
+    if not living.pays(change):
+        return None
     return Proposal(
-        arrangement=_arrangement(change, peers, seating, manifest.layouts, work, devices),
+        arrangement=arrangement,
         before_s=living.before_s,
         after_s=change.plan.total_s,
         moving_s=change.moving_s,
@@ -125,7 +129,7 @@ def _arrangement(
     work: Work,
     devices: Devices,
 ) -> Arrangement:
-    """The plan's pipelines, and behind them clusters of the usual cut for those whom it spares: they help where they are. For whom no place
+    """The plan's pipelines, and behind them clusters of the usual cut for those whom it spares: they help where they are, or where they have least to fetch. For whom no place
     there is small enough there is one more like the cluster that it is in.
     """
     layouts: list[tuple[Range, ...]] = []
@@ -152,5 +156,6 @@ def _arrangement(
         if not fitting:
             layouts.append(seating.layouts[cluster])
             fitting = [(len(layouts) - 1, held)]
-        seats[peer] = min(fitting, key=lambda seat, held=held: (seat[1] != held, seat))  # type: ignore[misc]
+        new = {seat: len(set(range(*seat[1])).difference(range(*held))) for seat in fitting}
+        seats[peer] = min((blocks, seat[0] != cluster, seat) for seat, blocks in new.items())[2]
     return Arrangement(layouts, seats)

@@ -94,6 +94,34 @@ def test_whom_the_plan_spares_keeps_a_place(run: RunDirectory) -> None:
     assert covered == set(range(BLOCKS))
 
 
+@pytest.mark.parametrize(("cut", "fetched"), [(1, 0), (3, 1)])
+def test_whom_the_plan_spares_has_as_little_to_fetch_as_can_be(
+    run: RunDirectory, cut: int, fetched: int
+) -> None:
+    """The usual cut has no place like its own: it gets the half in which most of its blocks are, and what it has to fetch is said."""
+    uneven = ((0, cut), (cut, 4))
+    seats = Seating(
+        layouts=(uneven, uneven),
+        seats={"a": (0, (0, cut)), "slow": (0, (cut, 4)), "b": (1, (0, cut))},
+    )
+    left = iter(range(2000))
+    found = proposal(
+        run.manifest.model_copy(update={"layouts": (HALVES,)}),
+        {"a": advert(1e7), "b": advert(1e7), "slow": advert(1e2)},
+        seats,
+        steps_left=1000,
+        seed=1,
+        on=lambda: next(left, None) is not None,
+    )
+    assert found is not None
+    new = {
+        peer: set(range(*place)).difference(range(*seats.seats[peer][1]))
+        for peer, (_, place) in found.arrangement.seats.items()
+    }
+    assert len(new["slow"]) == fetched
+    assert found.moved == sum(map(len, new.values()))
+
+
 def test_whom_the_plan_spares_gets_no_blocks_that_it_has_no_room_for(run: RunDirectory) -> None:
     uneven = ((0, 1), (1, 4))
     seats = Seating(

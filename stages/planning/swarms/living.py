@@ -11,8 +11,8 @@ case, and each that follows another makes a shorter step than that was to make.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice, pairwise, product
 
@@ -98,9 +98,17 @@ class Living:
             best = min(best, found, key=self._price)
         change = self.change(best)
         assert change is not None
-        before, after = self.before_s, change.plan.total_s
-        pays = self._steps * before > self._steps * after + change.moving_s
-        return change if pays and change.moving_s and after < (1.0 - WORTH) * before else None
+        shorter = change.plan.total_s < (1.0 - WORTH) * self.before_s
+        return change if change.moving_s and shorter and self.pays(change) else None
+
+    def pays(self, change: Change) -> bool:
+        """Whether the steps that are left take longer as things stand than after `change`, with what moving takes."""
+        return self._steps * self.before_s > self._steps * change.plan.total_s + change.moving_s
+
+    def seated(self, change: Change, places: Sequence[Range]) -> Change:
+        """`change`, with what it takes of those whom its plan spares, too: device d is to have the blocks `places[d]`."""
+        moved, moving_s = self._moving(dict(enumerate(places)))
+        return replace(change, moved=moved, moving_s=moving_s)
 
     def change(self, lines: Sequence[Line]) -> Change | None:
         """What it is to go over to these pipelines, nothing if all are there; None if memory or lines do not allow one of them."""
@@ -108,31 +116,38 @@ class Living:
         if not made or any(one is None for one in made):
             return None
         plan = planned(self._devices, self._work, [one for one in made if one is not None])
-        arriving, moved = np.zeros(len(self._devices)), 0
-        for pipeline in plan.pipelines:
-            for device, place in zip(pipeline.devices, pairwise(pipeline.cuts), strict=True):
-                begin, end = self._held[device]
-                new = [block for block in range(*place) if not begin <= block < end]
-                arriving[device] += self._work.state[new].sum()
-                moved += len(new)
+        places = {
+            device: place
+            for pipeline in plan.pipelines
+            for device, place in zip(pipeline.devices, pairwise(pipeline.cuts), strict=True)
+        }
+        moved, moving_s = self._moving(places)
         there = all((one.devices, one.cuts) in self._whole for one in plan.pipelines)
-        return Change(plan=plan, moving_s=0.0 if there else self._moving_s(arriving), moved=moved)
+        return Change(plan=plan, moving_s=0.0 if there else moving_s, moved=moved)
 
     def _by_themselves(self) -> float:
         """Seconds of a step of the first pipelines, of as many as is best: those behind them are of devices that the last change had no use for."""
         changes = (self.change(self._whole[: count + 1]) for count in range(len(self._whole)))
         return min((change.plan.total_s for change in changes if change is not None), default=math.inf)
 
-    def _moving_s(self, arriving: np.ndarray) -> float:
-        """Everything is stored once, by all uplinks together, and what is new is fetched by all at once. No downlink is taken to be slower than the uplink
+    def _moving(self, places: Mapping[int, Range]) -> tuple[int, float]:
+        """How many blocks have to be fetched by devices that are to have `places`, and the seconds that it takes.
+
+        Everything is stored once, by all uplinks together, and what is new is fetched by all at once. No downlink is taken to be slower than the uplink
         beside it. Who is alone has no line to another device, and fetches from where everything is stored.
         """
+        arriving, moved = np.zeros(len(self._devices)), 0
+        for device, place in places.items():
+            begin, end = self._held[device]
+            new = [block for block in range(*place) if not begin <= block < end]
+            arriving[device] = self._work.state[new].sum()
+            moved += len(new)
         uplink = self._devices.uplink
         if len(uplink) > 1:
             uplink = np.minimum(uplink, self._devices.bandwidth.max(axis=1, initial=1e-300))
         stored = self._work.state.sum() / uplink.sum()
         fetched = max((arriving / uplink).max(), arriving.sum() / uplink.max())
-        return float(SETTLE_S + stored + fetched)
+        return moved, float(SETTLE_S + stored + fetched)
 
     def _price(self, lines: Sequence[Line]) -> float:
         change = self.change(lines)
