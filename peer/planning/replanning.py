@@ -5,7 +5,7 @@ Adverts are claims: who lies about its speed gets other blocks than it should, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -43,6 +43,16 @@ class Seating:
         clusters = max((cluster for cluster, _ in seats.values()), default=-1) + 1
         return cls(layouts=tuple(members.layout(cluster) for cluster in range(clusters)), seats=seats)
 
+    @property
+    def whole(self) -> set[int]:
+        """Clusters all of whose places somebody has."""
+        taken = set(self.seats.values())
+        return {
+            cluster
+            for cluster, layout in enumerate(self.layouts)
+            if all((cluster, place) in taken for place in layout)
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
@@ -64,9 +74,9 @@ def proposal(
     seed: int,
     on: Callable[[], bool],
     disappointed: int = 0,
-    lost: bool = True,
+    lost: Collection[int] | None = None,
 ) -> Proposal | None:
-    """What is found while `on` is true; None if things had better stay as they are, or if somebody has not said yet what it can do. `lost`: somebody has gone whose place is open.
+    """What is found while `on` is true; None if things had better stay as they are, or if somebody has not said yet what it can do. `lost`: the clusters that were whole before somebody has gone (None: all).
 
     Lines that nobody has measured are taken to be as fast as their ends, else nothing better would ever be found; after so many changes that followed from it, less and less.
     """

@@ -45,12 +45,14 @@ class Calm:
         self._rested_at = 0.0
         self.changes = 0
         """Since somebody came or went."""
-        self.lost = False
-        """Somebody has gone since we last proposed something."""
+        self._whole: frozenset[int] = frozenset()
+        """Clusters that lacked nobody at some time since volunteers were moved last."""
+        self.lost: frozenset[int] = frozenset()
+        """Those of them that somebody has left since we last proposed something."""
 
     def changed(self, now: float) -> None:
         """We have proposed something."""
-        self.lost = False
+        self.lost = frozenset()
         self._rested_at = now + AGAIN_S * 2.0 ** min(self.changes, DOUBLINGS)
         self.changes += 1
 
@@ -58,7 +60,11 @@ class Calm:
         """`seating`: who is where now."""
         if seating != self._seating:
             before = seating if self._seating is None else self._seating
-            self.lost |= bool(before.seats.keys() - seating.seats.keys())
+            gone = before.seats.keys() - seating.seats.keys()
+            self.lost |= self._whole & {before.seats[peer][0] for peer in gone}
+            if any(before.seats.get(peer, seat) != seat for peer, seat in seating.seats.items()):
+                self._whole = frozenset()
+            self._whole |= seating.whole
             if self._seating is None or before.seats.keys() != seating.seats.keys():
                 self._rested_at, self.changes = 0.0, 0
             self._seating, self._not_before = seating, max(now + SETTLED_S, self._rested_at)

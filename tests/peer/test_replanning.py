@@ -292,9 +292,30 @@ def test_who_has_gone_is_missed_until_something_is_proposed() -> None:
     for seats in (one, two, one, two):
         calm(seats, 0.0)
         missed.append(calm.lost)
-    assert missed == [False, False, True, True]
+    assert missed == [set(), set(), {0}, {0}]
     calm.changed(0.0)
     assert not calm.lost
+
+
+def test_who_leaves_a_cluster_that_was_never_whole_is_no_loss_nor_is_who_was_moved() -> None:
+    front, back = (0, 2), (2, 4)
+    filling = seating(a=(0, front), b=(0, back), c=(1, front))
+    moved = seating(a=(0, front), b=(1, front), c=(0, back))
+    calm = Calm()
+    missed = []
+    for seats in (
+        filling,
+        seating(a=(0, front), b=(0, back)),
+        filling,
+        seating(b=(0, back), c=(1, front)),
+        filling,
+        moved,
+        seating(a=(0, front), c=(0, back)),
+    ):
+        calm(seats, 0.0)
+        missed.append(calm.lost)
+        calm.changed(0.0)
+    assert missed == [set(), set(), set(), {0}, set(), set(), set()]
 
 
 def test_each_change_is_followed_by_a_longer_rest_until_somebody_comes_or_goes() -> None:

@@ -11,7 +11,7 @@ case, and each that follows another makes a shorter step than that was to make.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice, pairwise, product
@@ -52,7 +52,7 @@ class Change:
 
 class Living:
     """Of `devices`, of which number d holds the blocks `held[d]` ((0, 0): none). `lines`: the places of each pipeline as it is; `measured`: (N, N), of which lines
-    somebody has said what they carry (None: of all); `lost`: whether places are open because somebody has gone, and not because nobody has come yet.
+    somebody has said what they carry (None: of all); `lost`: the lines that were whole before somebody has gone (None: all); in others places are open because nobody has come yet.
     """
 
     def __init__(
@@ -65,10 +65,11 @@ class Living:
         steps: int,
         seed: int,
         measured: Bools | None = None,
-        lost: bool = True,
+        lost: Collection[int] | None = None,
     ) -> None:
         self._devices, self._work, self._held, self._lines = devices, work, list(held), lines
-        self._steps, self._lost = steps, lost
+        self._steps = steps
+        self._lost = frozenset(range(len(lines)) if lost is None else lost)
         self._most = 0
         """Blocks that may be moved."""
         self._random = np.random.default_rng(seed)
@@ -158,14 +159,16 @@ class Living:
     def _limits(self) -> Iterator[int]:
         """How many blocks may be moved: after a loss those that were lost and a neighbour's, if that is possible; else all."""
         few = 0
-        for line in self._lines:
+        for number, line in enumerate(self._lines):
+            if number not in self._lost:
+                continue
             sizes = [end - begin for _, (begin, end) in line]
             for place, (device, _) in enumerate(line):
                 beside = [
                     sizes[n] for n in (place - 1, place + 1) if 0 <= n < len(line) and line[n][0] is not None
                 ]
                 few += sizes[place] + max(beside, default=0) if device is None else 0
-        if few and self._lost:
+        if few:
             yield few
         yield len(self._devices) * len(self._work)
 
@@ -186,19 +189,32 @@ class Living:
 
     def mendings(self) -> Iterator[list[Line]]:
         """The pipelines as they are, with the gaps closed: each by the neighbours, who divide it, or by a device that is in no pipeline. One without devices is
-        left out, and so is one that cannot be closed, in a second try.
+        left out, and so are those that are still being filled, in a second try, and all that have gaps, in a third; their devices are in no pipeline then.
         """
-        alive = [line for line in self._lines if any(device is not None for device, _ in line)]
-        here = {device for line in alive for device, _ in line}
+        alive = {
+            number: line
+            for number, line in enumerate(self._lines)
+            if any(device is not None for device, _ in line)
+        }
+        whole = frozenset(n for n, line in alive.items() if all(device is not None for device, _ in line))
+        for numbers in dict.fromkeys((frozenset(alive), whole | self._lost & alive.keys(), whole)):
+            yield from self._mended([alive[number] for number in sorted(numbers)])
+
+    def _mended(self, lines: Sequence[Sequence[Seat]]) -> Iterator[list[Line]]:
+        """These pipelines with their gaps closed; those without of which memory or lines allow none."""
+        here = {device for line in lines for device, _ in line}
         spare = [device for device in range(len(self._devices)) if device not in here]
-        ways = [list(islice(_closed(line, spare), MENDINGS)) for line in alive]
-        for lines in islice(product(*ways), MENDINGS):
-            devices = [device for order, _ in lines for device in order]
-            if lines and len(set(devices)) == len(devices):
-                yield list(lines)
-        whole = [line for line in alive if all(device is not None for device, _ in line)]
-        if whole and len(whole) < len(alive):
-            yield [next(_closed(line, ())) for line in whole]
+        ways = [
+            [way for way in islice(_closed(line, spare), MENDINGS) if self._at(*way) is not None]
+            for line in lines
+        ]
+        if not all(ways):
+            yield from self._mended([line for line, some in zip(lines, ways, strict=True) if some])
+            return
+        for made in islice(product(*ways), MENDINGS):
+            devices = [device for order, _ in made for device in order]
+            if made and len(set(devices)) == len(devices):
+                yield list(made)
 
     # ── annealing ────────────────────────────────────────────────────────────────────────────────────────────────
 
