@@ -59,8 +59,13 @@ class Uplink:
 
     def send(self, to: str, nbytes: float, arrives: Callable[[], None]) -> None:
         """Queue a bundle for `to`; `arrives` happens when its last byte is there."""
+        self.send_all({to: nbytes}, arrives)
+
+    def send_all(self, bundles: Mapping[str, float], arrives: Callable[[], None]) -> None:
+        """Queue a bundle of so many bytes for each of several at the same time: the uplink is divided once."""
         self._move()
-        self._queues[to].append(_Bundle(nbytes, arrives))
+        for to, nbytes in bundles.items():
+            self._queues[to].append(_Bundle(nbytes, arrives))
         self._share()
 
     def _move(self) -> None:
@@ -92,6 +97,9 @@ class Uplink:
         if turn != self._turn:  # something else began meanwhile
             return
         self._move()
-        bundle = self._queues[to].popleft()
-        self._timeline.after(self._lines[to].delay_s, bundle.arrives)
+        # Shares of a sum are often equally large, and all gone at the same time.
+        gone = [other for other in self._shares if other != to and self._queues[other][0].left <= 0.0]
+        for receiver in (to, *gone):
+            bundle = self._queues[receiver].popleft()
+            self._timeline.after(self._lines[receiver].delay_s, bundle.arrives)
         self._share()

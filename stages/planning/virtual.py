@@ -83,14 +83,19 @@ class VirtualSwarm:
         self._benches = {peer: Bench(window) for peer, window in self.windows.items()}
         self._workers = {peer: _Worker(self._timeline) for peer in self._roster}
         self._luck = {peer: _luck(peer, machines[peer].varies) for peer in self._roster}
+        ways: dict[str, dict[str, Line]] = {peer: {} for peer in self._roster}
+        for (sender, to), line in lines.items():
+            if sender in ways:
+                ways[sender][to] = line
         self._uplinks = {
-            peer: Uplink(
-                self._timeline,
-                machines[peer].uplink,
-                {to: line for (sender, to), line in lines.items() if sender == peer},
-            )
-            for peer in self._roster
+            peer: Uplink(self._timeline, machines[peer].uplink, own) for peer, own in ways.items()
         }
+        self._sums = {
+            peer: sums
+            for peer, own in ways.items()
+            if (sums := {to: line.sums_bytes for to, line in own.items() if line.sums_bytes})
+        }
+        """Sender → to → bytes of a step's sums."""
         self._steps: list[_UnderWay] = []
         """In their order: the first is the next to be over."""
         self._opened = self._over = 0
@@ -137,12 +142,11 @@ class VirtualSwarm:
         first = self._steps[0]
         if first.left or first.awaited:
             return
-        sums = {pair: line.sums_bytes for pair, line in self._lines.items() if line.sums_bytes}
-        first.awaited = len(sums) + 1
+        first.awaited = sum(map(len, self._sums.values())) + 1
         for peer, worker in self._workers.items():
             worker.do(self._machines[peer].update_s)
-        for (sender, to), nbytes in sums.items():
-            self._uplinks[sender].send(to, nbytes, self._nearer)
+        for sender, sums in self._sums.items():
+            self._uplinks[sender].send_all(sums, self._nearer)
         self._timeline.after(self._between_s, self._nearer)
 
     def _nearer(self) -> None:

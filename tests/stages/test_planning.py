@@ -48,6 +48,41 @@ def test_lines_share_what_leaves_the_house():
     assert sent(10.0, {"a": 10.0, "b": 2.0}, (0, "a", 16), (0, "b", 20))[0] == pytest.approx([2 + 1, 10 + 1])
 
 
+@pytest.mark.parametrize("sizes", [[10.0] * 64, [float(1 + n * n % 17) for n in range(64)]])
+def test_what_begins_together_takes_as_long_as_one_by_one_and_ends_together_at_once(sizes):
+    """In a large swarm everybody sends a part of its sum to everybody else: the uplink is not divided anew for each."""
+
+    class Counting(Timeline):
+        planned = 0
+
+        def after(self, seconds, happens):
+            self.planned += 1
+            super().after(seconds, happens)
+
+    bundles = {str(number): nbytes for number, nbytes in enumerate(sizes)}
+    rates = {to: Line(rate=(1.0, 8.0)[number % 2], delay_s=0.5) for number, to in enumerate(bundles)}
+    found = []
+    for together in (True, False):
+        timeline, there = Counting(), []
+        uplink = Uplink(timeline, 128.0, rates)
+
+        def arrives(timeline=timeline, there=there):
+            there.append(timeline.now)
+
+        if together:
+            uplink.send_all(bundles, arrives)
+        else:
+            for to, nbytes in bundles.items():
+                uplink.send(to, nbytes, arrives)
+        timeline.run(lambda there=there: len(there) == len(bundles))
+        found.append((there, uplink.busy_s))
+        if together:
+            assert timeline.planned <= len(bundles) + 2 * len(set(sizes)) + 1, (
+                "arrivals, and ends of each size"
+            )
+    assert found[0] == found[1]
+
+
 def test_time_that_stands_still_is_a_bug():
     with pytest.raises(RuntimeError, match="nothing is under way"):
         Timeline().run(lambda: False)
