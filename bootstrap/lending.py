@@ -125,6 +125,8 @@ class Lending(Generic[T]):
             async with self._find(copy.name) as data:
                 if data is not None:
                     self._made(copy, data)
+                elif copy in self._copies:
+                    self._copies.remove(copy)  # whoever asks next may find it there
                 copy.data.set_result(data)
                 await copy.over.wait()
         except Exception as error:

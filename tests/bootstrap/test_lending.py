@@ -22,6 +22,7 @@ class Store:
         monkeypatch.setattr(lending, "MOST", room * SIZE)
         monkeypatch.setattr(lending, "OF_THE_LARGEST", 0)
         monkeypatch.setattr(lending, "UNSEEN", SIZE)
+        self.absent: set[str] = set()
         self.here: list[str] = []
         self.most = self.made = 0
         self.lending = Lending(self._find, len)
@@ -33,7 +34,7 @@ class Store:
         await asyncio.sleep(0)
         if name == "bad":
             raise ProtocolError("there is no such name")
-        if "nowhere" in name:
+        if "nowhere" in name or name in self.absent:
             yield None
             return
         self.here.append(name)
@@ -73,6 +74,19 @@ def later(store: Store, seconds: float) -> None:
     for copy in store.lending._copies:
         copy.made_at -= seconds
         copy.lent_at -= seconds
+
+
+async def test_what_was_missing_may_be_there_for_the_next_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while somebody has not read yet that it was missing."""
+    store = Store(monkeypatch, 4)
+    store.absent.add("late")
+    async with store.lending.lend("late", lambda: None) as found:
+        assert found is None
+        assert store.lending.nbytes == 0
+        store.absent.clear()
+        assert await store.takes("another", "late")
+    await store.ends("another")
+    assert store.here == []
 
 
 async def test_many_who_take_the_same_share_one_copy_that_goes_with_the_last(
