@@ -5,12 +5,17 @@ Pure. A commit says how much of it is whose; what it gives counts for as long as
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Protocol
 
+import msgpack
+
 from hetpeer.bootstrap.grouped.batches import Batches
+from hetpeer.bootstrap.numbers import Numbers
 
 Record = Mapping[str, Any]
 Cover = Iterable[tuple[str, Collection[int]]]
@@ -63,10 +68,10 @@ class Credit:
     def __init__(self, sample: int = 1, grouped: int | None = None) -> None:
         self._sample = sample
         self._contributors = Contributors()
-        self._commits: list[Sequence[int]] = []
-        """What each commit of the log counted."""
+        self._commits: list[bytes] = []
+        """What each commit of the log counted, packed: a long run has many."""
         self._result: _Result = _Steps() if grouped is None else Batches(grouped)
-        self._counting: set[int] = set()
+        self._counting = Numbers()
         self._work: Counter[str] = Counter()
 
     def add(self, record: Record) -> None:
@@ -75,7 +80,7 @@ class Credit:
         match record["kind"]:
             case "commit":
                 self._contributors.add(record)
-                self._commits.append(record.get("counted", ()))
+                self._commits.append(msgpack.packb(record.get("counted", ())))
                 self._give(len(self._commits), 1)
             case "rollback" | "reign" | "founded" | "dissolved":
                 counting = self._result.commits()
@@ -92,7 +97,7 @@ class Credit:
             self._counting.add(number)
         else:
             self._counting.discard(number)
-        for peer, amount in self._contributors.read(self._commits[number - 1]):
+        for peer, amount in self._contributors.read(msgpack.unpackb(self._commits[number - 1])):
             self._work[peer] += sign * amount
 
     @property
@@ -111,7 +116,7 @@ class _Result(Protocol):
 
     def add(self, record: Record) -> None: ...
 
-    def commits(self) -> set[int]: ...
+    def commits(self) -> AbstractSet[int]: ...
 
 
 class _Steps:
@@ -119,19 +124,24 @@ class _Steps:
 
     def __init__(self) -> None:
         self._count = 0
-        self._steps: dict[int, int] = {}
-        """Step → the commit that made it."""
+        self._steps, self._commits = array("Q"), array("Q")
+        """Steps in rising order, and the commit that made each."""
 
     def add(self, record: Record) -> None:
         match record["kind"]:
             case "commit":
                 self._count += 1
-                self._steps[record["step"]] = self._count
+                self._cut(record["step"])
+                self._steps.append(record["step"])
+                self._commits.append(self._count)
             case "rollback":
-                kept = record["to_version"]
-                self._steps = {step: commit for step, commit in self._steps.items() if step < kept}
+                self._cut(record["to_version"])
             case _:
                 pass
 
-    def commits(self) -> set[int]:
-        return set(self._steps.values())
+    def _cut(self, step: int) -> None:
+        kept = bisect_left(self._steps, step)
+        del self._steps[kept:], self._commits[kept:]
+
+    def commits(self) -> AbstractSet[int]:
+        return set(self._commits)

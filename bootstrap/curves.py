@@ -5,6 +5,7 @@ Pure. Reliable peers serve them beside the run's files; what a peer answers is c
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Annotated, Any, Final
@@ -124,9 +125,8 @@ class GroupedCurves:
         self, counting: Callable[[], AbstractSet[int]], records: Iterable[Mapping[str, Any]] = ()
     ) -> None:
         self._counting = counting
-        self._commits = 0
-        self._training: dict[int, Point] = {}
-        """Commit → what it adds to the curve."""
+        self._batches, self._losses = array("Q"), array("d")
+        """What each commit adds to the curve."""
         self._evaluation: dict[float, float] = {}
         for record in records:
             self.add(record)
@@ -135,8 +135,8 @@ class GroupedCurves:
         """One more record."""
         match record["kind"]:
             case "commit":
-                self._commits += 1
-                self._training[self._commits] = (record["batch"] + 1, record["loss"])
+                self._batches.append(record["batch"] + 1)
+                self._losses.append(record["loss"])
             case "evaluation":
                 self._evaluation[record["batch"]] = record["loss"]
             case _:
@@ -146,7 +146,8 @@ class GroupedCurves:
     def curves(self) -> Curves:
         """As they are by now."""
         counting = self._counting()
-        training = [point for commit, point in self._training.items() if commit in counting]
+        commits = enumerate(zip(self._batches, self._losses, strict=True), 1)
+        training = [point for commit, point in commits if commit in counting]
         return Curves(training=thinned(training), evaluation=thinned(self._evaluation.items()))
 
 

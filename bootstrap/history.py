@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 Record = Mapping[str, Any]
@@ -112,6 +112,18 @@ class History:
         steps[step] = record
         while not self.whole and (oldest := next(iter(steps))) <= step - RECENT:
             del steps[oldest]
+
+    def of_another(self, cluster: int) -> History:
+        """What the same records tell of `cluster`, if none of them is its own or this one's."""
+        return replace(
+            self,
+            cluster=cluster,
+            commits=dict(self.commits),
+            averages=dict(self.averages),
+            evaluations=dict(self.evaluations),
+            departures=self.departures.copy(),
+            contributors=dict(self.contributors),
+        )
 
     @property
     def stored(self) -> bool:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import msgpack
 from blake3 import blake3
@@ -27,14 +28,18 @@ MAX_RECORD_BYTES = 64 * 2**20
 Record = dict[str, Any]
 
 
-class Log:
-    """One open log file. `notes` says what opening had to mend. Use it from one thread at a time."""
+class Log(Sequence[Any]):
+    """One open log file, and its records in order: only where they begin is kept in memory, they are read when they are asked for.
 
-    def __init__(self, path: Path, descriptor: int, end: int, notes: list[str]) -> None:
+    `notes` says what opening had to mend. Append from one thread at a time; any may read meanwhile.
+    """
+
+    def __init__(self, path: Path, descriptor: int, ends: array[int], notes: list[str]) -> None:
         self.path = path
         self.notes = notes
         self._descriptor = descriptor
-        self._end = end
+        self._ends = ends
+        """Where the records end, each of which begins where the one before it ends; the first entry is 0."""
 
     @classmethod
     def open(cls, path: Path) -> Log:
@@ -47,49 +52,71 @@ class Log:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             _lock(descriptor, path)
-            end, torn = _scan(path)
+            ends, torn = _scan(path)
             notes = []
             with disk_errors(path):
                 if torn:
                     notes.append(
                         f"cut {torn} bytes off {path}: a record that was being written when the process died"
                     )
-                    os.ftruncate(descriptor, end)
+                    os.ftruncate(descriptor, ends[-1])
                 os.fsync(descriptor)
                 sync_folder(path.parent)
         except BaseException:
             os.close(descriptor)
             raise
-        return cls(path, descriptor, end, notes)
+        return cls(path, descriptor, ends, notes)
 
     def append(self, *records: Record) -> None:
         """Add records; they are on the disk when this returns.
 
         Raises `LocalError` HP-DISK-002 (or 001) and leaves the log as it was before.
         """
-        frames = b"".join(map(_frame, records))
+        frames = [_frame(record) for record in records]
         try:
             with disk_errors(self.path):
-                self._write(frames)
+                self._write(b"".join(frames))
                 os.fsync(self._descriptor)
         except LocalError:
-            os.ftruncate(self._descriptor, self._end)
+            os.ftruncate(self._descriptor, self._ends[-1])
             raise
-        self._end += len(frames)
+        for frame in frames:
+            self._ends.append(self._ends[-1] + len(frame))
 
-    def records(self) -> Iterator[Record]:
-        """All records, oldest first, read from the disk."""
-        return read_log(self.path)
+    @overload
+    def __getitem__(self, place: int) -> Any: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Any]: ...
+    def __getitem__(self, place: int | slice) -> Any:
+        """Read from the disk. Raises `LocalError` HP-LOG-001 if it is damaged there."""
+        places = range(len(self))[place]
+        return self._read(places) if isinstance(places, int) else [self._read(one) for one in places]
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def _read(self, place: int) -> Any:
+        begin, end = self._ends[place : place + 2]
+        try:
+            frame = os.pread(self._descriptor, end - begin, begin)
+        except OSError as error:
+            raise _damaged(self.path, begin) from error
+        payload = frame[HEAD.size :]
+        if frame[: HEAD.size] != _head(payload):
+            raise _damaged(self.path, begin)
+        return msgpack.unpackb(payload, strict_map_key=False)
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        """Nothing is read or written any more."""
+        descriptor, self._descriptor = self._descriptor, -1
+        os.close(descriptor)
 
     def __repr__(self) -> str:
-        return f"<Log {self.path} {self._end} bytes>"
+        return f"<Log {self.path} {self._ends[-1]} bytes>"
 
     def _write(self, frame: bytes) -> None:
         rest = memoryview(frame)
-        position = self._end
+        position = self._ends[-1]
         while rest:
             written = os.pwrite(self._descriptor, rest, position)
             rest = rest[written:]
@@ -136,12 +163,10 @@ def _check(length: int, digest: bytes) -> bytes:
     return blake3(struct.pack("<I", length) + digest).digest(4)
 
 
-def _scan(path: Path) -> tuple[int, int]:
-    """Where the acknowledged records end, and how many torn bytes follow."""
-    end = 0
-    for end, _ in _frames(path):  # noqa: B007 -- the last value is what we want
-        pass
-    return end, path.stat().st_size - end
+def _scan(path: Path) -> tuple[array[int], int]:
+    """Where the acknowledged records end, behind a 0, and how many torn bytes follow."""
+    ends = array("Q", (0, *(end for end, _ in _frames(path))))
+    return ends, path.stat().st_size - ends[-1]
 
 
 def _frames(path: Path) -> Iterator[tuple[int, Record]]:
@@ -185,7 +210,7 @@ def _damaged(path: Path, offset: int) -> LocalError:
     return LocalError(
         "HP-LOG-001",
         f"{path} is damaged at byte {offset}",
-        why="a record that was safely on the disk has changed since",
+        why="a record that was safely on the disk has changed since, or cannot be read",
         fix="restore the file from a copy if this is the only reliable peer; of several, name another in its place (hetpeer amend)",
         exit_code=ExitCode.VERSION,
     )

@@ -1,4 +1,6 @@
-"""Records of a log in memory, as bytes: a long run's log takes a fifth of what it takes as objects, and is read seldom. Pure."""
+"""Records of a log in memory, as bytes: they take a fifth of what they take as objects, and are read seldom. Those that
+somebody else keeps take next to nothing. Pure.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ class PackedRecords(Sequence[Any]):
     """Records in order, each made anew whenever it is read: whoever keeps one keeps it alone. None is one, too."""
 
     def __init__(self, records: Iterable[Record | None] = ()) -> None:
-        self._packed: list[bytes] = []
+        self._packed: list[bytes | int] = []
+        """A record, or its place on the shelf."""
+        self._shelf: Sequence[Record] = ()
         self.put(0, records)
 
     @overload
@@ -23,33 +27,31 @@ class PackedRecords(Sequence[Any]):
     def __getitem__(self, place: slice) -> list[Any]: ...
     def __getitem__(self, place: int | slice) -> Any:
         if isinstance(place, slice):
-            return [_unpacked(one) for one in self._packed[place]]
-        return _unpacked(self._packed[place])
+            return [self._record(one) for one in self._packed[place]]
+        return self._record(self._packed[place])
 
     def __iter__(self) -> Iterator[Any]:
-        return map(_unpacked, self._packed)
+        return map(self._record, self._packed)
 
     def __len__(self) -> int:
         return len(self._packed)
-
-    def append(self, record: Record | None) -> None:
-        """One more."""
-        self._packed.append(msgpack.packb(record))
 
     def put(self, begin: int, records: Iterable[Record | None]) -> None:
         """The first `begin` ones and then these."""
         self._packed[begin:] = map(msgpack.packb, records)
 
-    def take(self, place: int, others: PackedRecords, there: int) -> None:
-        """Record `place`, the last one or a new one behind it, is the other's: both have the same bytes."""
-        self._packed[place : place + 1] = [others._packed[there]]
+    def shelve(self, place: int, shelf: Sequence[Record], there: int) -> None:
+        """Record `place` is kept by `shelf`, as its record `there`, and read from it. All are on the same shelf."""
+        self._shelf = shelf
+        self._packed[place] = there
 
     def copy(self) -> PackedRecords:
         """The same ones, to go on otherwise."""
         other = PackedRecords()
-        other._packed = self._packed[:]
+        other._packed, other._shelf = self._packed[:], self._shelf
         return other
 
-
-def _unpacked(data: bytes) -> Any:
-    return msgpack.unpackb(data, strict_map_key=False)
+    def _record(self, packed: bytes | int) -> Any:
+        if isinstance(packed, int):
+            return self._shelf[packed]
+        return msgpack.unpackb(packed, strict_map_key=False)

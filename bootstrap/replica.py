@@ -20,7 +20,6 @@ from hetpeer.bootstrap.crediting import credit_in
 from hetpeer.bootstrap.curves import GroupedCurves, LogCurves
 from hetpeer.bootstrap.history import History, Record
 from hetpeer.bootstrap.log import Log
-from hetpeer.bootstrap.packed import PackedRecords
 from hetpeer.bootstrap.raft import effects as e
 from hetpeer.bootstrap.raft import messages as m
 from hetpeer.bootstrap.raft.core import Raft
@@ -77,8 +76,8 @@ class Replica:
         self.council = council
         self._journal, self._ledger = journal, ledger = logs.journal, logs.ledger
         self._clock = clock
-        self.records = PackedRecords(ledger.records())
-        """What is decided, as far as it was told here."""
+        self.records: Sequence[Record] = ledger
+        """What is decided, as far as it was told here: on the disk."""
         self.history = History.of(self.records, whole=False)
         """The same, folded."""
         self.credit = credit_in(run.manifest, self.records)
@@ -241,7 +240,7 @@ class Replica:
                     fix="put the folder log/ back as a whole if this is the only reliable peer; of several, name another in its place (hetpeer amend)",
                     exit_code=ExitCode.VERSION,
                 )
-            self.records.take(self._told, decided, place)
+            decided.shelve(place, self.records, self._told)
             self._told += 1
         self._told_entries = place + 1
         if (waiting := self._waiting.pop(place, None)) is not None and not waiting.done():

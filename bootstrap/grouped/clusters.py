@@ -17,11 +17,12 @@ from hetpeer.bootstrap.grouped.cluster import Cluster
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import Membership, Range
 from hetpeer.bootstrap.norms import Norms
-from hetpeer.bootstrap.packed import PackedRecords
 from hetpeer.bootstrap.quarrels import Conduct, Quarrels
 from hetpeer.bootstrap.reign import Reign
 from hetpeer.bootstrap.standing import Standings
 
+NOBODY = -1
+"""No cluster has that number."""
 MOST_PATIENT = 8
 """Nobody stores anything while a cluster fetches what was stored: not for longer than a quarter of an hour."""
 
@@ -41,7 +42,10 @@ class Clusters:
     ) -> None:
         self._config = config
         self._books = books
-        self._records = PackedRecords()
+        self._new = History(NOBODY, whole=False)
+        """What the log tells of a cluster that it does not mention."""
+        self._mentioned: dict[int, History] = {}
+        """And of those that it mentions and that are not open yet."""
         self._clusters: dict[int, Cluster] = {}
         self._allowances = Allowances()
         self._standings = Standings()
@@ -56,6 +60,7 @@ class Clusters:
         self._numbers = 0
         """How many clusters there have been. No number is used twice."""
         for record in records:
+            self._mention(record.get("cluster", 0))
             self._fold(record)
         self.term += 1
 
@@ -77,8 +82,13 @@ class Clusters:
         if record["kind"] == "checkpoint":
             self.saver = None
 
+    def _mention(self, number: int) -> None:
+        if number not in self._mentioned:
+            self._mentioned[number] = self._new.of_another(number)
+
     def _fold(self, record: Mapping[str, Any]) -> None:
-        self._records.append(record)
+        for history in (self._new, *self._mentioned.values()):
+            history.add(record)
         for book in self._books:
             book.add(record)
         match record["kind"]:
@@ -86,6 +96,8 @@ class Clusters:
                 self.term = int(record["term"])
             case "founded":
                 self._numbers = max(self._numbers, record["cluster"] + 1)
+            case "dissolved":
+                self._mentioned.pop(record["cluster"], None)
             case _:
                 pass
 
@@ -98,7 +110,7 @@ class Clusters:
 
     def open(self, number: int, agenda: Agenda, now: float, *, founded: bool) -> Cluster:
         """Cluster `number` as the log knows it, to do what `agenda` says."""
-        config, history = self._config, History.of(self._records, number, whole=False)
+        config, history = self._config, self._mentioned.pop(number, None) or self._new.of_another(number)
         cut = self.usual(number) if history.cut is None else [(begin, end) for begin, end in history.cut]
         members = Membership([cut], config.costs, history.departures, only=number)
         line = m.Line(term=self.term, view=0, cluster=number)

@@ -20,7 +20,7 @@ class Journal:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self.durable = _folded(log.records())
+        self.durable = _folded(log)
         """What was there when it was opened."""
 
     @classmethod

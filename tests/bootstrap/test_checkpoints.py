@@ -121,7 +121,7 @@ def test_the_writer_may_be_killed_anywhere(store: CheckpointStore, fresh: RunDir
         fresh.log_path.write_bytes(before)
         write_and_die(store, fresh, at)
         with closing(Log.open(fresh.log_path)) as log:
-            records = list(log.records())
+            records = list(log)
         found.append(records[-1]["version"])
         again = CheckpointStore(fresh, store._layouts)
         for block in range(len(store._layouts)):

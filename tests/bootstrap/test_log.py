@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hetpeer.bootstrap.log import Log, read_log
+from hetpeer.bootstrap.log import HEAD, Log, read_log
 from hetpeer.dht.errors import LocalError
 
 RECORDS = [
@@ -37,10 +37,38 @@ def path(tmp_path: Path) -> Path:
 
 def test_records_come_back(path: Path) -> None:
     log = Log.open(path)
-    assert list(log.records()) == RECORDS
+    assert list(log) == RECORDS
     log.append({"kind": "more"})
     assert list(read_log(path)) == [*RECORDS, {"kind": "more"}]
     assert log.notes == []
+    log.close()
+
+
+def test_records_are_read_one_by_one_or_in_a_row(path: Path) -> None:
+    log = Log.open(path)
+    log.append({"kind": "one"}, {"kind": "two"})
+    every = [*RECORDS, {"kind": "one"}, {"kind": "two"}]
+    assert [log[place] for place in range(len(log))] == every
+    assert log[-1] == {"kind": "two"}
+    assert log[1:-1] == every[1:-1]
+    assert log[len(every) :] == []
+    with pytest.raises(IndexError):
+        log[len(every)]
+    log.close()
+    with pytest.raises(LocalError):
+        log[0]
+
+
+def test_a_record_that_has_changed_since_it_was_written_is_not_read(path: Path) -> None:
+    log = Log.open(path)
+    size = path.stat().st_size // len(RECORDS)
+    data = bytearray(path.read_bytes())
+    data[size + HEAD.size] ^= 1
+    path.write_bytes(data)
+    assert log[0] == RECORDS[0]
+    with pytest.raises(LocalError, match=f"byte {size}") as caught:
+        log[1]
+    assert caught.value.code == "HP-LOG-001"
     log.close()
 
 
@@ -54,17 +82,17 @@ def test_every_cut_keeps_the_whole_records_before_it(path: Path) -> None:
     for length in range(len(data)):
         path.write_bytes(data[:length])
         log = Log.open(path)
-        assert list(log.records()) == RECORDS[: length // size]
+        assert list(log) == RECORDS[: length // size]
         assert bool(log.notes) == bool(length % size)
         log.append({"kind": "after"})
-        assert list(log.records())[-1] == {"kind": "after"}
+        assert list(log)[-1] == {"kind": "after"}
         log.close()
 
 
 def test_a_tail_of_zeros_is_torn(path: Path) -> None:
     path.write_bytes(path.read_bytes() + bytes(4096))
     log = Log.open(path)
-    assert list(log.records()) == RECORDS
+    assert list(log) == RECORDS
     assert "4096 bytes" in log.notes[0]
     log.close()
 
@@ -88,7 +116,7 @@ def test_full_disk_leaves_the_log_valid(path: Path) -> None:
     assert caught.value.code == "HP-DISK-002"
     assert path.stat().st_size == size
     log.append({"kind": "fits"})
-    assert list(log.records()) == [*RECORDS, {"kind": "fits"}]
+    assert list(log) == [*RECORDS, {"kind": "fits"}]
     log.close()
 
 

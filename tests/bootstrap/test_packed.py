@@ -31,16 +31,23 @@ def test_a_copy_goes_its_own_way() -> None:
     records = PackedRecords(RECORDS)
     other = records.copy()
     records.put(2, [None])
-    other.append(None)
+    other.put(len(other), [None])
     assert list(records) == [*RECORDS[:2], None]
     assert list(other) == [*RECORDS, None]
 
 
-def test_two_logs_have_a_record_in_common() -> None:
-    one, other = PackedRecords(RECORDS[:2]), PackedRecords(RECORDS)
-    one.take(1, other, 1)
-    one.take(2, other, 2)
-    assert list(one) == RECORDS[:3]
+def test_what_is_on_a_shelf_is_read_from_there_and_takes_no_bytes_here() -> None:
+    shelf = [{"kind": "another"}, *RECORDS]
+    records = PackedRecords(RECORDS)
+    records.shelve(1, shelf, 2)
+    records.shelve(2, shelf, 3)
+    other = records.copy()
+    assert list(records) == records[:] == list(other) == RECORDS
+    shelf[2] = {"kind": "changed"}
+    assert records[1] == other[1] == {"kind": "changed"}
+    records.put(2, [None])
+    assert list(records) == [RECORDS[0], shelf[2], None]
+    assert list(other)[2:] == RECORDS[2:]
 
 
 def test_entries_that_are_replaced_take_their_members_with_them() -> None:
