@@ -172,7 +172,8 @@ def _binary() -> str:
 
 def _spawn(command: list[str], *, reachability: str) -> subprocess.Popen[bytes]:
     """Start the child so that the kernel kills it with us. Call from the main thread: the signal follows the thread."""
-    environment = {**os.environ, "GOLOG_LOG_LEVEL": "error"}
+    # It has some 24 MB alive, whatever it carries; by default as much again is garbage, and for a quarter of an hour it looks as if it grew.
+    environment = {**os.environ, "GOLOG_LOG_LEVEL": "error", "GOGC": os.environ.get("GOGC", "50")}
     if reachability == "public":
         # libp2p starts two relay services, ours and one with 128 KiB limits; on one processor ours wins (measured).
         environment["GOMAXPROCS"] = "1"
