@@ -228,7 +228,7 @@ async def hivemind(setting: Setting, lab: Lab | None, rounds: int, folder: Path)
 
 
 async def _script(name: str, arguments: Sequence[str], lab: Lab | None, number: int, folder: Path) -> Child:
-    at = ("ip", "netns", "exec", lab.namespace(number + 1)) if lab else ()
+    at = lab.at(number + 1, ()) if lab else ()
     command = (*at, sys.executable, "-P", "-m", f"benchmarks.baselines.{name}")
     return await Child.start(
         name, arguments, home=folder, log=folder / f"{name}-{number}.log", command=command

@@ -1,7 +1,7 @@
 """How much of its time each peer of an uneven pipeline computes: steps one after the other (1F1B), and steps that overlap.
 
-Three volunteers whose workers are held to speeds of 1 : 2 : 3 by SIGSTOP and SIGCONT, as a limit on the processor does, with blocks cut so that a
-microbatch takes all of them as long. What is left of a difference the speeds make up for, by a tenth at most (more is a goal missed): after some steps, and after some more. Two figures for each peer:
+Three volunteers whose workers have processors as fast as 1 : 2 : 3 (tests/wanlab/processors.py, root), with blocks cut so that a microbatch takes all of them as long.
+What else their machines do, and the coordinator, has the rest of this one. What is left of a difference the speeds make up for, by a tenth at most (more is a goal missed): after some steps, and after some more. Two figures for each peer:
 
 * the share of its time in which a forward, a backward or an update is at work, from the volunteers' traces (that of a worker that never waits is all of it);
 * microbatches a second, over those that the same blocks do under the same limit when they wait for nobody (baselines/part.py), the three of them side by side.
@@ -17,13 +17,11 @@ import asyncio
 import itertools
 import json
 import os
-import signal
 import statistics
 import sys
 import tempfile
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +34,12 @@ from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import TrainingSettings
 from hetpeer.peer.children import Child, end_all
 from hetpeer.peer.watching.perfetto import perfetto
+from tests.wanlab.lab import PREFIX
+from tests.wanlab.processors import Processor
 
 SPEEDS = (1, 2, 3)
-FASTEST = 0.55
+FASTEST = 0.45
 """Share of a core that the fastest worker has: together they leave room for the daemons on two."""
-PERIOD_S = 0.05
 CORRECTED = 2
 """How often speeds are put right."""
 LOOKED_AT = 3
@@ -56,26 +55,19 @@ Layout = tuple[tuple[int, int], ...]
 
 
 @contextmanager
-def held_to(shares: Mapping[int, float]) -> Iterator[None]:
-    """Processes (by pid) run for so much of each period, as `shares` says by then, and stand still for the rest."""
-    over = threading.Event()
+def held_to(shares: Mapping[int, float]) -> Iterator[Callable[[], None]]:
+    """Processes (by pid) have so much of a processor; what is yielded says that `shares` has changed."""
+    with ExitStack() as stack:
+        held = {pid: stack.enter_context(Processor(f"{PREFIX}-{os.getpid()}-busy-{pid}")) for pid in shares}
 
-    def hold(pid: int) -> None:
-        with suppress(ProcessLookupError):
-            while not over.wait(PERIOD_S * shares[pid]):
-                os.kill(pid, signal.SIGSTOP)
-                over.wait(PERIOD_S * (1.0 - shares[pid]))
-                os.kill(pid, signal.SIGCONT)
+        def hold() -> None:
+            for pid, processor in held.items():
+                processor.hold(shares[pid])
 
-    threads = [threading.Thread(target=hold, args=(pid,)) for pid in shares]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
+        for pid, processor in held.items():
+            processor.take(pid)
+        hold()
+        yield hold
 
 
 def even(run: RunDirectory) -> Layout:
@@ -126,12 +118,13 @@ async def trained(folder: Path, options: Any, staleness: int) -> dict[str, Any]:
         await swarm.until(LOOKED_AT, WITHIN_S)
         places = stages(swarm)
         shares = {worker.pid: FASTEST * SPEEDS[stage] / SPEEDS[-1] for worker, stage in places}
-        with held_to(shares):
+        with held_to(shares) as hold:
             looked = LOOKED_AT + 1
             for _ in range(CORRECTED):
                 tried = await computed(swarm, folder, places, looked, options.tried)
                 for (worker, _), share in zip(places, tried, strict=True):
                     shares[worker.pid] *= share / max(tried)
+                hold()
                 looked += options.tried + options.settle
             found = await computed(swarm, folder, places, looked, options.steps)
             passed = seconds(swarm, options.steps)

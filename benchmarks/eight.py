@@ -144,7 +144,7 @@ async def torch_mesh(run: RunDirectory, folder: Path, grid: Grid, steps: int) ->
         try:
             for rank, node in enumerate(nodes):
                 arguments = (run.path, steps, rank, PEERS, STAGES, lab.address(nodes[0]), INTERFACE)
-                at = ("ip", "netns", "exec", lab.namespace(node))
+                at = lab.at(node, ())
                 children.append(await script("torch_mesh", folder, [*map(str, arguments)], at, rank))
             ends = children.pop(STAGES - 1)  # the last stage of the first pipeline tells
             children.append(ends)

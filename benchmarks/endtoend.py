@@ -121,7 +121,7 @@ async def torch_pipeline(run: RunDirectory, folder: Path, lab: Lab, steps: int) 
     try:
         for rank in range(PEERS):
             arguments = (str(run.path), str(steps), str(rank), str(PEERS), lab.address(1), INTERFACE)
-            at = ("ip", "netns", "exec", lab.namespace(rank + 1))
+            at = lab.at(rank + 1, ())
             children.append(await script("torch_pipeline", folder, arguments, at, rank))
         return await told(children, steps)
     finally:
@@ -135,7 +135,7 @@ async def hivemind_optimizer(run: RunDirectory, folder: Path, lab: Lab, steps: i
         for peer in range(PEERS):
             address = lab.address(peer + 1)
             arguments = (str(run.path), str(steps), str(every), str(peer), str(PEERS), address, *first)
-            at = ("ip", "netns", "exec", lab.namespace(peer + 1))
+            at = lab.at(peer + 1, ())
             children.append(await script("hivemind_optimizer", folder, arguments, at, peer))
             if not peer:
                 first = (await children[0].next_line(WITHIN_S),)

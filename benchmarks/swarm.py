@@ -110,8 +110,7 @@ class Site:
 
     def at(self, node: int) -> Sequence[str]:
         """What starts hetpeer at `node`."""
-        there = ("ip", "netns", "exec", self.lab.namespace(node)) if self.lab else ()
-        return (*there, *self.command)
+        return self.lab.at(node, self.command) if self.lab else self.command
 
     def listening(self, node: int) -> Sequence[str]:
         """Options that say where it listens."""
