@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -34,7 +33,6 @@ from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import TrainingSettings
 from hetpeer.peer.children import Child, end_all
 from hetpeer.peer.watching.perfetto import perfetto
-from tests.wanlab.lab import PREFIX
 from tests.wanlab.processors import Processor
 
 SPEEDS = (1, 2, 3)
@@ -58,15 +56,12 @@ Layout = tuple[tuple[int, int], ...]
 def held_to(shares: Mapping[int, float]) -> Iterator[Callable[[], None]]:
     """Processes (by pid) have so much of a processor; what is yielded says that `shares` has changed."""
     with ExitStack() as stack:
-        held = {pid: stack.enter_context(Processor(f"{PREFIX}-{os.getpid()}-busy-{pid}")) for pid in shares}
+        held = {pid: stack.enter_context(Processor(pid, share)) for pid, share in shares.items()}
 
         def hold() -> None:
             for pid, processor in held.items():
                 processor.hold(shares[pid])
 
-        for pid, processor in held.items():
-            processor.take(pid)
-        hold()
         yield hold
 
 

@@ -6,13 +6,14 @@ import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 
 import psutil
 
 from benchmarks.chaos import look
 from benchmarks.swarm import Swarm, cpu_seconds
+from tests.wanlab.processors import Processor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,26 @@ class Period:
         return self.hostile_s / (self.end - self.begin)
 
 
+class SlowWorkers(AbstractContextManager["SlowWorkers"]):
+    """Compute workers of `swarm` that have `cores` of a processor each (tests/wanlab/processors.py), and keep them to the end."""
+
+    def __init__(self, swarm: Swarm, cores: float) -> None:
+        self._swarm = swarm
+        self._cores = cores
+        self._held: dict[int, Processor] = {}
+
+    def hold(self) -> None:
+        """Those that have come since."""
+        for process in self._swarm.processes()["worker"]:
+            if process.pid not in self._held:
+                with suppress(ProcessLookupError):
+                    self._held[process.pid] = Processor(process.pid, self._cores)
+
+    def __exit__(self, *error: object) -> None:
+        for processor in self._held.values():
+            processor.close()
+
+
 @dataclass(slots=True)
 class Watch:
     """What the honest ones have got done, and what they take."""
@@ -41,6 +62,7 @@ class Watch:
     """Of a step."""
     hostile: Callable[[], Iterable[int]]
     """The processes that attackers have started themselves."""
+    slow: SlowWorkers
     before: dict[int, int] = field(default_factory=dict)
     """Node → bytes of memory of its processes when the attacks began."""
     most: dict[int, int] = field(default_factory=dict)
@@ -48,6 +70,7 @@ class Watch:
 
     async def during(self, seconds: float) -> Period:
         """What that was like."""
+        self.slow.hold()
         began = time.monotonic()
         families = self._honest, self.hostile
         before = [self._cpu(family()) for family in families]
@@ -55,6 +78,7 @@ class Watch:
         while (now := time.monotonic()) - began < seconds:
             for node, nbytes in self.memory().items():
                 self.most[node] = max(self.most.get(node, 0), nbytes)
+            self.slow.hold()
             for _ in range(20):
                 await look(self.swarm)
             for known, family in zip(after, families, strict=True):

@@ -3,9 +3,8 @@
 Twelve volunteers in homes (root), four stages: nine are honest all the time; three are honest but for the attack that is under way, and come anew,
 as somebody else, for each attack by volunteers. A stranger in a home of its own does the rest (tests/hostile). One attack after the other goes on for so
 many seconds; before each the honest nine have the swarm for themselves for a while, which is what it is measured by: the same swarm without attackers.
-Each node has a processor of its own, a part of one of this machine's (tests/wanlab/processors.py): attackers have theirs, as they would, and take from the honest what they make
-them do, not what they do themselves. First three come who attack nothing. What the attackers took of processors is said, too, and how much of the honest ones'
-processor time a microbatch cost, beside what it costs without attackers.
+First three come who attack nothing: all processes share this machine's cores. So it is said, too, how many of them the attackers took, which would have their own, and
+how much of the honest ones' processor time a microbatch cost, beside what it costs without attackers.
 
 Goodput: microbatches that are committed, in a second. The first time that somebody hoards costs two stall time-outs, so hoarding is measured after 150 s of it.
 At the end the volunteers' signed logs are audited.
@@ -22,7 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -30,7 +29,7 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.chaos import collect, look
-from benchmarks.goodput import Watch
+from benchmarks.goodput import SlowWorkers, Watch
 from benchmarks.swarm import ENDLESS, START_S, Model, Site, Swarm, make_run, running
 from hetpeer.bootstrap.audit import audit
 from hetpeer.bootstrap.rundir import RunDirectory
@@ -46,8 +45,8 @@ STAGES = 4
 HONEST, HOSTILE = 9, 3
 STRANGER = HONEST + HOSTILE + 1
 """The nodes of the laboratory: honest volunteers from 1 on, then the hostile ones, then the stranger."""
-PROCESSOR, COORDINATORS = 0.1, 0.25
-"""What everybody has of one of this machine's, and what the bootstrap node has. The rest of two is for the laboratory's router and those who come."""
+WORKER = 0.06
+"""What each worker has of a processor."""
 MICROBATCHES = 24
 WARM_UP_STEPS, WARM_UP_S = 5, 300.0
 JOIN_S, SETTLE_S = 90.0, 15.0
@@ -60,10 +59,10 @@ REFUSED = re.compile(r"(\w+) is refused for")
 class Hostile:
     """The processes of the attackers in `folder`."""
 
-    def __init__(self, swarm: Swarm, folder: Path, lab: Lab, address: str) -> None:
+    def __init__(self, swarm: Swarm, folder: Path, site: Site, address: str) -> None:
         self._swarm = swarm
         self._folder = folder
-        self._lab = lab
+        self._site = site
         self._address = address
         self._under_way = folder / "attack"
         self._volunteers: list[Child] = []
@@ -81,46 +80,44 @@ class Hostile:
         """From now on; empty: none."""
         self._under_way.write_text(name)
 
+    def _at(self, node: int, command: Sequence[str]) -> Sequence[str]:
+        return Site(command=command, lab=self._site.lab).at(node)
+
     async def arrive(self) -> None:
         """The stranger is there from now on."""
-        where = (self._lab.address(STRANGER), self._address, self._swarm.run.run_id, str(self._folder))
+        where = (self._site.listening(STRANGER)[1], self._address, self._swarm.run.run_id, str(self._folder))
         self._stranger = await Child.start(
             "stranger",
             where,
             home=self._folder / "stranger",
             log=self._folder / "stranger.log",
-            command=self._lab.at(STRANGER, STRANGER_COMMAND),
+            command=self._at(STRANGER, STRANGER_COMMAND),
         )
         await self._stranger.next_line(START_S)
-        self._lab.hold(STRANGER, PROCESSOR)
 
     async def join(self, of: Attack) -> None:
-        """Three volunteers come, who are nobody known, and begin to work. They start as fast as this machine can."""
+        """Three volunteers come, who are nobody known, and begin to work."""
         self.attack("")
-        logs, site = [], Site(HOSTILE_COMMAND, self._lab)
-        nodes = range(HONEST + 1, HONEST + 1 + HOSTILE)
-        for number, node in enumerate(nodes):
-            self._lab.hold(node, None)
-            name = f"{of.name.replace(' ', '-')}-{number}"
+        logs = []
+        for number in range(HOSTILE):
+            node, name = HONEST + 1 + number, f"{of.name.replace(' ', '-')}-{number}"
             self.homes.append(self._folder / f"home-{name}")
             logs.append(self._folder / f"hostile-{name}.log")
-            arguments = ("join", "--bootstrap", self._address, "--name", name, *site.listening(node))
+            arguments = ("join", "--bootstrap", self._address, "--name", name, *self._site.listening(node))
             self._volunteers.append(
                 await Child.start(
                     name,
                     arguments,
                     home=self.homes[-1],
                     log=logs[-1],
-                    command=site.at(node),
+                    command=self._at(node, HOSTILE_COMMAND),
                 )
             )
         began = time.monotonic()
         while time.monotonic() - began < JOIN_S:
             await look(self._swarm)
             if all("you are contributing" in log.read_text(errors="replace") for log in logs):
-                break
-        for node in nodes:
-            self._lab.hold(node, PROCESSOR)
+                return
 
     async def leave(self) -> None:
         """The volunteers among them are gone, without a word."""
@@ -136,7 +133,7 @@ class Hostile:
 
 async def trial(options: Any, folder: Path) -> dict[str, Any]:
     """Make a run in `folder`, put it through the attacks, and look at what came of it. Needs root."""
-    with Lab(homes(STRANGER), own_processors=True) as lab:
+    with Lab(homes(STRANGER)) as lab:
         return await _trial(options, lab, folder)
 
 
@@ -151,19 +148,18 @@ async def _trial(options: Any, lab: Lab, folder: Path) -> dict[str, Any]:
         checkpoint_every=10,
     )
     links = LinkSettings(codec="topk-int8", ratio=8.0, adaptive=False)  # or there is nothing to be a bomb
-    model = Model(width=32, heads=2, sequence_length=32)
+    model = Model(width=96, sequence_length=64)
     run = make_run(folder, model, STAGES, training, options.seed, links=links)
     site = Site(lab=lab)
     async with running(run, folder, HONEST, site=site) as swarm:
         await swarm.until(WARM_UP_STEPS, WARM_UP_S)
-        for node in range(HONEST + 1):
-            lab.hold(node, PROCESSOR if node else COORDINATORS)
-        hostile = Hostile(swarm, folder, lab, swarm.address)
-        watch = Watch(swarm, HONEST, MICROBATCHES, hostile.pids)
-        try:
-            found = await _attacked(options, hostile, watch)
-        finally:
-            await hostile.end()
+        hostile = Hostile(swarm, folder, site, swarm.address)
+        with SlowWorkers(swarm, WORKER) as slow:
+            watch = Watch(swarm, HONEST, MICROBATCHES, hostile.pids, slow)
+            try:
+                found = await _attacked(options, hostile, watch)
+            finally:
+                await hostile.end()
         shown = await _shown(swarm)
         await end_all([swarm.bootstrap])  # before the volunteers: or their farewells would take the run back
         swarm.feed.poll()

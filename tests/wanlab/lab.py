@@ -27,9 +27,7 @@ from typing import Any, Self
 import pytest
 
 from hetpeer.dht.processes import dying_with_us
-from tests.wanlab import processors
 from tests.wanlab.matrix import Matrix
-from tests.wanlab.processors import Processor
 from tests.wanlab.router import address, enter, namespace
 
 ROOT = Path(__file__).parents[2]
@@ -67,18 +65,13 @@ needs_lab = pytest.mark.skipif(
 
 
 class Lab:
-    """A running network. `matrix` is a Matrix, what its JSON says, or the name of one in matrices/.
+    """A running network. `matrix` is a Matrix, what its JSON says, or the name of one in matrices/."""
 
-    With `own_processors` each node has one, which can be slowed down; else they all share this machine's.
-    """
-
-    def __init__(self, matrix: Mapping[str, Any] | str, *, own_processors: bool = False) -> None:
+    def __init__(self, matrix: Mapping[str, Any] | str) -> None:
         self._json = (
             json.loads((MATRICES / f"{matrix}.json").read_text()) if isinstance(matrix, str) else dict(matrix)
         )
         self.matrix = Matrix.of(self._json)
-        self._own_processors = own_processors
-        self._processors: list[Processor] = []
         self._name = ""
         self._folder = ""
         self._router: subprocess.Popen[str] | None = None
@@ -115,12 +108,6 @@ class Lab:
         self._orders.bind(f"{self._folder}/owner")
         self._orders.settimeout(5.0)
         self._orders.connect(self._path)
-        try:
-            for node in range(len(self.matrix)) if self._own_processors else ():
-                self._processors.append(Processor(self.namespace(node)))
-        except OSError as error:
-            self.close()
-            raise LabError(f"no control groups for processors: {error}") from error
         return self
 
     def __exit__(
@@ -143,9 +130,6 @@ class Lab:
             self._router = None
             for node in range(len(self.matrix)):
                 _remove(self.namespace(node))
-        for processor in self._processors:
-            processor.close()
-        self._processors.clear()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
@@ -164,12 +148,7 @@ class Lab:
 
     def at(self, node: int, command: Sequence[str]) -> Sequence[str]:
         """The command that starts `command` there."""
-        there = ("ip", "netns", "exec", self.namespace(node), *command)
-        return self._processors[node].starting(there) if self._processors else there
-
-    def hold(self, node: int, cores: float | None) -> None:
-        """What was started with `at` there has so much of a processor of this machine from now on; None: all that it wants."""
-        self._processors[node].hold(cores)
+        return ("ip", "netns", "exec", self.namespace(node), *command)
 
     def start(self, node: int, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a process in the namespace of `node`; `options` as for Popen. It dies with us, or with the laboratory."""
@@ -208,13 +187,9 @@ def _remove(name: str) -> None:
 
 
 def _remove_leftovers() -> None:
-    """Namespaces and processors of laboratories whose process is gone."""
-    for folder, remove in (
-        (Path("/run/netns"), lambda path: _remove(path.name)),
-        (processors.FOLDER, processors.remove),
-    ):
-        for path in folder.glob(f"{PREFIX}-*-*-*") if folder.exists() else ():
-            pid = path.name.split("-")[1]
-            if not Path(f"/proc/{pid}").exists():
-                with contextlib.suppress(FileNotFoundError):  # another laboratory has
-                    remove(path)
+    """Namespaces of laboratories whose process is gone."""
+    folder = Path("/run/netns")
+    for path in folder.glob(f"{PREFIX}-*-*-*") if folder.exists() else ():
+        pid = path.name.split("-")[1]
+        if not Path(f"/proc/{pid}").exists():
+            _remove(path.name)

@@ -1,54 +1,53 @@
-"""Processors of the laboratory's nodes: who is in one's control group has so much of this machine's, as if it had a slower one of its own. Linux, root.
+"""Processors of the laboratory: who is on one has so much of this machine's, as if it had a slower one of its own. Linux control groups, root.
 
 Without them whoever does more has more of this machine, and takes it from everybody else, as no home computer takes it from another.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Sequence
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-PERIOD_US = 20_000
-"""A held processor stands still for a part of each of these."""
+PERIOD_US = 50_000
+"""It stands still for a part of each of these."""
+LEAST_US = 1000
+"""The kernel takes no smaller part."""
 _ROOT = Path("/sys/fs/cgroup")
-
-
 _UNIFIED = (_ROOT / "cgroup.controllers").exists()
 """Whether it is the second version of control groups."""
 FOLDER = _ROOT if _UNIFIED else _ROOT / "cpu"
 """Where groups for processors are."""
+PREFIX = "hetpeer"
 
 
 class Processor:
-    """A control group of that name. All of the machine's processors are its own until it is held. Raises OSError where the system lets us make none."""
+    """A control group, for process `pid` and the children that it starts from then on. Whoever is on it when it is closed has all of this machine again.
 
-    def __init__(self, name: str) -> None:
+    Raises OSError where the system lets us make none. Groups that a killed process has left go when the next is made.
+    """
+
+    def __init__(self, pid: int, cores: float) -> None:
         if _UNIFIED:
             (FOLDER / "cgroup.subtree_control").write_text("+cpu")
-        self._path = FOLDER / name
+        _remove_leftovers()
+        self._path = FOLDER / f"{PREFIX}-{os.getpid()}-{pid}"
         self._path.mkdir()
-
-    def starting(self, command: Sequence[str]) -> Sequence[str]:
-        """The command that starts `command` on it; its children are on it too."""
-        return ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._path / "cgroup.procs"), *command)
-
-    def take(self, pid: int) -> None:
-        """A process that runs already is on it from now on; its children are only if they start later."""
+        self.hold(cores)
         (self._path / "cgroup.procs").write_text(str(pid))
 
-    def hold(self, cores: float | None) -> None:
-        """From now on it is as fast as so much of a processor of this machine; None: as all of them."""
-        quota = None if cores is None else max(int(cores * PERIOD_US), 1000)  # no less is taken
+    def hold(self, cores: float) -> None:
+        """From now on it is as fast as so much of a processor of this machine."""
+        quota = max(int(cores * PERIOD_US), LEAST_US)
         if _UNIFIED:
-            (self._path / "cpu.max").write_text(f"{'max' if quota is None else quota} {PERIOD_US}")
+            (self._path / "cpu.max").write_text(f"{quota} {PERIOD_US}")
         else:
             (self._path / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-            (self._path / "cpu.cfs_quota_us").write_text("-1" if quota is None else str(quota))
+            (self._path / "cpu.cfs_quota_us").write_text(str(quota))
 
     def close(self) -> None:
-        remove(self._path)
+        _remove(self._path)
 
     def __enter__(self) -> Self:
         return self
@@ -57,9 +56,15 @@ class Processor:
         self.close()
 
 
-def remove(path: Path) -> None:
-    """A group; who is still on it goes back to all processors."""
+def _remove(path: Path) -> None:
     for pid in (path / "cgroup.procs").read_text().split():
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             (path.parent / "cgroup.procs").write_text(pid)
     path.rmdir()
+
+
+def _remove_leftovers() -> None:
+    for path in FOLDER.glob(f"{PREFIX}-*-*"):
+        if not Path(f"/proc/{path.name.split('-')[1]}").exists():
+            with suppress(FileNotFoundError):  # somebody else has
+                _remove(path)

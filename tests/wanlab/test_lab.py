@@ -11,17 +11,14 @@ import time
 from pathlib import Path
 from statistics import mean, median
 
-import psutil
 import pytest
 
-from tests.wanlab import processors
 from tests.wanlab.lab import MATRICES, PREFIX, ROOT, Lab, LabError, needs_lab
 from tests.wanlab.quiet import undisturbed
 from tests.wanlab.router import address
 
 pytestmark = [needs_lab, pytest.mark.timeout(60)]
 PORT = 7000
-OWN_PROCESSORS = os.access(processors.FOLDER, os.W_OK)
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([".importroot", "."])}
 
 
@@ -134,43 +131,6 @@ def namespaces(pid):
     return [path.name for path in folder.glob(f"{PREFIX}-{pid}-*")] if folder.exists() else []
 
 
-def groups(pid):
-    return list(processors.FOLDER.glob(f"{PREFIX}-{pid}-*"))
-
-
-def busy(process, seconds):
-    """Seconds of processor time that a process takes in so many."""
-    before = psutil.Process(process.pid).cpu_times().user
-    time.sleep(seconds)
-    return psutil.Process(process.pid).cpu_times().user - before
-
-
-@pytest.mark.skipif(not OWN_PROCESSORS, reason="control groups cannot be made here")
-def test_a_node_has_the_processor_that_it_is_given():
-    """Whatever it does, it gets no more, its children included; given all of it again, it may have more."""
-    spin = [sys.executable, "-c", "while True: pass"]
-    with Lab({"nodes": 2}, own_processors=True) as lab:
-        assert len(groups(os.getpid())) == 2
-        child = subprocess.Popen(lab.at(1, ["sh", "-c", '"$@" & wait', "sh", *spin]), start_new_session=True)
-        try:
-            while not (children := psutil.Process(child.pid).children(recursive=True)):
-                time.sleep(0.01)
-            spinning = children[0]
-            while "while True" not in " ".join(spinning.cmdline()):
-                time.sleep(0.01)
-            lab.hold(1, 0.2)
-            busy(spinning, 0.1)
-            assert busy(spinning, 2.0) < 0.5
-            lab.hold(1, None)
-            before = spinning.cpu_times().user
-            while spinning.cpu_times().user - before < 1.0:
-                time.sleep(0.01)
-        finally:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-    assert not groups(os.getpid())
-
-
 def test_nothing_outlives_it():
     """Neither an orderly end nor a kill leaves processes; namespaces of a killed one go when the next is made."""
     with Lab({"nodes": 2}) as lab:
@@ -181,7 +141,7 @@ def test_nothing_outlives_it():
 
     code = (
         "from tests.wanlab.lab import Lab\n"
-        f"with Lab({{'nodes': 2}}, own_processors={OWN_PROCESSORS}) as lab:\n"
+        "with Lab({'nodes': 2}) as lab:\n"
         "    print(lab.start(0, ['sleep', '60']).pid, lab._router.pid, flush=True)\n"
         "    input()"
     )
@@ -195,7 +155,6 @@ def test_nothing_outlives_it():
     )
     pids = [int(pid) for pid in owner.stdout.readline().split()]
     assert namespaces(owner.pid)
-    assert bool(groups(owner.pid)) == OWN_PROCESSORS
     owner.kill()
     owner.communicate()
     until = time.monotonic() + 30.0
@@ -204,7 +163,6 @@ def test_nothing_outlives_it():
         time.sleep(0.01)
     with Lab({"nodes": 1}):  # or another one, in another process of these tests
         assert not namespaces(owner.pid)
-        assert not groups(owner.pid)
 
 
 def test_the_command_runs_a_line_in_each_node(tmp_path):

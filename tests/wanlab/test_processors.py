@@ -1,0 +1,70 @@
+"""Processors with real control groups."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from tests.wanlab.processors import FOLDER, PREFIX, Processor
+
+pytestmark = [
+    pytest.mark.skipif(
+        bool(os.geteuid()) or not os.access(FOLDER, os.W_OK), reason="control groups cannot be made here"
+    ),
+    pytest.mark.timeout(60),
+]
+SPIN = "while True: pass"
+
+
+def groups(pid):
+    return list(FOLDER.glob(f"{PREFIX}-{pid}-*"))
+
+
+def took(process, seconds):
+    """Seconds of processor time that a process takes in so many."""
+    before = process.cpu_times().user
+    time.sleep(seconds)
+    return process.cpu_times().user - before
+
+
+def test_whatever_it_does_it_has_no_more_than_it_is_given():
+    """Nor have its children; and all of it again when it is closed."""
+    wait = f"import subprocess, sys; input(); subprocess.run([sys.executable, '-c', {SPIN!r}])"
+    with subprocess.Popen(
+        [sys.executable, "-c", wait], stdin=subprocess.PIPE, start_new_session=True
+    ) as parent:
+        try:
+            with Processor(parent.pid, 0.2) as processor:
+                assert len(groups(os.getpid())) == 1
+                parent.stdin.write(b"\n")
+                parent.stdin.flush()
+                while not (children := psutil.Process(parent.pid).children()):
+                    time.sleep(0.01)
+                assert took(children[0], 2.0) < 0.6
+                processor.hold(0.02)
+                took(children[0], 0.2)
+                assert took(children[0], 2.0) < 0.2
+            assert not groups(os.getpid())
+            before = children[0].cpu_times().user
+            while children[0].cpu_times().user - before < 0.5:  # twenty-five seconds of what it had
+                time.sleep(0.01)
+        finally:
+            os.killpg(parent.pid, signal.SIGKILL)
+
+
+def test_what_a_killed_process_has_left_goes():
+    code = "import os; from tests.wanlab.processors import Processor; Processor(os.getpid(), 0.5); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as owner:
+        owner.stdout.readline()
+        assert groups(owner.pid)
+        owner.kill()
+        owner.wait()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        Processor(other.pid, 0.5).close()
+    assert not groups(owner.pid)
