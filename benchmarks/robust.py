@@ -10,6 +10,7 @@ sum of five parts takes. Median of several.
 from __future__ import annotations
 
 import asyncio
+import math
 import statistics
 import sys
 import tempfile
@@ -37,7 +38,7 @@ NEAR, FAR = 0.02, 0.1
 
 
 async def trained(folder: Path, batches: int, seed: int, lie: str, *, robust: bool) -> float:
-    """The last held-out loss of a run in which one pipeline lies like that."""
+    """The last held-out loss of a run in which one pipeline lies like that; infinite for one that has to halt."""
     training = TrainingSettings(
         steps=batches,
         batch_size=24,
@@ -60,10 +61,15 @@ async def trained(folder: Path, batches: int, seed: int, lie: str, *, robust: bo
                 swarm.check()
             peer = Identity.load(swarm.home(CLUSTERS) / "identity.key").peer_id
             tell(told, {peer: lie} if lie else {})
-            while swarm.bootstrap.status is None:
-                await asyncio.sleep(POLL_S)
+            while True:
+                ended = swarm.bootstrap.status is not None
+                swarm.feed.poll()
+                if swarm.feed.seen[-1].record["kind"] == "halt":
+                    return math.inf
                 swarm.check()
-        swarm.feed.poll()
+                if ended:
+                    break
+                await asyncio.sleep(POLL_S)
         return float(swarm.feed.history.evaluations[max(swarm.feed.history.evaluations)])
 
 
@@ -115,17 +121,26 @@ def measure(options: Any) -> dict[str, Any]:
     return {
         "clusters": CLUSTERS,
         "batches": options.batches,
-        "losses": losses,
-        "apart": apart,
+        "losses": {name: [_figure(loss) for loss in known] for name, known in losses.items()},
+        "apart": {name: _figure(loss) for name, loss in apart.items()},
         "seconds": cost(),
         "goals": goals,
         "met": all(goals.values()),
     }
 
 
+def _figure(value: float) -> float | None:
+    """None: the run had to halt."""
+    return value if math.isfinite(value) else None
+
+
 def show(figures: dict[str, Any]) -> None:
     for name, apart in figures["apart"].items():
-        print(f"{name:16} loss {statistics.median(figures['losses'][name]):.4f} ({apart:+.1%})")
+        if apart is None:
+            print(f"{name:16} halts: numbers overflow")
+        else:
+            middle = statistics.median(math.inf if loss is None else loss for loss in figures["losses"][name])
+            print(f"{name:16} loss {middle:.4f} ({apart:+.1%})")
     took = figures["seconds"]
     print(f"a sum of {CLUSTERS} parts takes {took['clipped'] / took['sum']:.1f} times as long")
     report.show_goals(figures["goals"])
