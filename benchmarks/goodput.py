@@ -6,7 +6,7 @@ import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 
 import psutil
@@ -37,18 +37,19 @@ class SlowWorkers(AbstractContextManager["SlowWorkers"]):
     def __init__(self, swarm: Swarm, cores: float) -> None:
         self._swarm = swarm
         self._cores = cores
-        self._held: dict[int, Processor] = {}
+        self._held: set[int] = set()
+        self._processors = ExitStack()
 
     def hold(self) -> None:
         """Those that have come since."""
         for process in self._swarm.processes()["worker"]:
             if process.pid not in self._held:
                 with suppress(ProcessLookupError):
-                    self._held[process.pid] = Processor(process.pid, self._cores)
+                    self._processors.enter_context(Processor(process.pid, self._cores))
+                    self._held.add(process.pid)
 
     def __exit__(self, *error: object) -> None:
-        for processor in self._held.values():
-            processor.close()
+        self._processors.close()
 
 
 @dataclass(slots=True)

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import msgpack
 
 from hetpeer.bootstrap.grouped.batches import Batches
-from hetpeer.bootstrap.numbers import Numbers
 
 Record = Mapping[str, Any]
 Cover = Iterable[tuple[str, Collection[int]]]
@@ -70,40 +69,22 @@ class Credit:
         self._contributors = Contributors()
         self._commits: list[bytes] = []
         """What each commit of the log counted, packed: a long run has many."""
-        self._result: _Result = _Steps() if grouped is None else Batches(grouped)
-        self._counting = Numbers()
+        self._result: _Result = _Steps() if grouped is None else _Batches(grouped)
         self._work: Counter[str] = Counter()
 
     def add(self, record: Record) -> None:
         """Fold one more record."""
-        self._result.add(record)
-        match record["kind"]:
-            case "commit":
-                self._contributors.add(record)
-                self._commits.append(msgpack.packb(record.get("counted", ())))
-                self._give(len(self._commits), 1)
-            case "rollback" | "reign" | "founded" | "dissolved":
-                counting = self._result.commits()
-                for number in self._counting - counting:
-                    self._give(number, -1)
-                for number in counting - self._counting:
-                    self._give(number, 1)
-            case _:
-                pass
-
-    def _give(self, number: int, sign: int) -> None:
-        """To whom commit `number` counted something: or take it back."""
-        if sign > 0:
-            self._counting.add(number)
-        else:
-            self._counting.discard(number)
-        for peer, amount in self._contributors.read(msgpack.unpackb(self._commits[number - 1])):
-            self._work[peer] += sign * amount
+        if record["kind"] == "commit":
+            self._contributors.add(record)
+            self._commits.append(msgpack.packb(record.get("counted", ())))
+        for number, sign in self._result.add(record):
+            for peer, amount in self._contributors.read(msgpack.unpackb(self._commits[number - 1])):
+                self._work[peer] += sign * amount
 
     @property
     def counting(self) -> AbstractSet[int]:
         """The commits of the log, counted from 1, that are part of the result."""
-        return self._counting
+        return self._result.counting
 
     @property
     def of(self) -> Mapping[str, int]:
@@ -114,34 +95,63 @@ class Credit:
 class _Result(Protocol):
     """Which commits of the log, counted from 1, are part of what was trained so far."""
 
-    def add(self, record: Record) -> None: ...
+    @property
+    def counting(self) -> AbstractSet[int]: ...
 
-    def commits(self) -> AbstractSet[int]: ...
+    def add(self, record: Record) -> Iterable[tuple[int, int]]:
+        """Fold one more record: commits that are part of it from then on (1), or are no longer (-1)."""
 
 
 class _Steps:
-    """Of an exact run: one after the other, and back."""
+    """Of an exact run: one after the other, and back. A step that is there again has taken back those behind it."""
 
     def __init__(self) -> None:
         self._count = 0
         self._steps, self._commits = array("Q"), array("Q")
         """Steps in rising order, and the commit that made each."""
 
-    def add(self, record: Record) -> None:
+    @property
+    def counting(self) -> AbstractSet[int]:
+        return set(self._commits)
+
+    def add(self, record: Record) -> list[tuple[int, int]]:
+        match record["kind"]:
+            case "commit":
+                taken = self._back_to(record["step"])
+                self._count += 1
+                self._steps.append(record["step"])
+                self._commits.append(self._count)
+                return [*taken, (self._count, 1)]
+            case "rollback":
+                return self._back_to(record["to_version"])
+            case _:
+                return []
+
+    def _back_to(self, step: int) -> list[tuple[int, int]]:
+        kept = bisect_left(self._steps, step)
+        taken = [(commit, -1) for commit in self._commits[kept:]]
+        del self._steps[kept:], self._commits[kept:]
+        return taken
+
+
+class _Batches:
+    """Of a grouped run of so many: those that a living cluster has, whichever trained them."""
+
+    def __init__(self, count: int) -> None:
+        self._batches = Batches(count)
+        self._count = 0
+        self.counting: set[int] = set()
+
+    def add(self, record: Record) -> list[tuple[int, int]]:
+        self._batches.add(record)
         match record["kind"]:
             case "commit":
                 self._count += 1
-                self._cut(record["step"])
-                self._steps.append(record["step"])
-                self._commits.append(self._count)
-            case "rollback":
-                self._cut(record["to_version"])
+                self.counting.add(self._count)
+                return [(self._count, 1)]
+            case "rollback" | "reign" | "founded" | "dissolved":
+                before, self.counting = self.counting, self._batches.commits()
+                gone = [(number, -1) for number in before - self.counting]
+                return gone + [(number, 1) for number in self.counting - before]
             case _:
-                pass
-
-    def _cut(self, step: int) -> None:
-        kept = bisect_left(self._steps, step)
-        del self._steps[kept:], self._commits[kept:]
-
-    def commits(self) -> AbstractSet[int]:
-        return set(self._commits)
+                return []

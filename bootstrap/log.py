@@ -9,8 +9,10 @@ because going on would forget a decision.
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import struct
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,11 +26,40 @@ from hetpeer.dht.errors import ExitCode, LocalError
 
 HEAD = struct.Struct("<I4s8s")
 MAX_RECORD_BYTES = 64 * 2**20
+ROW = 256
+"""Records that are read at a time by who reads all of them."""
 
 Record = dict[str, Any]
 
 
-class Log(Sequence[Any]):
+class Records(Sequence[Any], ABC):
+    """Records in order that are read from the disk when they are asked for."""
+
+    @abstractmethod
+    def read(self, begin: int, end: int) -> list[Any]:
+        """Those from `begin` to before `end`, which there are."""
+
+    @overload
+    def __getitem__(self, place: int) -> Any: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Any]: ...
+    def __getitem__(self, place: int | slice) -> Any:
+        places = range(len(self))[place]
+        if isinstance(places, int):
+            return self.read(places, places + 1)[0]
+        if places.step == 1:
+            return self.read(places.start, max(places.start, places.stop))
+        return [self[one] for one in places]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Those that are there, and those that come meanwhile."""
+        begin = 0
+        while row := self[begin : begin + ROW]:
+            yield from row
+            begin += len(row)
+
+
+class Log(Records):
     """One open log file, and its records in order: only where they begin is kept in memory, they are read when they are asked for.
 
     `notes` says what opening had to mend. Append from one thread at a time; any may read meanwhile.
@@ -83,28 +114,24 @@ class Log(Sequence[Any]):
         for frame in frames:
             self._ends.append(self._ends[-1] + len(frame))
 
-    @overload
-    def __getitem__(self, place: int) -> Any: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[Any]: ...
-    def __getitem__(self, place: int | slice) -> Any:
-        """Read from the disk. Raises `LocalError` HP-LOG-001 if it is damaged there."""
-        places = range(len(self))[place]
-        return self._read(places) if isinstance(places, int) else [self._read(one) for one in places]
-
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    def _read(self, place: int) -> Any:
-        begin, end = self._ends[place : place + 2]
+    def read(self, begin: int, end: int) -> list[Any]:
+        """These records. Raises `LocalError` HP-LOG-001 if one is damaged on the disk."""
+        ends = self._ends[begin : end + 1]
         try:
-            frame = os.pread(self._descriptor, end - begin, begin)
+            data = os.pread(self._descriptor, ends[-1] - ends[0], ends[0])
         except OSError as error:
-            raise _damaged(self.path, begin) from error
-        payload = frame[HEAD.size :]
-        if frame[: HEAD.size] != _head(payload):
-            raise _damaged(self.path, begin)
-        return msgpack.unpackb(payload, strict_map_key=False)
+            raise _damaged(self.path, ends[0]) from error
+        found = []
+        for first, last in itertools.pairwise(ends):
+            frame = data[first - ends[0] : last - ends[0]]
+            payload = frame[HEAD.size :]
+            if frame[: HEAD.size] != _head(payload):
+                raise _damaged(self.path, first)
+            found.append(msgpack.unpackb(payload, strict_map_key=False))
+        return found
 
     def close(self) -> None:
         """Nothing is read or written any more."""
@@ -121,6 +148,20 @@ class Log(Sequence[Any]):
             written = os.pwrite(self._descriptor, rest, position)
             rest = rest[written:]
             position += written
+
+
+class FirstRecords(Records):
+    """The first `length` records of `log`: what is written to it meanwhile is there when `length` says so."""
+
+    def __init__(self, log: Log) -> None:
+        self.length = len(log)
+        self._log = log
+
+    def __len__(self) -> int:
+        return self.length
+
+    def read(self, begin: int, end: int) -> list[Any]:
+        return self._log.read(begin, end)
 
 
 def read_log(path: Path) -> Iterator[Record]:
@@ -165,7 +206,8 @@ def _check(length: int, digest: bytes) -> bytes:
 
 def _scan(path: Path) -> tuple[array[int], int]:
     """Where the acknowledged records end, behind a 0, and how many torn bytes follow."""
-    ends = array("Q", (0, *(end for end, _ in _frames(path))))
+    ends = array("Q", (0,))
+    ends.extend(end for end, _ in _frames(path))
     return ends, path.stat().st_size - ends[-1]
 
 

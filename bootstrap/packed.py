@@ -4,7 +4,8 @@ somebody else keeps take next to nothing. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from typing import Any, overload
 
 import msgpack
@@ -16,8 +17,10 @@ class PackedRecords(Sequence[Any]):
     """Records in order, each made anew whenever it is read: whoever keeps one keeps it alone. None is one, too."""
 
     def __init__(self, records: Iterable[Record | None] = ()) -> None:
-        self._packed: list[bytes | int] = []
-        """A record, or its place on the shelf."""
+        self._packed: list[bytes | None] = []
+        """None: it is on the shelf."""
+        self._there = array("Q")
+        """Its place there."""
         self._shelf: Sequence[Record] = ()
         self.put(0, records)
 
@@ -26,12 +29,8 @@ class PackedRecords(Sequence[Any]):
     @overload
     def __getitem__(self, place: slice) -> list[Any]: ...
     def __getitem__(self, place: int | slice) -> Any:
-        if isinstance(place, slice):
-            return [self._record(one) for one in self._packed[place]]
-        return self._record(self._packed[place])
-
-    def __iter__(self) -> Iterator[Any]:
-        return map(self._record, self._packed)
+        places = range(len(self))[place]
+        return self._record(places) if isinstance(places, int) else [self._record(one) for one in places]
 
     def __len__(self) -> int:
         return len(self._packed)
@@ -39,19 +38,22 @@ class PackedRecords(Sequence[Any]):
     def put(self, begin: int, records: Iterable[Record | None]) -> None:
         """The first `begin` ones and then these."""
         self._packed[begin:] = map(msgpack.packb, records)
+        self._there[begin:] = array("Q", bytes(8 * (len(self._packed) - begin)))
 
     def shelve(self, place: int, shelf: Sequence[Record], there: int) -> None:
         """Record `place` is kept by `shelf`, as its record `there`, and read from it. All are on the same shelf."""
         self._shelf = shelf
-        self._packed[place] = there
+        self._packed[place] = None
+        self._there[place] = there
 
     def copy(self) -> PackedRecords:
         """The same ones, to go on otherwise."""
         other = PackedRecords()
-        other._packed, other._shelf = self._packed[:], self._shelf
+        other._packed, other._there, other._shelf = self._packed[:], self._there[:], self._shelf
         return other
 
-    def _record(self, packed: bytes | int) -> Any:
-        if isinstance(packed, int):
-            return self._shelf[packed]
+    def _record(self, place: int) -> Any:
+        packed = self._packed[place]
+        if packed is None:
+            return self._shelf[self._there[place]]
         return msgpack.unpackb(packed, strict_map_key=False)

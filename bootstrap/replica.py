@@ -19,7 +19,7 @@ from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.crediting import credit_in
 from hetpeer.bootstrap.curves import GroupedCurves, LogCurves
 from hetpeer.bootstrap.history import History, Record
-from hetpeer.bootstrap.log import Log
+from hetpeer.bootstrap.log import FirstRecords, Log
 from hetpeer.bootstrap.raft import effects as e
 from hetpeer.bootstrap.raft import messages as m
 from hetpeer.bootstrap.raft.core import Raft
@@ -76,17 +76,17 @@ class Replica:
         self.council = council
         self._journal, self._ledger = journal, ledger = logs.journal, logs.ledger
         self._clock = clock
-        self.records: Sequence[Record] = ledger
-        """What is decided, as far as it was told here: on the disk."""
-        self.history = History.of(self.records, whole=False)
+        self.records = FirstRecords(ledger)
+        """What is decided, as far as it was told here: on the disk. All that is folded here has the same records."""
+        self.history = History(whole=False)
         """The same, folded."""
-        self.credit = credit_in(run.manifest, self.records)
+        self.credit = credit_in(run.manifest, ())
         """And whose work is in it."""
         self.curves: LogCurves | GroupedCurves = (
-            LogCurves(self.records)
-            if run.manifest.averaging is None
-            else GroupedCurves(lambda: self.credit.counting, self.records)
+            LogCurves() if run.manifest.averaging is None else GroupedCurves(lambda: self.credit.counting)
         )
+        for record in self.records:
+            self._fold(record)
         self._known = len(self.records)
         self._told = 0
         self._told_entries = 0
@@ -229,9 +229,8 @@ class Replica:
         if record is not None:
             if self._told >= self._known:
                 await to_its_end(self._ledger.append, record)
-                self.history.add(record)
-                self.credit.add(record)
-                self.curves.add(record)
+                self._fold(record)
+                self.records.length += 1
             elif self.records[self._told] != record:
                 raise LocalError(
                     "HP-LOG-003",
@@ -245,6 +244,11 @@ class Replica:
         self._told_entries = place + 1
         if (waiting := self._waiting.pop(place, None)) is not None and not waiting.done():
             waiting.set_result(None)
+
+    def _fold(self, record: Record) -> None:
+        self.history.add(record)
+        self.credit.add(record)
+        self.curves.add(record)
 
     # ── the others ───────────────────────────────────────────────────────────────────────────────────────────
 

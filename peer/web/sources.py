@@ -192,9 +192,9 @@ class ReliableSource:
     def metrics(self) -> Iterator[Metric]:
         """All there are."""
         peer, records = self._peer, self._peer.replica.records
-        for record in records[self._read :]:
-            self._log.add(record)
-        self._read = len(records)
+        while self._read < len(records):
+            self._log.add(records[self._read])
+            self._read += 1
         service = peer.service
         yield from daemon_metrics(
             self._daemon.look(FOLLOWING if service is None else service.core.state.value)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hetpeer.bootstrap.log import HEAD, Log, read_log
+from hetpeer.bootstrap.log import HEAD, ROW, FirstRecords, Log, read_log
 from hetpeer.dht.errors import LocalError
 
 RECORDS = [
@@ -52,11 +52,30 @@ def test_records_are_read_one_by_one_or_in_a_row(path: Path) -> None:
     assert log[-1] == {"kind": "two"}
     assert log[1:-1] == every[1:-1]
     assert log[len(every) :] == []
+    assert (log[::2], log[::-1], log[3:1]) == (every[::2], every[::-1], [])
     with pytest.raises(IndexError):
         log[len(every)]
+    first = FirstRecords(log)
+    log.append({"kind": "three"})
+    assert list(first) == first[:] == every
+    assert first[-1] == every[-1]
+    with pytest.raises(IndexError):
+        first[len(every)]
+    first.length += 1
+    assert list(first) == list(log) == [*every, {"kind": "three"}]
     log.close()
     with pytest.raises(LocalError):
         log[0]
+
+
+def test_who_reads_all_of_them_reads_those_that_come_meanwhile(path: Path) -> None:
+    log = Log.open(path)
+    log.append(*({"place": place} for place in range(2 * ROW)))
+    rest = iter(log)
+    read = [next(rest) for _ in range(ROW + 7)]
+    log.append({"kind": "last"})
+    assert [*read, *rest] == log[:]
+    log.close()
 
 
 def test_a_record_that_has_changed_since_it_was_written_is_not_read(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,51 @@ def test_a_ledger_that_tells_another_story_than_the_journal_stops_the_run(fresh:
     assert error.line().startswith(f"HP-LOG-003: {fresh.log_path} does not tell what was decided: record 0 ")
     assert error.exit_code == ExitCode.VERSION
     assert "of several, name another in its place (hetpeer amend)" in error.fix
+
+
+async def looked_at_while_it_is_written(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> Replica:
+    """What is there at the moment at which a record is on the disk, and the loop has not heard of it: nothing."""
+    node = await Node.start(NodeConfig(), Identity.load(run.identity_path))
+    written, looked = threading.Event(), threading.Event()
+    append = Log.append
+
+    def slow(log: Log, *records: Mapping[str, Any]) -> None:
+        append(log, *map(dict, records))
+        if log.path == run.log_path:
+            written.set()
+            assert looked.wait(10.0)
+
+    try:
+        with run_logs(run) as logs:
+            replica = Replica(node, run, Council(run.signed, run.path), logs, SystemClock())
+            async with asyncio.TaskGroup() as tasks:
+                running = tasks.create_task(replica.run())
+                await replica.leading()
+                monkeypatch.setattr(Log, "append", slow)
+                recording = tasks.create_task(replica.record({"kind": "reign", "term": 7}))
+                await asyncio.to_thread(written.wait, 10.0)
+                assert len(logs.ledger) == 1
+                assert (len(replica.records), list(replica.records), replica.records[-1:]) == (0, [], [])
+                assert replica.history.term == 0
+                looked.set()
+                await recording
+                assert list(replica.records) == [{"kind": "reign", "term": 7}]
+                assert replica.history.term == 7
+                running.cancel()
+    finally:
+        await node.close()
+    return replica
+
+
+@pytest.mark.swarm
+def test_what_is_folded_has_the_records_that_there_are(
+    fresh: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever compares their number with what it has seen misses none: a follower that did never heard of the run's end."""
+    replica = uvloop.run(looked_at_while_it_is_written(fresh, monkeypatch))
+    assert len(replica.records) == 1
+    with pytest.raises(LocalError):
+        replica.records[0]  # the files are closed
 
 
 async def amend_anew(run: RunDirectory, latest: bytes) -> None:

@@ -22,6 +22,15 @@ FOLDER = _ROOT if _UNIFIED else _ROOT / "cpu"
 PREFIX = "hetpeer"
 
 
+def missing() -> str:
+    """Why there can be none here; empty if there can."""
+    try:
+        with Processor(os.getpid(), 1.0):
+            return ""
+    except OSError as error:
+        return f"no control groups for processors: {error}"
+
+
 class Processor:
     """A control group, for process `pid` and the children that it starts from then on. Whoever is on it when it is closed has all of this machine again.
 
@@ -34,8 +43,12 @@ class Processor:
         _remove_leftovers()
         self._path = FOLDER / f"{PREFIX}-{os.getpid()}-{pid}"
         self._path.mkdir()
-        self.hold(cores)
-        (self._path / "cgroup.procs").write_text(str(pid))
+        try:
+            self.hold(cores)
+            (self._path / "cgroup.procs").write_text(str(pid))
+        except OSError:
+            self._path.rmdir()
+            raise
 
     def hold(self, cores: float) -> None:
         """From now on it is as fast as so much of a processor of this machine."""
@@ -57,9 +70,10 @@ class Processor:
 
 
 def _remove(path: Path) -> None:
-    for pid in (path / "cgroup.procs").read_text().split():
-        with suppress(ProcessLookupError):
-            (path.parent / "cgroup.procs").write_text(pid)
+    while pids := (path / "cgroup.procs").read_text().split():  # more of them may start meanwhile
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                (path.parent / "cgroup.procs").write_text(pid)
     path.rmdir()
 
 

@@ -9,12 +9,10 @@ import time
 import psutil
 import pytest
 
-from tests.wanlab.processors import FOLDER, PREFIX, Processor
+from tests.wanlab.processors import FOLDER, PREFIX, Processor, missing
 
 pytestmark = [
-    pytest.mark.skipif(
-        bool(os.geteuid()) or not os.access(FOLDER, os.W_OK), reason="control groups cannot be made here"
-    ),
+    pytest.mark.skipif(bool(missing()), reason=missing()),
     pytest.mark.timeout(60),
 ]
 SPIN = "while True: pass"
@@ -54,6 +52,14 @@ def test_whatever_it_does_it_has_no_more_than_it_is_given():
                 time.sleep(0.01)
         finally:
             os.killpg(parent.pid, signal.SIGKILL)
+
+
+def test_nothing_is_left_of_one_for_a_process_that_is_gone():
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    with pytest.raises(ProcessLookupError):
+        Processor(gone.pid, 0.5)
+    assert not groups(os.getpid())
 
 
 def test_what_a_killed_process_has_left_goes():
