@@ -121,7 +121,7 @@ class Log(Records):
         """These records. Raises `LocalError` HP-LOG-001 if one is damaged on the disk."""
         ends = self._ends[begin : end + 1]
         try:
-            data = os.pread(self._descriptor, ends[-1] - ends[0], ends[0])
+            data = self._bytes(ends[0], ends[-1])
         except OSError as error:
             raise _damaged(self.path, ends[0]) from error
         found = []
@@ -140,6 +140,13 @@ class Log(Records):
 
     def __repr__(self) -> str:
         return f"<Log {self.path} {self._ends[-1]} bytes>"
+
+    def _bytes(self, begin: int, end: int) -> bytes:
+        parts = []
+        while part := os.pread(self._descriptor, end - begin, begin):
+            parts.append(part)
+            begin += len(part)
+        return b"".join(parts)
 
     def _write(self, frame: bytes) -> None:
         rest = memoryview(frame)
