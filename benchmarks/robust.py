@@ -64,13 +64,16 @@ async def trained(folder: Path, batches: int, seed: int, lie: str, *, robust: bo
             while True:
                 ended = swarm.bootstrap.status is not None
                 swarm.feed.poll()
-                if swarm.feed.seen[-1].record["kind"] == "halt":
+                if any(one.record["kind"] == "halt" for one in swarm.feed.seen):
                     return math.inf
                 swarm.check()
                 if ended:
                     break
                 await asyncio.sleep(POLL_S)
-        return float(swarm.feed.history.evaluations[max(swarm.feed.history.evaluations)])
+        # whichever cluster's: who is in one that falls apart founds the next
+        return [float(one.record["loss"]) for one in swarm.feed.seen if one.record["kind"] == "evaluation"][
+            -1
+        ]
 
 
 def seconds(add: Callable[[list[torch.Tensor]], Any], parts: list[torch.Tensor]) -> float:
