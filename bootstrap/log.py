@@ -12,51 +12,22 @@ import fcntl
 import itertools
 import os
 import struct
-from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import msgpack
 from blake3 import blake3
 
 from hetpeer.bootstrap.files import disk_errors, sync_folder
+from hetpeer.bootstrap.records import Records
 from hetpeer.dht.errors import ExitCode, LocalError
 
 HEAD = struct.Struct("<I4s8s")
 MAX_RECORD_BYTES = 64 * 2**20
-ROW = 256
-"""Records that are read at a time by who reads all of them."""
 
 Record = dict[str, Any]
-
-
-class Records(Sequence[Any], ABC):
-    """Records in order that are read from the disk when they are asked for."""
-
-    @abstractmethod
-    def read(self, begin: int, end: int) -> list[Any]:
-        """Those from `begin` to before `end`, which there are."""
-
-    @overload
-    def __getitem__(self, place: int) -> Any: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[Any]: ...
-    def __getitem__(self, place: int | slice) -> Any:
-        places = range(len(self))[place]
-        if isinstance(places, int):
-            return self.read(places, places + 1)[0]
-        if places.step == 1:
-            return self.read(places.start, max(places.start, places.stop))
-        return [self[one] for one in places]
-
-    def __iter__(self) -> Iterator[Any]:
-        """Those that are there, and those that come meanwhile."""
-        begin = 0
-        while row := self[begin : begin + ROW]:
-            yield from row
-            begin += len(row)
 
 
 class Log(Records):

@@ -6,15 +6,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Any, overload
+from typing import Any
 
 import msgpack
 
 from hetpeer.bootstrap.history import Record
+from hetpeer.bootstrap.records import Records
 
 
-class PackedRecords(Sequence[Any]):
-    """Records in order, each made anew whenever it is read: whoever keeps one keeps it alone. None is one, too."""
+class PackedRecords(Records):
+    """None is a record, too."""
 
     def __init__(self, records: Iterable[Record | None] = ()) -> None:
         self._packed: list[bytes | None] = []
@@ -23,14 +24,6 @@ class PackedRecords(Sequence[Any]):
         """Its place there."""
         self._shelf: Sequence[Record] = ()
         self.put(0, records)
-
-    @overload
-    def __getitem__(self, place: int) -> Any: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[Any]: ...
-    def __getitem__(self, place: int | slice) -> Any:
-        places = range(len(self))[place]
-        return self._record(places) if isinstance(places, int) else [self._record(one) for one in places]
 
     def __len__(self) -> int:
         return len(self._packed)
@@ -51,6 +44,9 @@ class PackedRecords(Sequence[Any]):
         other = PackedRecords()
         other._packed, other._there, other._shelf = self._packed[:], self._there[:], self._shelf
         return other
+
+    def read(self, begin: int, end: int) -> list[Any]:
+        return [self._record(place) for place in range(begin, end)]
 
     def _record(self, place: int) -> Any:
         packed = self._packed[place]

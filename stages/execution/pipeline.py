@@ -268,9 +268,8 @@ class Pipeline:
         if input_gradient is not None and task.upstream is not None:
             effects.append(SendGradient(key.id, task.upstream, key.begin, input_gradient))
         if not all(self.slots.holds(key.id, block) for block in range(key.begin, task.end)):
-            self._tasks.remove(
-                key
-            )  # what it was folded into was dropped meanwhile: it may be asked for again
+            # what it was folded into was dropped meanwhile: it may be asked for again
+            self._tasks.remove(key)
         return effects + self._dispatch()
 
     def work_failed(self, key: TaskKey, why: str, given: str = "") -> list[Effect]:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hetpeer.bootstrap.log import HEAD, ROW, FirstRecords, Log, read_log
+from hetpeer.bootstrap.log import HEAD, FirstRecords, Log, read_log
+from hetpeer.bootstrap.records import ROW
 from hetpeer.dht.errors import LocalError
 
 RECORDS = [

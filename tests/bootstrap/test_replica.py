@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,9 @@ from tests.swarm.swarm import resign
 DECIDED = {"kind": "halt", "why": "the first"}
 
 
-async def lead(run: RunDirectory, record: Mapping[str, Any] | None = None) -> None:
-    """Be the only reliable peer of `run` until it leads and `record` is decided."""
+@asynccontextmanager
+async def leading(run: RunDirectory) -> AsyncIterator[Replica]:
+    """The only reliable peer of `run`, once it leads."""
     node = await Node.start(NodeConfig(), Identity.load(run.identity_path))
     try:
         with run_logs(run) as logs:
@@ -38,11 +40,17 @@ async def lead(run: RunDirectory, record: Mapping[str, Any] | None = None) -> No
             async with asyncio.TaskGroup() as tasks:
                 running = tasks.create_task(replica.run())
                 await replica.leading()
-                if record is not None:
-                    await replica.record(record)
+                yield replica
                 running.cancel()
     finally:
         await node.close()
+
+
+async def lead(run: RunDirectory, record: Mapping[str, Any] | None = None) -> None:
+    """Be the only reliable peer of `run` until it leads and `record` is decided."""
+    async with leading(run) as replica:
+        if record is not None:
+            await replica.record(record)
 
 
 @pytest.mark.swarm
@@ -66,7 +74,6 @@ def test_a_ledger_that_tells_another_story_than_the_journal_stops_the_run(fresh:
 
 async def looked_at_while_it_is_written(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> Replica:
     """What is there at the moment at which a record is on the disk, and the loop has not heard of it: nothing."""
-    node = await Node.start(NodeConfig(), Identity.load(run.identity_path))
     written, looked = threading.Event(), threading.Event()
     append = Log.append
 
@@ -76,25 +83,17 @@ async def looked_at_while_it_is_written(run: RunDirectory, monkeypatch: pytest.M
             written.set()
             assert looked.wait(10.0)
 
-    try:
-        with run_logs(run) as logs:
-            replica = Replica(node, run, Council(run.signed, run.path), logs, SystemClock())
-            async with asyncio.TaskGroup() as tasks:
-                running = tasks.create_task(replica.run())
-                await replica.leading()
-                monkeypatch.setattr(Log, "append", slow)
-                recording = tasks.create_task(replica.record({"kind": "reign", "term": 7}))
-                await asyncio.to_thread(written.wait, 10.0)
-                assert len(logs.ledger) == 1
-                assert (len(replica.records), list(replica.records), replica.records[-1:]) == (0, [], [])
-                assert replica.history.term == 0
-                looked.set()
-                await recording
-                assert list(replica.records) == [{"kind": "reign", "term": 7}]
-                assert replica.history.term == 7
-                running.cancel()
-    finally:
-        await node.close()
+    async with leading(run) as replica:
+        monkeypatch.setattr(Log, "append", slow)
+        recording = asyncio.ensure_future(replica.record({"kind": "reign", "term": 7}))
+        await asyncio.to_thread(written.wait, 10.0)
+        assert len(list(read_log(run.log_path))) == 1
+        assert (len(replica.records), list(replica.records), replica.records[-1:]) == (0, [], [])
+        assert replica.history.term == 0
+        looked.set()
+        await recording
+        assert list(replica.records) == [{"kind": "reign", "term": 7}]
+        assert replica.history.term == 7
     return replica
 
 
