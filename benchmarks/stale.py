@@ -1,11 +1,12 @@
 """What steps that overlap cost and win: the loss after as many samples, and the time to the same loss in the homes of the laboratory.
 
-*Loss.* A run computes what one machine computes with the same delays (docs/asynchronous.md), so curves are made on one: of a GPT on text and of a ResNet with BatchNorm on
-digits, several seeds, each step with parameters that are `staleness` updates old, with AdamW, with NAdam, which looks ahead, with gradients that are compensated, and with half of a step's microbatches as old. The learning rate rises, and falls to
-nothing, as it does where a loss counts. Curves that are done are noted in `--journal`: interrupted, the same command goes on where it was.
+*Loss.* A run computes what one machine computes with the same delays (docs/asynchronous.md), so curves are made on one: of a GPT on text, several seeds, and of a ResNet with BatchNorm on
+digits, one for each fold that is left out; each step with parameters that are `staleness` updates old, with AdamW, with NAdam, which looks ahead, with gradients that are compensated, with steps that overlap only once the learning rate
+has risen, and with half of a step's microbatches as old. The learning rate rises, and falls to nothing, as it does where a loss counts. A way's loss is the mean of its curves': of the ResNet's single ones, which are near nothing at the end, none says anything (another
+processor's rounding has moved one by two fifths). What chance makes of such a mean, other seeds say. Curves that are done are noted in `--journal`: interrupted, the same command goes on where it was.
 
 *Time.* Seconds of a step of the same GPT, with the same microbatches, in the laboratory (root), four stages in four homes, of hetpeer with and without staleness, and of torch's 1F1B over gloo;
-ways take turns. Time to a loss is steps to it, by the curves, times the middle step, which is that of all ways with the same staleness: what is made of a gradient takes no time beside it. No timed step evaluates. Both goals are one way's: that
+ways take turns. Time to a loss is steps to it, by the curves, times the middle step, which is that of all ways with the same staleness: what is made of a gradient takes no time beside it, and those that are fresh take as long as without staleness. No timed step evaluates. Both goals are one way's: that
 which is soonest at the loss of those whose loss is near enough.
 
     python -m benchmarks.stale --jobs 2
@@ -20,12 +21,12 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks import adaptive, report
-from benchmarks.adaptive import Subject
+from benchmarks.adaptive import FOLDS, Subject
 from benchmarks.endtoend import PEERS, WITHIN_S, torch_pipeline
 from benchmarks.journal import Journal, sources
 from benchmarks.networks import network
@@ -51,21 +52,34 @@ class Way:
     """λ."""
     head_start: int | None = None
     """Microbatches."""
+    fresh: float = 0.0
+    """Share of the steps that do not overlap, the first ones."""
+    other_seeds: int = 0
+    """What is added to a curve's seed (its fold stays): what chance makes of a loss."""
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+    def fresh_of(self, steps: int) -> int:
+        """So many of the first `steps` steps of a run do not overlap."""
+        return round(self.fresh * steps)
+
+    def settings(self, steps: int) -> dict[str, Any]:
+        """Of a run of so many steps."""
+        names = ("staleness", "optimizer", "compensation", "head_start")
+        return {name: getattr(self, name) for name in names} | {"fresh_steps": self.fresh_of(steps)}
 
 
 HALF = 2
 """Of the microbatches of a step."""
+RISE, LEFT = 0.1, 0.02
+"""The learning rate rises for so much of the steps; what is left of it at the last one."""
 WAYS: Mapping[str, Way] = {
     "exact": Way(),
+    "exact, other seeds": Way(other_seeds=100 * FOLDS),
     "staleness 1": Way(1),
     "staleness 2": Way(2),
     "staleness 1, NAdam": Way(1, AHEAD),
     "staleness 2, NAdam": Way(2, AHEAD),
     "staleness 2, compensated": Way(2, ADAM, LAMBDA),
+    "staleness 1, NAdam, fresh start": Way(1, AHEAD, fresh=RISE),
     "head start, NAdam": Way(1, AHEAD, head_start=HALF),
 }
 TORCH = "torch 1F1B"
@@ -81,8 +95,6 @@ GPT = replace(adaptive.SUBJECTS[0], samples=2)
 SUBJECTS = (GPT, adaptive.SUBJECTS[1])
 LOOKS = 20
 """Evaluations of a curve, at the same distance."""
-RISE, LEFT = 0.1, 0.02
-"""The learning rate rises for so much of the steps; what is left of it at the last one."""
 HELDOUT = 320
 """Images that are looked at; of text, what `adaptive` looks at."""
 WORSE, FASTER = 0.03, 1.5
@@ -103,7 +115,7 @@ def made(
     plain = subject.make(folder, LinkSettings(), options.microbatches, steps, seed)
     rise = round(RISE * steps)
     update = {
-        **WAYS[way].settings,
+        **WAYS[way].settings(steps),
         "schedule": ((1, 1 / rise), (rise, 1.0), (steps, LEFT)),
         "eval_every": steps // LOOKS,
     }
@@ -126,26 +138,30 @@ def steps_of(subject: Subject, options: Any) -> int:
     return int(options.image_steps if subject.images else options.steps)
 
 
+def seeds_of(subject: Subject, options: Any) -> range:
+    """Of its curves: of images, each leaves out another fold."""
+    return range(options.seed, options.seed + (FOLDS if subject.images else options.seeds))
+
+
 def curve(subject: Subject, way: str, options: Any, seed: int) -> dict[str, float]:
     """Held-out loss by number of updates."""
-    staleness = WAYS[way].staleness
     steps = steps_of(subject, options)
     with tempfile.TemporaryDirectory(prefix="hetpeer-stale-") as path:
-        run = made(subject, way, Path(path), options, seed)
-        behind = [min(step % (steps // LOOKS), staleness) for step in range(steps)]
+        run = made(subject, way, Path(path), options, seed + WAYS[way].other_seeds)
+        most = run.manifest.training.most_behind
+        behind = [most(step % (steps // LOOKS), step) for step in range(steps)]
         found: dict[str, float] = run_reference(run.path, steps, behind).records["evaluations"]
     return found
 
 
 def curves(options: Any) -> dict[str, dict[str, list[dict[int, float]]]]:
-    """Subject → way → one for each seed."""
-    seeds = range(options.seed, options.seed + options.seeds)
+    """Subject → way → one for each seed, or fold."""
     about = {"steps": [steps_of(one, options) for one in SUBJECTS], "microbatches": options.microbatches}
     journal = Journal(options.journal, sources=sources("benchmarks"), **about)
     wanted = {
         f"{subject.name}, {way}, seed {seed}": (subject, way, options, seed)
-        for seed in seeds
         for subject in SUBJECTS
+        for seed in seeds_of(subject, options)
         for way in WAYS
     }
     # in processes: torch.export is for one thread of each
@@ -164,7 +180,7 @@ def curves(options: Any) -> dict[str, dict[str, list[dict[int, float]]]]:
                     int(version): loss
                     for version, loss in journal.done[f"{subject.name}, {way}, seed {seed}"].items()
                 }
-                for seed in seeds
+                for seed in seeds_of(subject, options)
             ]
             for way in WAYS
         }
@@ -173,14 +189,10 @@ def curves(options: Any) -> dict[str, dict[str, list[dict[int, float]]]]:
 
 
 def worse(ways: Mapping[str, Sequence[Mapping[int, float]]]) -> dict[str, float]:
-    """By how much the last loss is above that of `exact`, the middle of the seeds."""
+    """By how much the last loss, the mean of the curves, is above that of `exact`."""
     last = max(ways["exact"][0])
-    return {
-        way: statistics.median(
-            one[last] / plain[last] - 1 for one, plain in zip(runs, ways["exact"], strict=True)
-        )
-        for way, runs in ways.items()
-    }
+    losses = {way: statistics.fmean(one[last] for one in runs) for way, runs in ways.items()}
+    return {way: loss / losses["exact"] - 1 for way, loss in losses.items()}
 
 
 # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -229,14 +241,15 @@ def steps_to(target: float, runs: Sequence[Mapping[int, float]]) -> float | None
 def judge(found: Mapping[str, Any], seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     losses = {subject: worse(ways) for subject, ways in found.items()}
     ways = found[GPT.name]
-    before_last = sorted(ways["exact"][0])[-2]
+    *_, before_last, last = sorted(ways["exact"][0])
     target = max(one[before_last] for one in ways["exact"])
     middle = {way: statistics.median(each) for way, each in seconds.items()}
     to_loss: dict[str, float | None] = {}
     for way in (*WAYS, TORCH):
         steps = steps_to(target, ways.get(way, ways["exact"]))  # torch's pipeline computes what exact does
+        fresh = WAYS.get(way, WAYS["exact"]).fresh_of(last)
         of = way.partition(",")[0]
-        to_loss[way] = None if steps is None else steps * middle[of]
+        to_loss[way] = None if steps is None else fresh * middle["exact"] + (steps - fresh) * middle[of]
 
     def near(way: str) -> bool:
         return all(one[way] <= WORSE for one in losses.values())
@@ -281,7 +294,7 @@ def show(figures: dict[str, Any]) -> None:
 def main() -> int:
     parser = report.parser(__doc__ or "")
     for name, value, text in (
-        ("seeds", 3, "of each curve"),
+        ("seeds", 3, "of each curve of the GPT"),
         ("steps", 1600, "of each curve of the GPT"),
         ("image-steps", 200, "of each curve of the ResNet"),
         ("microbatches", 4, "of a step"),

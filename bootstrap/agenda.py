@@ -17,7 +17,7 @@ class Agenda(Protocol):
 
     def take(self, ahead: int = 0) -> Work | None:
         """The work of the step that begins now, `ahead` of the next to be committed; None: there is none for now. Who looks at parameters
-        needs the newest: nothing is evaluated ahead.
+        needs the newest: nothing is evaluated ahead, nor are the run's first batches trained so, if they are to be fresh.
         """
 
     def saves(self, version: int) -> bool:
@@ -43,7 +43,7 @@ class InOrder:
         due = self._config.evaluation_microbatches > 0 and (
             batch % self._config.evaluate_every == 0 or batch == steps
         )
-        if self.over or (ahead and (due or batch >= steps)):
+        if self.over or (ahead and (due or batch < self._config.fresh_steps or batch >= steps)):
             return None
         return Work(batch, batch < steps, due)
 

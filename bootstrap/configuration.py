@@ -34,6 +34,7 @@ def coordinator_config(run: RunDirectory, *, ranks: bool = True) -> CoordinatorC
         checkpoint_every=training.checkpoint_every,
         clip_norm=training.clip_norm,
         staleness=training.staleness,
+        fresh_steps=training.fresh_steps,
         corrected=manifest.averaging is not None and manifest.averaging.corrected,
         averaging_interval=1 if manifest.averaging is None else manifest.averaging.interval,
         averaging_delayed=manifest.averaging is not None and manifest.averaging.delayed,

@@ -20,6 +20,8 @@ class Decision:
     """Block → digest of the sum that is to be applied."""
     behind: int = 0
     """So many versions older than the step's own were the parameters of which the gradient is."""
+    batch: int = 0
+    """What was trained."""
     clusters: frozenset[int] = frozenset()
     counted: Sequence[int] | None = None
     """Whose work it is, as the record has it (credit.py); None: it does not say."""
@@ -47,6 +49,7 @@ def decisions_of(record: Record) -> Iterator[Decision]:
                 plan=record["plan"],
                 digests={int(block): digest for block, digest in record["gradients"].items()},
                 behind=record.get("behind", 0),
+                batch=record.get("batch", record["step"]),
                 counted=record.get("counted"),
             )
         case "average" | "installed":

@@ -36,6 +36,8 @@ class CoordinatorConfig:
     """Whether it goes on with the next ones meanwhile."""
     staleness: int = 0
     """So many steps begin before the one that they follow is committed (docs/asynchronous.md)."""
+    fresh_steps: int = 0
+    """But not those that train the first so many batches."""
     layouts: Sequence[Sequence[Range]]
     costs: Sequence[BlockCost]
     asks: given.Work | None = None

@@ -201,6 +201,8 @@ class TrainingSettings(Entry):
     """So many steps begin before the one that they follow is committed: their gradients are of parameters so many updates old
     (docs/asynchronous.md).
     """
+    fresh_steps: Count = 0
+    """The first so many steps (of a grouped run: batches) do not overlap with the one that they follow."""
     head_start: Positive | None = None
     """So many microbatches of such a step are computed with the older parameters; the others wait for the newest. None: all of them are."""
     compensation: Annotated[float, Field(ge=0, le=100)] = 0.0
@@ -225,6 +227,10 @@ class TrainingSettings(Entry):
         """Microbatches of a step, the held-out ones included: their ids are smaller."""
         return self.microbatches + self.eval_microbatches
 
+    def most_behind(self, step: int, batch: int) -> int:
+        """By how many updates the parameters of which step `step` is may be older than its own."""
+        return 0 if batch < self.fresh_steps else min(self.staleness, step)
+
     def samples_of(self, number: int) -> int:
         """Samples of microbatch `number`; ids from M on are held-out ones, which are full."""
         return size_of(number, self.batch_size, self.microbatch_size)
@@ -237,6 +243,10 @@ class TrainingSettings(Entry):
             )
         if any(step >= later for (step, _), (later, _) in pairwise(self.schedule)):
             raise ValueError("the steps of training.schedule do not rise")
+        if self.fresh_steps and not self.staleness:
+            raise ValueError(
+                f"training.fresh_steps {self.fresh_steps} is of steps that overlap later (training.staleness)"
+            )
         if self.head_start is not None and not (self.staleness and self.head_start <= self.microbatches):
             raise ValueError(
                 f"training.head_start {self.head_start} is not of {self.microbatches} microbatches of steps that overlap (training.staleness)"

@@ -69,7 +69,7 @@ class Sharing:
         if batch is None:
             return None
         due = self._evaluates(batch)
-        if due and ahead:
+        if ahead and (due or batch < self._config.fresh_steps):
             self._batches.hand_back(number, batch)
             return None
         averages = cluster.history.averages

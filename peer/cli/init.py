@@ -111,6 +111,14 @@ def init(
             help="Begin so many steps before the one that they follow is committed: nobody waits, and gradients are so old.",
         ),
     ] = 0,
+    fresh_steps: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="STEPS",
+            help="Of --staleness: so many steps come one after the other first (default: --warmup-steps).",
+        ),
+    ] = None,
     head_start: Annotated[
         int | None,
         typer.Option(
@@ -274,6 +282,7 @@ def init(
         "dtype": dtype,
         "recompute": recompute,
         "staleness": staleness,
+        "fresh_steps": warmup_steps * (staleness > 0) if fresh_steps is None else fresh_steps,
         "head_start": head_start,
         "compensation": compensation,
         "groups": [parameter_group(text) for text in group or ()],

@@ -18,9 +18,10 @@ from collections.abc import Collection, Hashable, Mapping
 from typing import Any
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.effects import EVERY_ID, RecordApplied
+from hetpeer.averaging.effects import RecordApplied
 from hetpeer.bootstrap.credit import Contributors, Credit, work_in
 from hetpeer.bootstrap.history import History
+from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.numerics import Numerics
 from hetpeer.stages.execution.slots import LIVE, SlotBook
 
@@ -33,21 +34,15 @@ class ViolationError(AssertionError):
 
 
 class Checks:
-    """Watches one history of a run of `steps` steps of `microbatches` ids, of which the `early` ones may be computed with parameters so old."""
+    """Watches one history of a run."""
 
-    def __init__(
-        self,
-        numerics: Numerics,
-        steps: int,
-        microbatches: int,
-        staleness: int = 0,
-        early: int = EVERY_ID,
-    ) -> None:
+    def __init__(self, numerics: Numerics, config: SwarmConfig) -> None:
         self._numerics = numerics
-        self._steps = steps
-        self._microbatches = microbatches
-        self._staleness = staleness
-        self._early = early
+        self._steps = config.steps
+        self._microbatches = config.microbatches
+        self._staleness = config.staleness
+        self._early = config.head_start
+        self._fresh = config.fresh_steps
         self.history = History()
         self._commits = 0
         self._lineage = {0: 0}
@@ -79,7 +74,7 @@ class Checks:
             require(step == history.version, f"step {step} is committed at version {history.version}")
             exact = self._numerics.check_loss(step, self._microbatches, record["loss"])
             require(exact, f"step {step} has the loss {record['loss']}")
-            self.is_fresh_enough(step, record)
+            self.is_fresh_enough(step, step, record)
             self._commits += 1
             key = (record["term"], record["view"], step)
             self._parents[key] = (self._lineage[step], self._commits)
@@ -110,10 +105,11 @@ class Checks:
             work = work_in((cover.slots for cover in summed.values()), sizes)
             require(work == self._given[commit], f"{commit} gives {self._given[commit]}, and counts {work}")
 
-    def is_fresh_enough(self, step: int, record: Mapping[str, Any]) -> None:
+    def is_fresh_enough(self, step: int, batch: int, record: Mapping[str, Any]) -> None:
         """The parameters of a committed step are those of a version that there was, and not too old."""
         behind = record.get("behind", 0)
-        require(0 <= behind <= min(step, self._staleness), f"step {step} is {behind} versions behind")
+        most = min(step, self._staleness) if batch >= self._fresh else 0
+        require(0 <= behind <= most, f"step {step} is {behind} versions behind")
 
     def applied(self, volunteer: str, record: RecordApplied, before: Digests) -> None:
         """`volunteer` has applied a committed update to the states `before`."""

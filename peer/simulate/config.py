@@ -33,6 +33,8 @@ class SwarmConfig:
     checkpoint_every: int = 3
     staleness: int = 0
     """Steps that begin before the one that they follow is committed."""
+    fresh_steps: int = 0
+    """But none of the first so many."""
     head_start: int = EVERY_ID
     """Microbatches of such a step that may be computed before."""
     clip_norm: float | None = None
@@ -104,6 +106,7 @@ class SwarmConfig:
             reduce_s=self.reduce_s,
             sync_s=self.sync_s,
             staleness=self.staleness,
+            fresh_steps=self.fresh_steps,
             checks=CheckRules(
                 share=self.check_share,
                 tolerance=1e-9,

@@ -87,9 +87,7 @@ class GroupedSwarm(Swarm):
         delayed: bool = False,
     ) -> None:
         super().__init__(seed, config, numerics, coverage)
-        self.checks: GroupedChecks = GroupedChecks(
-            numerics, config.steps, config.microbatches, config.staleness, config.head_start
-        )
+        self.checks: GroupedChecks = GroupedChecks(numerics, config)
         self._span, self._wait = span, WAIT[seed // 8 % 2]
         self._interval, self._delayed = interval, delayed
 
@@ -109,11 +107,11 @@ class GroupedSwarm(Swarm):
 
 
 class GroupedChecks(Checks):
-    """Watches one history of `steps` batches."""
+    """Watches one history of a grouped run."""
 
-    def __init__(self, numerics: Any, steps: int, microbatches: int, staleness: int, early: int) -> None:
-        super().__init__(numerics, steps, microbatches, staleness, early)
-        self.credit = Credit(grouped=steps)
+    def __init__(self, numerics: Any, config: SwarmConfig) -> None:
+        super().__init__(numerics, config)
+        self.credit = Credit(grouped=config.steps)
         self._term = 0
         self._inside: dict[int, list[frozenset[tuple[int, int]]]] = {}
         """Living cluster → version by version what is in it: (batch, which training of it)."""
@@ -145,7 +143,7 @@ class GroupedChecks(Checks):
             case "commit":
                 batch, step = record["batch"], record["step"]
                 self._grows(cluster, step)
-                self.is_fresh_enough(step - self._base[cluster], record)
+                self.is_fresh_enough(step - self._base[cluster], batch, record)
                 exact = self._numerics.check_loss(batch, self._microbatches, record["loss"])
                 require(exact, f"batch {batch} has the loss {record['loss']}")
                 known = {b for known in self._known() for b, _ in known}

@@ -20,6 +20,8 @@ STEPS = 16
 """Also batches, of a run with clusters."""
 INTERVALS = (2, 4)
 """Batches between averagings, in turn: with one, no step would begin before the last one's averaging is over."""
+FRESH = 4
+"""Steps that do not overlap at first, less than so many in turn."""
 NEVER = 100
 """Steps between evaluations: whatever is evaluated begins alone."""
 
@@ -27,7 +29,13 @@ NEVER = 100
 def simulate(seed: int, coverage: Coverage, *, faults: int = FAULTS, steps: int = STEPS) -> Outcome:
     """One history; never raises for a violation, it is in the outcome. `coverage` is of those without clusters, whose coordinator is another."""
     shaped, clusters = divmod(seed, 2)
-    config = replace(shape(shaped), steps=steps, staleness=1 + shaped // 3 % MOST, evaluate_every=NEVER)
+    config = replace(
+        shape(shaped),
+        steps=steps,
+        staleness=1 + shaped // 3 % MOST,
+        fresh_steps=shaped // 5 % FRESH,
+        evaluate_every=NEVER,
+    )
     if shaped // 4 % 2 == 0:
         config = replace(config, head_start=1 + shaped // 8 % config.microbatches)
     if clusters:

@@ -57,7 +57,7 @@ class Swarm:
         self.network = Network(self.world, config.latency_s, wires)
         self.freight = Freight(self.world, self.network, wires, config, numerics)
         self.board = Board(self.world, seed)
-        self.checks = Checks(numerics, config.steps, config.microbatches, config.staleness, config.head_start)
+        self.checks = Checks(numerics, config)
         self.log: list[Mapping[str, Any]] = []
         self.banned: set[str] = set()
         self.completed: bool | None = None

@@ -101,6 +101,10 @@ class Block:
             results = program.run({**self._owned, **entering, **data}, here)
         return {name: results[name].to(SYMBOLS["dtype"][s.dtype]) for name, s in spec.outputs.items()}
 
+    def sized(self, batch: int) -> BlockSpec:
+        """The spec for so many samples: every size in it is a number."""
+        return self._at(batch)[0]
+
     def _at(self, batch: int) -> tuple[BlockSpec, Program]:
         """The block for so many samples; a run has one or two such numbers."""
         if batch not in self._programs:

@@ -65,11 +65,12 @@ class Tasks:
         weights = [one.weights(command.version) for one in held]
         if not held:
             raise CommandError(f"{where} runs no block")
-        first, last = held[0].spec.at(command.batch), held[-1].spec.at(command.batch)
+        sized = [one.block.sized(command.batch) for one in weights]
+        first, last = sized[0], sized[-1]
         here = Pass(command.draw if command.train else None)
         inputs = self._staging.read(f"{where}, input", first.inputs, command.inputs)
         refuse_not_finite(f"{where}, input", inputs)
-        data_specs = {name: spec for one in held for name, spec in one.spec.at(command.batch).data.items()}
+        data_specs = {name: spec for one in sized for name, spec in one.data.items()}
         data = self._staging.read(f"{where}, data", data_specs, command.data)
         for name, spec in first.inputs.items():
             inputs[name].requires_grad_(command.train and spec.grad)

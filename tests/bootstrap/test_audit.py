@@ -14,7 +14,8 @@ from hetpeer.bootstrap.log import Log, read_log
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.errors import LocalError
 from hetpeer.dht.identity import Identity
-from tests.bootstrap.engine import rewrite_log
+from tests.bootstrap.engine import Engine, rewrite_log
+from tests.swarm.swarm import resign as sign_again
 
 Change = Callable[[dict[str, Any]], Any]
 
@@ -61,6 +62,29 @@ def test_edited_line_is_found(trained: RunDirectory, volunteers: list[Identity])
     verdict = audit(trained.path)
     assert not verdict.ok
     assert f"{path.name} line 4" in verdict.problems[0]
+
+
+@pytest.mark.parametrize(("fresh_steps", "passes"), [(0, True), (2, False)])
+def test_parameters_older_than_they_may_be_are_named(
+    fresh: RunDirectory, volunteers: list[Identity], fresh_steps: int, passes: bool
+) -> None:
+    """Step 1 is said to be of version 0, by the coordinator and by all who hold a block."""
+    training = fresh.manifest.training.model_copy(update={"staleness": 1, "fresh_steps": fresh_steps})
+    run = sign_again(fresh, training=training)
+    Engine(run, volunteers).train()
+
+    def older(records: list[dict[str, Any]]) -> None:
+        for record in records:
+            if (record["kind"], record.get("step")) == ("commit", 1):
+                record["behind"] = 1
+
+    rewrite_log(run, older)
+    for volunteer in volunteers:
+        for block in range(len(run.manifest.blocks)):
+            resign(run, volunteer, lambda record: record.update(base=0), block=block)
+    verdict = audit(run.path)
+    assert verdict.ok == passes, verdict.problems
+    assert passes or "step 1 is of parameters 1 updates old" in verdict.problems
 
 
 def drop_id(record: dict[str, Any]) -> None:

@@ -45,6 +45,17 @@ def test_so_many_begin_before_the_one_that_they_follow_is_committed(staleness):
     assert one.core.history.version == 8
 
 
+def test_the_first_steps_do_not_overlap_if_they_are_to_be_fresh():
+    one = court(2, fresh_steps=3)
+    one.prepare("a")
+    assert begun(one.ready("a")) == [(0, 0)]
+    assert begun(one.commit("a")) == [(1, 0)]
+    assert begun(one.commit("a")) == [(2, 0), (3, 1), (4, 2)]
+    while one.core.history.version < 8:
+        one.commit("a")
+    assert behind(one) == [0, 0, 0, 1, 2, 2, 2, 2]
+
+
 def test_a_younger_step_is_counted_and_reduced_when_it_is_its_turn():
     one = court().begin("a", "b")
     effects = one.count("a", step=1)

@@ -77,7 +77,7 @@ def test_a_learning_rate_that_would_never_fall_is_refused(tmp_path: Path, schedu
 def test_options_of_a_grouped_run_reach_the_manifest(tmp_path: Path) -> None:
     model = make_author(tmp_path / "author")
     options = "--batch-size 8 --microbatch-size 2 --sequence-length 16 --mode grouped --span 3 --window all --delayed --robust"
-    more = "--interval 5 --outer-learning-rate 0.7 --outer-momentum 0.8 --optimizer SGD --momentum 0.5"
+    more = "--interval 5 --outer-learning-rate 0.7 --outer-momentum 0.8 --optimizer SGD --momentum 0.5 --staleness 1 --warmup-steps 7"
     text = tmp_path / "author" / "text.txt"
     run_command("init", tmp_path / "run", "--model", model, "--data", text, *options.split(), *more.split())
     manifest = RunDirectory.open(tmp_path / "run").manifest
@@ -90,6 +90,7 @@ def test_options_of_a_grouped_run_reach_the_manifest(tmp_path: Path) -> None:
         outer=Outer(learning_rate=0.7, momentum=0.8),
     )
     assert manifest.optimizer_state == ("momentum_buffer", "outer_anchor", "outer_momentum")
+    assert (manifest.training.staleness, manifest.training.fresh_steps) == (1, 7)
 
 
 def test_options_of_a_grouped_run_are_not_ignored_in_an_exact_one(tmp_path: Path) -> None:

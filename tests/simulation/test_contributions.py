@@ -149,11 +149,15 @@ def _nothing_is_silent(history, log, listed):
 
 
 def _what_came_afterwards_is_told(history, log, listed):
-    """Unless its cluster commits nothing more in that reign. Who had left the step, and was to do it, is named there already: what it did is lost."""
+    """Unless its cluster commits nothing more in that reign. Who had left the step is named there already, if it was to do it or had said so: what
+    it did is lost, or a duplicate.
+    """
+    left = {(r.get("cluster", 0), r["version"], r["peer"]) for r in log if r["kind"] == "gone"}
     named = {
         (one.view, one.cluster, one.step, *one.peers, one.id)
         for one in listed
         if one.why in (AFTERWARDS, REDONE)
+        or (one.why == DUPLICATE and {(one.cluster, one.step, peer) for peer in one.peers} & left)
     }
     for at, term, view, cluster, *what in history.late:
         last = [r["kind"] == "commit" and (r["term"], r["view"], r.get("cluster", 0)) for r in log[at:]]

@@ -35,6 +35,8 @@ FAULTS, STEPS = 20, 10
 """Of a history."""
 WITH_HEAD_START = (*range(8), *range(16, 24))
 """Seeds of histories in which only the first microbatches of a step are computed with older parameters."""
+WITH_FRESH_STEPS = (20, 21, 30, 31)
+"""Seeds of histories whose first two or three steps do not overlap."""
 
 
 @pytest.mark.parametrize("first", range(4, 204, 50))
@@ -63,6 +65,14 @@ def test_a_seeded_bug_of_the_head_start_is_caught_three_times(monkeypatch, owner
     outcomes = (simulate(seed, Coverage(), faults=FAULTS, steps=STEPS) for seed in WITH_HEAD_START)
     caught = [outcome.seed for outcome in outcomes if outcome.violation is not None]
     assert len(caught) >= 3, caught
+
+
+def test_steps_that_overlap_sooner_than_they_may_are_caught(monkeypatch):
+    settings = SwarmConfig.coordinator
+    monkeypatch.setattr(SwarmConfig, "coordinator", lambda *args: replace(settings(*args), fresh_steps=0))
+    outcomes = (simulate(seed, Coverage(), faults=FAULTS, steps=STEPS) for seed in WITH_FRESH_STEPS)
+    found = [outcome.violation or "" for outcome in outcomes]
+    assert all("versions behind" in violation for violation in found), found
 
 
 class Deaths:

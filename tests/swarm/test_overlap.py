@@ -45,7 +45,7 @@ def _every_contribution_is_told(swarm: Swarm, killed: str, staleness: int) -> No
     ("staleness", "changes"),
     [
         (2, {"optimizer": NAdam(name="NAdam"), "compensation": 0.5}),
-        (1, {"head_start": 2}),
+        (1, {"head_start": 2, "fresh_steps": 10}),
     ],
     ids=["corrected", "head start"],
 )
@@ -71,5 +71,6 @@ async def test_steps_that_overlap_are_those_of_one_machine(
     found = staleness_of(swarm)
     assert max(found) == staleness, "steps overlapped as far as they may"
     assert sum(map(bool, found)) > len(found) // 2, "and most did"
+    assert not any(found[: swarm.run.manifest.training.fresh_steps])
     _every_contribution_is_told(swarm, killed.peer_id, staleness)
     assert swarm.judged().staleness == {behind: found.count(behind) for behind in sorted(set(found))}
