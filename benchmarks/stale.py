@@ -247,7 +247,7 @@ def judge(found: Mapping[str, Any], seconds: Mapping[str, Sequence[float]]) -> d
     to_loss: dict[str, float | None] = {}
     for way in (*WAYS, TORCH):
         steps = steps_to(target, ways.get(way, ways["exact"]))  # torch's pipeline computes what exact does
-        fresh = WAYS.get(way, WAYS["exact"]).fresh_of(last)
+        fresh = min(WAYS.get(way, WAYS["exact"]).fresh_of(last), steps or 0)
         of = way.partition(",")[0]
         to_loss[way] = None if steps is None else fresh * middle["exact"] + (steps - fresh) * middle[of]
 

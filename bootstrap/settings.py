@@ -228,7 +228,7 @@ class TrainingSettings(Entry):
         return self.microbatches + self.eval_microbatches
 
     def most_behind(self, step: int, batch: int) -> int:
-        """By how many updates the parameters of which step `step` is may be older than its own."""
+        """By how many updates the parameters with which step `step` computes `batch` may be older than its own."""
         return 0 if batch < self.fresh_steps else min(self.staleness, step)
 
     def samples_of(self, number: int) -> int:
@@ -246,6 +246,10 @@ class TrainingSettings(Entry):
         if self.fresh_steps and not self.staleness:
             raise ValueError(
                 f"training.fresh_steps {self.fresh_steps} is of steps that overlap later (training.staleness)"
+            )
+        if self.fresh_steps >= self.steps:
+            raise ValueError(
+                f"training.fresh_steps {self.fresh_steps} (by default those of the warm-up) leaves none of {self.steps} steps to overlap"
             )
         if self.head_start is not None and not (self.staleness and self.head_start <= self.microbatches):
             raise ValueError(

@@ -80,7 +80,7 @@ def init(
     betas: Annotated[
         tuple[float, float],
         typer.Option(
-            help="Of AdamW and NAdam: how much of the running means is kept. Stale gradients: 0.99 0.95."
+            help="Of AdamW and NAdam: how much of the running means is kept. Stale gradients: 0.95 0.95."
         ),
     ] = (0.9, 0.95),
     momentum: Annotated[float, typer.Option(help="Of SGD.")] = 0.9,

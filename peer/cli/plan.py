@@ -209,6 +209,8 @@ def _lines(found: Prediction) -> Iterator[str]:
     beside = f"  the last one took {measured:.2f} s ({measured / seconds - 1:+.0%})" if measured else ""
     between, together = found.estimate.between_s, found.estimate.staleness + 1
     how = f"{between:.2f} s of it between two steps" if together == 1 else f"{together} at a time"
+    if found.fresh_steps:
+        how += f" after the first {found.fresh_steps}"
     yield f"{'step':<10}{seconds:.2f} s predicted, {how}{beside}"
     for member in found.members:
         blocks = f"blocks {member.blocks[0]}-{member.blocks[1] - 1}"

@@ -51,6 +51,8 @@ class Prediction:
     measured_s: float | None
     """What the coordinator says of the last step."""
     members: tuple[Member, ...]
+    fresh_steps: int = 0
+    """The run's first steps, which do not overlap and are not predicted."""
 
     def document(self) -> dict[str, Any]:
         """The object of `--json`."""
@@ -61,6 +63,7 @@ class Prediction:
             "predicted_s": self.estimate.seconds,
             "between_s": self.estimate.between_s,
             "staleness": self.estimate.staleness,
+            "fresh_steps": self.fresh_steps,
             "measured_s": self.measured_s,
             "bottleneck": {"what": what, "peer": peer},
             "members": [
@@ -106,6 +109,7 @@ def predict(signed: SignedManifest, adverts: Mapping[str, Advert]) -> Prediction
         run=manifest.name,
         estimate=found,
         measured_s=_measured(signed, adverts),
+        fresh_steps=manifest.training.fresh_steps,
         members=tuple(
             Member(
                 peer=peer,

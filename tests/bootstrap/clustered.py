@@ -17,12 +17,13 @@ AMPLE = 1 << 40
 class Waiting:
     """A run with a place for each of two blocks, which take so many bytes of `memory`."""
 
-    def __init__(self, records=(), layout=(FIRST, LAST), memory=(), steps=50):
+    def __init__(self, records=(), layout=(FIRST, LAST), memory=(), steps=50, **changes):
         self.records = list(records)
         self.now = 1.0
         memory = memory or [1] * layout[-1][1]
         costs = [BlockCost(elements=10, memory_bytes=each, flops=1.0) for each in memory]
-        config = CoordinatorConfig(**(CONFIG | {"layouts": (layout,), "costs": costs, "steps": steps}))
+        changes |= {"layouts": (layout,), "costs": costs, "steps": steps}
+        config = CoordinatorConfig(**(CONFIG | changes))
         self.core = Grouped(config, records, Pipelines(1, (), 2, Adaptive(2)), 0.0)
         self.sent = {}
         self.do(self.core.start())

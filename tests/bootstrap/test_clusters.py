@@ -50,6 +50,14 @@ def test_a_cluster_that_needs_longer_for_its_parameters_is_given_longer():
     }
 
 
+@pytest.mark.parametrize(("fresh_steps", "begun"), [(0, (1, 1)), (1, (1, 1)), (2, (0, 0))])
+def test_a_cluster_trains_the_first_batches_one_after_the_other(fresh_steps, begun):
+    run = Waiting(layout=(WHOLE,), staleness=1, fresh_steps=fresh_steps, averaging_interval=9).comes("a")
+    run.fetched(0, a=WHOLE)
+    begin = run.sent["a", "begin"]
+    assert (begin.step, begin.behind) == begun
+
+
 def test_a_cluster_in_which_nothing_is_computed_gives_its_batch_to_others():
     """All are heard, and one of them computes nothing: the others' averagings would wait for it, and the run's end."""
     one = training()

@@ -218,6 +218,7 @@ def test_a_version_that_is_none_is_refused() -> None:
         ("training", {"optimizer": {"name": "Adam"}}, "training.optimizer"),
         ("training", {"schedule": [[5, 1.0], [5, 0.5]]}, "schedule"),
         ("training", {"fresh_steps": 2}, "training.fresh_steps"),
+        ("training", {"staleness": 1, "steps": 9, "fresh_steps": 9}, "leaves none of 9 steps"),
         ("training", {"batch_size": 8, "microbatch_size": 5, "slot_size": 3}, "training.slot_size"),
         ("training", {"batch_size": 7, "microbatch_size": 8, "slot_size": 1}, "training.microbatch_size"),
         ("data", DATA | {"heldout": []}, "data.heldout"),

@@ -64,13 +64,14 @@ def test_a_swarm_of_two(run: RunDirectory) -> None:
 def test_a_swarm_of_two_whose_steps_overlap(run: RunDirectory) -> None:
     """What is busiest sets the pace: four bundles of half a second on the line, both ways; nobody waits for what lies between."""
     manifest = run.manifest
-    training = manifest.training.model_copy(update={"staleness": 1})
+    training = manifest.training.model_copy(update={"staleness": 1, "fresh_steps": 3})
     signed = replace(run.signed, manifest=manifest.model_copy(update={"training": training}))
     found = predict(signed, swarm(run))
     assert found.estimate.seconds == pytest.approx(4 * 0.5, rel=0.01)
     assert (found.estimate.staleness, found.document()["staleness"]) == (1, 1)
+    assert found.document()["fresh_steps"] == 3
     assert list(_lines(found))[1].startswith(
-        "step      2.00 s predicted, 2 at a time  the last one took 4.00 s"
+        "step      2.00 s predicted, 2 at a time after the first 3  the last one took 4.00 s"
     )
     updating = predict(signed, swarm(run, forward_s=0.2, backward_s=0.3, update_s=0.5)).estimate
     assert updating.seconds == pytest.approx(4 * 0.5 + 0.5, rel=0.01)

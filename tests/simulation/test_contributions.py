@@ -152,7 +152,13 @@ def _what_came_afterwards_is_told(history, log, listed):
     """Unless its cluster commits nothing more in that reign. Who had left the step is named there already, if it was to do it or had said so: what
     it did is lost, or a duplicate.
     """
-    left = {(r.get("cluster", 0), r["version"], r["peer"]) for r in log if r["kind"] == "gone"}
+    staleness = history.swarm.config.staleness
+    left = {
+        (r.get("cluster", 0), r["version"] + ahead, r["peer"])
+        for r in log
+        if r["kind"] == "gone"
+        for ahead in range(staleness + 1)
+    }
     named = {
         (one.view, one.cluster, one.step, *one.peers, one.id)
         for one in listed
