@@ -160,7 +160,7 @@ def _check_steps(
         verdict.complain(nothing if verdict.awaited else "no step was committed")
     for one in trained:
         verdict.staleness[one.behind] = verdict.staleness.get(one.behind, 0) + 1
-        batch = one.step if manifest.averaging is None else one.batch  # there no other word is needed for it
+        batch = one.step if manifest.averaging is None else one.batch  # an exact one's batch is its step
         if not 0 <= one.behind <= manifest.training.most_behind(one.step, batch):
             verdict.complain(f"{one} is of parameters {one.behind} updates old", "S1")
     for one in surviving:

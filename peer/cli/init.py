@@ -282,7 +282,7 @@ def init(
         "dtype": dtype,
         "recompute": recompute,
         "staleness": staleness,
-        "fresh_steps": warmup_steps * (staleness > 0) if fresh_steps is None else fresh_steps,
+        "fresh_steps": (warmup_steps if staleness else 0) if fresh_steps is None else fresh_steps,
         "head_start": head_start,
         "compensation": compensation,
         "groups": [parameter_group(text) for text in group or ()],

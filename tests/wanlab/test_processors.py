@@ -41,6 +41,7 @@ def test_whatever_it_does_it_has_no_more_than_it_is_given():
                 parent.stdin.write(b"\n")
                 parent.stdin.flush()
                 while not (children := psutil.Process(parent.pid).children()):
+                    assert parent.poll() is None
                     time.sleep(0.01)
                 assert took(children[0], 2.0) < 0.6
                 processor.hold(0.02)
