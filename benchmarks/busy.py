@@ -1,7 +1,7 @@
 """How much of its time each peer of an uneven pipeline computes: steps one after the other (1F1B), and steps that overlap.
 
 Three volunteers whose workers have processors as fast as 1 : 2 : 3 (tests/wanlab/processors.py, root), with blocks cut so that a microbatch takes all of them as long.
-What else their machines do, and the coordinator, has the rest of this one. What is left of a difference the speeds make up for, by a tenth at most (more is a goal missed): after some steps, and after some more. Two figures for each peer:
+What else their machines do, and the coordinator, has the rest of this one. What is left of a difference the speeds make up for, by a tenth at most (more is a goal missed): each is put right by the processor time that a microbatch takes its worker, which waiting for another does not change. Two figures for each peer:
 
 * the share of its time in which a forward, a backward or an update is at work, from the volunteers' traces (that of a worker that never waits is all of it);
 * microbatches a second, over those that the same blocks do under the same limit when they wait for nobody (baselines/part.py), the three of them side by side.
@@ -36,10 +36,8 @@ from hetpeer.peer.watching.perfetto import perfetto
 from tests.wanlab.processors import Processor
 
 SPEEDS = (1, 2, 3)
-FASTEST = 0.45
-"""Share of a core that the fastest worker has: together they leave room for the daemons on two."""
-CORRECTED = 2
-"""How often speeds are put right."""
+CORES = 0.9
+"""Of a core that the workers have together: it leaves room for the daemons on two."""
 LOOKED_AT = 3
 """Steps after which everybody's log says which blocks are its own."""
 GOAL, ASKEW = 0.95, 0.10
@@ -50,6 +48,8 @@ MODEL = Model(width=256, layers=12, heads=4, sequence_length=128)
 """Two, four and six layers: as uneven as the speeds, or who has less to do than it could would wait for the others whatever the schedule."""
 
 Layout = tuple[tuple[int, int], ...]
+Places = Sequence[tuple[psutil.Process, int]]
+"""Each volunteer's worker and its stage, in the volunteers' order."""
 
 
 @contextmanager
@@ -112,22 +112,20 @@ async def trained(folder: Path, options: Any, staleness: int) -> dict[str, Any]:
     async with running(run, folder, len(SPEEDS), "--trace") as swarm:
         await swarm.until(LOOKED_AT, WITHIN_S)
         places = stages(swarm)
-        shares = {worker.pid: FASTEST * SPEEDS[stage] / SPEEDS[-1] for worker, stage in places}
+        shares = {worker.pid: CORES * SPEEDS[stage] / sum(SPEEDS) for worker, stage in places}
         with held_to(shares) as hold:
-            looked = LOOKED_AT + 1
-            for _ in range(CORRECTED):
-                tried = await computed(swarm, folder, places, looked, options.tried)
-                for (worker, _), share in zip(places, tried, strict=True):
-                    shares[worker.pid] *= share / max(tried)
-                hold()
-                looked += options.tried + options.settle
-            found = await computed(swarm, folder, places, looked, options.steps)
+            first = LOOKED_AT + 1
+            spent = await processor_time(swarm, places, first, options.tried)
+            shares.update({pid: CORES * each / sum(spent.values()) for pid, each in spent.items()})
+            hold()
+            first += options.tried + options.settle
+            found = await computed(swarm, folder, places, first, options.steps)
             passed = seconds(swarm, options.steps)
     order = sorted(range(len(places)), key=lambda number: places[number][1])
     given = [shares[places[number][0].pid] for number in order]
     alone_s = await alone(run, folder, given, options)
     rate = options.steps * options.microbatches / passed
-    speeds = [share / FASTEST * SPEEDS[-1] for share in given]
+    speeds = [share / CORES * sum(SPEEDS) for share in given]
     return {
         "computes": [round(found[number], 4) for number in order],
         "of_alone": [round(rate * each, 4) for each in alone_s],
@@ -162,9 +160,19 @@ async def pace(child: Child, microbatches: int) -> float:
     return float(ended - began) / microbatches
 
 
-async def computed(
-    swarm: Swarm, folder: Path, places: Sequence[tuple[psutil.Process, int]], first: int, steps: int
-) -> list[float]:
+async def processor_time(swarm: Swarm, places: Places, first: int, steps: int) -> dict[int, float]:
+    """Worker (by pid) → seconds of a processor that `steps` steps from step `first` on took it."""
+
+    def used() -> dict[int, float]:
+        return {worker.pid: sum(worker.cpu_times()[:2]) for worker, _ in places}
+
+    await swarm.until(first, WITHIN_S)
+    before = used()
+    await swarm.until(first + steps, WITHIN_S)
+    return {pid: after - before[pid] for pid, after in used().items()}
+
+
+async def computed(swarm: Swarm, folder: Path, places: Places, first: int, steps: int) -> list[float]:
     """Of its time in `steps` steps from step `first` on, that each volunteer computed."""
     await swarm.until(first + steps, WITHIN_S)
     passed, spans = seconds(swarm, steps), computing(folder)
@@ -178,7 +186,7 @@ def seconds(swarm: Swarm, steps: int) -> float:
     return ends[-1] - ends[-1 - steps]
 
 
-def stages(swarm: Swarm) -> list[tuple[psutil.Process, int]]:
+def stages(swarm: Swarm) -> Places:
     """Each volunteer's worker and its stage, in the volunteers' order."""
     order = sorted(swarm.run.manifest.layouts[0])
     workers = [swarm.worker(number) for number in sorted(swarm.volunteers)]
@@ -241,8 +249,8 @@ def main() -> int:
     parser = report.parser(__doc__ or "")
     for name, value, text in (
         ("microbatches", 8, "of a step"),
-        ("microbatch-size", 2, "samples"),
-        ("tried", 4, "steps after which speeds are put right"),
+        ("microbatch-size", 4, "samples"),
+        ("tried", 4, "steps by which speeds are put right"),
         ("settle", 2, "steps that do not count after that"),
         ("steps", 12, "steps that do"),
         ("alone", 48, "microbatches of each part alone"),
