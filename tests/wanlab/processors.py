@@ -5,15 +5,18 @@ Without them whoever does more has more of this machine, and takes it from every
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-PERIOD_US = 50_000
-"""It stands still for a part of each of these."""
+PERIOD_US = 10_000
+"""It stands still for a part of each of these. Who has waited begins at full speed, until the part of one is used: of
+longer ones who waits often would be faster than its processor (30 ms of work after pauses at 0.45 of one: 1.15 times as fast
+with these, 1.46 times with five times as much)."""
 LEAST_US = 1000
-"""The kernel takes no smaller part."""
+"""The kernel takes no smaller part: slower processors have longer periods."""
 _ROOT = Path("/sys/fs/cgroup")
 _UNIFIED = (_ROOT / "cgroup.controllers").exists()
 """Whether it is the second version of control groups."""
@@ -52,11 +55,12 @@ class Processor:
 
     def hold(self, cores: float) -> None:
         """From now on it is as fast as so much of a processor of this machine."""
-        quota = max(int(cores * PERIOD_US), LEAST_US)
+        period = max(PERIOD_US, math.ceil(LEAST_US / cores))
+        quota = max(int(cores * period), LEAST_US)
         if _UNIFIED:
-            (self._path / "cpu.max").write_text(f"{quota} {PERIOD_US}")
+            (self._path / "cpu.max").write_text(f"{quota} {period}")
         else:
-            (self._path / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (self._path / "cpu.cfs_period_us").write_text(str(period))
             (self._path / "cpu.cfs_quota_us").write_text(str(quota))
 
     def close(self) -> None:

@@ -55,6 +55,27 @@ def test_whatever_it_does_it_has_no_more_than_it_is_given():
             os.killpg(parent.pid, signal.SIGKILL)
 
 
+def test_who_has_waited_is_no_faster():
+    code = """
+import time
+input()
+worked, begin = 0.0, time.process_time()
+for _ in range(12):
+    time.sleep(0.05)
+    began = time.perf_counter()
+    for _ in range(2_000_000):
+        pass
+    worked += time.perf_counter() - began
+print((time.process_time() - begin) / worked)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        with Processor(process.pid, 0.3):
+            share = float(process.communicate(b"\n")[0])
+    assert share < 0.3 * 1.3, share
+
+
 def test_nothing_is_left_of_one_for_a_process_that_is_gone():
     gone = subprocess.Popen(["true"])
     gone.wait()
