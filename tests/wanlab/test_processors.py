@@ -68,11 +68,13 @@ for _ in range(12):
     worked += time.perf_counter() - began
 print((time.process_time() - begin) / worked)
 """
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        with Processor(process.pid, 0.3):
-            share = float(process.communicate(b"\n")[0])
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as process,
+        Processor(process.pid, 0.3),
+    ):
+        share = float(process.communicate(b"\n")[0])
     assert share < 0.3 * 1.3, share
 
 
