@@ -12,6 +12,7 @@ from hetpeer.bootstrap.audit import audit
 from hetpeer.bootstrap.eventlog import sign_event
 from hetpeer.bootstrap.log import Log, read_log
 from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.settings import AveragingSettings
 from hetpeer.dht.errors import LocalError
 from hetpeer.dht.identity import Identity
 from tests.bootstrap.engine import Engine, rewrite_log
@@ -85,6 +86,25 @@ def test_parameters_older_than_they_may_be_are_named(
     verdict = audit(run.path)
     assert verdict.ok == passes, verdict.problems
     assert passes or "step 1 is of parameters 1 updates old" in verdict.problems
+
+
+@pytest.mark.parametrize(("batch", "named"), [(1, True), (2, False)])
+def test_whether_parameters_of_a_grouped_run_may_be_older_is_a_matter_of_the_batch(
+    fresh: RunDirectory, volunteers: list[Identity], batch: int, named: bool
+) -> None:
+    """A cluster's second step may train a batch that others have left, or one behind theirs."""
+    training = fresh.manifest.training.model_copy(update={"staleness": 1, "fresh_steps": 2})
+    run = sign_again(fresh, training=training, averaging=AveragingSettings(window_s="all"))
+    Engine(run, volunteers).train()
+
+    def of_a_cluster(records: list[dict[str, Any]]) -> None:
+        for record in records:
+            if (record["kind"], record.get("step")) == ("commit", 1):
+                record |= {"behind": 1, "batch": batch}
+
+    rewrite_log(run, of_a_cluster)
+    problems = audit(run.path).problems
+    assert any("is of parameters 1 updates old" in problem for problem in problems) == named, problems
 
 
 def drop_id(record: dict[str, Any]) -> None:

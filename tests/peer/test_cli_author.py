@@ -93,6 +93,24 @@ def test_options_of_a_grouped_run_reach_the_manifest(tmp_path: Path) -> None:
     assert (manifest.training.staleness, manifest.training.fresh_steps) == (1, 7)
 
 
+@pytest.mark.parametrize(
+    ("options", "fresh_steps"),
+    [
+        ("--staleness 1 --warmup-steps 7", 7),
+        ("--staleness 1 --warmup-steps 7 --fresh-steps 0", 0),
+        ("--warmup-steps 7", 0),
+    ],
+)
+def test_steps_overlap_once_the_rate_has_risen_unless_said_otherwise(
+    tmp_path: Path, options: str, fresh_steps: int
+) -> None:
+    model = make_author(tmp_path / "author")
+    text = tmp_path / "author" / "text.txt"
+    usual = "--batch-size 8 --microbatch-size 2 --sequence-length 16"
+    run_command("init", tmp_path / "run", "--model", model, "--data", text, *usual.split(), *options.split())
+    assert RunDirectory.open(tmp_path / "run").manifest.training.fresh_steps == fresh_steps
+
+
 def test_options_of_a_grouped_run_are_not_ignored_in_an_exact_one(tmp_path: Path) -> None:
     with pytest.raises(LocalError, match="not of an exact run") as caught:
         run_command("init", tmp_path / "run", "--model", "m.py:f", "--interval", 5)
