@@ -39,6 +39,8 @@ class VolunteerLogs:
         self._here: set[bytes] = set()
         """Digests of what was said lately, and of what was before that: a few bytes for each of ever so many lines."""
         self._before: set[bytes] = set()
+        self._paths: dict[str, Path] = {}
+        """Volunteer → its file. The parts of a path are interned: with new ones for every line the interpreter's table of such names would fill up with old ones."""
         for record in records:
             self.recorded(record)
 
@@ -81,4 +83,6 @@ class VolunteerLogs:
         return blake2b(f"{peer} {about}".encode(), digest_size=16).digest()
 
     def _of(self, peer: str) -> Path:
-        return self._folder / f"{peer}.jsonl"
+        if peer not in self._paths:
+            self._paths[peer] = self._folder / f"{peer}.jsonl"
+        return self._paths[peer]

@@ -1,5 +1,6 @@
 """A volunteer's lines at a coordinator: what the audit would read, once, and no more than there can be to say."""
 
+import sys
 from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
@@ -66,6 +67,23 @@ def lines_in(run: RunDirectory, who: Identity) -> list[str]:
 def committed(run: RunDirectory, step: int) -> Record:
     digests = {str(block): "0" * 64 for block in range(len(run.manifest.blocks))}
     return {"kind": "commit", "term": 1, "view": 0, "step": step, "plan": 1, "gradients": digests}
+
+
+def test_a_line_interns_no_name(
+    fresh: RunDirectory, logs: VolunteerLogs, volunteers: list[Identity], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As each new path does, in a table that only grows."""
+    who = volunteers[0]
+    first, *more = (sign_event(applied(fresh, who, block=block), who) for block in (0, 1))
+    say(logs, who, [first])
+
+    def none(*_: object) -> None:
+        raise AssertionError("a name was interned")
+
+    monkeypatch.setattr(sys, "intern", none)
+    say(logs, who, more)
+    monkeypatch.undo()
+    assert lines_in(fresh, who) == [first, *more]
 
 
 @pytest.mark.parametrize(
