@@ -7,6 +7,7 @@ have to say: one for each block of each committed step, and a few on what it was
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 
@@ -27,19 +28,21 @@ AT_FIRST = 1 << 18
 REMEMBERED = 1 << 13
 """Lines, of all volunteers, that are known to be here already, half of them at least: who begins a session anew may say the last ones again."""
 
+FILES = 1 << 10
+"""Volunteers whose file's path is kept, those that said something last."""
+
 
 class VolunteerLogs:
     """The files in `folder`. `records`: what is decided so far; `recorded` tells what is decided later."""
 
     def __init__(self, folder: Path, run_id: str, manifest: Manifest, records: Iterable[Record]) -> None:
-        self._folder = folder
         self._run_id = run_id
         self._blocks, self._microbatches = len(manifest.blocks), manifest.training.microbatches
         self._room = AT_FIRST
         self._here: set[bytes] = set()
         """Digests of what was said lately, and of what was before that: a few bytes for each of ever so many lines."""
         self._before: set[bytes] = set()
-        self._paths: dict[str, Path] = {}
+        self._of = lru_cache(FILES)(lambda peer: folder / f"{peer}.jsonl")
         """Volunteer → its file. The parts of a path are interned: with new ones for every line the interpreter's table of such names would fill up with old ones."""
         for record in records:
             self.recorded(record)
@@ -81,8 +84,3 @@ class VolunteerLogs:
             raise ProtocolError("an event that is none", peer=peer, why=str(error)[:500]) from None
         about = repr((event.incarnation, event.key)) if isinstance(event, Applied) else line
         return blake2b(f"{peer} {about}".encode(), digest_size=16).digest()
-
-    def _of(self, peer: str) -> Path:
-        if peer not in self._paths:
-            self._paths[peer] = self._folder / f"{peer}.jsonl"
-        return self._paths[peer]
