@@ -35,20 +35,20 @@ _log = logging.getLogger(__name__)
 
 
 async def publish_forever(
-    roster: Roster, make: Callable[[], Advert], notable: Callable[[], object] = lambda: None
+    roster: Roster, make: Callable[[], Advert], notable: Callable[[], object] | None = None
 ) -> None:
-    """Publish a fresh advert every PUBLISH_S, and sooner once what is `notable` in it has changed, after GAP_S at least.
+    """Publish a fresh advert every PUBLISH_S, and sooner once what is `notable` in it, if anything is, has changed, after GAP_S at least.
 
     A store that fails is tried again at the next turn.
     """
     while True:
-        told = notable()
+        told = notable() if notable is not None else None
         try:
             if not await roster.publish(make(), ttl_s=TTL_S):
                 _log.debug("advert not published: no node took it")
         except RemoteError as error:
             _log.debug("advert not published: %s", error)
-        await _due(notable, told)
+        await (asyncio.sleep(PUBLISH_S) if notable is None else _due(notable, told))
 
 
 async def _due(notable: Callable[[], object], told: object) -> None:

@@ -19,6 +19,8 @@ from hetpeer.peer.where import Where
 SHUTDOWN_S = 1
 """An answer that is under way when the daemon leaves may take so long."""
 MAX_CONNECTIONS = 64
+TICK_S = 1.0
+"""The date of its answers is as old at most. uvicorn looks ten times a second, which was a third of what wakes an idle daemon."""
 IDLE_S = 10.0
 """A connection over which nothing is asked for so long is closed."""
 LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
@@ -48,17 +50,32 @@ async def served(app: ASGIApp, where: Where) -> AsyncIterator[str]:
         address, actual = _reached_at(listening), listening.getsockname()[1]
         yield f"http://{f'[{address}]' if ':' in address else address}:{actual}"
     finally:
-        server.should_exit = True
+        server.leave()
         await serving
         listening.close()
 
 
 class _Server(uvicorn.Server):
-    """One that leaves the daemon's signals alone."""
+    """One that leaves the daemon's signals alone, and seldom wakes it."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._leaving = asyncio.Event()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):  # at 0 of its ten ticks it tells the time
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self._leaving.wait()
+
+    def leave(self) -> None:
+        """`serve` returns when what is being answered is, after SHUTDOWN_S at most."""
+        self.should_exit = True
+        self._leaving.set()
 
 
 class _Connection(H11Protocol):

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
@@ -75,6 +76,28 @@ async def test_beyond_this_machine_the_token_is_needed():
         metrics = f"http://127.0.0.1:{url.rpartition(':')[2]}/metrics"
         assert (await asyncio.to_thread(request, metrics))[0] == 401
         assert (await asyncio.to_thread(request, metrics, Authorization=f"Bearer {TOKEN}"))[0] == 200
+
+
+async def test_the_server_wakes_the_daemon_once_a_second_and_answers_tell_the_time(monkeypatch):
+    ticks = []
+    tick = uvicorn.Server.on_tick
+
+    async def counted(self, counter):
+        ticks.append(counter)
+        return await tick(self, counter)
+
+    monkeypatch.setattr(uvicorn.Server, "on_tick", counted)
+    async with served(app(), HERE) as url:
+        _, first, _ = await asyncio.to_thread(request, f"{url}/metrics")
+        began = asyncio.get_running_loop().time()
+        before = len(ticks)
+        later = first
+        async with asyncio.timeout(60):
+            while later["date"] == first["date"]:
+                await asyncio.sleep(0.2)
+                _, later, _ = await asyncio.to_thread(request, f"{url}/metrics")
+        passed = asyncio.get_running_loop().time() - began
+        assert len(ticks) - before <= passed / serving.TICK_S + 1
 
 
 async def test_a_port_that_is_taken_is_said_or_another_is_taken():
