@@ -36,6 +36,8 @@ START_S = 180.0
 SETTLED_S = 20.0
 """After that nothing is left of the start, or of the life that a pause has ended."""
 SAMPLE_S = 5.0
+TOLD_S = 120.0
+"""Between two samples of RSS in the result: whether what grew did so in one step, or goes on."""
 WINDOW_S = 1200.0
 WARM_UP_S = 120.0
 """Of a process: caches fill, the allocator settles."""
@@ -158,7 +160,9 @@ def growth(life: Life, begin: float) -> dict[str, Any] | None:
     return {
         "kind": life.kind,
         "minutes": round((times[-1] - times[0]) / 60, 1),
-        "rss_mib": round(life.rss_mib[-1], 1),
+        "rss_mib": [
+            round(mib, 1) for mib in (*life.rss_mib[first : -1 : round(TOLD_S / SAMPLE_S)], life.rss_mib[-1])
+        ],
         "mib_per_hour": rss,
         "private_mib_per_hour": private,
         "files": [early, late],
@@ -196,7 +200,7 @@ def show(figures: dict[str, Any]) -> None:
         )
         for one in sorted(hurt["processes"], key=lambda one: one["kind"]):
             print(
-                f"  {one['kind']:15} {one['minutes']:4.1f} min, {one['rss_mib']:6.1f} MiB, {one['mib_per_hour']:+.2f} an hour"
+                f"  {one['kind']:15} {one['minutes']:4.1f} min, {one['rss_mib'][-1]:6.1f} MiB, {one['mib_per_hour']:+.2f} an hour"
                 f" ({one['private_mib_per_hour']:+.2f} private), files {one['files'][0]}, then {one['files'][1]}"
                 + ("  GROWS" if one["grows"] else "")
             )
