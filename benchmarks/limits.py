@@ -42,7 +42,6 @@ MBIT = 1e6 / 8
 LOOKED_AT = 3
 """Steps after which everybody's log says which blocks are its own."""
 SETTLE_S = 5.0
-CPU_S = 15.0
 WATCH_S = 4.0
 WINDOW_S = 0.5
 QUIET = 0.1
@@ -120,7 +119,7 @@ async def change(swarm: Swarm, number: int, key: str, value: str) -> None:
 
 
 async def one_round(swarm: Swarm, alone: int, other: int, options: Any) -> dict[str, float]:
-    found = {"free_up": await sending(swarm, alone, CPU_S) / MBIT}
+    found = {"free_up": await sending(swarm, alone, options.seconds) / MBIT}
     await change(swarm, alone, "limits.up", f"{options.mbit}mbit")
     await asyncio.sleep(SETTLE_S)
     found["up"] = await sending(swarm, alone, options.seconds) / MBIT
@@ -184,9 +183,9 @@ async def on_cores(options: Any, folder: Path) -> list[dict[str, float]]:
     async with running(run, folder, 1, "--threads", "2") as swarm:
         await swarm.until(1, WITHIN_S)
         for _ in range(options.rounds):
-            found = {"free_cpu": await computing(swarm, 1, CPU_S)}
+            found = {"free_cpu": await computing(swarm, 1, options.seconds)}
             await change(swarm, 1, "limits.cpu", "1")
-            found["cpu"] = await computing(swarm, 1, CPU_S)
+            found["cpu"] = await computing(swarm, 1, options.seconds)
             await change(swarm, 1, "limits.cpu", "0")
             rounds.append(found)
             print(found, file=sys.stderr, flush=True)
@@ -235,7 +234,9 @@ def main() -> int:
     parser = report.parser(__doc__ or "")
     parser.add_argument("--rounds", type=int, default=5, help="default: 5")
     parser.add_argument("--mbit", type=int, default=5, help="limit on the upload (default: 5)")
-    parser.add_argument("--seconds", type=float, default=30.0, help="that it is measured (default: 30)")
+    parser.add_argument(
+        "--seconds", type=float, default=30.0, help="that each of it is measured (default: 30)"
+    )
     parser.add_argument("--microbatches", type=int, default=160, help="of a step (default: 160)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="hetpeer-limits-") as folder:

@@ -22,10 +22,11 @@ from examples.gpt import GPT
 from examples.resnet import ResNet
 from hetpeer.stages.data.draws import Draw
 from hetpeer.stages.execution.block import Block, flat_views, run_range, statistic_views
+from hetpeer.stages.graph.check import unpack_block
 from hetpeer.stages.graph.cut import cut_blocks
 from hetpeer.stages.graph.passes import Pass
 from hetpeer.stages.graph.trace import trace
-from hetpeer.stages.graph.wire import pack_block, unpack_block
+from hetpeer.stages.graph.wire import pack_block
 
 CPU = torch.device("cpu")
 GOAL = 1.10

@@ -18,12 +18,13 @@ from hetpeer.stages.data.eager import DrawnDropout
 from hetpeer.stages.execution.block import Block
 from hetpeer.stages.execution.seeded import backpropagate
 from hetpeer.stages.graph.capture import torch_line
+from hetpeer.stages.graph.check import unpack_block
 from hetpeer.stages.graph.cost import ANY_DRAW
 from hetpeer.stages.graph.passes import Pass
 from hetpeer.stages.graph.refusals import unfit
 from hetpeer.stages.graph.spec import BlockSpec
 from hetpeer.stages.graph.trace import OpDag
-from hetpeer.stages.graph.wire import pack_block, unpack_block
+from hetpeer.stages.graph.wire import pack_block
 
 CPU = torch.device("cpu")
 

@@ -135,7 +135,7 @@ class RunDirectory:
 
     def block_spec(self, block: BlockEntry) -> BlockSpec:
         """The block's graph, checked against the manifest. Raises `LocalError` HP-RUN-005."""
-        from hetpeer.stages.graph.wire import unpack_block
+        from hetpeer.stages.graph.check import unpack_block
 
         return unpack_block(self._graph(block))
 

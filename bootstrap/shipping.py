@@ -79,7 +79,7 @@ def ship(
 def _check_last(specs: Sequence[BlockSpec], samples: int) -> None:
     """The last microbatch of a step must not be too small for the model."""
     from hetpeer.stages.graph.check import check_at
-    from hetpeer.stages.graph.wire import DEFAULT_LIMITS
+    from hetpeer.stages.graph.structure import DEFAULT_LIMITS
 
     try:
         for spec in specs:

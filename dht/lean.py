@@ -1,7 +1,7 @@
 """Of hivemind's packages only what is asked for: each imports all that it has, and `hivemind` itself the trainer with torch and scipy.
 
-A node needs the DHT and p2pd's client alone, so its process starts three seconds of a processor sooner and has 190 MB less; who checks
-the graph of a block needs torch after all, and saves one second and 50 MB. Who asks for anything else gets the package as it is.
+A node needs the DHT and p2pd's client alone, so its process starts three seconds of a processor sooner and has 190 MB less. Who asks for
+anything else gets the package as it is.
 """
 
 from __future__ import annotations

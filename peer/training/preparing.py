@@ -7,8 +7,9 @@ checkpoint, checked by the digest of their bits.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +18,7 @@ from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.manifest import FileRef
 from hetpeer.bootstrap.rundir import RunDirectory, check_file
 from hetpeer.bootstrap.serving import fetch, fetch_file, state_name
-from hetpeer.dht.errors import LocalError, RemoteError
+from hetpeer.dht.errors import ExitCode, LocalError, ProtocolError, RemoteError
 from hetpeer.dht.node import Node
 from hetpeer.dht.tasks import going_on
 from hetpeer.peer.arrival.manifests import amended
@@ -26,9 +27,10 @@ from hetpeer.peer.training.room import Room
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution.arena import ArenaFullError, Extent
 from hetpeer.stages.execution.compute import Compute
-from hetpeer.stages.execution.results import Loaded
+from hetpeer.stages.execution.results import CommandFailedError, Loaded, Prepared
 from hetpeer.stages.execution.state import file_bytes, layout_of, load_constants
 from hetpeer.stages.graph.spec import BlockSpec
+from hetpeer.stages.graph.wire import read_block
 
 RETRY_S = 0.3
 PREPARE_RETRY_S = 2.0
@@ -183,34 +185,54 @@ class StateFetcher:
 
 
 async def prepare_block(compute: Compute, files: RunFiles, block: int) -> tuple[BlockSpec, int]:
-    """Load a block's graph and constants into the worker; returns its spec and the room its state needs to be dumped."""
-    from hetpeer.stages.graph.wire import unpack_block
+    """Load a block's graph and constants into the worker; returns its spec and the room its state needs to be dumped.
 
+    Raises `RemoteError` HP-SYNC-001, `LocalError` HP-RUN-025, `WorkerDiedError`.
+    """
     manifest = files.run.manifest
     training = manifest.training
     graph = await files.graph(block)
-    spec = await asyncio.to_thread(unpack_block, graph)
+    with _judged(block):
+        spec = await asyncio.to_thread(read_block, graph)
     groups = tuple((group.pattern, group.changes) for group in training.groups)
     extents: dict[str, Extent] = {}
     try:
         for name, data in (await _constants(files, spec)).items():
             extents[name] = compute.arena.allocate(len(data))
             compute.arena.view(extents[name])[:] = data
-        prepared = await compute.submit(
-            c.Prepare(
-                block=block,
-                graph=graph,
-                buffers=extents,
-                update=training.update,
-                groups=groups,
-                keeps=manifest.optimizer_state,
-                outer=None if manifest.outer is None else manifest.outer.model_dump(),
+        with _judged(block):
+            prepared: Prepared = await compute.submit(
+                c.Prepare(
+                    block=block,
+                    graph=graph,
+                    buffers=extents,
+                    update=training.update,
+                    groups=groups,
+                    keeps=manifest.optimizer_state,
+                    outer=None if manifest.outer is None else manifest.outer.model_dump(),
+                )
             )
-        )
     finally:
         for extent in extents.values():
             compute.arena.release(extent)
     return spec, prepared.dump_bytes
+
+
+@contextlib.contextmanager
+def _judged(block: int) -> Iterator[None]:
+    """A graph that is refused, by us or by the worker, ends it: no other copy with that hash is another one. Raises `LocalError` HP-RUN-025."""
+    try:
+        yield
+    except (ProtocolError, CommandFailedError) as error:
+        if error.code != "HP-WIRE-001":
+            raise
+        raise LocalError(
+            "HP-RUN-025",
+            f"the graph of block {block} of this run is refused",
+            why=error.what,
+            fix="update hetpeer; where it is the newest, tell the run's author",
+            exit_code=ExitCode.VERSION,
+        ) from error
 
 
 async def _constants(files: RunFiles, spec: BlockSpec) -> dict[str, bytes]:

@@ -23,7 +23,7 @@ class Block:
     """One block bound to its tensors and a device.
 
     `parameters`, `buffers` and `statistics` are read anew at each call and never written; their names are those of the
-    spec. The spec is trusted: it was made by cut.py or came through `wire.unpack_block`. Raises ProtocolError when a
+    spec. The spec is trusted: it was made by cut.py or came through `check.unpack_block`. Raises ProtocolError when a
     tensor does not fit the spec.
     """
 

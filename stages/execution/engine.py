@@ -29,8 +29,8 @@ from hetpeer.stages.execution.staging import CommandError, Staging, refuse_not_f
 from hetpeer.stages.execution.state import dump, layout_of, load
 from hetpeer.stages.execution.sums import Sums, mark
 from hetpeer.stages.execution.tasks import Tasks
+from hetpeer.stages.graph.check import unpack_block
 from hetpeer.stages.graph.spec import BlockSpec
-from hetpeer.stages.graph.wire import Limits, read_block
 from hetpeer.stages.links.codec import Codec
 
 
@@ -85,7 +85,7 @@ class Engine(Executor):
     # ── blocks ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _prepare(self, command: c.Prepare) -> r.Prepared:
-        spec = read_block(command.graph, Limits())
+        spec = unpack_block(command.graph)
         if spec.index != command.block:
             raise CommandError(f"the graph of block {command.block} says it is block {spec.index}")
         buffers = self._staging.read(f"block {spec.index}", spec.buffer_specs, command.buffers)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 
 from hetpeer.stages.execution.numerics import float32, power
-from hetpeer.stages.graph.passes import BATCH_NORM, Pass, momentum, running_values
+from hetpeer.stages.graph.batchnorm import BATCH_NORM, momentum, running_values
+from hetpeer.stages.graph.passes import Pass
 from hetpeer.stages.graph.spec import BlockSpec
 
 

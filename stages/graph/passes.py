@@ -15,14 +15,12 @@ import torch.nn.functional as F  # noqa: N812 (as everybody writes it)
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from hetpeer.dht.errors import ProtocolError
 from hetpeer.stages.data import draws
 from hetpeer.stages.data.draws import Draw
 from hetpeer.stages.graph import philox
-from hetpeer.stages.graph.spec import Node, Ref
+from hetpeer.stages.graph.batchnorm import BATCH_NORM
 
-DROPOUT, ATTENTION, BATCH_NORM = "hetpeer.dropout", "hetpeer.attention", "hetpeer.batch_norm"
-BATCH_NORM_ARGUMENTS = 7
+DROPOUT, ATTENTION = "hetpeer.dropout", "hetpeer.attention"
 MAX_OPERATORS = 1 << 32
 aten: Any = torch.ops.aten
 
@@ -113,22 +111,6 @@ def batch_norm(
     )
     here.statistics[name] = (mean.detach(), variance.detach())
     return result  # type: ignore[no-any-return]
-
-
-def running_values(node: Node) -> tuple[Ref, Ref]:
-    """The running mean and variance that a batch_norm call reads. Raises ProtocolError when it names none."""
-    mean, variance = node.args[3:5] if len(node.args) == BATCH_NORM_ARGUMENTS else (None, None)
-    if not isinstance(mean, Ref) or not isinstance(variance, Ref):
-        raise ProtocolError(f"{node.name!r} has no running mean and variance")
-    return mean, variance
-
-
-def momentum(node: Node) -> float:
-    """What a batch_norm call takes of a new statistic. Raises ProtocolError unless it is a number in [0, 1]."""
-    value = node.args[5] if len(node.args) == BATCH_NORM_ARGUMENTS else None
-    if type(value) is not float or not 0 <= value <= 1:
-        raise ProtocolError(f"{node.name!r} has the momentum {value!r}")
-    return value
 
 
 PASS_OPERATORS: Mapping[str, Callable[..., Tensor]] = {

@@ -37,7 +37,7 @@ class _Call:
 class Program:
     """Operator calls bound to one device; `keep` names the values a run returns.
 
-    The nodes have passed `ops.check_call`, and every value is made before it is read.
+    The nodes have passed `calls.check_call`, and every value is made before it is read.
     """
 
     def __init__(self, nodes: Sequence[Node], keep: Collection[str], device: torch.device) -> None:

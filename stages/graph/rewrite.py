@@ -18,8 +18,9 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from hetpeer.dht.errors import ProtocolError
+from hetpeer.stages.graph.batchnorm import BATCH_NORM
 from hetpeer.stages.graph.calls import check_call
-from hetpeer.stages.graph.passes import ATTENTION, BATCH_NORM, DROPOUT
+from hetpeer.stages.graph.passes import ATTENTION, DROPOUT
 from hetpeer.stages.graph.refusals import VALUES, unfit, unsupported
 from hetpeer.stages.graph.spec import ITEM_BYTES, Argument, Batch, Node, Ref, Size, Symbol, TensorSpec, Value
 

@@ -1,8 +1,8 @@
 """Blocks as bytes: canonical msgpack, so equal blocks have equal bytes and one hash.
 
-A block comes from a stranger: the bytes are read under `Limits`, each entry is what it should be or the block is
-refused, and check.py judges the graph before anybody gets it. Every defect is a ProtocolError. There is no pickle and
-no eval here; a name becomes a call only through the literal table in ops.py.
+A block comes from a stranger: the bytes are read under `Limits`, and each entry is what it should be or the block is refused. Every
+defect is a ProtocolError. There is no pickle, no eval and no torch here; a name becomes a call only through the literal table in ops.py,
+after check.py has judged the graph.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import msgpack
 
 from hetpeer.dht.errors import ProtocolError
 from hetpeer.dht.plain import unpack
-from hetpeer.stages.graph.calls import check_call
-from hetpeer.stages.graph.check import Limits, check_run, check_structure
 from hetpeer.stages.graph.spec import (
     ITEM_BYTES,
     Argument,
@@ -28,11 +26,9 @@ from hetpeer.stages.graph.spec import (
     Symbol,
     TensorSpec,
 )
-
-__all__ = ["DEFAULT_LIMITS", "Limits", "pack_block", "unpack_block"]
+from hetpeer.stages.graph.structure import DEFAULT_LIMITS, Limits, check_structure
 
 VERSION = 1
-DEFAULT_LIMITS = Limits()
 
 
 def pack_block(spec: BlockSpec) -> bytes:
@@ -69,21 +65,10 @@ def pack_block(spec: BlockSpec) -> bytes:
     return packed
 
 
-def unpack_block(data: bytes, limits: Limits = DEFAULT_LIMITS) -> BlockSpec:
-    """Read and check a block; nothing of its declared size is allocated.
-
-    Takes milliseconds for a transformer layer, and up to seconds for a hostile block within the limits. Raises
-    ProtocolError, whatever is wrong.
-    """
-    spec = read_block(data, limits)
-    check_run(spec, limits)
-    return spec
-
-
 def read_block(data: bytes, limits: Limits = DEFAULT_LIMITS) -> BlockSpec:
-    """`unpack_block` without running the block on meta tensors: for the compute worker, whose daemon has done that, and for who runs no block.
+    """The block, consistent in itself: for who runs none. Whether its operators are known, and make what it declares, `check.unpack_block` finds out.
 
-    The first such run in a process imports torch's compiler, which takes seconds.
+    Raises ProtocolError.
     """
     if len(data) > limits.packed_bytes:
         raise ProtocolError(f"a block of {len(data)} bytes is over the limit of {limits.packed_bytes}")
@@ -166,7 +151,7 @@ class _Reader:
 
     def _node(self, value: Any) -> Node:
         name, op, args, kwargs = self._list(value, "a node", length=4)
-        node = Node(
+        return Node(
             name=self._name(name, "a node's name"),
             op=self._name(op, "an operator"),
             args=tuple(self._argument(item, 0) for item in self._list(args, "arguments")),
@@ -175,8 +160,6 @@ class _Reader:
                 for key, item in self._pairs(kwargs, "named arguments").items()
             },
         )
-        check_call(node)
-        return node
 
     def _argument(self, value: Any, depth: int) -> Argument:
         if value is None or type(value) in (bool, int, float):

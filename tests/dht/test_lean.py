@@ -25,7 +25,7 @@ def printed(code: str) -> str:
     ],
 )
 def test_daemons_start_without_torch(modules):
-    """It takes longer to import than all else together, and more memory; a daemon needs it for checking graphs only."""
+    """It takes longer to import than all else together, and more memory; no daemon needs it."""
     heavy = "{'torch', 'scipy', 'hivemind.optim', 'hivemind.averaging'}"
     assert printed(f"import sys, {modules}\nprint({heavy} & set(sys.modules) or 'none')") == "none"
 

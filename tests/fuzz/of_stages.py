@@ -33,8 +33,9 @@ from hetpeer.stages.execution.frames import (
     encode_result,
 )
 from hetpeer.stages.execution.transfers import Decode, Encode, ForgetResiduals, MarkBundle
+from hetpeer.stages.graph.check import unpack_block
 from hetpeer.stages.graph.spec import Batch, BlockSpec, Node, Ref, Symbol, TensorSpec
-from hetpeer.stages.graph.wire import pack_block, read_block, unpack_block
+from hetpeer.stages.graph.wire import pack_block, read_block
 from hetpeer.stages.links.codec import Codec, Written, length, room, value_bytes
 from hetpeer.stages.links.codecs import decode, encode
 from hetpeer.stages.links.positions import decode_positions, encode_positions

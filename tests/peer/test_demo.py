@@ -11,6 +11,7 @@ import time
 from io import StringIO
 from pathlib import Path
 
+import psutil
 import pytest
 from rich.console import Console
 from rich.live import Live
@@ -338,6 +339,16 @@ def test_demo_with_a_kill(tmp_path: Path, tiny_model: str) -> None:
     assert document["recovery_seconds"] >= 0
 
 
+def having_torch(pid: int) -> set[str]:
+    """What the processes below `pid` that have loaded torch are."""
+    found = set()
+    for process in psutil.Process(pid).children(recursive=True):
+        if any("libtorch" in file.path for file in process.memory_maps()):
+            line = " ".join(process.cmdline())
+            found.add("worker_main" if "worker_main" in line else line)
+    return found
+
+
 @pytest.mark.swarm
 @pytest.mark.timeout(240)
 def test_ctrl_c_ends_everybody(tmp_path: Path, tiny_model: str) -> None:
@@ -348,6 +359,7 @@ def test_ctrl_c_ends_everybody(tmp_path: Path, tiny_model: str) -> None:
         for line in process.stderr:
             if line.startswith("step 1/"):
                 break
+        assert having_torch(process.pid) == {"worker_main"}, "no daemon needs it"
         begin = time.monotonic()
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=100)

@@ -10,9 +10,10 @@ from hetpeer.stages.data.draws import Draw
 from hetpeer.stages.data.eager import DrawnDropout
 from hetpeer.stages.execution.block import Block, flat_views, run_range, statistic_views
 from hetpeer.stages.execution.statistics import RunningStatistics
+from hetpeer.stages.graph.check import unpack_block
 from hetpeer.stages.graph.passes import Pass
 from hetpeer.stages.graph.spec import BlockSpec
-from hetpeer.stages.graph.wire import pack_block, unpack_block
+from hetpeer.stages.graph.wire import pack_block
 
 CPU = torch.device("cpu")
 SEED, STEP = 11, 3

@@ -1,5 +1,6 @@
 """The engine without a process: microbatches, slots and sums, and that a command which is refused changes nothing."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -9,7 +10,8 @@ from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import vectors as v
 from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.fingerprint import fingerprint, unpack
-from hetpeer.stages.graph.wire import pack_block
+from hetpeer.stages.graph.spec import Node
+from hetpeer.stages.graph.wire import pack_block, read_block
 from tests.stages.compute_rig import (
     DRAW,
     KEPT,
@@ -225,6 +227,17 @@ async def test_what_is_loaded_is_checked(engine, arena):
         await holder.submit(c.Prepare(block=1, graph=graph, update=UPDATE, keeps=KEPT))
     with refused("HP-WIRE-001", "block"):
         await holder.submit(c.Prepare(block=0, graph=graph[:-1], update=UPDATE, keeps=KEPT))
+    for wrong, said in (
+        (replace(first, flops_forward=first.flops_forward + 1), "FLOPs and takes"),
+        (
+            replace(first, nodes=(*first.nodes, Node(name="more", op="aten.bernoulli.default", kwargs={}))),
+            "is not allowed",
+        ),
+    ):
+        packed = pack_block(wrong)
+        assert read_block(packed) == wrong, "the daemon, which has no torch, cannot know"
+        with refused("HP-WIRE-001", said):
+            await holder.submit(c.Prepare(block=0, graph=packed, update=UPDATE, keeps=KEPT))
     with refused("HP-RUN-001", "optimizer"):
         await holder.submit(c.Prepare(block=0, graph=graph, update={}, keeps=KEPT))
     await holder.submit(c.Prepare(block=0, graph=graph, update=UPDATE, keeps=KEPT))

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hetpeer.dht.errors import ProtocolError
+from hetpeer.stages.graph.check import unpack_block
 from hetpeer.stages.graph.cut import cut_blocks
 from hetpeer.stages.graph.trace import trace
-from hetpeer.stages.graph.wire import pack_block, unpack_block
+from hetpeer.stages.graph.wire import pack_block
 
 
 class All(nn.Module):

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from hetpeer.dht.errors import ProtocolError
 from hetpeer.stages.graph.calls import FACTORIES
+from hetpeer.stages.graph.check import unpack_block
 from hetpeer.stages.graph.cut import cut_blocks
 from hetpeer.stages.graph.ops import OPERATORS
 from hetpeer.stages.graph.spec import BlockSpec, Node, Ref, Symbol, TensorSpec
-from hetpeer.stages.graph.wire import DEFAULT_LIMITS, Limits, pack_block, unpack_block
+from hetpeer.stages.graph.structure import DEFAULT_LIMITS, Limits
+from hetpeer.stages.graph.wire import pack_block
 from tests.stages import models
 
 

@@ -182,7 +182,7 @@ import torch
 from hetpeer.stages.data.draws import Draw
 from hetpeer.stages.execution.block import Block, run_range
 from hetpeer.stages.graph.passes import Pass
-from hetpeer.stages.graph.wire import unpack_block
+from hetpeer.stages.graph.check import unpack_block
 
 device = torch.device("cpu")
 blocks = []

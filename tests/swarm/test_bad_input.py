@@ -3,14 +3,17 @@
 import re
 import signal
 import socket
+from dataclasses import replace
 
 import pytest
+from blake3 import blake3
 
 from hetpeer.averaging import messages as m
 from hetpeer.dht.errors import ExitCode
 from hetpeer.dht.hello import MAX_CLOCK_OFFSET_S
+from hetpeer.stages.graph.wire import pack_block
 from tests.swarm.child import LEAVE_S, Child
-from tests.swarm.swarm import Swarm
+from tests.swarm.swarm import Swarm, resign
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
@@ -100,6 +103,20 @@ async def test_a_volunteer_that_cannot_take_part(swarm: Swarm) -> None:
     assert await bootstrap.ended(LEAVE_S) == ExitCode.OK
     assert await starting.ended(LEAVE_S) in (ExitCode.OK, -signal.SIGTERM)
     assert [record["kind"] for record in swarm.records()].count("reign") == 1
+
+
+async def test_a_graph_that_is_not_what_it_says(swarm: Swarm) -> None:
+    """Its author has signed it, so no other copy is better: who is to compute it says what its worker found, and ends."""
+    blocks = []
+    for entry in swarm.run.manifest.blocks:
+        spec = swarm.run.block_spec(entry)
+        packed = pack_block(replace(spec, flops_forward=spec.flops_forward + 1))
+        swarm.run.graph_path(entry).write_bytes(packed)
+        graph = entry.graph.model_copy(update={"blake3": blake3(packed).hexdigest(), "bytes": len(packed)})
+        blocks.append(entry.model_copy(update={"graph": graph}))
+    swarm.run = resign(swarm.run, blocks=tuple(blocks))
+    await swarm.bootstrap()
+    await fails(swarm.volunteer("careful"), ExitCode.VERSION, "HP-RUN-025", "FLOPs and takes")
 
 
 async def test_a_damaged_manifest_is_not_believed(swarm: Swarm) -> None:
