@@ -19,7 +19,7 @@ from hetpeer.dht.tasks import TaskSet
 from hetpeer.peer.console import say
 from hetpeer.peer.control.owned import Does
 from hetpeer.peer.daemon.amounts import rate, share, share_or_bytes
-from hetpeer.peer.daemon.governing import Governing
+from hetpeer.peer.daemon.governing import LOOK_S, Governing
 from hetpeer.peer.daemon.offering import (
     computes_on,
     disk_offered,
@@ -134,6 +134,7 @@ async def _live(
             roster,
             lambda: volunteer_advert(volunteer, node, device_name),
             lambda: notable_of_volunteer(volunteer),
+            volunteer.happens,
         ),
         presence.progress.show_forever(volunteer),
         presence.mind_sleep(volunteer.rejoin),
@@ -195,10 +196,10 @@ async def _called_off(volunteer: Volunteer, daemon: Daemon) -> None:
 
 
 async def pace_forever(compute: Compute, share: Callable[[], float]) -> None:
-    """Have the worker rest for what `share` leaves of each PACE_S."""
+    """Have the worker rest for what `share` leaves of each PACE_S; where that is nothing, until the governor may have changed it."""
     while True:
         working_s = PACE_S * share()
-        await asyncio.sleep(working_s)
+        await asyncio.sleep(working_s if working_s < PACE_S else LOOK_S)
         if working_s < PACE_S:
             compute.rest()
             try:

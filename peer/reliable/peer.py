@@ -43,7 +43,13 @@ from hetpeer.peer.reliable.progress import ReliableProgress
 from hetpeer.peer.reliable.proposing import Proposing
 from hetpeer.peer.reliable.standin import StandIn
 from hetpeer.peer.reliable.standing import doing, figures_of
-from hetpeer.peer.training.adverts import notable_of_reliable, publish_forever, reliable_advert, take_leave
+from hetpeer.peer.training.adverts import (
+    anything,
+    notable_of_reliable,
+    publish_forever,
+    reliable_advert,
+    take_leave,
+)
 from hetpeer.peer.where import Where
 
 LAST = ("checkpoint", "evaluation", "dissolved")
@@ -266,6 +272,7 @@ async def _take_part(
                 roster,
                 lambda: reliable_advert(peer.service, node),
                 lambda: notable_of_reliable(peer.service),
+                anything,
             )
         ),
         asyncio.ensure_future(ReliableProgress(peer.replica, lambda: peer.service).show_forever()),

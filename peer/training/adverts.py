@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from hetpeer.averaging.member import Phase
@@ -25,7 +25,7 @@ PUBLISH_S = 3.0
 GAP_S = 0.5
 """Between two adverts at least, however often something in them changes."""
 LOOK_S = 0.2
-"""Between two looks whether something has."""
+"""Between two looks whether something has, however much happens."""
 TTL_S = 30.0
 LEAVE_S = 1.0
 AT_WORK = frozenset({Phase.READY, Phase.TRAINING, Phase.REDUCING, Phase.APPLYING})
@@ -34,30 +34,46 @@ AT_WORK = frozenset({Phase.READY, Phase.TRAINING, Phase.REDUCING, Phase.APPLYING
 _log = logging.getLogger(__name__)
 
 
-async def publish_forever(
-    roster: Roster, make: Callable[[], Advert], notable: Callable[[], object] | None = None
-) -> None:
-    """Publish a fresh advert every PUBLISH_S, and sooner once what is `notable` in it, if anything is, has changed, after GAP_S at least.
+async def _nothing() -> None:
+    """Happens."""
+    await asyncio.get_running_loop().create_future()
 
-    A store that fails is tried again at the next turn.
+
+async def anything() -> None:
+    """May have happened by now: for who cannot say when."""
+
+
+async def publish_forever(
+    roster: Roster,
+    make: Callable[[], Advert],
+    notable: Callable[[], object] = lambda: None,
+    happens: Callable[[], Awaitable[object]] = _nothing,
+) -> None:
+    """Publish a fresh advert every PUBLISH_S, and sooner once what is `notable` in it has changed, after GAP_S at least.
+
+    `happens` returns once something has happened that may have changed it: nobody looks before that. A store that fails is tried again at
+    the next turn.
     """
     while True:
-        told = notable() if notable is not None else None
+        told = notable()
         try:
             if not await roster.publish(make(), ttl_s=TTL_S):
                 _log.debug("advert not published: no node took it")
         except RemoteError as error:
             _log.debug("advert not published: %s", error)
-        await (asyncio.sleep(PUBLISH_S) if notable is None else _due(notable, told))
+        await asyncio.sleep(GAP_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PUBLISH_S - GAP_S):
+                await _changed(notable, told, happens)
 
 
-async def _due(notable: Callable[[], object], told: object) -> None:
-    """Return when the next advert is, after one that `told` this."""
-    await asyncio.sleep(GAP_S)
-    left_s = PUBLISH_S - GAP_S
-    while left_s > 0 and notable() == told:
+async def _changed(
+    notable: Callable[[], object], told: object, happens: Callable[[], Awaitable[object]]
+) -> None:
+    """Return when what is notable is something else than was `told`."""
+    while notable() == told:
+        await happens()
         await asyncio.sleep(LOOK_S)
-        left_s -= LOOK_S
 
 
 async def take_leave(roster: Roster, node: Node, role: str) -> None:

@@ -193,8 +193,12 @@ class Volunteer:
         """Return when the oldest step that is under way now is over: committed and applied here, or given up."""
         step = self.member.step
         while step is not None and self.member.works_on(step):
-            self._changed.clear()
-            await self._changed.wait()
+            await self.happens()
+
+    async def happens(self) -> None:
+        """Return when something has happened here."""
+        self._changed.clear()
+        await self._changed.wait()
 
     def rejoin(self) -> None:
         """Go on under a new incarnation: others have given this one up, or soon will."""

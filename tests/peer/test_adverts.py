@@ -11,7 +11,7 @@ from hetpeer.dht.records import LEFT, Advert
 from hetpeer.peer.daemon.life import shown_as
 from hetpeer.peer.daemon.wishes import State
 from hetpeer.peer.training import adverts
-from hetpeer.peer.training.adverts import publish_forever, take_leave
+from hetpeer.peer.training.adverts import anything, publish_forever, take_leave
 
 
 class Told:
@@ -46,7 +46,7 @@ async def test_what_matters_is_told_at_once_and_a_flood_of_it_in_turns() -> None
     roster: Any = Told()
     step = 0
     publishing = asyncio.create_task(
-        publish_forever(roster, lambda: Advert(role="coordinator", step=step), lambda: step)
+        publish_forever(roster, lambda: Advert(role="coordinator", step=step), lambda: step, anything)
     )
     try:
         await roster.until(1)
@@ -60,6 +60,39 @@ async def test_what_matters_is_told_at_once_and_a_flood_of_it_in_turns() -> None
     assert [advert.step for advert in roster.adverts[:2]] == [0, 1]
     gaps = [later - before for before, later in zip(roster.times, roster.times[1:], strict=False)]
     assert min(gaps) >= adverts.GAP_S
+
+
+@pytest.mark.usefixtures("rarely")
+async def test_nobody_looks_before_something_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adverts, "LOOK_S", 0.001)
+    roster: Any = Told()
+    step, looks = 0, 0
+    happened = asyncio.Event()
+
+    def look() -> int:
+        nonlocal looks
+        looks += 1
+        return step
+
+    async def happens() -> None:
+        happened.clear()
+        await happened.wait()
+
+    make = lambda: Advert(role="volunteer", step=step)  # noqa: E731
+    publishing = asyncio.create_task(publish_forever(roster, make, look, happens))
+    try:
+        await roster.until(1)
+        await asyncio.sleep(2 * adverts.GAP_S)
+        assert looks == 2, "before the advert, and once it may be followed by another"
+        happened.set()  # nothing notable
+        await asyncio.sleep(0.1)
+        assert (looks, len(roster.adverts)) == (3, 1)
+        step = 7
+        happened.set()
+        await roster.until(2)
+    finally:
+        publishing.cancel()
+    assert roster.adverts[1].step == 7
 
 
 async def test_what_does_not_matter_comes_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
