@@ -35,12 +35,12 @@ _log = logging.getLogger(__name__)
 
 
 async def _nothing() -> None:
-    """Happens."""
+    """Never returns: for an advert in which nothing is notable."""
     await asyncio.get_running_loop().create_future()
 
 
 async def anything() -> None:
-    """May have happened by now: for who cannot say when."""
+    """Returns at once: for who cannot say when something happens."""
 
 
 async def publish_forever(

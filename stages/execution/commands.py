@@ -48,7 +48,7 @@ Extents = dict[Name, Extent]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare(Command[Prepared]):
-    """Check and keep a block's packed graph (graph/wire.py), its buffers' raw bytes and its update rule.
+    """Check (graph/check.py) and keep a block's packed graph (graph/wire.py), its buffers' raw bytes and its update rule.
 
     `update` are the rule's settings as the manifest has them, `groups` what differs for some parameters (groups.py), `keeps` names what the
     rules keep of each parameter, `outer` are the settings of what is done with means. The buffers are copied. A block of the same index is
