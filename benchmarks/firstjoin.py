@@ -127,7 +127,16 @@ async def one_round(folder: Path, number: int) -> dict[str, Any]:
     author.mkdir()
     newcomer.mkdir()
     run = str(author / "my_run")
-    model = ("--model", "examples/gpt.py:build", "--data", "docs", "--steps", str(STEPS), "--stages", "1")
+    model = (
+        "--model",
+        "hetpeer/examples/gpt.py:build",
+        "--data",
+        "docs",
+        "--steps",
+        str(STEPS),
+        "--stages",
+        "1",
+    )
     async with command(folder, author, "init", run, *model) as made:
         init_s = await made.ended()
     async with command(folder, author, "bootstrap", run, "--port", "0") as serving:

@@ -22,8 +22,8 @@ import torch
 from torch import nn
 
 from benchmarks import gpulanes, gpuswarm, overhead, report
-from examples.gpt import GPT
 from hetpeer.averaging.updates import Adam, AdamWSettings
+from hetpeer.examples.gpt import GPT
 from hetpeer.peer.daemon.offering import memory_offered, on_gpu
 from hetpeer.peer.daemon.settings import WORKER
 from hetpeer.stages.data import draws

@@ -76,7 +76,7 @@ class Ends:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / ".importroot"), str(ROOT)])},
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
         )
         return process, json.loads(process.stdout.readline())
 

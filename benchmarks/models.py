@@ -30,7 +30,7 @@ from hetpeer.bootstrap.replay import replay
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import TrainingSettings
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[1] / "hetpeer" / "examples"
 IMAGES: dict[str, Any] = {"data": [f"{EXAMPLES}/digits.py:data"]}
 MODELS: dict[str, dict[str, Any]] = {
     "digits MLP, loss outside": {"model": "digits.py:build", "loss": f"{EXAMPLES}/digits.py:loss", **IMAGES},

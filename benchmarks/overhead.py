@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import report
-from examples.gpt import GPT
-from examples.resnet import ResNet
+from hetpeer.examples.gpt import GPT
+from hetpeer.examples.resnet import ResNet
 from hetpeer.stages.data.draws import Draw
 from hetpeer.stages.execution.block import Block, flat_views, run_range, statistic_views
 from hetpeer.stages.graph.check import unpack_block

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import report
-from examples.gpt import GPT
+from hetpeer.examples.gpt import GPT
 from hetpeer.stages.links.codec import kept_of
 from hetpeer.stages.links.selection import largest
 

@@ -30,7 +30,7 @@ from hetpeer.stages.execution import state
 from hetpeer.stages.execution.block import Block, flat_views, run_range
 from hetpeer.stages.graph.passes import Pass
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "hetpeer" / "examples"
 MODEL = """
 from gpt import build as build_gpt
 

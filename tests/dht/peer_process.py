@@ -34,7 +34,7 @@ class ChildPeer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
-            env={"PYTHONPATH": ".importroot", "PATH": ""},
+            env={"PYTHONPATH": ".", "PATH": ""},
         )
         assert self.process.stdout is not None
         try:

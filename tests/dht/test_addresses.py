@@ -79,7 +79,7 @@ def test_the_command_line_can_import_it_without_any_heavy_library() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=root,
-        env={"PYTHONPATH": ".importroot"},
+        env={"PYTHONPATH": "."},
         capture_output=True,
         check=True,
         timeout=30,

@@ -37,7 +37,7 @@ def test_a_second_process_is_told_the_first_ones_pid_and_gets_the_lock_when_that
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(key)],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": ".importroot"},
+        env=os.environ | {"PYTHONPATH": "."},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 
 def printed(code: str) -> str:
     """By a fresh interpreter."""
-    path = {"PYTHONPATH": f"{ROOT}/.importroot", "PATH": ""}
+    path = {"PYTHONPATH": str(ROOT), "PATH": ""}
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120, env=path
     )

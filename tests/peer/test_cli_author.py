@@ -162,7 +162,7 @@ print(sorted({"torch", "numpy", "hivemind", "pydantic", "cryptography"}.intersec
 """
     result = subprocess.run(
         [sys.executable, "-c", code],
-        env={"PYTHONPATH": ".importroot"},
+        env={"PYTHONPATH": "."},
         capture_output=True,
         text=True,
         check=True,

@@ -16,7 +16,7 @@ from hetpeer.dht.errors import ExitCode, LocalError
 from hetpeer.peer.cli import main, options
 
 COMMAND = [sys.executable, "-m", "hetpeer.peer.cli.main"]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": ".importroot", "NO_COLOR": "1"}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": ".", "NO_COLOR": "1"}
 
 
 def hetpeer(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -80,8 +80,8 @@ except LocalError as error:
 def test_an_installation_without_the_example_says_so(tmp_path: Path) -> None:
     """Packages and no examples; without site, so that the environment's own hetpeer is out of sight."""
     (tmp_path / "hetpeer" / "examples").mkdir(parents=True)
-    for package in ("dht", "peer"):
-        (tmp_path / "hetpeer" / package).symlink_to(Path(__file__).parents[2] / package)
+    for name in ("__init__.py", "dht", "peer"):
+        (tmp_path / "hetpeer" / name).symlink_to(Path(__file__).parents[2] / "hetpeer" / name)
     said = subprocess.run(
         [sys.executable, "-S", "-c", WITHOUT_EXAMPLES],
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
@@ -252,7 +252,7 @@ async def main():
 uvloop.run(main())
 """
     with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": ".importroot"}
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": "."}
     ) as parent:
         assert parent.stdout is not None
         orphan = os.pidfd_open(int(parent.stdout.readline()))
@@ -317,7 +317,7 @@ def demo_process(out: Path, model: str, *arguments: str) -> subprocess.Popen[str
     command = [sys.executable, "-m", "hetpeer.peer.cli.main", "demo", "--out", str(out), "--model", model]
     return subprocess.Popen(
         [*command, *arguments],
-        env={**os.environ, "PYTHONPATH": ".importroot"},
+        env={**os.environ, "PYTHONPATH": "."},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

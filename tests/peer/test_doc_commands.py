@@ -110,7 +110,7 @@ def started(folder: Path, arguments: Sequence[str]) -> subprocess.Popen[str]:
     """A daemon of somebody who has `folder`, and a home in it."""
     environment = {
         **os.environ,
-        "PYTHONPATH": str(ROOT / ".importroot"),
+        "PYTHONPATH": str(ROOT),
         "HETPEER_HOME": str(folder / "home"),
         "NO_COLOR": "1",
     }

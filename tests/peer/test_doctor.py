@@ -213,7 +213,7 @@ except LocalError as error:
 
 def doctor(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "hetpeer.peer.cli.main", "doctor", "--home", str(home), *arguments]
-    environment = {**os.environ, "PYTHONPATH": ".importroot", "NO_COLOR": "1"}
+    environment = {**os.environ, "PYTHONPATH": ".", "NO_COLOR": "1"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
 
 

@@ -16,7 +16,7 @@ from hetpeer.dht.errors import ExitCode, PeerLostError, ProtocolError
 from hetpeer.dht.strikes import Kind, OffenceError
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("dht", "stages", "averaging", "bootstrap", "peer")
+PACKAGES = ("hetpeer",)
 CODE = re.compile(r"HP-[A-Z]+-[0-9]{3}")
 PLAIN = frozenset({"HetpeerError", "LocalError", "RemoteError"})
 """Whoever makes one of these says all three; each other class says in its constructor what its callers do not."""

@@ -17,7 +17,7 @@ def holder(begin: int, end: int) -> Advert:
 def test_the_least_held_place_is_expected(tmp_path) -> None:
     run = create_run(
         tmp_path / "run",
-        model="examples/gpt.py:build",
+        model="hetpeer/examples/gpt.py:build",
         training=TrainingSettings(steps=2, batch_size=4, microbatch_size=2, slot_size=1),
         stages=(2,),
     )
@@ -34,7 +34,7 @@ def test_the_least_held_place_is_expected(tmp_path) -> None:
 def test_of_places_that_are_held_the_one_that_a_step_waits_for_is_expected(tmp_path) -> None:
     run = create_run(
         tmp_path / "run",
-        model="examples/gpt.py:build",
+        model="hetpeer/examples/gpt.py:build",
         training=TrainingSettings(steps=2, batch_size=4, microbatch_size=2, slot_size=1),
         stages=(2,),
     )

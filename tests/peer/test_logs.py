@@ -23,7 +23,7 @@ from hetpeer.peer.logs.keeping import FILE, keeping_log
 from hetpeer.peer.logs.reading import Entry, LogReader
 
 COMMAND = [sys.executable, "-m", "hetpeer.peer.cli.main"]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": ".importroot", "NO_COLOR": "1"}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": ".", "NO_COLOR": "1"}
 NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC"
 REFUSED = "the peer to join by cannot be reached"
 log = logging.getLogger("hetpeer.dht.anything")

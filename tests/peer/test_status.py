@@ -269,7 +269,7 @@ async def serve_and_ask(run: RunDirectory, home: Path) -> list[tuple[int, str, s
 def hetpeer_status(*arguments: str) -> tuple[int, str, str]:
     result = subprocess.run(
         [sys.executable, "-m", "hetpeer.peer.cli.main", "status", *arguments],
-        env={**os.environ, "PYTHONPATH": ".importroot"},
+        env={**os.environ, "PYTHONPATH": "."},
         capture_output=True,
         text=True,
         check=False,

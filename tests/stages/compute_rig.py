@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from examples.gpt import build
 from hetpeer.averaging.outer import outer_of
 from hetpeer.averaging.updates import rule_of
+from hetpeer.examples.gpt import build
 from hetpeer.stages.data.draws import Draw
 from hetpeer.stages.execution.arena import Arena, Extent
 from hetpeer.stages.execution.commands import Backward, DumpState, Forward, Load, MergeSlot, Prepare

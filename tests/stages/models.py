@@ -5,7 +5,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from examples.gpt import GPT, build
+from hetpeer.examples.gpt import GPT, build
 from hetpeer.stages.graph.trace import OpDag, trace
 
 SIZES = {

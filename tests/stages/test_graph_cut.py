@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from examples.gpt import GPT
 from hetpeer.dht.errors import LocalError
+from hetpeer.examples.gpt import GPT
 from hetpeer.stages.graph.cut import cut_blocks
 from hetpeer.stages.graph.share import balanced_ranges, even_ranges
 from hetpeer.stages.graph.spec import Batch, BlockSpec
@@ -171,7 +171,7 @@ def test_more_stages_than_blocks_are_refused():
 def full_gpt2():
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from examples.transformers_models import LanguageModel
+    from hetpeer.examples.transformers_models import LanguageModel
 
     return LanguageModel(GPT2LMHeadModel(GPT2Config(n_layer=3))), (2, 1024, 768)
 
@@ -179,7 +179,7 @@ def full_gpt2():
 def full_llama():
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from examples.transformers_models import LanguageModel
+    from hetpeer.examples.transformers_models import LanguageModel
 
     return LanguageModel(LlamaForCausalLM(LlamaConfig(num_hidden_layers=3))), (2, 2048, 4096)
 

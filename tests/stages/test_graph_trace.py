@@ -42,7 +42,7 @@ def test_gpt_flops_are_those_of_the_formula():
 
 
 def test_meta_model_is_traced_without_weights():
-    from examples.gpt import build
+    from hetpeer.examples.gpt import build
 
     data = {name: torch.zeros(1, 64, dtype=torch.int64, device="meta") for name in ("tokens", "targets")}
     with torch.device("meta"):

@@ -6,7 +6,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from examples import gpt, resnet
+from hetpeer.examples import gpt, resnet
 from hetpeer.stages.graph.trace import OpDag, trace
 from tests.stages.models import SMALL
 
@@ -70,13 +70,13 @@ class Encoder(nn.Module):
 
 
 def gpt2() -> nn.Module:
-    from examples import transformers_models
+    from hetpeer.examples import transformers_models
 
     return transformers_models.gpt2(layers=3, width=32)
 
 
 def llama() -> nn.Module:
-    from examples import transformers_models
+    from hetpeer.examples import transformers_models
 
     return transformers_models.llama(layers=3, width=32)
 

@@ -63,7 +63,7 @@ def once(folder: Path, name: str) -> Iterator[bool]:
 
 
 def _make_run(folder: Path, server: ForkServer) -> None:
-    shutil.copy(ROOT / "examples" / "gpt.py", folder)
+    shutil.copy(ROOT / "hetpeer" / "examples" / "gpt.py", folder)
     (folder / "tiny.py").write_text(MODEL)
     (folder / "text.txt").write_text("".join(f"{n} squared is {n * n}.\n" for n in range(400)))
     options = [f"--{name}={value}" for name, value in SETTINGS.items()]

@@ -28,8 +28,7 @@ class ForkServer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ
-            | {"PYTHONPATH": os.pathsep.join([".importroot", "."]), "OPENBLAS_NUM_THREADS": "1"},
+            env=os.environ | {"PYTHONPATH": ".", "OPENBLAS_NUM_THREADS": "1"},
             cwd=ROOT,
             preexec_fn=dying_with_us(),  # noqa: PLW1509 - it takes no lock
         )

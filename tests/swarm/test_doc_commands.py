@@ -32,7 +32,7 @@ NOT_HERE = {
     "dashboard --home": "these daemons serve none (HETPEER_DASHBOARD=off); tests/peer/test_link_to_page.py",
     "top": "it needs a terminal; tests/peer/test_top.py",
     "init digits": "it takes the extra `examples` and half a minute; tests/bootstrap/test_digits.py",
-    "inspect examples/gpt.py:build_7b": "it takes half a minute; benchmarks/planning.py",
+    "inspect hetpeer/examples/gpt.py:build_7b": "it takes half a minute; benchmarks/planning.py",
 }
 """How a command begins → why it is not given here."""
 LONG = 2 * BUSY_S
@@ -114,7 +114,7 @@ class Reader:
         places = {"my_run": run, "DIR": run, "corpus/": self._folder / "corpus"}
         if word in files:
             return str(self._folder / word)
-        return str(places.get(word, "examples/gpt.py:build" if word == "…" else word))
+        return str(places.get(word, "hetpeer/examples/gpt.py:build" if word == "…" else word))
 
     def start(self, command: str, *more: str, home: Path | None = None) -> Child:
         shown = self._words.get(command, command.split())

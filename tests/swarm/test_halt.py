@@ -33,7 +33,7 @@ build = Overflowing
 async def test_a_loss_that_is_not_finite_halts_the_run(swarm: Swarm) -> None:
     """From the second step on: of the first microbatch `init` would have said so."""
     folder = swarm.folder
-    shutil.copy(ROOT / "examples" / "gpt.py", folder)
+    shutil.copy(ROOT / "hetpeer" / "examples" / "gpt.py", folder)
     (folder / "overflowing.py").write_text(OVERFLOWING)
     (folder / "text.txt").write_text("all work and no play makes jack a dull boy\n" * 200)
     options = [f"--{name}={value}" for name, value in SETTINGS.items()]

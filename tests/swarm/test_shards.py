@@ -40,7 +40,7 @@ SHARDS = range(1, 8)
 def wide(tmp_path_factory: pytest.TempPathFactory, server: ForkServer) -> tuple[RunDirectory, ReferenceRun]:
     """A run whose layers have 790,000 parameters, and what one machine makes of it."""
     folder = tmp_path_factory.mktemp("wide")
-    shutil.copy(ROOT / "examples" / "gpt.py", folder)
+    shutil.copy(ROOT / "hetpeer" / "examples" / "gpt.py", folder)
     (folder / "wide.py").write_text(MODEL)
     (folder / "text.txt").write_text("".join(f"{n} squared is {n * n}.\n" for n in range(400)))
     options = [f"--{name}={value}" for name, value in OPTIONS.items()]

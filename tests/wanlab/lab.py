@@ -98,7 +98,7 @@ class Lab:
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([".importroot", "."])},
+            env=os.environ | {"PYTHONPATH": "."},
         )
         assert self._router.stdout is not None
         if self._router.stdout.readline() != "up\n":

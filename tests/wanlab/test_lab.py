@@ -19,7 +19,7 @@ from tests.wanlab.router import address
 
 pytestmark = [needs_lab, pytest.mark.timeout(60)]
 PORT = 7000
-ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([".importroot", "."])}
+ENVIRONMENT = os.environ | {"PYTHONPATH": "."}
 
 
 @contextlib.contextmanager

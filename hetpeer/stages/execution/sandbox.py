@@ -145,12 +145,12 @@ def _confine_files() -> None:
 
 def readable() -> list[Path]:
     """What Python, torch and their libraries are loaded from, and what the kernel says of the machine."""
+    package = Path(__file__).resolve().parents[2]
     installed = {Path(path) for path in (sys.prefix, sys.base_prefix, *sysconfig.get_paths().values())}
-    imported = {Path(path) for path in sys.path if path}
+    # A checkout is on the path as a whole, and may have run directories with keys beside the package.
+    imported = {Path(path) for path in sys.path if path and Path(path).resolve() != package.parent}
     system = map(Path, _SYSTEM)
-    root = Path(__file__).resolve().parents[2]
-    ours = (root / package for package in ("averaging", "dht", "stages"))
-    found = {path.resolve() for path in (*installed, *imported, *system, *ours) if path.exists()}
+    found = {path.resolve() for path in (*installed, *imported, *system, package) if path.exists()}
     return sorted(found - {Path("/")} - set(_homes()))
 
 
