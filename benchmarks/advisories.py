@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hetpeer.dht.errors import ExitCode
+from hetpeer.dht.base.errors import ExitCode
 
 PINS = Path(__file__).parents[1] / "constraints.txt"
 ADVISORIES = 1

@@ -34,7 +34,7 @@ from benchmarks.swarm import NEVER, Site, running
 from hetpeer.bootstrap.create import create_run
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import DenseCodecName, LinkSettings, TrainingSettings
-from hetpeer.dht.errors import HetpeerError
+from hetpeer.dht.base.errors import HetpeerError
 from hetpeer.peer.children import Child, end_all
 from tests.wanlab.lab import Lab
 

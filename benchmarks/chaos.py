@@ -30,7 +30,7 @@ from hetpeer.bootstrap.audit import audit
 from hetpeer.bootstrap.replay import compare, run_reference
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import TrainingSettings
-from hetpeer.dht.identity import Identity
+from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.children import end_all
 from hetpeer.peer.demo.feed import recovery_seconds
 from hetpeer.peer.watching.perfetto import perfetto

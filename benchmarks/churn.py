@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks import report
 from benchmarks.baselines.churn_models import Departure, Fleet, losing_work, restarting
 from benchmarks.baselines.forgetful import forgetful
-from hetpeer.dht.processes import dying_with_us
+from hetpeer.dht.base.child_processes import dying_with_us
 from hetpeer.peer.simulate.checks import ViolationError
 from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.coverage import Coverage

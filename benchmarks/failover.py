@@ -21,7 +21,7 @@ from benchmarks.swarm import ENDLESS, NEVER, POLL_S, Model
 from hetpeer.bootstrap.create import create_run
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import TrainingSettings
-from hetpeer.dht.clock import SystemClock
+from hetpeer.dht.base.clock import SystemClock
 from hetpeer.peer.children import Child, end_all
 from hetpeer.peer.demo.feed import LedgerFeed
 from hetpeer.peer.home import Home

@@ -29,7 +29,7 @@ from benchmarks import report
 from hetpeer.averaging.groups.scheduler import GroupScheduler, Pipelines
 from hetpeer.averaging.groups.sdpipe import Artifact, Paper
 from hetpeer.averaging.groups.window import Adaptive, Window
-from hetpeer.dht.processes import dying_with_us
+from hetpeer.dht.base.child_processes import dying_with_us
 from hetpeer.peer.simulate.grouped import simulate
 from hetpeer.peer.simulate.grouping import RULES, Watch, schedule
 from hetpeer.peer.simulate.pipelines import Pipelines as Swarm

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from hetpeer.dht.processes import dying_with_us
+from hetpeer.dht.base.child_processes import dying_with_us
 
 BULK, BEAT = "bench/1/bulk", "bench/1/beat"
 FRAME_BYTES = 4 << 20
@@ -45,9 +45,9 @@ def summary(samples_s: list[float]) -> dict[str, float]:
 
 
 async def start_node(folder: Path, name: str, peers: list[str]) -> Any:
-    from hetpeer.dht.addresses import parse_address
-    from hetpeer.dht.identity import Identity
-    from hetpeer.dht.node import Node, NodeConfig
+    from hetpeer.dht.identity.addresses import parse_address
+    from hetpeer.dht.identity.peer_identity import Identity
+    from hetpeer.dht.node.node import Node, NodeConfig
 
     return await Node.start(
         NodeConfig(peers=tuple(map(parse_address, peers))), Identity.create(folder / name)
@@ -61,8 +61,8 @@ async def told() -> str:
 
 async def swarm(folder: Path, count: int) -> None:
     """`count` DHT nodes in this process, each with its own p2pd."""
-    from hetpeer.dht.records import Advert
-    from hetpeer.dht.roster import Roster
+    from hetpeer.dht.discovery.roster import Roster
+    from hetpeer.dht.kademlia.adverts import Advert
 
     nodes = [await start_node(folder, "node-0", [])]
     for n in range(1, count):

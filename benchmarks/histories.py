@@ -26,7 +26,7 @@ from benchmarks import report
 from benchmarks.journal import Journal, sources
 from hetpeer.averaging.member import Phase
 from hetpeer.bootstrap.decisions import State
-from hetpeer.dht.processes import dying_with_us
+from hetpeer.dht.base.child_processes import dying_with_us
 from hetpeer.peer.simulate import overlapping
 from hetpeer.peer.simulate.coverage import COORDINATOR_EVENTS, MEMBER_MESSAGES, Coverage
 from hetpeer.peer.simulate.run import simulate

@@ -34,8 +34,8 @@ from benchmarks.swarm import ENDLESS, START_S, Model, Site, Swarm, make_run, run
 from hetpeer.bootstrap.audit import audit
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import LinkSettings, TrainingSettings
-from hetpeer.dht.errors import LocalError
-from hetpeer.dht.identity import Identity
+from hetpeer.dht.base.errors import LocalError
+from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.children import Child, end_all
 from tests.hostile.attacks import ATTACKS, NOTHING, VARIABLE, Attack
 from tests.wanlab.chaos import homes

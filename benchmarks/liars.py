@@ -22,7 +22,7 @@ from benchmarks import report
 from benchmarks.swarm import POLL_S, Model, Site, Swarm, make_run, running
 from hetpeer.bootstrap.credit import Contributors
 from hetpeer.bootstrap.settings import TrainingSettings, TrustSettings
-from hetpeer.dht.identity import Identity
+from hetpeer.dht.identity.peer_identity import Identity
 from tests.hostile.lies import LIES, OTHERS, SAID, tell
 
 HOLDERS = 1 + OTHERS

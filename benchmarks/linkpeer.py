@@ -18,14 +18,14 @@ from typing import Any
 
 import uvloop
 
-from hetpeer.dht.addresses import parse_address
-from hetpeer.dht.channel import Channel
-from hetpeer.dht.dialling import ChannelServer, dial
-from hetpeer.dht.identity import Identity
-from hetpeer.dht.node import Node, NodeConfig
-from hetpeer.dht.outbox import Parcel
-from hetpeer.dht.streams import Stream
-from hetpeer.dht.wire import Wire
+from hetpeer.dht.channels.channel import Channel
+from hetpeer.dht.channels.channel_server import ChannelServer, dial
+from hetpeer.dht.channels.outbox import Parcel
+from hetpeer.dht.identity.addresses import parse_address
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.node.node import Node, NodeConfig
+from hetpeer.dht.streams.byte_transport import Wire
+from hetpeer.dht.streams.stream import Stream
 
 PROTOCOL = "bench/1/tensors"
 PORT, TCP_PORT, HIVEMIND_PORT, TLS_PORT = 4001, 4002, 4003, 4004

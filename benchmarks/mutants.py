@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks import report
-from hetpeer.dht.processes import dying_with_us
+from hetpeer.dht.base.child_processes import dying_with_us
 from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.mutants import MUTANTS
 from hetpeer.peer.simulate.run import simulate

@@ -16,7 +16,7 @@ import weakref
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hetpeer.dht.channel import Channel
+from hetpeer.dht.channels.channel import Channel
 from hetpeer.peer.cli.main import run
 from hetpeer.stages.execution.arena import Arena
 

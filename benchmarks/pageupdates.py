@@ -25,7 +25,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from benchmarks import report
 from benchmarks.swarm import WITHOUT_END, Model, Swarm, make_run, running
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.control.client import ask
 from hetpeer.peer.control.wire import Request, Standing
 

@@ -35,7 +35,7 @@ from hetpeer.bootstrap.create import create_run
 from hetpeer.bootstrap.replay import run_reference
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import AdamW, LinkSettings, NAdam
-from hetpeer.dht.processes import dying_with_us
+from hetpeer.dht.base.child_processes import dying_with_us
 from tests.wanlab.lab import Lab
 
 ADAM, AHEAD = AdamW(), NAdam(name="NAdam", betas=(0.95, 0.95))

@@ -21,7 +21,7 @@ from hetpeer.bootstrap.create import create_run
 from hetpeer.bootstrap.manifest import sign
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import AveragingSettings, LinkSettings, TrainingSettings, TrustSettings
-from hetpeer.dht.clock import SystemClock
+from hetpeer.dht.base.clock import SystemClock
 from hetpeer.peer.children import COMMAND, Child, end_all
 from hetpeer.peer.demo.feed import LedgerFeed
 from tests.wanlab.lab import Lab

@@ -23,8 +23,8 @@ import numpy as np
 from benchmarks import report
 from benchmarks.baselines import swarm_routing
 from benchmarks.scenarios.testbeds import KINDS, NOT_GIVEN, Testbed, testbed
-from hetpeer.dht.errors import LocalError
-from hetpeer.dht.processes import dying_with_us
+from hetpeer.dht.base.child_processes import dying_with_us
+from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.planning.devices import NamedDevices
 from hetpeer.peer.simulate.playing import Places, play
 from hetpeer.peer.simulate.scenario import Scenario

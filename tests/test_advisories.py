@@ -6,7 +6,7 @@ import re
 import pytest
 
 from benchmarks.advisories import PINS, judged
-from hetpeer.dht.errors import ExitCode
+from hetpeer.dht.base.errors import ExitCode
 
 FINE = {"name": "msgpack", "version": "1.2.4", "vulns": []}
 BROKEN = {

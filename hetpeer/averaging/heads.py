@@ -12,8 +12,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.messages import Block, Count, Id, Line, Schema, Ticket
-from hetpeer.dht.errors import ProtocolError
-from hetpeer.dht.plain import first_wrong
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.base.untrusted import first_wrong
 from hetpeer.stages.execution.routes import Hop
 from hetpeer.stages.links.codec import Written
 

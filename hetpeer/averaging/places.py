@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hetpeer.averaging.messages import Place
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 
 
 def choose_place(places: Iterable[Place], memory_bytes: int) -> Place:

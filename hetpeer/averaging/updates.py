@@ -17,7 +17,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from hetpeer.averaging.schedule import factor
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.execution.groups import Settings, UpdateRule
 from hetpeer.stages.execution.numerics import float32, power
 

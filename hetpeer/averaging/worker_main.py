@@ -9,8 +9,8 @@ import os
 import socket
 import sys
 
-from hetpeer.dht import failpoints
-from hetpeer.dht.errors import HetpeerError
+from hetpeer.dht.base import failpoints
+from hetpeer.dht.base.errors import HetpeerError
 from hetpeer.stages.execution.sandbox import confine
 from hetpeer.stages.execution.worker import WorkerOptions, serve, settle_in
 

@@ -16,10 +16,10 @@ from typing import Final
 from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.replica import DeposedError, Replica
 from hetpeer.bootstrap.signing import AMENDMENT
-from hetpeer.dht.errors import ExitCode, LocalError, ProtocolError, RemoteError
-from hetpeer.dht.listener import CONTROL as CONTROL_BUDGET
-from hetpeer.dht.node import Node
-from hetpeer.dht.streams import Stream
+from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError, RemoteError
+from hetpeer.dht.node.node import Node
+from hetpeer.dht.p2pd.listener import CONTROL as CONTROL_BUDGET
+from hetpeer.dht.streams.stream import Stream
 
 AMEND: Final = "hetpeer/1/amend"
 LOOK_S = 0.5

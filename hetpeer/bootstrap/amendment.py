@@ -16,8 +16,8 @@ from pydantic import AfterValidator, Field, ValidationError
 from hetpeer.bootstrap.settings import Entry, Positive
 from hetpeer.bootstrap.signing import AMENDMENT
 from hetpeer.bootstrap.vouchers import Serial
-from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.dht.plain import first_wrong
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.untrusted import first_wrong
 
 PeerId = Annotated[str, Field(pattern=r"^[1-9A-HJ-NP-Za-km-z]{10,100}$")]
 

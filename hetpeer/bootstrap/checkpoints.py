@@ -15,7 +15,7 @@ from typing import Any
 from hetpeer.bootstrap.files import atomic_write, disk_errors
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.dht.errors import ExitCode, LocalError, ProtocolError
+from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
 from hetpeer.stages.execution import state
 from hetpeer.stages.execution.state import BlockState, Layout
 

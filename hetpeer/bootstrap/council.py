@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hetpeer.bootstrap.amendment import Amendment, Change, sign_amendment
 from hetpeer.bootstrap.files import atomic_write
 from hetpeer.bootstrap.manifest import SignedManifest, validated
-from hetpeer.dht.errors import LocalError, ProtocolError
+from hetpeer.dht.base.errors import LocalError, ProtocolError
 
 FILE: Final = "amendment.hetpeer"
 

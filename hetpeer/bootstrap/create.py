@@ -32,8 +32,8 @@ from hetpeer.bootstrap.settings import (
     TrustSettings,
 )
 from hetpeer.bootstrap.shipping import ship
-from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.dht.identity import Identity
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.stages.data.batches import Batches, DataPlan
 
 Fields = dict[str, Any]

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Final
 import msgpack
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hetpeer.dht.errors import ProtocolError
-from hetpeer.dht.plain import unpack
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.base.untrusted import unpack
 
 MAX_POINTS: Final = 400
 """Of a curve; a longer one is thinned out."""

@@ -20,8 +20,8 @@ from typing import Any
 
 from hetpeer.bootstrap.canonical import pack
 from hetpeer.bootstrap.files import disk_errors
-from hetpeer.dht.errors import ProtocolError
-from hetpeer.dht.identity import Identity, peer_id_of, verify
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.identity.peer_identity import Identity, peer_id_of, verify
 
 DOMAIN = b"hetpeer event\0"
 """Goes before the signed bytes: a signature on an event is good for nothing else."""

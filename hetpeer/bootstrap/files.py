@@ -17,7 +17,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 
 FILE_NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

@@ -19,11 +19,11 @@ from hetpeer.bootstrap.checkpoints import CheckpointStore, Record, initial_recor
 from hetpeer.bootstrap.decisions import CollectCheckpoint
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.serving import REQUEST_TIMEOUT_S, SLOWEST, Served, fetch, state_name
-from hetpeer.dht.errors import ProtocolError, RemoteError
-from hetpeer.dht.listener import CONTROL as CONTROL_BUDGET
-from hetpeer.dht.node import Node
-from hetpeer.dht.streams import Stream
-from hetpeer.dht.tasks import to_its_end
+from hetpeer.dht.base.errors import ProtocolError, RemoteError
+from hetpeer.dht.base.task_set import to_its_end
+from hetpeer.dht.node.node import Node
+from hetpeer.dht.p2pd.listener import CONTROL as CONTROL_BUDGET
+from hetpeer.dht.streams.stream import Stream
 from hetpeer.stages.execution.state import file_bytes
 
 KEEP: Final = "hetpeer/1/keep"

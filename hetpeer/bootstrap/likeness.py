@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hetpeer.dht.errors import ExitCode, LocalError, ProtocolError
+from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
 from hetpeer.stages.data.eager import DrawnDropout
 from hetpeer.stages.execution.block import Block
 from hetpeer.stages.execution.seeded import backpropagate

@@ -22,7 +22,7 @@ from blake3 import blake3
 
 from hetpeer.bootstrap.files import disk_errors, sync_folder
 from hetpeer.bootstrap.records import Records
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 
 HEAD = struct.Struct("<I4s8s")
 MAX_RECORD_BYTES = 64 * 2**20

@@ -33,8 +33,8 @@ from hetpeer.bootstrap.settings import (
     TrustSettings,
 )
 from hetpeer.bootstrap.signing import MANIFEST
-from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.dht.plain import first_wrong
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.untrusted import first_wrong
 from hetpeer.stages.data.arrays import MAX_DIMENSIONS, NAME
 from hetpeer.stages.data.batches import DataPlan
 from hetpeer.stages.data.shards import DTYPES, TARGETS, TOKENS

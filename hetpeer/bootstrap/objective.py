@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 
 Loss = Callable[[Any, Mapping[str, Tensor]], Tensor]
 """(the model's outputs, all arrays of the batch) → the mean loss, a scalar."""

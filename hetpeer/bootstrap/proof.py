@@ -15,7 +15,7 @@ from hetpeer.averaging.reduction import shares_of
 from hetpeer.bootstrap.quarrels import Pair
 from hetpeer.bootstrap.spotcheck import EQUAL, CheckRules
 from hetpeer.bootstrap.verdicts import marks_of
-from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.execution.fingerprint import KEY_BYTES, Expected, is_fingerprint
 
 MOST_ANSWERS = 1 << 13

@@ -10,8 +10,8 @@ import msgpack
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hetpeer.bootstrap.amendment import PeerId
-from hetpeer.dht.errors import ProtocolError
-from hetpeer.dht.plain import unpack
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.base.untrusted import unpack
 
 FIRST = 100
 MAX_BYTES: Final = 1 << 15

@@ -1,6 +1,6 @@
 """The sessions of volunteers with a coordinator: who was let in, how much each is listened to, and when a session is over.
 
-A session is a channel (dht/channel.py) that begins with a Hello. Who holds one without being let in loses it, and so does who lets what it is told
+A session is a channel (dht/channels/channel.py) that begins with a Hello. Who holds one without being let in loses it, and so does who lets what it is told
 pile up. What is said, and answered, is the business of the `Host` (service.py).
 """
 
@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.hearing import Hearing
-from hetpeer.dht.channel import Channel
-from hetpeer.dht.clock import Clock
-from hetpeer.dht.dialling import ChannelServer
-from hetpeer.dht.errors import ProtocolError
-from hetpeer.dht.outbox import Parcel
-from hetpeer.dht.streams import Stream
+from hetpeer.dht.base.clock import Clock
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.channels.channel import Channel
+from hetpeer.dht.channels.channel_server import ChannelServer
+from hetpeer.dht.channels.outbox import Parcel
+from hetpeer.dht.streams.stream import Stream
 
 LOOK_S = 10.0
 """Who has a session and was let in neither at one look nor at the next has none any more."""

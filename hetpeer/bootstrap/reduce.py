@@ -18,7 +18,7 @@ from hetpeer.bootstrap.membership import Range
 from hetpeer.bootstrap.patience import Pace
 from hetpeer.bootstrap.quarrels import Quarrels
 from hetpeer.bootstrap.splits import same_bits
-from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.base.errors import ProtocolError
 
 MAX_PLANS = 3
 """So many plans in a row may run out of time before those who do not vote are fenced."""

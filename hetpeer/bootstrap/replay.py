@@ -25,8 +25,8 @@ from hetpeer.bootstrap.files import temporary_folder
 from hetpeer.bootstrap.history import History, Record
 from hetpeer.bootstrap.log import read_log
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.dht.processes import dying_with_us
+from hetpeer.dht.base.child_processes import dying_with_us
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.execution import state
 
 LOSS_GATE = 1e-6

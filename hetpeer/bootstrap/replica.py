@@ -25,16 +25,16 @@ from hetpeer.bootstrap.raft import messages as m
 from hetpeer.bootstrap.raft.core import Raft
 from hetpeer.bootstrap.raft.journal import Journal
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.dht import failpoints
-from hetpeer.dht.channel import Channel
-from hetpeer.dht.clock import Clock
-from hetpeer.dht.dialling import ChannelServer, dial
-from hetpeer.dht.errors import ExitCode, LocalError, PeerLostError
-from hetpeer.dht.listener import CONTROL as CONTROL_BUDGET
-from hetpeer.dht.node import Node
-from hetpeer.dht.outbox import Parcel
-from hetpeer.dht.streams import Stream
-from hetpeer.dht.tasks import to_its_end
+from hetpeer.dht.base import failpoints
+from hetpeer.dht.base.clock import Clock
+from hetpeer.dht.base.errors import ExitCode, LocalError, PeerLostError
+from hetpeer.dht.base.task_set import to_its_end
+from hetpeer.dht.channels.channel import Channel
+from hetpeer.dht.channels.channel_server import ChannelServer, dial
+from hetpeer.dht.channels.outbox import Parcel
+from hetpeer.dht.node.node import Node
+from hetpeer.dht.p2pd.listener import CONTROL as CONTROL_BUDGET
+from hetpeer.dht.streams.stream import Stream
 
 LOG: Final = "hetpeer/1/log"
 TICK_S = 0.1

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from hetpeer.bootstrap.author import Author
 from hetpeer.bootstrap.files import hash_file, safe_join
 from hetpeer.bootstrap.manifest import BlockEntry, FileRef, Manifest, SignedManifest, read_file
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.data.batches import Batches
 from hetpeer.stages.execution.state import Layout, layout_of
 from hetpeer.stages.graph.spec import BlockSpec

@@ -27,14 +27,14 @@ from hetpeer.bootstrap.reception import Reception
 from hetpeer.bootstrap.replica import DeposedError, Replica
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.tickets import ticket
-from hetpeer.dht import failpoints
-from hetpeer.dht.addresses import network_in
-from hetpeer.dht.channel import Channel
-from hetpeer.dht.clock import Clock
-from hetpeer.dht.errors import LocalError, ProtocolError, RemoteError
-from hetpeer.dht.listener import CONTROL as CONTROL_BUDGET
-from hetpeer.dht.node import Node
-from hetpeer.dht.tasks import heed_cancellation
+from hetpeer.dht.base import failpoints
+from hetpeer.dht.base.clock import Clock
+from hetpeer.dht.base.errors import LocalError, ProtocolError, RemoteError
+from hetpeer.dht.base.task_set import heed_cancellation
+from hetpeer.dht.channels.channel import Channel
+from hetpeer.dht.identity.addresses import network_in
+from hetpeer.dht.node.node import Node
+from hetpeer.dht.p2pd.listener import CONTROL as CONTROL_BUDGET
 
 CONTROL: Final = "hetpeer/1/control"
 TICK_S = 0.2

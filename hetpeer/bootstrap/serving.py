@@ -16,9 +16,9 @@ from typing import Any, Final, Protocol
 from blake3 import blake3
 
 from hetpeer.bootstrap.lending import Lending
-from hetpeer.dht.errors import PeerLostError, ProtocolError, RemoteError
-from hetpeer.dht.node import Node
-from hetpeer.dht.streams import Stream
+from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError
+from hetpeer.dht.node.node import Node
+from hetpeer.dht.streams.stream import Stream
 
 PROTOCOL: Final = "hetpeer/1/files"
 REQUEST_TIMEOUT_S = 30.0

@@ -11,7 +11,7 @@ from blake3 import blake3
 
 from hetpeer.bootstrap.files import atomic_write
 from hetpeer.bootstrap.settings import TrainingSettings
-from hetpeer.dht.errors import ExitCode, LocalError, ProtocolError
+from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
 from hetpeer.stages.data.shards import Arrays
 from hetpeer.stages.execution import state
 

@@ -16,7 +16,7 @@ from hetpeer.bootstrap.amendment import PeerId
 from hetpeer.bootstrap.eventlog import Record, read_event, read_events
 from hetpeer.bootstrap.manifest import Digest
 from hetpeer.bootstrap.settings import Count
-from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.base.errors import ProtocolError
 
 Key = tuple[int, int, int, int, int]
 """Cluster, view, step, plan and block: what was applied where."""

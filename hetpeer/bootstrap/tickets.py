@@ -13,9 +13,9 @@ import msgpack
 from hetpeer.averaging.heads import Introduction
 from hetpeer.averaging.messages import Line
 from hetpeer.bootstrap.canonical import pack
-from hetpeer.dht.errors import ProtocolError
-from hetpeer.dht.identity import Identity, peer_id_of, verify
-from hetpeer.dht.plain import unpack
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.base.untrusted import unpack
+from hetpeer.dht.identity.peer_identity import Identity, peer_id_of, verify
 
 DOMAIN = b"hetpeer admission ticket\0"
 

@@ -18,7 +18,7 @@ from hetpeer.bootstrap.patience import Lull, Pace, few
 from hetpeer.bootstrap.reign import Reign
 from hetpeer.bootstrap.routing import Assignments
 from hetpeer.bootstrap.summing import Summing
-from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.base.errors import ProtocolError
 
 
 class CoordinatedStep:

@@ -18,8 +18,8 @@ from hetpeer.bootstrap.eventlog import keep_event, last_event, read_event
 from hetpeer.bootstrap.history import Record
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.bootstrap.testimony import Applied, read_record
-from hetpeer.dht.errors import ProtocolError
-from hetpeer.dht.strikes import Kind, OffenceError
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.base.strikes import Kind, OffenceError
 
 LINE_BYTES, SLOT_BYTES = 1 << 10, 1 << 7
 """A line takes less than the first, and the second for each slot or id that it names."""

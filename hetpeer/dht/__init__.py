@@ -1,3 +1,3 @@
-from hetpeer.dht import lean
+from hetpeer.dht.base import lean_hivemind
 
-lean.install()
+lean_hivemind.install()

@@ -14,8 +14,8 @@ from pathlib import Path
 from hetpeer.bootstrap.files import atomic_write, disk_errors, safe_join
 from hetpeer.bootstrap.manifest import FileRef, SignedManifest
 from hetpeer.bootstrap.rundir import FOLDERS, RunDirectory
-from hetpeer.dht.errors import LocalError
-from hetpeer.dht.identity import Identity
+from hetpeer.dht.base.errors import LocalError
+from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.tracing import SUFFIX
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetpeer.bootstrap.files import atomic_write, disk_errors, sync_folder
-from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.dht.holding import hold
-from hetpeer.dht.identity import Identity
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.identity.identity_lock import hold
+from hetpeer.dht.identity.peer_identity import Identity
 
 
 def backup(key: Path, target: Path) -> Identity:

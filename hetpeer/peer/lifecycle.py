@@ -17,8 +17,8 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from hetpeer.dht import failpoints
-from hetpeer.dht.errors import ExitCode
+from hetpeer.dht.base import failpoints
+from hetpeer.dht.base.errors import ExitCode
 from hetpeer.peer.console import say
 
 T = TypeVar("T")

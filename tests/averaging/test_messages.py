@@ -23,7 +23,7 @@ from hetpeer.averaging.messages import (
     decode,
     encode,
 )
-from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.execution.routes import Hop
 
 

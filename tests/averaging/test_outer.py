@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hetpeer.averaging.outer import outer_of
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.base.errors import LocalError
 
 SIZE = 1000
 DILOCO = {"learning_rate": 0.7, "momentum": 0.9}

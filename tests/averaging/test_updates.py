@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hetpeer.averaging import updates
 from hetpeer.averaging.schedule import PIECES, factor, knots_of
 from hetpeer.averaging.updates import SGD, Adam, AdamWSettings, NAdamSettings, SGDSettings, rule_of
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.base.errors import LocalError
 from hetpeer.stages.execution import numerics
 from hetpeer.stages.execution.numerics import is_finite, squared_norm
 

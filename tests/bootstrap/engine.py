@@ -24,7 +24,7 @@ from hetpeer.bootstrap.eventlog import EventLog
 from hetpeer.bootstrap.log import Log, read_log
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import TrainingSettings
-from hetpeer.dht.identity import Identity
+from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.stages.data.draws import Draw
 from hetpeer.stages.execution import state
 from hetpeer.stages.execution.block import Block, flat_views, run_range

@@ -13,8 +13,8 @@ from hetpeer.bootstrap.eventlog import sign_event
 from hetpeer.bootstrap.log import Log, read_log
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import AveragingSettings
-from hetpeer.dht.errors import LocalError
-from hetpeer.dht.identity import Identity
+from hetpeer.dht.base.errors import LocalError
+from hetpeer.dht.identity.peer_identity import Identity
 from tests.bootstrap.engine import Engine, rewrite_log
 from tests.swarm.swarm import resign as sign_again
 

@@ -13,7 +13,7 @@ import pytest
 from hetpeer.bootstrap.checkpoints import CheckpointStore, initial_record
 from hetpeer.bootstrap.log import Log
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.dht.errors import LocalError, ProtocolError
+from hetpeer.dht.base.errors import LocalError, ProtocolError
 from hetpeer.stages.execution import state
 from hetpeer.stages.execution.state import BlockState
 

@@ -12,8 +12,8 @@ from hetpeer.bootstrap.doorkeeper import Doorkeeper
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.signing import AMENDMENT
-from hetpeer.dht.errors import ExitCode, LocalError, ProtocolError
-from hetpeer.dht.identity import Identity
+from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
+from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.cli import main
 
 

@@ -12,8 +12,8 @@ from hetpeer.bootstrap.author import build_model
 from hetpeer.bootstrap.create import create_run, name_of
 from hetpeer.bootstrap.export import export
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.dht.identity import Identity
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.stages.execution import device, state
 from tests.bootstrap.engine import TRAINING, make_author
 

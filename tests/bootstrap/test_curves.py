@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hetpeer.bootstrap.credit import Credit
 from hetpeer.bootstrap.curves import MAX_BYTES, MAX_POINTS, Curve, Curves, GroupedCurves, LogCurves, thinned
-from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.base.errors import ProtocolError
 
 
 def commit(step: int, loss: float) -> dict[str, object]:

@@ -15,8 +15,8 @@ from hetpeer.bootstrap.create import create_run
 from hetpeer.bootstrap.export import export, generate
 from hetpeer.bootstrap.replay import compare, run_reference
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.dht.identity import Identity
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.identity.peer_identity import Identity
 from tests.bootstrap.engine import DIGITS, Engine, make_digits_run
 from tests.bootstrap.test_create import assert_fails
 

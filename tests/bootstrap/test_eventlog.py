@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hetpeer.bootstrap.eventlog import EventLog, keep_event, last_event, read_event, read_events, sign_event
-from hetpeer.dht.errors import LocalError, ProtocolError
-from hetpeer.dht.identity import Identity
+from hetpeer.dht.base.errors import LocalError, ProtocolError
+from hetpeer.dht.identity.peer_identity import Identity
 
 RECORD = {"kind": "applied", "step": 3, "cover": [["Qm", [1, 2]]], "state": "ab", "loss": 0.1}
 

@@ -14,7 +14,7 @@ from hetpeer.bootstrap.author import Author, build_model
 from hetpeer.bootstrap.export import export, generate
 from hetpeer.bootstrap.log import read_log
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from tests.bootstrap.engine import make_frozen_run
 
 

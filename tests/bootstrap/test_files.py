@@ -8,7 +8,7 @@ import pytest
 from blake3 import blake3
 
 from hetpeer.bootstrap.files import atomic_write, hash_file, safe_join, temporary_folder
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 
 
 def test_write_and_replace(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from hetpeer.bootstrap import lending
 from hetpeer.bootstrap.lending import AT_LEAST_S, FRESH_S, Lending
-from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.base.errors import ProtocolError
 
 SIZE = 100
 

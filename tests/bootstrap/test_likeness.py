@@ -10,7 +10,7 @@ from torch.nn.functional import dropout, mse_loss, pad
 from torch.utils.checkpoint import checkpoint
 
 from hetpeer.bootstrap.likeness import check_likeness
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.graph.assemble import Mode
 from hetpeer.stages.graph.cut import cut_blocks
 from hetpeer.stages.graph.trace import trace

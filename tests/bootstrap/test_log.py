@@ -9,7 +9,7 @@ import pytest
 
 from hetpeer.bootstrap.log import HEAD, FirstRecords, Log, read_log
 from hetpeer.bootstrap.records import ROW
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.base.errors import LocalError
 
 RECORDS = [
     {"kind": "commit", "step": step, "gradients": {0: "ab" * 32}, "loss": 0.1 * step} for step in range(4)

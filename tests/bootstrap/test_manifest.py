@@ -22,7 +22,7 @@ from hetpeer.bootstrap.manifest import (
 )
 from hetpeer.bootstrap.settings import AveragingSettings
 from hetpeer.bootstrap.signing import MANIFEST
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PEER = "QmPZ9gcCEpqKTo6aq61g2nXGUhM4iCL3ewB6LDXZCtioEB"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from hetpeer.bootstrap.objective import objective
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 
 BATCH = {"x": torch.arange(6.0).reshape(2, 3), "y": torch.tensor([0, 1]), "unused": torch.zeros(2)}
 

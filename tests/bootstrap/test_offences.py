@@ -7,7 +7,7 @@ from hetpeer.bootstrap.decisions import Halt, Send, State
 from hetpeer.bootstrap.failures import ALONE, ENOUGH, LONE, MAX_FAILURES, Failure, Failures, room_s
 from hetpeer.bootstrap.ledger import MAX_REOPENED
 from hetpeer.bootstrap.membership import Standing
-from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.base.errors import ProtocolError
 from tests.bootstrap.court import BLOCKS, Court, failed, kinds, one_each, sole_holder
 
 IDS = range(40)

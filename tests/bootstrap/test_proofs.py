@@ -10,7 +10,7 @@ from hetpeer.averaging.reduction import shares_of
 from hetpeer.bootstrap.proof import Proof
 from hetpeer.bootstrap.proofs import Proofs
 from hetpeer.bootstrap.spotcheck import CheckRules
-from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.execution.fingerprint import KEY_BYTES, distance, fingerprint, pack, unpack
 from tests.bootstrap.court import Court
 

@@ -4,7 +4,7 @@ import msgpack
 import pytest
 
 from hetpeer.bootstrap.raft.messages import TakeOver, decode, encode
-from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.base.errors import ProtocolError
 
 
 def test_a_message_arrives() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.ranking import FIRST, MAX_BYTES, decode, encode, ranking
 from hetpeer.bootstrap.shelf import RunShelf
-from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.base.errors import ProtocolError
 
 NAMES = [f"Qm{'x' * 40}{number:04}".replace("0", "o") for number in range(1, 151)]
 CREDIT = {name: 10 * (place // 2) for place, name in enumerate(NAMES, 2)}

@@ -12,10 +12,10 @@ import pytest
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap import hearing, reception
 from hetpeer.bootstrap.reception import GIVEN_UP, LOOK_S, Reception
-from hetpeer.dht.channel import Channel
-from hetpeer.dht.clock import SystemClock
-from hetpeer.dht.dialling import dial
-from hetpeer.dht.outbox import Parcel
+from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.channels.channel import Channel
+from hetpeer.dht.channels.channel_server import dial
+from hetpeer.dht.channels.outbox import Parcel
 from tests.dht.loopback import Loopback
 from tests.dht.test_channel import Kept, until
 

@@ -8,7 +8,7 @@ from hetpeer.bootstrap.decisions import CoordinatorConfig
 from hetpeer.bootstrap.patience import Pace
 from hetpeer.bootstrap.quarrels import Quarrels
 from hetpeer.bootstrap.reduce import MAX_PLANS, Reduce
-from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.base.errors import ProtocolError
 from tests.bootstrap.court import CONFIG as SETTINGS
 
 CONFIG = CoordinatorConfig(**(SETTINGS | {"reduce_s": 10.0}))

@@ -20,8 +20,8 @@ from hetpeer.bootstrap.replay import (
 )
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import AveragingSettings
-from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.dht.identity import Identity
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.identity.peer_identity import Identity
 from tests.bootstrap.engine import Engine, make_frozen_run
 from tests.swarm.swarm import resign
 

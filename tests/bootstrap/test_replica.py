@@ -20,10 +20,10 @@ from hetpeer.bootstrap.log import Log, read_log
 from hetpeer.bootstrap.raft.messages import Append, Entry
 from hetpeer.bootstrap.replica import Replica, run_logs
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.dht.clock import SystemClock
-from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.dht.identity import Identity
-from hetpeer.dht.node import Node, NodeConfig
+from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.peer.reliable.peer import ReliablePeer
 from tests.swarm.swarm import resign
 

@@ -10,7 +10,7 @@ from hetpeer.bootstrap.decisions import State
 from hetpeer.bootstrap.failures import MAX_FAILURES
 from hetpeer.bootstrap.membership import BlockCost
 from hetpeer.bootstrap.spotcheck import CheckRules
-from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.execution.fingerprint import KEY_BYTES, distance
 from tests.bootstrap.court import BLOCKS, Court, failed, kinds, objection, reducing, training
 

@@ -12,9 +12,9 @@ from hetpeer.bootstrap.history import Record
 from hetpeer.bootstrap.log import read_log
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.volunteerlogs import AT_FIRST, LINE_BYTES, SLOT_BYTES, VolunteerLogs
-from hetpeer.dht.errors import ProtocolError
-from hetpeer.dht.identity import Identity
-from hetpeer.dht.strikes import Kind, OffenceError
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.base.strikes import Kind, OffenceError
+from hetpeer.dht.identity.peer_identity import Identity
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from hetpeer.dht.identity import KEY_BITS, Identity
+from hetpeer.dht.identity.peer_identity import KEY_BITS, Identity
 
 
 def cheap_identities() -> Iterator[Identity]:

@@ -6,9 +6,9 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 
-from hetpeer.dht.errors import RemoteError
-from hetpeer.dht.streams import Stream
-from hetpeer.dht.wire import Wire
+from hetpeer.dht.base.errors import RemoteError
+from hetpeer.dht.streams.byte_transport import Wire
+from hetpeer.dht.streams.stream import Stream
 
 
 class Loopback:

@@ -68,15 +68,15 @@ async def echo(stream: Any) -> None:
 
 
 async def publish(node: Any) -> None:
-    from hetpeer.dht.records import Advert
-    from hetpeer.dht.roster import Roster
+    from hetpeer.dht.discovery.roster import Roster
+    from hetpeer.dht.kademlia.adverts import Advert
 
     await Roster(node, RUN_ID).publish(Advert(name="child"), ttl_s=60)
 
 
 async def publish_again(node: Any) -> None:
     """For a test that comes late."""
-    from hetpeer.dht.errors import RemoteError
+    from hetpeer.dht.base.errors import RemoteError
 
     while True:
         await asyncio.sleep(15)
@@ -85,8 +85,8 @@ async def publish_again(node: Any) -> None:
 
 
 async def run(identity: Path) -> None:
-    from hetpeer.dht.identity import Identity
-    from hetpeer.dht.node import Node, NodeConfig
+    from hetpeer.dht.identity.peer_identity import Identity
+    from hetpeer.dht.node.node import Node, NodeConfig
 
     node = await Node.start(NodeConfig(), Identity.create(identity))
     await node.serve(ECHO, echo)

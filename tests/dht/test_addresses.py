@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.dht.addresses import EXAMPLE, address_from_bytes, parse_address
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.identity.addresses import EXAMPLE, address_from_bytes, parse_address
 
 PEER = "QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC"
 RELAY = "QmZsazs9sT4ZLVPTSftwyq9MUdQuY7dGHGZovdzWqLAM8A"
@@ -72,7 +72,7 @@ def test_no_text_gives_another_error(text: str) -> None:
 
 def test_the_command_line_can_import_it_without_any_heavy_library() -> None:
     code = (
-        "import sys, hetpeer.dht.addresses, hetpeer.dht.identity;"
+        "import sys, hetpeer.dht.identity.addresses, hetpeer.dht.identity;"
         "print([m for m in ('torch', 'hivemind', 'multiaddr', 'numpy') if m in sys.modules])"
     )
     root = Path(__file__).parents[2]

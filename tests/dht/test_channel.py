@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from hetpeer.dht import dialling as dialling_module
-from hetpeer.dht.channel import Channel
-from hetpeer.dht.dialling import REDIAL_S, ChannelServer, dial
-from hetpeer.dht.errors import PeerLostError, ProtocolError
-from hetpeer.dht.outbox import Parcel
-from hetpeer.dht.streams import Stream
+from hetpeer.dht.base.errors import PeerLostError, ProtocolError
+from hetpeer.dht.channels import channel_server as dialling_module
+from hetpeer.dht.channels.channel import Channel
+from hetpeer.dht.channels.channel_server import REDIAL_S, ChannelServer, dial
+from hetpeer.dht.channels.outbox import Parcel
+from hetpeer.dht.streams.stream import Stream
 from tests.dht.loopback import Loopback
 
 LIMIT = 1 << 20

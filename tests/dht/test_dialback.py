@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from hetpeer.dht.addresses import parse_address
-from hetpeer.dht.dialback import MAX_HINTS, PER_PEER, PROTOCOL, Hint, ask
-from hetpeer.dht.errors import PeerLostError, ProtocolError, RemoteError
-from hetpeer.dht.identity import Identity
-from hetpeer.dht.knock import is_peer, owner_of
-from hetpeer.dht.node import Node, NodeConfig
-from hetpeer.dht.reachability import Reach
-from hetpeer.dht.streams import Stream
-from hetpeer.dht.strikes import Strikes
+from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError
+from hetpeer.dht.base.strikes import Strikes
+from hetpeer.dht.identity.addresses import parse_address
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.node.node import Node, NodeConfig
+from hetpeer.dht.p2pd.tcp_probe import is_peer, owner_of
+from hetpeer.dht.reach.dialback import MAX_HINTS, PER_PEER, PROTOCOL, Hint, ask
+from hetpeer.dht.reach.reachability import Reach
+from hetpeer.dht.streams.stream import Stream
 
 pytestmark = [
     pytest.mark.swarm,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hetpeer.dht import failpoints
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.base import failpoints
+from hetpeer.dht.base.errors import LocalError
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.dht.errors import ProtocolError
-from hetpeer.dht.frames import (
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.streams.frames import (
     MAX_DEPTH,
     MAX_HEADER,
     PREFIX,

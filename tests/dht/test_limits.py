@@ -13,25 +13,25 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hetpeer.dht.addresses import parse_address
-from hetpeer.dht.channel import Channel
-from hetpeer.dht.credit import Queue
-from hetpeer.dht.delivery import STRANGER
-from hetpeer.dht.dialling import ChannelServer, dial
-from hetpeer.dht.errors import PeerLostError, ProtocolError, RemoteError
-from hetpeer.dht.frames import PREFIX, encode_head
-from hetpeer.dht.grants import Budget, Grants, Holding
-from hetpeer.dht.identity import Identity
-from hetpeer.dht.listener import DATA
-from hetpeer.dht.node import Node, NodeConfig
-from hetpeer.dht.outbox import Parcel
-from hetpeer.dht.streams import Stream
-from hetpeer.dht.strikes import Kind, OffenceError
-from hetpeer.dht.wire import Wire
+from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError
+from hetpeer.dht.base.strikes import Kind, OffenceError
+from hetpeer.dht.channels.channel import Channel
+from hetpeer.dht.channels.channel_server import ChannelServer, dial
+from hetpeer.dht.channels.outbox import Parcel
+from hetpeer.dht.identity.addresses import parse_address
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.node.node import Node, NodeConfig
+from hetpeer.dht.p2pd.listener import DATA
+from hetpeer.dht.streams.byte_transport import Wire
+from hetpeer.dht.streams.delivery import STRANGER
+from hetpeer.dht.streams.flow_control import Queue
+from hetpeer.dht.streams.frames import PREFIX, encode_head
+from hetpeer.dht.streams.grants import Budget, Grants, Holding
+from hetpeer.dht.streams.stream import Stream
 from tests.dht.loopback import Loopback
 from tests.dht.peer_process import ECHO, ChildPeer
 from tests.dht.test_channel import Kept, until
-from tests.dht.test_streams import raw
+from tests.dht.test_stream import raw
 
 HEAD = encode_head({"n": 1}, 1 << 20)
 

@@ -22,21 +22,21 @@ import pytest
 import pytest_asyncio
 from hivemind.proto.dht_pb2 import NodeInfo
 
-from hetpeer.dht import hello, table
-from hetpeer.dht import node as node_module
-from hetpeer.dht.addresses import Address, parse_address
-from hetpeer.dht.clock import Clock, SystemClock
-from hetpeer.dht.contacts import MAX_ASKED, Contacts
-from hetpeer.dht.control import Control
-from hetpeer.dht.errors import ExitCode, LocalError, PeerLostError, ProtocolError, RemoteError
-from hetpeer.dht.hello import MAX_CLOCK_OFFSET_S
-from hetpeer.dht.identity import Identity
-from hetpeer.dht.joining import GREETINGS
-from hetpeer.dht.node import Node, NodeConfig
-from hetpeer.dht.records import Advert
-from hetpeer.dht.roster import Roster
-from hetpeer.dht.session import Session
-from hetpeer.dht.streams import Stream
+from hetpeer.dht.base.clock import Clock, SystemClock
+from hetpeer.dht.base.errors import ExitCode, LocalError, PeerLostError, ProtocolError, RemoteError
+from hetpeer.dht.discovery.roster import Roster
+from hetpeer.dht.identity.addresses import Address, parse_address
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.kademlia import join_handshake, table
+from hetpeer.dht.kademlia.adverts import Advert
+from hetpeer.dht.kademlia.first_contact import GREETINGS
+from hetpeer.dht.kademlia.join_handshake import MAX_CLOCK_OFFSET_S
+from hetpeer.dht.kademlia.network_session import Session
+from hetpeer.dht.node import node as node_module
+from hetpeer.dht.node.contacts import MAX_ASKED, Contacts
+from hetpeer.dht.node.node import Node, NodeConfig
+from hetpeer.dht.p2pd.p2pd_control import Control
+from hetpeer.dht.streams.stream import Stream
 from tests.dht.peer_process import ECHO, RUN_ID, ChildPeer
 
 pytestmark = [
@@ -422,7 +422,7 @@ async def test_a_stream_that_breaks_at_the_first_word_is_no_reason_to_give_up(
     node: Node, tmp_path: Path
 ) -> None:
     handlers, broken = node._listener.handlers, []
-    answer = handlers[hello.PROTOCOL]
+    answer = handlers[join_handshake.PROTOCOL]
 
     async def breaks(stream: Stream) -> None:
         if len(broken) < GREETINGS - 1:
@@ -430,12 +430,12 @@ async def test_a_stream_that_breaks_at_the_first_word_is_no_reason_to_give_up(
             return
         await answer(stream)
 
-    handlers[hello.PROTOCOL] = breaks
+    handlers[join_handshake.PROTOCOL] = breaks
     try:
         other = await Node.start(joining(node), Identity.create(tmp_path / "identity"))
         await other.close()
     finally:
-        handlers[hello.PROTOCOL] = answer
+        handlers[join_handshake.PROTOCOL] = answer
     assert broken == [other.peer_id] * (GREETINGS - 1)
 
 

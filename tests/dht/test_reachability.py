@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.dht.dialback import PER_IP, PER_PEER, WINDOW_S, Budget
-from hetpeer.dht.reachability import (
+from hetpeer.dht.reach.dialback import PER_IP, PER_PEER, WINDOW_S, Budget
+from hetpeer.dht.reach.reachability import (
     CONFIRM_S,
     HELPERS,
     RECHECK_S,

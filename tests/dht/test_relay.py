@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from hetpeer.dht.addresses import parse_address
-from hetpeer.dht.circuits import reserve
-from hetpeer.dht.dialback import PROTOCOL
-from hetpeer.dht.errors import PeerLostError
-from hetpeer.dht.identity import Identity
-from hetpeer.dht.node import Node, NodeConfig
-from hetpeer.dht.streams import Stream
+from hetpeer.dht.base.errors import PeerLostError
+from hetpeer.dht.identity.addresses import parse_address
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.node.node import Node, NodeConfig
+from hetpeer.dht.reach.dialback import PROTOCOL
+from hetpeer.dht.reach.relay_reservation import reserve
+from hetpeer.dht.streams.stream import Stream
 
 pytestmark = [
     pytest.mark.swarm,

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.dht.errors import ProtocolError
-from hetpeer.dht.strikes import (
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.base.strikes import (
     FADE_S,
     FIRST_REFUSAL_S,
     LIMIT,

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from hetpeer.dht.errors import PeerLostError
-from hetpeer.dht.streams import Stream
-from hetpeer.dht.throttle import MAX_PIECE, MIN_PIECE, Throttle, Way
-from tests.dht.test_streams import linked
+from hetpeer.dht.base.errors import PeerLostError
+from hetpeer.dht.streams.stream import Stream
+from hetpeer.dht.streams.throttle import MAX_PIECE, MIN_PIECE, Throttle, Way
+from tests.dht.test_stream import linked
 
 RATE = 400_000.0
 PAYLOAD = bytes(range(256)) * 400

@@ -17,8 +17,8 @@ from hetpeer.averaging.heads import (
     decode_head,
     encode_head,
 )
-from hetpeer.dht.errors import ProtocolError
-from hetpeer.dht.frames import decode_header
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.streams.frames import decode_header
 from hetpeer.stages.execution.bundles import BundleLayout
 from hetpeer.stages.execution.routes import Hop
 from hetpeer.stages.graph.spec import TensorSpec

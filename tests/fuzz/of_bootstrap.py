@@ -29,8 +29,8 @@ from hetpeer.bootstrap.settings import AdmissionSettings
 from hetpeer.bootstrap.signing import AMENDMENT, MANIFEST, Kind
 from hetpeer.bootstrap.testimony import Applied, Event, read_record
 from hetpeer.bootstrap.vouchers import VOUCHER, Voucher, as_text, of_text, read_voucher, sign_voucher
-from hetpeer.dht.errors import LocalError, ProtocolError
-from hetpeer.dht.frames import decode_header
+from hetpeer.dht.base.errors import LocalError, ProtocolError
+from hetpeer.dht.streams.frames import decode_header
 from tests.fuzz.target import RUN, A, B, Target, known, same
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))

@@ -8,8 +8,12 @@ from typing import Any
 import msgpack
 from hivemind.dht.validation import DHTRecord
 
-from hetpeer.dht import credit, frames
-from hetpeer.dht.addresses import (
+from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.base.errors import LocalError, ProtocolError, RemoteError
+from hetpeer.dht.base.varint import read_fields, varint
+from hetpeer.dht.direct.tls_listener import TICKET_BYTES, invitation
+from hetpeer.dht.discovery.task_board import Leftover, Note
+from hetpeer.dht.identity.addresses import (
     Address,
     address_from_bytes,
     at_socket,
@@ -19,18 +23,14 @@ from hetpeer.dht.addresses import (
     text_of,
     through,
 )
-from hetpeer.dht.board import Leftover, Note
-from hetpeer.dht.circuits import reservation_in
-from hetpeer.dht.clock import SystemClock
-from hetpeer.dht.dialback import read_hint, read_port, read_ports
-from hetpeer.dht.door import TICKET_BYTES, invitation
-from hetpeer.dht.errors import LocalError, ProtocolError, RemoteError
-from hetpeer.dht.hello import check_clock, read_hello
-from hetpeer.dht.keys import KnownKeys
-from hetpeer.dht.knock import owner_of
-from hetpeer.dht.records import Advert, LinkNote
-from hetpeer.dht.validators import MAX_PAYLOAD, OwnerValidator, _signed_bytes
-from hetpeer.dht.varint import read_fields, varint
+from hetpeer.dht.kademlia.adverts import Advert, LinkNote
+from hetpeer.dht.kademlia.join_handshake import check_clock, read_hello
+from hetpeer.dht.kademlia.known_keys import KnownKeys
+from hetpeer.dht.kademlia.validators import MAX_PAYLOAD, OwnerValidator, _signed_bytes
+from hetpeer.dht.p2pd.tcp_probe import owner_of
+from hetpeer.dht.reach.dialback import read_hint, read_port, read_ports
+from hetpeer.dht.reach.relay_reservation import reservation_in
+from hetpeer.dht.streams import flow_control, frames
 from tests.dht.certificates import certificate
 from tests.fuzz.target import PLACES, A, B, Target, known, same
 
@@ -64,16 +64,16 @@ def head_of(found: Any) -> bytes:
 
 def credit_in(data: bytes) -> tuple[tuple[int, ...], dict[int, int]]:
     fields = header(data)
-    return credit.unpack_base(fields.get("b")), credit.unpack(fields.get("g"))
+    return flow_control.unpack_base(fields.get("b")), flow_control.unpack(fields.get("g"))
 
 
 def grants(found: tuple[tuple[int, ...], dict[int, int]]) -> None:
     """A queue can go by them."""
     base, pools = found
-    queue: credit.Queue[Any] = credit.Queue()
+    queue: flow_control.Queue[Any] = flow_control.Queue()
     queue.granted(base, pools)
-    assert credit.unpack(credit.pack(pools)) == pools
-    for pool in (0, 1, 5, credit.MAX_POOL):
+    assert flow_control.unpack(flow_control.pack(pools)) == pools
+    for pool in (0, 1, 5, flow_control.MAX_POOL):
         queue.is_short(pool, 1)
 
 

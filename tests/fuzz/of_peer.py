@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pydantic import ValidationError
 
 from hetpeer.bootstrap.vouchers import sign_voucher
-from hetpeer.dht.addresses import parse_address
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.base.errors import LocalError
+from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.peer.arrival.invites import Invite, _check, destination, make_invite, parse_invite
 from hetpeer.peer.arrival.known import KnownRun, _Book
 from hetpeer.peer.control.wire import Figures, Line, Request, Standing, decode_answer

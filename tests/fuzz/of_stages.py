@@ -13,7 +13,7 @@ import torch
 from blake3 import blake3
 from safetensors.numpy import save
 
-from hetpeer.dht.errors import LocalError, ProtocolError
+from hetpeer.dht.base.errors import LocalError, ProtocolError
 from hetpeer.stages.data.batches import Batches, DataPlan
 from hetpeer.stages.data.draws import Draw
 from hetpeer.stages.data.shards import ArraySpec, Shard

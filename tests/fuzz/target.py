@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from hetpeer.dht.errors import HetpeerError
-from hetpeer.dht.identity import Identity
+from hetpeer.dht.base.errors import HetpeerError
+from hetpeer.dht.identity.peer_identity import Identity
 
 A, B = (
     "QmPZ9gcCEpqKTo6aq61g2nXGUhM4iCL3ewB6LDXZCtioEB",

@@ -32,15 +32,15 @@ from hetpeer.averaging.heads import ActivationHead, ShardHead, encode_head
 from hetpeer.bootstrap.service import CONTROL
 from hetpeer.bootstrap.serving import PROTOCOL as FILES
 from hetpeer.bootstrap.serving import fetch
-from hetpeer.dht.addresses import Address, parse_address
-from hetpeer.dht.clock import SystemClock
-from hetpeer.dht.errors import LocalError, RemoteError
-from hetpeer.dht.frames import encode_head as encode_frame_head
-from hetpeer.dht.identity import Identity
-from hetpeer.dht.keys import MAX_RECORDS, SHARDS, KnownKeys, shard_of
-from hetpeer.dht.node import Node, NodeConfig
-from hetpeer.dht.roster import Roster
-from hetpeer.dht.validators import MAX_PAYLOAD, MAX_TTL_S, OwnerValidator
+from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.base.errors import LocalError, RemoteError
+from hetpeer.dht.discovery.roster import Roster
+from hetpeer.dht.identity.addresses import Address, parse_address
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.kademlia.known_keys import MAX_RECORDS, SHARDS, KnownKeys, shard_of
+from hetpeer.dht.kademlia.validators import MAX_PAYLOAD, MAX_TTL_S, OwnerValidator
+from hetpeer.dht.node.node import Node, NodeConfig
+from hetpeer.dht.streams.frames import encode_head as encode_frame_head
 from hetpeer.peer.transport.dataplane import TENSORS
 from hetpeer.stages.execution.routes import Hop
 from tests.dht.identities import identities

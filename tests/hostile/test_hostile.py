@@ -20,12 +20,12 @@ from hetpeer.bootstrap.service import CONTROL
 from hetpeer.bootstrap.serving import PROTOCOL as FILES
 from hetpeer.bootstrap.serving import fetch
 from hetpeer.bootstrap.settings import LinkSettings
-from hetpeer.dht.addresses import parse_address
-from hetpeer.dht.errors import PeerLostError, RemoteError
-from hetpeer.dht.frames import encode_head as encode_frame_head
-from hetpeer.dht.identity import Identity
-from hetpeer.dht.node import Node, NodeConfig
-from hetpeer.dht.streams import Stream
+from hetpeer.dht.base.errors import PeerLostError, RemoteError
+from hetpeer.dht.identity.addresses import parse_address
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.node.node import Node, NodeConfig
+from hetpeer.dht.streams.frames import encode_head as encode_frame_head
+from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.transport.dataplane import TENSORS
 from hetpeer.peer.transport.pressure import ACTIVATIONS
 from hetpeer.stages.execution.routes import Hop

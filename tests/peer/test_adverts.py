@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hetpeer.dht.records import LEFT, Advert
+from hetpeer.dht.kademlia.adverts import LEFT, Advert
 from hetpeer.peer.daemon.life import shown_as
 from hetpeer.peer.daemon.wishes import State
 from hetpeer.peer.training import adverts

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hetpeer.dht.clock import SystemClock
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.cli.status_text import own_lines
 from hetpeer.peer.control.attending import AttendedDaemon, attended
 from hetpeer.peer.control.client import ask

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.checkup.bundle import redacted, write_bundle
 from hetpeer.peer.checkup.findings import Finding
 from hetpeer.peer.logs.keeping import keeping_log

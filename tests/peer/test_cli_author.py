@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import AveragingSettings, Outer
-from hetpeer.dht.errors import LocalError
-from hetpeer.dht.identity import Identity
+from hetpeer.dht.base.errors import LocalError
+from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.cli import audit, init, result
 from tests.bootstrap.engine import DIGITS, Engine, make_author
 

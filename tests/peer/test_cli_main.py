@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.cli import main, options
 
 COMMAND = [sys.executable, "-m", "hetpeer.peer.cli.main"]

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer import console
 from hetpeer.peer.checkup.findings import Finding
 from hetpeer.peer.cli import main

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.control import client, server
 from hetpeer.peer.control.client import ask, connected
 from hetpeer.peer.control.server import serving

@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from hetpeer.averaging.member import Phase
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.cli.daemon import standing_text
 from hetpeer.peer.cli.options import parse_duration
 from hetpeer.peer.control import owned as module

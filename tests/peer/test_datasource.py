@@ -21,11 +21,11 @@ from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.serving import PROTOCOL, FileService
 from hetpeer.bootstrap.settings import TrainingSettings
 from hetpeer.bootstrap.shelf import RunShelf
-from hetpeer.dht.addresses import parse_address
-from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.dht.identity import Identity
-from hetpeer.dht.node import Node, NodeConfig
-from hetpeer.dht.tasks import TaskSet
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.identity.addresses import parse_address
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.peer.home import Home
 from hetpeer.peer.training import datasource
 from hetpeer.peer.training.datasource import DataSource

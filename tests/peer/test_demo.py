@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.live import Live
 
 from hetpeer.bootstrap.log import Log
-from hetpeer.dht.clock import SystemClock
-from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.dht.identity import Identity
+from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.children import Child, end_all
 from hetpeer.peer.demo.feed import LedgerFeed, Seen, recovery_seconds
 from hetpeer.peer.demo.report import report
@@ -68,7 +68,7 @@ def test_example_model_is_found() -> None:
 
 
 WITHOUT_EXAMPLES = """
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.demo.settings import example_model
 try:
     example_model()

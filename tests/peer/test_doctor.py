@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from hetpeer.dht.addresses import parse_address
-from hetpeer.dht.errors import ExitCode, HetpeerError, LocalError
-from hetpeer.dht.identity import Identity
-from hetpeer.dht.reachability import Reach, Standing
+from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError
+from hetpeer.dht.identity.addresses import parse_address
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.reach.reachability import Reach, Standing
 from hetpeer.peer.arrival.invites import Destination
 from hetpeer.peer.checkup import here, judging, meeting, owner
 from hetpeer.peer.checkup.findings import Finding, Grade, document, exit_code, summary
@@ -197,7 +197,7 @@ def test_a_service_that_ends_with_its_users_session(tmp_path: Path, monkeypatch:
 def test_a_sandbox_without_shared_memory() -> None:
     code = """
 import resource
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.checkup import here
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))  # the kernel counts such memory as a file
 try:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hetpeer.dht.control import P2pdError
-from hetpeer.dht.errors import ExitCode, PeerLostError, ProtocolError
-from hetpeer.dht.strikes import Kind, OffenceError
+from hetpeer.dht.base.errors import ExitCode, PeerLostError, ProtocolError
+from hetpeer.dht.base.strikes import Kind, OffenceError
+from hetpeer.dht.p2pd.p2pd_control import P2pdError
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("hetpeer",)

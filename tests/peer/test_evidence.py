@@ -10,9 +10,9 @@ from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.messages import Line
 from hetpeer.bootstrap.eventlog import sign_event
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.dht.board import Leftover
-from hetpeer.dht.errors import ProtocolError
-from hetpeer.dht.identity import Identity
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.discovery.task_board import Leftover
+from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.home import Home
 from hetpeer.peer.training.evidence import Evidence
 from tests.bootstrap.engine import make_run

@@ -28,12 +28,12 @@ from hetpeer.bootstrap.replica import Replica, run_logs
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.serving import PROTOCOL, FileService, Served, fetch, fetch_file
 from hetpeer.bootstrap.shelf import RunShelf
-from hetpeer.dht.addresses import Address, parse_address
-from hetpeer.dht.clock import SystemClock
-from hetpeer.dht.errors import ExitCode, LocalError, RemoteError
-from hetpeer.dht.identity import Identity
-from hetpeer.dht.node import Node, NodeConfig
-from hetpeer.dht.streams import Stream
+from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.base.errors import ExitCode, LocalError, RemoteError
+from hetpeer.dht.identity.addresses import Address, parse_address
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.node.node import Node, NodeConfig
+from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.arrival import manifests
 from hetpeer.peer.arrival.invites import Destination
 from hetpeer.peer.arrival.manifests import fetch_manifest

@@ -3,7 +3,7 @@
 from hetpeer.averaging.places import choose_place
 from hetpeer.bootstrap.create import create_run
 from hetpeer.bootstrap.settings import TrainingSettings
-from hetpeer.dht.records import Advert
+from hetpeer.dht.kademlia.adverts import Advert
 from hetpeer.peer.training.figures import Offer
 from hetpeer.peer.training.foresight import places_seen
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hetpeer.dht.aside import aside
-from hetpeer.dht.clock import SystemClock
-from hetpeer.dht.errors import LocalError
-from hetpeer.dht.throttle import Throttle
+from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.base.detached import aside
+from hetpeer.dht.base.errors import LocalError
+from hetpeer.dht.streams.throttle import Throttle
 from hetpeer.peer.children import Child, end_all
 from hetpeer.peer.control.wire import Request
 from hetpeer.peer.daemon import governing as module

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from hetpeer.bootstrap.create import create_run
 from hetpeer.bootstrap.inspection import inspect_run
 from hetpeer.bootstrap.settings import TrainingSettings
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.examples import gpt
 from hetpeer.peer.cli import inspect
 from hetpeer.peer.watching.units import bytes_text, count_text, flops_text

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.dht.records import Advert, LinkNote
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.kademlia.adverts import Advert, LinkNote
 from hetpeer.peer.cli.plan_swarm import SwarmQuestion, plan_swarm
 from hetpeer.peer.planning.devices import read_devices
 from hetpeer.peer.planning.inventory import Inventory, inventory

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetpeer.dht.addresses import EXAMPLE, Address, at_socket, parse_address, through
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.identity.addresses import EXAMPLE, Address, at_socket, parse_address, through
 from hetpeer.peer.arrival.invites import (
     MAX_ADDRESSES,
     MAX_LENGTH,

@@ -11,11 +11,11 @@ import segno
 from typer.testing import CliRunner
 
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.dht.addresses import EXAMPLE, at_socket, parse_address
-from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.dht.identity import Identity
-from hetpeer.dht.node import Node, NodeConfig
-from hetpeer.dht.reachability import ROUND_S, Finding
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.identity.addresses import EXAMPLE, at_socket, parse_address
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.node.node import Node, NodeConfig
+from hetpeer.dht.reach.reachability import ROUND_S, Finding
 from hetpeer.peer.arrival.invites import MAX_LENGTH, make_invite, parse_invite
 from hetpeer.peer.arrival.inviting import Inviting, keep, new_invite
 from hetpeer.peer.arrival.rendezvous import near_address

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.dht.holding import hold
-from hetpeer.dht.identity import Identity
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.identity.identity_lock import hold
+from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.cli import main
 from hetpeer.peer.home import Home
 from hetpeer.peer.keys import backup, restore

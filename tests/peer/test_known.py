@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hetpeer.dht.addresses import Address, at_socket
-from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.dht.records import Advert
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.identity.addresses import Address, at_socket
+from hetpeer.dht.kademlia.adverts import Advert
 from hetpeer.peer.arrival.invites import Destination
 from hetpeer.peer.arrival.known import (
     FILE,

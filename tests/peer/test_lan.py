@@ -12,10 +12,10 @@ import pytest
 from zeroconf import DNSOutgoing, DNSPointer, ServiceInfo, const
 from zeroconf.asyncio import AsyncZeroconf
 
-from hetpeer.dht.addresses import parse_address
-from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.dht.identity import Identity
-from hetpeer.dht.node import Node, NodeConfig
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.identity.addresses import parse_address
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.peer.arrival import lan
 from hetpeer.peer.arrival.lan import MAX_HEARD, announce_forever, heard
 from hetpeer.peer.arrival.nearby import SERVICE, Notice, chosen

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.messages import Line
-from hetpeer.dht.board import Leftover, Note
+from hetpeer.dht.discovery.task_board import Leftover, Note
 from hetpeer.peer.training.leftovers import LeftoverWatch
 
 STEP = StepId(Line(term=2, view=1), 5, entry=1)

@@ -6,8 +6,8 @@ import pytest
 
 from hetpeer.averaging.effects import Stop
 from hetpeer.averaging.member import Phase
-from hetpeer.dht.clock import SystemClock
-from hetpeer.dht.errors import ExitCode
+from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.base.errors import ExitCode
 from hetpeer.peer.daemon import life
 from hetpeer.peer.daemon.holds import Reason
 from hetpeer.peer.daemon.life import _called_off, doing

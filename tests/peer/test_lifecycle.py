@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hetpeer.dht.errors import ExitCode
+from hetpeer.dht.base.errors import ExitCode
 from hetpeer.peer.lifecycle import unless
 
 SIGNALLED = """

@@ -7,14 +7,14 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from hetpeer.dht.channel import Channel
-from hetpeer.dht.dialling import ChannelServer
-from hetpeer.dht.errors import ProtocolError
-from hetpeer.dht.grants import Budget, Grants, Holding
-from hetpeer.dht.outbox import Parcel
-from hetpeer.dht.streams import Stream
-from hetpeer.dht.strikes import Kind, kind_of
-from hetpeer.dht.tasks import TaskSet
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.base.strikes import Kind, kind_of
+from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.channels.channel import Channel
+from hetpeer.dht.channels.channel_server import ChannelServer
+from hetpeer.dht.channels.outbox import Parcel
+from hetpeer.dht.streams.grants import Budget, Grants, Holding
+from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.transport.link import Link
 from hetpeer.peer.transport.pressure import ACTIVATIONS, CONGESTED_BYTES, Pressure
 from tests.dht.loopback import Loopback

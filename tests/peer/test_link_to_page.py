@@ -10,7 +10,7 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
-from hetpeer.dht.errors import LocalError, RemoteError
+from hetpeer.dht.base.errors import LocalError, RemoteError
 from hetpeer.peer.cli import dashboard, service
 from hetpeer.peer.cli.status import _show_own
 from hetpeer.peer.control.server import serving

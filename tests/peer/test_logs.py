@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.cli import options
 from hetpeer.peer.console import is_quiet, say
 from hetpeer.peer.logs import formats, keeping

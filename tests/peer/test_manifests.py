@@ -14,13 +14,13 @@ from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.serving import PROTOCOL, FileService, Served
 from hetpeer.bootstrap.shelf import RunShelf
-from hetpeer.dht.addresses import Address, parse_address
-from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.dht.identity import Identity
-from hetpeer.dht.node import Node, NodeConfig
-from hetpeer.dht.records import Advert
-from hetpeer.dht.roster import Roster
-from hetpeer.dht.streams import Stream
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.discovery.roster import Roster
+from hetpeer.dht.identity.addresses import Address, parse_address
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.kademlia.adverts import Advert
+from hetpeer.dht.node.node import Node, NodeConfig
+from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.arrival import manifests
 from hetpeer.peer.arrival.arriving import Arrival, arrived
 from hetpeer.peer.arrival.invites import Destination

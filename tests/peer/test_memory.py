@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from hetpeer.averaging.effects import FetchState, StepId
 from hetpeer.averaging.messages import Line
-from hetpeer.dht.clock import SystemClock
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.daemon.settings import WORKER
 from hetpeer.peer.tracing import Trace
 from hetpeer.peer.training import preparing

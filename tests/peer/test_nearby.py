@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.dht.addresses import Address, parse_address
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.identity.addresses import Address, parse_address
 from hetpeer.peer.arrival.invites import MAX_ADDRESSES
 from hetpeer.peer.arrival.nearby import MAX_SHOWN, MAX_TEXT, Notice, chosen, notice, told, understood
 

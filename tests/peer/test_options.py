@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.cli import join
 from hetpeer.peer.cli.main import app
 from hetpeer.peer.daemon import configfile

@@ -12,7 +12,7 @@ import typer
 
 from hetpeer.bootstrap.settings import LinkSettings
 from hetpeer.bootstrap.workload import of_links
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.cli.plan import Cost, plan
 from hetpeer.peer.cli.plan_grid import Question, plan_grid
 from hetpeer.peer.cli.plan_swarm import SwarmQuestion, plan_swarm

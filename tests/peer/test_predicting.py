@@ -7,8 +7,8 @@ from itertools import permutations
 import pytest
 
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.dht.records import Advert, LinkNote
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.kademlia.adverts import Advert, LinkNote
 from hetpeer.peer.cli.plan import _lines
 from hetpeer.peer.planning.predicting import predict
 from hetpeer.peer.planning.summing import sums_bytes

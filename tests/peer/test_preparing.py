@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hetpeer.dht.errors import ExitCode, LocalError, ProtocolError
+from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
 from hetpeer.peer.training.preparing import prepare_block
 
 

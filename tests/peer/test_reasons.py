@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from hetpeer.dht.clock import SystemClock
+from hetpeer.dht.base.clock import SystemClock
 from hetpeer.peer.control.wire import Standing
 from hetpeer.peer.daemon import joining
 from hetpeer.peer.daemon.governing import Governing

@@ -16,13 +16,13 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.heads import Coded, Head, ShardHead, encode_head
 from hetpeer.bootstrap.settings import LinkSettings
-from hetpeer.dht import frames
-from hetpeer.dht.clock import SystemClock
-from hetpeer.dht.credit import pack
-from hetpeer.dht.dialling import MAX_LANES
-from hetpeer.dht.errors import PeerLostError
-from hetpeer.dht.streams import Stream
-from hetpeer.dht.tasks import TaskSet
+from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.base.errors import PeerLostError
+from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.channels.channel_server import MAX_LANES
+from hetpeer.dht.streams import frames
+from hetpeer.dht.streams.flow_control import pack
+from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.tracing import Trace
 from hetpeer.peer.training.figures import Figures
 from hetpeer.peer.training.stepwork import Place, StepWork

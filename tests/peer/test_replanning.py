@@ -17,8 +17,8 @@ from hetpeer.bootstrap.reigning import over_all
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.service import CoordinatorService
 from hetpeer.bootstrap.workload import of_manifest
-from hetpeer.dht.records import Advert, LinkNote
-from hetpeer.dht.roster import Roster
+from hetpeer.dht.discovery.roster import Roster
+from hetpeer.dht.kademlia.adverts import Advert, LinkNote
 from hetpeer.peer.planning.devices import devices_in
 from hetpeer.peer.planning.forming import cutting
 from hetpeer.peer.planning.inventory import inventory

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hetpeer.bootstrap.manifest import FileRef
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.home import place_file
 from hetpeer.peer.training.room import Room, check_room, make_room, taken
 

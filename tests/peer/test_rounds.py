@@ -5,7 +5,7 @@ from itertools import islice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetpeer.dht.addresses import Address, at_socket
+from hetpeer.dht.identity.addresses import Address, at_socket
 from hetpeer.peer.arrival.rounds import LONGEST_PAUSE_S, ROUNDS, Round, rounds
 
 PEER = "QmcgpsyWgH8Y8ajJz1Cu72KnS5uo2Aa2LpzU7kinSupNKC"

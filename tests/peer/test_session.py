@@ -22,14 +22,14 @@ from hetpeer.bootstrap.replica import Replica, run_logs
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.service import CONTROL, CoordinatorService
 from hetpeer.bootstrap.volunteerlogs import AT_FIRST
-from hetpeer.dht import channel
-from hetpeer.dht.clock import SystemClock
-from hetpeer.dht.dialling import dial
-from hetpeer.dht.errors import LocalError
-from hetpeer.dht.identity import Identity
-from hetpeer.dht.listener import Budget
-from hetpeer.dht.outbox import Parcel
-from hetpeer.dht.streams import Stream
+from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.base.errors import LocalError
+from hetpeer.dht.channels import channel
+from hetpeer.dht.channels.channel_server import dial
+from hetpeer.dht.channels.outbox import Parcel
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.p2pd.listener import Budget
+from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.training.session import RENEWAL_S, ControlSession
 from tests.bootstrap.engine import make_run
 from tests.dht.loopback import Loopback

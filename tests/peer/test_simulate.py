@@ -9,7 +9,7 @@ import pytest
 
 from hetpeer.bootstrap.create import create_run
 from hetpeer.bootstrap.settings import AveragingSettings
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.planning.workload import work_of
 from hetpeer.peer.simulate.playing import Outcome, play
 from hetpeer.peer.simulate.scenario import read_scenario

@@ -20,14 +20,14 @@ from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.serving import PROTOCOL, FileService
 from hetpeer.bootstrap.settings import AveragingSettings, LinkSettings, TrustSettings
 from hetpeer.bootstrap.shelf import RunShelf
-from hetpeer.dht import paths
-from hetpeer.dht.addresses import parse_address
-from hetpeer.dht.errors import ExitCode
-from hetpeer.dht.identity import Identity
-from hetpeer.dht.node import Node, NodeConfig
-from hetpeer.dht.records import MAX_LINKS, Advert, LinkNote
-from hetpeer.dht.roster import Roster
-from hetpeer.dht.validators import MAX_TTL_S
+from hetpeer.dht.base.errors import ExitCode
+from hetpeer.dht.discovery.roster import Roster
+from hetpeer.dht.identity.addresses import parse_address
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.kademlia.adverts import MAX_LINKS, Advert, LinkNote
+from hetpeer.dht.kademlia.validators import MAX_TTL_S
+from hetpeer.dht.node.node import Node, NodeConfig
+from hetpeer.dht.reach import peer_paths
 from hetpeer.peer.arrival.known import remember
 from hetpeer.peer.cli.status_text import _duration, lines, tables
 from hetpeer.peer.training.adverts import link_notes
@@ -83,7 +83,7 @@ def test_links_and_what_is_saved_on_them(run: RunDirectory) -> None:
     book.measured("unused", 1.0, 0.0)
     links = book.links
     notes = tuple(
-        link_notes(links, lambda peer: paths.Path(relay="the relay" if peer == "the peer 1" else ""))
+        link_notes(links, lambda peer: peer_paths.Path(relay="the relay" if peer == "the peer 1" else ""))
     )
     assert [note.to for note in notes] == [f"e peer {number}" for number in range(1, MAX_LINKS + 1)]
     advert = volunteer(0, 1, name="alpha", links=notes[:1])

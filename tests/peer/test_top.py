@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from hetpeer.dht.clock import SystemClock
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.cli.top import top
 from hetpeer.peer.control.server import serving
 from hetpeer.peer.control.wire import Figures, Line, Standing, decode_answer

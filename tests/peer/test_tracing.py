@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer import tracing
 from hetpeer.peer.cli.main import app
 from hetpeer.peer.tracing import Trace

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.daemon.usage import NAME, Month, load, save
 
 

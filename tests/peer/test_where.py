@@ -4,7 +4,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.cli import dashboard
 from hetpeer.peer.where import Where, parse_where
 

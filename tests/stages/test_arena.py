@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.base.errors import LocalError
 from hetpeer.stages.execution.arena import (
     ALIGNMENT,
     Arena,

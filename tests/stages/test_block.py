@@ -5,7 +5,7 @@ import weakref
 import pytest
 import torch
 
-from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.data.eager import DrawnDropout
 from hetpeer.stages.execution.block import Block, flat_views, run_range
 from hetpeer.stages.graph.cut import cut_blocks

@@ -18,7 +18,7 @@ import uvloop
 
 from hetpeer.averaging.updates import rule_of
 from hetpeer.bootstrap.ledger import clip_coefficient
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.execution import compute as compute_module
 from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.execution.commands import DropTask, Info, Shutdown, Unload, WarmUp

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.base.errors import LocalError
 from hetpeer.stages.execution import device
 
 

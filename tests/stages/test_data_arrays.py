@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.data import arrays
 from hetpeer.stages.data.arrays import write_samples
 from hetpeer.stages.data.shards import CODES, DTYPES, ArraySpec, Shard

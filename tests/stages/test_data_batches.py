@@ -10,7 +10,7 @@ import pytest
 from blake3 import blake3
 from safetensors.numpy import save
 
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.data import arrays
 from hetpeer.stages.data.arrays import write_samples
 from hetpeer.stages.data.batches import Batches, DataPlan

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.data import tokens
 from hetpeer.stages.data.batches import Batches, DataPlan
 from hetpeer.stages.data.shards import even_parts

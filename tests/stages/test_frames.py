@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetpeer.dht.errors import LocalError, ProtocolError
+from hetpeer.dht.base.errors import LocalError, ProtocolError
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import results as r
 from hetpeer.stages.execution import vectors as v

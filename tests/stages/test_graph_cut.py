@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.base.errors import LocalError
 from hetpeer.examples.gpt import GPT
 from hetpeer.stages.graph.cut import cut_blocks
 from hetpeer.stages.graph.share import balanced_ranges, even_ranges

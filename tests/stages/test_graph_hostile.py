@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.graph.check import unpack_block
 from hetpeer.stages.graph.cut import cut_blocks
 from hetpeer.stages.graph.trace import trace

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.graph.trace import trace
 from tests.stages.models import gpt, small
 

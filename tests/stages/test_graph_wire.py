@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.graph.calls import FACTORIES
 from hetpeer.stages.graph.check import unpack_block
 from hetpeer.stages.graph.cut import cut_blocks

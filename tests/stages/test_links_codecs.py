@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from hetpeer.dht.errors import LocalError, ProtocolError
+from hetpeer.dht.base.errors import LocalError, ProtocolError
 from hetpeer.stages.links.codec import GROUPS, Codec, Values, Written, kept_of, length, room
 from hetpeer.stages.links.codecs import decode, encode
 from hetpeer.stages.links.positions import Form, decode_positions, encode_positions

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from benchmarks.scenarios.networks import BEST, REPLICAS, STAGES, dt_fm, regions
 from benchmarks.scenarios.networks import TRAFFIC as DT_FM_TRAFFIC
 from benchmarks.scenarios.orders import at_random, natural
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.cli.plan_grid import Question, plan_grid
 from hetpeer.stages.planning.grids import path
 from hetpeer.stages.planning.grids.costs import Prices, Traffic, as_it_is, cost_of, lower_bound

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.execution import commands as c
 from hetpeer.stages.execution import results as r
 from hetpeer.stages.execution.arena import Extent

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
-from hetpeer.dht.identity import Identity
+from hetpeer.dht.identity.peer_identity import Identity
 from tests.swarm.forkserver import ForkServer
 from tests.swarm.spare import NAME
 

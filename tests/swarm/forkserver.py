@@ -20,7 +20,7 @@ class ForkServer:
     """The test's side. `start` returns a pid, `status` what became of it."""
 
     def __init__(self, folder: Path) -> None:
-        from hetpeer.dht.processes import dying_with_us
+        from hetpeer.dht.base.child_processes import dying_with_us
 
         self._folder = folder
         self._server = subprocess.Popen(
@@ -52,9 +52,9 @@ class ForkServer:
 
 
 def serve(folder: Path) -> None:
-    from hetpeer.dht import lean
+    from hetpeer.dht.base import lean_hivemind
 
-    lean.install()
+    lean_hivemind.install()
     import hivemind.dht.node  # noqa: F401 - what all processes need, imported once
     import torch._dynamo  # noqa: F401 - by the first check of a block
 
@@ -101,7 +101,7 @@ def run_child(
 
     `fail`: HETPEER_FAIL. `network`: the namespace to be in (wanlab).
     """
-    from hetpeer.dht.processes import _PR_SET_PDEATHSIG, _libc
+    from hetpeer.dht.base.child_processes import _PR_SET_PDEATHSIG, _libc
     from hetpeer.peer.cli.main import run
     from tests.swarm import spare, tampering
     from tests.wanlab.router import enter

@@ -45,8 +45,8 @@ def next_version() -> None:
     import msgpack
 
     from hetpeer.averaging import messages
-    from hetpeer.dht.channel import Channel
-    from hetpeer.dht.outbox import Parcel
+    from hetpeer.dht.channels.channel import Channel
+    from hetpeer.dht.channels.outbox import Parcel
 
     _speaks(messages.WIRE_VERSION + 1, oldest=messages.WIRE_VERSION)
     encode, send = messages.encode, Channel.send
@@ -298,7 +298,7 @@ def leaves_after_step_12() -> None:
 
 def second_worker_is_mute() -> None:
     """A volunteer whose second compute worker never answers, and so is checked for as long as one likes."""
-    from hetpeer.dht.processes import dying_with_us
+    from hetpeer.dht.base.child_processes import dying_with_us
     from hetpeer.stages.execution import compute
 
     first = compute._spawn
@@ -355,7 +355,7 @@ def no_room_for_kept() -> None:
 
 def sleepy() -> None:
     """A machine that has slept for an hour once there is a file `slept` in the home."""
-    from hetpeer.dht.clock import SystemClock
+    from hetpeer.dht.base.clock import SystemClock
 
     awake, slept = SystemClock.boottime, Path(os.environ["HETPEER_HOME"]) / "slept"
     SystemClock.boottime = lambda self: awake(self) + 3600.0 * slept.exists()
@@ -388,6 +388,6 @@ def sends_nan_for_ever() -> None:
 
 def keeps_to_libp2p() -> None:
     """A volunteer that looks for no way past libp2p."""
-    from hetpeer.dht.direct import Direct
+    from hetpeer.dht.direct.direct_streams import Direct
 
     Direct.detour = lambda self, stream: None

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hetpeer.bootstrap.settings import AdmissionSettings
-from hetpeer.dht.errors import ExitCode
+from hetpeer.dht.base.errors import ExitCode
 from hetpeer.peer.cli import main
 from tests.swarm.child import Child
 from tests.swarm.swarm import Swarm, resign

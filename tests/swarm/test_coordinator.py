@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hetpeer.bootstrap.replay import ReferenceRun
-from hetpeer.dht.errors import ExitCode
+from hetpeer.dht.base.errors import ExitCode
 from tests.swarm.swarm import Swarm
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.control.client import ask, connected
 from hetpeer.peer.control.wire import Request, Standing
 from tests.swarm.child import LEAVE_S, Child, until

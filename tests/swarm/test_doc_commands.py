@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hetpeer.dht.identity import Identity
+from hetpeer.dht.identity.peer_identity import Identity
 from tests.peer.test_doc_commands import PAGES, UsageError, parsed, shown, words
 from tests.swarm.child import BUSY_S, Child, until
 from tests.swarm.swarm import Swarm, resign

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.dht.errors import ExitCode
+from hetpeer.dht.base.errors import ExitCode
 from tests.swarm.conftest import SETTINGS
 from tests.swarm.forkserver import ROOT
 from tests.swarm.swarm import Swarm

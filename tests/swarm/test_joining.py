@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hetpeer.dht.addresses import parse_address
-from hetpeer.dht.errors import ExitCode
+from hetpeer.dht.base.errors import ExitCode
+from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.peer.arrival.invites import make_invite, parse_invite
 from hetpeer.peer.home import Home
 from hetpeer.peer.keys import backup, restore

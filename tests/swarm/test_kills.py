@@ -10,7 +10,7 @@ import pytest
 
 from hetpeer.bootstrap.crediting import credit_in
 from hetpeer.bootstrap.replay import ReferenceRun
-from hetpeer.dht.errors import ExitCode
+from hetpeer.dht.base.errors import ExitCode
 from tests.swarm.child import Child, until
 from tests.swarm.swarm import Swarm, scraped
 

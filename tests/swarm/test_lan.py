@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hetpeer.dht.errors import ExitCode
+from hetpeer.dht.base.errors import ExitCode
 from tests.swarm.swarm import Swarm, resign
 from tests.wanlab.lab import needs_lab
 

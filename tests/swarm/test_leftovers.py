@@ -8,7 +8,7 @@ import pytest
 from hetpeer.bootstrap.audit import audit
 from hetpeer.bootstrap.eventlog import read_event, read_events
 from hetpeer.bootstrap.replay import ReferenceRun, run_reference
-from hetpeer.dht.identity import Identity
+from hetpeer.dht.identity.peer_identity import Identity
 from tests.swarm.child import Child, until
 from tests.swarm.swarm import Swarm, resign
 

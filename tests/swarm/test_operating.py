@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hetpeer.dht.errors import ExitCode
+from hetpeer.dht.base.errors import ExitCode
 from hetpeer.peer.control.client import ask
 from hetpeer.peer.control.wire import Reliable, Request, Standing
 from tests.swarm.child import Child, until

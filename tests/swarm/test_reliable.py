@@ -10,8 +10,8 @@ from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.log import read_log
 from hetpeer.bootstrap.replay import ReferenceRun
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.dht.errors import ExitCode
-from hetpeer.dht.identity import Identity
+from hetpeer.dht.base.errors import ExitCode
+from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.home import Home
 from tests.swarm.child import Child, until
 from tests.swarm.conftest import STEPS

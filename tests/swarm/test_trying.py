@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from hetpeer.dht.errors import ExitCode
+from hetpeer.dht.base.errors import ExitCode
 from hetpeer.peer.control.client import ask
 from hetpeer.peer.control.wire import Request
 from tests.swarm.swarm import Swarm

@@ -19,8 +19,8 @@ from hetpeer.averaging.messages.fields import *  # noqa: F403
 from hetpeer.averaging.messages.fields import MAX_KIND, Unknown
 from hetpeer.averaging.messages.volunteer import *  # noqa: F403
 from hetpeer.averaging.messages.volunteer import FromVolunteer
-from hetpeer.dht.errors import ProtocolError
-from hetpeer.dht.plain import first_wrong, unpack
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.base.untrusted import first_wrong, unpack
 
 Known = FromVolunteer | FromCoordinator
 Message = Known | Unknown

@@ -11,8 +11,8 @@ import msgpack
 from pydantic import Field, TypeAdapter, ValidationError
 
 from hetpeer.averaging.messages import Count, Schema
-from hetpeer.dht.errors import ProtocolError
-from hetpeer.dht.plain import unpack
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.base.untrusted import unpack
 
 MAX_MESSAGE_BYTES: Final = 65 << 20
 """A message carries at least one entry, and a record may have 64 MiB."""

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 from hetpeer.bootstrap.manifest import SignedManifest
 from hetpeer.bootstrap.service import CONTROL
-from hetpeer.dht.errors import LocalError, RemoteError
-from hetpeer.dht.node import Node, NodeConfig
-from hetpeer.dht.roster import Roster
-from hetpeer.dht.tasks import TaskSet
+from hetpeer.dht.base.errors import LocalError, RemoteError
+from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.discovery.roster import Roster
+from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.peer.arrival.invites import Destination
 from hetpeer.peer.arrival.known import acquaintances, known_run, remember, remember_seen
 from hetpeer.peer.arrival.manifests import fetch_manifest

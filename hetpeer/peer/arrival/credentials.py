@@ -14,7 +14,7 @@ from hetpeer.bootstrap.files import atomic_write
 from hetpeer.bootstrap.proofofwork import MAX_NONCE_BYTES, find_proof, is_proof
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.vouchers import VOUCHER
-from hetpeer.dht.aside import aside
+from hetpeer.dht.base.detached import aside
 from hetpeer.peer.console import say
 
 

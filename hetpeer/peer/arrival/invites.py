@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from urllib.parse import quote, unquote
 
 from hetpeer.bootstrap.vouchers import as_text, of_text
-from hetpeer.dht.addresses import Address, far_first, parse_address
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.identity.addresses import Address, far_first, parse_address
 
 SCHEME = "hetpeer://"
 MAX_ADDRESSES = 8

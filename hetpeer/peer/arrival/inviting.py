@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from hetpeer.bootstrap.files import atomic_write
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.dht.addresses import Address, parse_address
-from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.dht.identity import Identity
-from hetpeer.dht.node import Node
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.identity.addresses import Address, parse_address
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.node.node import Node
 from hetpeer.peer.arrival.invites import Invite, make_invite, parse_invite, worth_giving
 
 LOOK_S = 3.0

@@ -14,10 +14,10 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from hetpeer.bootstrap.files import atomic_write
-from hetpeer.dht.addresses import Address, parse_address
-from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.dht.reachability import Reach
-from hetpeer.dht.records import Advert
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.identity.addresses import Address, parse_address
+from hetpeer.dht.kademlia.adverts import Advert
+from hetpeer.dht.reach.reachability import Reach
 from hetpeer.peer.arrival.invites import MAX_ADDRESSES, Destination, worth_giving
 
 FILE = "peers.json"

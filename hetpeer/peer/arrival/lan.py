@@ -16,9 +16,9 @@ from typing import Any
 from zeroconf import Error, InterfaceChoice, IPVersion, ServiceInfo, ServiceStateChange
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
-from hetpeer.dht.addresses import parse_address
-from hetpeer.dht.node import Node
-from hetpeer.dht.tasks import TaskSet
+from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.identity.addresses import parse_address
+from hetpeer.dht.node.node import Node
 from hetpeer.peer.arrival.nearby import SERVICE, Notice, nobody_nearby, notice, told, understood
 
 HEAR_S = 5.0

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from hetpeer.bootstrap.manifest import SignedManifest, read
 from hetpeer.bootstrap.serving import FILE_TIMEOUT_S, fetch
 from hetpeer.bootstrap.signing import AMENDMENT, MANIFEST
-from hetpeer.dht.addresses import Address
-from hetpeer.dht.errors import ExitCode, HetpeerError, LocalError, PeerLostError, RemoteError
-from hetpeer.dht.node import Node
-from hetpeer.dht.roster import Roster
+from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError, PeerLostError, RemoteError
+from hetpeer.dht.discovery.roster import Roster
+from hetpeer.dht.identity.addresses import Address
+from hetpeer.dht.node.node import Node
 from hetpeer.peer.arrival.invites import Destination
 from hetpeer.peer.arrival.known import MAX_PLACES, advertised_places
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from hetpeer.dht.addresses import Address, is_far, parse_address
-from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.dht.records import printable
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.identity.addresses import Address, is_far, parse_address
+from hetpeer.dht.kademlia.adverts import printable
 from hetpeer.peer.arrival.invites import MAX_ADDRESSES, RUN_ID, Destination, is_loopback
 
 SERVICE = "_hetpeer._tcp.local."

@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from hetpeer.dht.node import Node
-from hetpeer.dht.reachability import Reach, Standing
+from hetpeer.dht.node.node import Node
+from hetpeer.dht.reach.reachability import Reach, Standing
 from hetpeer.peer.console import say
 
 LOOK_S = 1.5

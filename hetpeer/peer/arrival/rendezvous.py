@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hetpeer.bootstrap.files import disk_errors
-from hetpeer.dht.addresses import Address, is_far, parse_address
-from hetpeer.dht.node import Node, NodeConfig
-from hetpeer.dht.tasks import TaskSet
+from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.identity.addresses import Address, is_far, parse_address
+from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.peer.arrival.reach import tell_forever
 from hetpeer.peer.control.attending import attended
 from hetpeer.peer.home import Home

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hetpeer.dht.addresses import Address
+from hetpeer.dht.identity.addresses import Address
 
 ROUNDS = 5
 """Of who was never in the run: most likely the address is wrong."""

@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 
 from hetpeer.bootstrap.files import disk_errors
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.checkup.findings import Finding, document
 from hetpeer.peer.logs.reading import LogReader
 

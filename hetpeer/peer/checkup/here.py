@@ -13,8 +13,8 @@ from importlib import metadata
 from pathlib import Path
 
 from hetpeer.bootstrap.files import disk_errors
-from hetpeer.dht.errors import LocalError
-from hetpeer.dht.identity import Identity
+from hetpeer.dht.base.errors import LocalError
+from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.checkup import judging
 from hetpeer.peer.checkup.judging import Verdict
 from hetpeer.peer.control.client import ask

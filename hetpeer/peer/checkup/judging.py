@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hetpeer.dht.errors import ExitCode, HetpeerError, LocalError, RemoteError
-from hetpeer.dht.reachability import Reach, Standing
+from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError, RemoteError
+from hetpeer.dht.reach.reachability import Reach, Standing
 from hetpeer.peer.control.wire import Setting
 from hetpeer.peer.daemon.sensing import idle_unknown
 from hetpeer.peer.daemon.settings import DEFAULT

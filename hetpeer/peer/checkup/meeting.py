@@ -7,14 +7,14 @@ import time
 from collections.abc import AsyncIterator, Awaitable
 
 from hetpeer.bootstrap.files import temporary_folder
-from hetpeer.dht.clock import SystemClock
-from hetpeer.dht.control import Control
-from hetpeer.dht.errors import HetpeerError, LocalError, RemoteError
-from hetpeer.dht.hello import Hello, say_hello
-from hetpeer.dht.identity import Identity
-from hetpeer.dht.node import Node, NodeConfig
-from hetpeer.dht.p2pd import P2pd
-from hetpeer.dht.reachability import Standing
+from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.base.errors import HetpeerError, LocalError, RemoteError
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.kademlia.join_handshake import Hello, say_hello
+from hetpeer.dht.node.node import Node, NodeConfig
+from hetpeer.dht.p2pd.p2pd_control import Control
+from hetpeer.dht.p2pd.p2pd_process import P2pd
+from hetpeer.dht.reach.reachability import Standing
 from hetpeer.peer.arrival.invites import Destination
 from hetpeer.peer.arrival.manifests import fetch_manifest
 from hetpeer.peer.checkup import judging

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetpeer.dht.errors import LocalError
-from hetpeer.dht.p2pd import check_port_free
+from hetpeer.dht.base.errors import LocalError
+from hetpeer.dht.p2pd.p2pd_process import check_port_free
 from hetpeer.peer.checkup import judging
 from hetpeer.peer.checkup.judging import Verdict
 from hetpeer.peer.control.client import ask

@@ -120,7 +120,7 @@ def _announce_rendezvous(address: str) -> None:
 
 
 def _announce_run(address: str, invite: Invite, directory: Path) -> None:
-    from hetpeer.dht.addresses import is_far
+    from hetpeer.dht.identity.addresses import is_far
 
     typer.echo(f"hetpeer join --bootstrap {address}\nhetpeer join {invite}")
     own = [one.socket for one in invite.addresses if one.socket is not None]

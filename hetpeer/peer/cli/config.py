@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.cli.options import HomeOption
 
 commands = typer.Typer(no_args_is_help=True, rich_markup_mode=None)

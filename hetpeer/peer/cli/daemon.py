@@ -53,7 +53,7 @@ def finish(*, home: HomeOption = None) -> None:
 
 def stop(*, home: HomeOption = None) -> None:
     """Leave the run now, as by Ctrl-C; returns when the daemon has ended. With --home DIR: the reliable peer that serves DIR."""
-    from hetpeer.dht.errors import LocalError
+    from hetpeer.dht.base.errors import LocalError
     from hetpeer.peer.control.client import connected
     from hetpeer.peer.control.wire import Request
     from hetpeer.peer.home import default_home

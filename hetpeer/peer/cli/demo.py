@@ -46,7 +46,7 @@ def demo(
     ] = False,
 ) -> None:
     """Train a small model by a swarm on this machine, kill volunteers on the way, and check the result."""
-    from hetpeer.dht.clock import SystemClock
+    from hetpeer.dht.base.clock import SystemClock
     from hetpeer.peer.demo import settings as preparing
     from hetpeer.peer.demo.view import opened
 

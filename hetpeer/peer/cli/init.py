@@ -265,7 +265,7 @@ def init(
         TrustSettings,
         parameter_group,
     )
-    from hetpeer.dht.errors import ExitCode, LocalError
+    from hetpeer.dht.base.errors import ExitCode, LocalError
 
     training = {
         "steps": steps,

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from hetpeer.dht.errors import HetpeerError, LocalError
+from hetpeer.dht.base.errors import HetpeerError, LocalError
 from hetpeer.peer.cli import (
     amend,
     audit,

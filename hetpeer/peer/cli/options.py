@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO, TypeVar
 
 import typer
 
-from hetpeer.dht.errors import ExitCode, HetpeerError, LocalError
+from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError
 from hetpeer.peer.console import show_from
 from hetpeer.peer.logs.formats import JsonFormatter, PlainFormatter
 

@@ -42,7 +42,7 @@ def plan_grid(asked: Question, *, as_json: bool) -> None:
 
 
 def _network(asked: Question) -> Network:
-    from hetpeer.dht.errors import ExitCode, LocalError
+    from hetpeer.dht.base.errors import ExitCode, LocalError
     from hetpeer.stages.planning.network import Network, wrong
 
     try:

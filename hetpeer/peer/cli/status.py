@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetpeer.dht.errors import HetpeerError
+from hetpeer.dht.base.errors import HetpeerError
 from hetpeer.peer.cli.options import (
     BootstrapOption,
     HomeOption,
@@ -87,7 +87,7 @@ async def _write_down(goal: Destination, *, watch: bool, as_json: bool) -> None:
 
 def _identity(home: Path | None) -> str:
     """The peer id of this machine's volunteer; empty if it has never joined. Raises `LocalError` HP-ID-001."""
-    from hetpeer.dht.identity import Identity
+    from hetpeer.dht.identity.peer_identity import Identity
     from hetpeer.peer.home import default_home
 
     key = (home or default_home()) / "identity.key"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.cli.options import HomeOption
 
 

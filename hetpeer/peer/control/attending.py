@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from hetpeer.dht.clock import SystemClock
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.control.owned import OwnedDaemon
 from hetpeer.peer.control.server import serving
 from hetpeer.peer.control.wire import Reliable, Request, Standing

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from hetpeer.dht.clock import SystemClock
-from hetpeer.dht.errors import HetpeerError
-from hetpeer.dht.tasks import TaskSet
+from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.base.errors import HetpeerError
+from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.peer.control.wire import Standing
 from hetpeer.peer.notify import Notifier
 

@@ -13,8 +13,8 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextma
 from pathlib import Path
 
 from hetpeer.bootstrap.files import disk_errors
-from hetpeer.dht.errors import LocalError
-from hetpeer.dht.holding import in_use
+from hetpeer.dht.base.errors import LocalError
+from hetpeer.dht.identity.identity_lock import in_use
 from hetpeer.peer.control.wire import (
     MAX_REQUEST,
     SOCKET,

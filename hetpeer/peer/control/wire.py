@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from hetpeer.dht.errors import ExitCode, HetpeerError, LocalError
+from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError
 
 SCHEMA = "hetpeer.control/1"
 SOCKET = "control.sock"

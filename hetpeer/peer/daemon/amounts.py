@@ -6,7 +6,7 @@ import math
 import re
 
 SLOWEST = 32_000.0
-"""Bytes/s: of less, shared among some peers, each of them would take us for one that drips (dht/delivery)."""
+"""Bytes/s: of less, shared among some peers, each of them would take us for one that drips (dht/streams/delivery)."""
 FEW = 1e6
 """So many bytes, or more, may be given without a unit: nobody means gigabytes then."""
 NONE = frozenset({"none", "0"})

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hetpeer.bootstrap.files import atomic_write, disk_errors
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.daemon.settings import (
     Layer,
     Merged,

@@ -14,9 +14,9 @@ from hetpeer.averaging.effects import Stop
 from hetpeer.averaging.messages import Place
 from hetpeer.averaging.places import choose_place
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.dht.clock import SystemClock
-from hetpeer.dht.records import Advert
-from hetpeer.dht.roster import Roster
+from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.discovery.roster import Roster
+from hetpeer.dht.kademlia.adverts import Advert
 from hetpeer.peer.arrival.arriving import Arrival
 from hetpeer.peer.arrival.credentials import refusal
 from hetpeer.peer.console import say

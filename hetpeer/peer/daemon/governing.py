@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import MappingProxyType
 
-from hetpeer.dht.clock import SystemClock
-from hetpeer.dht.errors import HetpeerError, LocalError
-from hetpeer.dht.tasks import TaskSet, to_its_end
-from hetpeer.dht.throttle import Throttle
+from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.base.errors import HetpeerError, LocalError
+from hetpeer.dht.base.task_set import TaskSet, to_its_end
+from hetpeer.dht.streams.throttle import Throttle
 from hetpeer.peer.control.wire import Request, Setting, Standing
 from hetpeer.peer.daemon import usage
 from hetpeer.peer.daemon.amounts import rate

@@ -15,7 +15,7 @@ from hetpeer.peer.daemon.pacing import Pacer
 from hetpeer.peer.daemon.settings import Settings
 
 if TYPE_CHECKING:
-    from hetpeer.dht.errors import HetpeerError
+    from hetpeer.dht.base.errors import HetpeerError
     from hetpeer.peer.watching.nvml import GpuState
 
 MAINS_S = 30.0

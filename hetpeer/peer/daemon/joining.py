@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from hetpeer.averaging.effects import Stop
-from hetpeer.dht.clock import SystemClock
-from hetpeer.dht.errors import ExitCode
+from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.base.errors import ExitCode
 from hetpeer.peer.console import say
 from hetpeer.peer.control.owned import TICK_S
 from hetpeer.peer.control.server import serving

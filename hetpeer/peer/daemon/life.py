@@ -15,7 +15,7 @@ from typing import Any
 
 from hetpeer.averaging.effects import Stop
 from hetpeer.averaging.member import Phase
-from hetpeer.dht.tasks import TaskSet
+from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.peer.console import say
 from hetpeer.peer.control.owned import Does
 from hetpeer.peer.daemon.amounts import rate, share, share_or_bytes

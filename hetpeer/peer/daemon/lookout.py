@@ -7,7 +7,7 @@ import logging
 from dataclasses import replace
 from functools import partial
 
-from hetpeer.dht.aside import aside
+from hetpeer.dht.base.detached import aside
 from hetpeer.peer.daemon.governor import Readings
 from hetpeer.peer.daemon.sensing import Sensors, minute_of_day
 from hetpeer.peer.daemon.settings import Settings

@@ -12,12 +12,12 @@ from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.serving import PROTOCOL as FILES
 from hetpeer.bootstrap.serving import FileService, Served
 from hetpeer.bootstrap.shelf import RunShelf, StateSource
-from hetpeer.dht.addresses import Address
-from hetpeer.dht.clock import SystemClock
-from hetpeer.dht.node import Node, NodeConfig
-from hetpeer.dht.roster import Roster
-from hetpeer.dht.streams import Stream
-from hetpeer.dht.tasks import TaskSet
+from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.discovery.roster import Roster
+from hetpeer.dht.identity.addresses import Address
+from hetpeer.dht.node.node import Node, NodeConfig
+from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.arrival.arriving import Arrival, arrived
 from hetpeer.peer.arrival.credentials import Credentials, credentials
 from hetpeer.peer.arrival.invites import Destination

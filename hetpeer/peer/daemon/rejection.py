@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hetpeer.averaging.effects import Stop
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 
 
 def rejection(stop: Stop) -> LocalError:

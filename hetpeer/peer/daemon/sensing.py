@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.daemon.governor import Readings
 from hetpeer.peer.daemon.settings import WORKER, Settings
 from hetpeer.peer.daemon.xidle import x_idle_s

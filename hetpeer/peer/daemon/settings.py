@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.daemon import amounts
 
 PREFIX = "HETPEER_"

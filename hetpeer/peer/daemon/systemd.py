@@ -13,7 +13,7 @@ from types import MappingProxyType
 from blake3 import blake3
 
 from hetpeer.bootstrap.files import atomic_write, disk_errors
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 
 SYSTEMCTL_S = 60.0
 IN_VAIN = (

@@ -11,7 +11,7 @@ import enum
 import math
 from collections.abc import Callable, Sequence
 
-from hetpeer.dht.clock import SystemClock
+from hetpeer.dht.base.clock import SystemClock
 from hetpeer.peer.console import say
 from hetpeer.peer.control import owned
 from hetpeer.peer.control.owned import Does, OwnedDaemon

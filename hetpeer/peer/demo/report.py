@@ -18,7 +18,7 @@ from hetpeer.bootstrap.files import atomic_write
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.replay import Comparison, ReferenceRun, compare, run_reference
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.dht.identity import Identity
+from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.demo.feed import LedgerFeed
 from hetpeer.peer.demo.settings import DemoSettings
 from hetpeer.peer.demo.training import Kill, Trained

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.dht.clock import Clock
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.base.clock import Clock
+from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.children import Child, end_all
 from hetpeer.peer.demo.feed import RECENT, LedgerFeed, recovery_seconds
 from hetpeer.peer.demo.settings import DemoSettings

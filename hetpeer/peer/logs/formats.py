@@ -8,7 +8,7 @@ import re
 import time
 from typing import Any
 
-from hetpeer.dht.printable import escaped
+from hetpeer.dht.base.printable import escaped
 
 MAX_EVENT = 4096
 """Characters of one message in JSON, and of its traceback the last eight times as many."""

@@ -12,7 +12,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from hetpeer.bootstrap.files import disk_errors
-from hetpeer.dht.errors import HetpeerError
+from hetpeer.dht.base.errors import HetpeerError
 from hetpeer.peer.console import SAID
 from hetpeer.peer.logs.formats import JsonFormatter
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
-from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.dht.printable import escaped
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.printable import escaped
 from hetpeer.peer.logs import formats
 from hetpeer.peer.logs.keeping import FILE, OLDER
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.planning.devices import GIB, NamedDevices
 from hetpeer.stages.planning.swarms.given import Work
 from hetpeer.stages.planning.swarms.short import lacking

@@ -11,8 +11,8 @@ from itertools import pairwise
 from hetpeer.bootstrap.grouped.cutting import Cutting
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.bootstrap.workload import of_manifest
-from hetpeer.dht.errors import LocalError
-from hetpeer.dht.records import Advert
+from hetpeer.dht.base.errors import LocalError
+from hetpeer.dht.kademlia.adverts import Advert
 from hetpeer.peer.planning.devices import devices_in
 from hetpeer.peer.planning.inventory import inventory
 from hetpeer.stages.planning.swarms.search import Search

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.bootstrap.workload import of_manifest
-from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.dht.reachability import Reach
-from hetpeer.dht.records import Advert
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.kademlia.adverts import Advert
+from hetpeer.dht.reach.reachability import Reach
 from hetpeer.peer.planning.devices import BITS, GIB, GIGA, LATENCY_MS, LINE_MBPS, LONGEST_S, MEGA, TERA
 from hetpeer.stages.planning.swarms.given import Devices, times_forward
 from hetpeer.stages.planning.swarms.plans import adding_up

@@ -15,8 +15,8 @@ from hetpeer.bootstrap.lines import Lines
 from hetpeer.bootstrap.manifest import Manifest, SignedManifest
 from hetpeer.bootstrap.rates import leaving
 from hetpeer.bootstrap.routing import assign_routes
-from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.dht.records import Advert, LinkNote
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.kademlia.adverts import Advert, LinkNote
 from hetpeer.peer.planning.inventory import believed, uplink_of
 from hetpeer.peer.planning.summing import sums_bytes
 from hetpeer.peer.watching.status import HOLDING

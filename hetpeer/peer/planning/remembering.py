@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hetpeer.dht.records import Advert, LinkNote
+from hetpeer.dht.kademlia.adverts import Advert, LinkNote
 
 
 class Remembered:

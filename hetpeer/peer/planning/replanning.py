@@ -16,8 +16,8 @@ from hetpeer.bootstrap.configuration import IN_FLIGHT
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.bootstrap.membership import Membership, Range
 from hetpeer.bootstrap.workload import of_manifest
-from hetpeer.dht.errors import LocalError
-from hetpeer.dht.records import Advert
+from hetpeer.dht.base.errors import LocalError
+from hetpeer.dht.kademlia.adverts import Advert
 from hetpeer.peer.planning.devices import devices_in
 from hetpeer.peer.planning.inventory import inventory
 from hetpeer.stages.planning.swarms.given import Devices, Work

@@ -9,7 +9,7 @@ import numpy as np
 
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.workload import FLOAT, of_manifest
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.execution.slots import LIVE
 from hetpeer.stages.planning.swarms.given import Work
 

@@ -11,10 +11,10 @@ from hetpeer.bootstrap.amendment import Change
 from hetpeer.bootstrap.council import Council, amend
 from hetpeer.bootstrap.files import temporary_folder
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.dht.addresses import Address
-from hetpeer.dht.errors import ExitCode, LocalError, RemoteError
-from hetpeer.dht.identity import Identity
-from hetpeer.dht.node import Node, NodeConfig
+from hetpeer.dht.base.errors import ExitCode, LocalError, RemoteError
+from hetpeer.dht.identity.addresses import Address
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.node.node import Node, NodeConfig
 
 _log = logging.getLogger(__name__)
 

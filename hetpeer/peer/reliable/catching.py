@@ -8,7 +8,7 @@ import logging
 from hetpeer.bootstrap.history import Record
 from hetpeer.bootstrap.keeping import Checkpoints
 from hetpeer.bootstrap.replica import Replica
-from hetpeer.dht.errors import RemoteError
+from hetpeer.dht.base.errors import RemoteError
 
 LOOK_S = 0.5
 AGAIN_S = 10.0

@@ -11,8 +11,8 @@ from hetpeer.bootstrap.create import made_beside
 from hetpeer.bootstrap.files import atomic_write, disk_errors
 from hetpeer.bootstrap.rundir import FOLDERS, RunDirectory
 from hetpeer.bootstrap.serving import fetch_file
-from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.dht.node import Node, NodeConfig
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.peer.arrival.invites import Destination
 from hetpeer.peer.arrival.manifests import fetch_manifest
 from hetpeer.peer.home import Home

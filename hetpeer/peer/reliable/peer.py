@@ -24,14 +24,14 @@ from hetpeer.bootstrap.service import CONTROL, CoordinatorService
 from hetpeer.bootstrap.serving import PROTOCOL as FILES
 from hetpeer.bootstrap.serving import FileService
 from hetpeer.bootstrap.shelf import Answer, RunShelf
-from hetpeer.dht.addresses import Address
-from hetpeer.dht.clock import SystemClock
-from hetpeer.dht.dialling import ChannelServer
-from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.dht.identity import Identity
-from hetpeer.dht.listener import CONTROL as CONTROL_BUDGET
-from hetpeer.dht.node import Node
-from hetpeer.dht.roster import Roster
+from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.channels.channel_server import ChannelServer
+from hetpeer.dht.discovery.roster import Roster
+from hetpeer.dht.identity.addresses import Address
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.node.node import Node
+from hetpeer.dht.p2pd.listener import CONTROL as CONTROL_BUDGET
 from hetpeer.peer.arrival.invites import Invite
 from hetpeer.peer.arrival.inviting import Inviting
 from hetpeer.peer.arrival.reach import tell_forever

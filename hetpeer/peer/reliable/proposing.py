@@ -15,8 +15,8 @@ from hetpeer.bootstrap.coordinator import Coordinator
 from hetpeer.bootstrap.grouped.run import Grouped
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.bootstrap.service import CoordinatorService
-from hetpeer.dht.errors import RemoteError
-from hetpeer.dht.roster import Roster
+from hetpeer.dht.base.errors import RemoteError
+from hetpeer.dht.discovery.roster import Roster
 from hetpeer.peer.planning.forming import cutting
 from hetpeer.peer.planning.remembering import Remembered
 from hetpeer.peer.planning.replanning import Proposal, Seating, proposal

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hetpeer.bootstrap.files import disk_errors
 from hetpeer.bootstrap.service import CoordinatorService
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.children import Child, end_all
 from hetpeer.peer.home import Home
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.member import Effect, Member
-from hetpeer.dht.credit import Pool, Queue
-from hetpeer.dht.grants import Budget, Grants, Holding
+from hetpeer.dht.streams.flow_control import Pool, Queue
+from hetpeer.dht.streams.grants import Budget, Grants, Holding
 from hetpeer.peer.transport.pressure import ACTIVATIONS, Pressure
 from hetpeer.stages.execution.effects import Handle
 

@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.planning.devices import NamedDevices, devices_in, read_devices
 from hetpeer.peer.planning.workload import work_of
 from hetpeer.stages.planning.swarms.given import Work

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hetpeer.averaging import effects as e
 from hetpeer.averaging.holding import Bundle
 from hetpeer.averaging.member import Effect, Member, Origin, StepEffect
-from hetpeer.dht.credit import Pool
+from hetpeer.dht.streams.flow_control import Pool
 from hetpeer.peer.simulate.boxes import Boxes
 from hetpeer.peer.simulate.lines import Frame, Line
 from hetpeer.peer.simulate.worker import Answer, Worker

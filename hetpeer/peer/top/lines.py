@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from hetpeer.dht.printable import escaped
+from hetpeer.dht.base.printable import escaped
 from hetpeer.peer.control.wire import Figures, Standing
 from hetpeer.peer.watching.nvml import GpuLoad
 from hetpeer.peer.watching.units import bytes_text

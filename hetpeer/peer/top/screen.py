@@ -11,7 +11,7 @@ from rich.text import Text
 from textual.app import App
 from textual.widgets import Footer, Static
 
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.control.client import ask
 from hetpeer.peer.control.wire import Figures, Request
 from hetpeer.peer.top.lines import lines

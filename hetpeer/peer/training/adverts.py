@@ -12,11 +12,11 @@ from typing import Any
 from hetpeer.averaging.member import Phase
 from hetpeer.bootstrap.decisions import State
 from hetpeer.bootstrap.service import CoordinatorService
-from hetpeer.dht.errors import RemoteError
-from hetpeer.dht.node import Node
-from hetpeer.dht.paths import Path
-from hetpeer.dht.records import LEFT, MAX_LINKS, Advert, LinkNote
-from hetpeer.dht.roster import Roster
+from hetpeer.dht.base.errors import RemoteError
+from hetpeer.dht.discovery.roster import Roster
+from hetpeer.dht.kademlia.adverts import LEFT, MAX_LINKS, Advert, LinkNote
+from hetpeer.dht.node.node import Node
+from hetpeer.dht.reach.peer_paths import Path
 from hetpeer.peer.training.volunteer import Volunteer
 from hetpeer.peer.transport.linkbook import LinkFigures
 from hetpeer.stages.execution.occupation import Occupation

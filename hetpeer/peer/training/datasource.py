@@ -10,8 +10,8 @@ import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 
-from hetpeer.dht.errors import ExitCode, LocalError
-from hetpeer.dht.tasks import TaskSet
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.peer.training.preparing import RunFiles
 from hetpeer.stages.data.shards import Arrays, Shard
 from hetpeer.stages.graph.spec import BlockSpec

@@ -14,8 +14,8 @@ from hetpeer.averaging.heads import Introduction
 from hetpeer.averaging.member import Effect, Member, Origin
 from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.tickets import check
-from hetpeer.dht import failpoints
-from hetpeer.dht.board import Leftover
+from hetpeer.dht.base import failpoints
+from hetpeer.dht.discovery.task_board import Leftover
 from hetpeer.peer.training.acquaintances import Acquaintances
 from hetpeer.peer.training.evidence import Evidence
 from hetpeer.peer.transport.dataplane import DataPlane

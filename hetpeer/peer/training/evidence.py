@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from hetpeer.averaging import effects as e
 from hetpeer.bootstrap.eventlog import EventLog, read_event
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.dht.board import Leftover
-from hetpeer.dht.errors import ProtocolError
-from hetpeer.dht.identity import Identity
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.discovery.task_board import Leftover
+from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.home import Home
 
 AT_ONCE = 200

@@ -14,8 +14,8 @@ import numpy as np
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging.member import Effect, Member
-from hetpeer.dht.errors import LocalError, ProtocolError
-from hetpeer.dht.strikes import Kind, OffenceError
+from hetpeer.dht.base.errors import LocalError, ProtocolError
+from hetpeer.dht.base.strikes import Kind, OffenceError
 from hetpeer.peer.training.datasource import DataSource
 from hetpeer.peer.transport.linkbook import LinkBook
 from hetpeer.peer.transport.posting import Answer, Posts

@@ -17,9 +17,9 @@ from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.bootstrap.membership import Membership, Volunteer
 from hetpeer.bootstrap.placing import ranked
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.dht.errors import RemoteError
-from hetpeer.dht.records import Advert
-from hetpeer.dht.roster import Roster
+from hetpeer.dht.base.errors import RemoteError
+from hetpeer.dht.discovery.roster import Roster
+from hetpeer.dht.kademlia.adverts import Advert
 from hetpeer.peer.training.figures import Offer
 from hetpeer.peer.training.preparing import RunFiles
 

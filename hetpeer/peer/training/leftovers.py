@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from hetpeer.averaging.effects import StepId
-from hetpeer.dht.board import MAX_IDS, TTL_S, Board, Leftover, Note, shard_of
-from hetpeer.dht.errors import RemoteError
+from hetpeer.dht.base.errors import RemoteError
+from hetpeer.dht.discovery.task_board import MAX_IDS, TTL_S, Board, Leftover, Note, shard_of
 
 LOOK_S = 0.5
 IDLE_S = 2.0

@@ -18,9 +18,9 @@ from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.manifest import FileRef
 from hetpeer.bootstrap.rundir import RunDirectory, check_file
 from hetpeer.bootstrap.serving import fetch, fetch_file, state_name
-from hetpeer.dht.errors import ExitCode, LocalError, ProtocolError, RemoteError
-from hetpeer.dht.node import Node
-from hetpeer.dht.tasks import going_on
+from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError, RemoteError
+from hetpeer.dht.base.task_set import going_on
+from hetpeer.dht.node.node import Node
 from hetpeer.peer.arrival.manifests import amended
 from hetpeer.peer.home import place_file
 from hetpeer.peer.training.room import Room
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 AT_ONCE = 4
-"""Files that are fetched at a time: a peer has eight streams to another (dht/listener.py), and tensors need some."""
+"""Files that are fetched at a time: a peer has eight streams to another (dht/p2pd/listener.py), and tensors need some."""
 
 
 class RunFiles:

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.arrival.invites import RUN_ID
 
 FETCHED = ("graph", "state", "data")

@@ -1,6 +1,6 @@
 """The volunteer's word with the coordinator: one control session after another, for as long as it takes part.
 
-A session outlives broken streams (dht/channel.py). When the coordinator has lost its memory, or another reliable peer is the
+A session outlives broken streams (dht/channels/channel.py). When the coordinator has lost its memory, or another reliable peer is the
 coordinator now, a new one begins with a new Hello, and what is evidence is sent again: the audit counts volunteers' lines, so
 none may be lost with a session.
 """
@@ -17,12 +17,12 @@ from typing import Any
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.service import CONTROL
-from hetpeer.dht.channel import Channel
-from hetpeer.dht.dialling import dial
-from hetpeer.dht.errors import PeerLostError
-from hetpeer.dht.node import Node
-from hetpeer.dht.outbox import Parcel
-from hetpeer.dht.streams import Stream
+from hetpeer.dht.base.errors import PeerLostError
+from hetpeer.dht.channels.channel import Channel
+from hetpeer.dht.channels.channel_server import dial
+from hetpeer.dht.channels.outbox import Parcel
+from hetpeer.dht.node.node import Node
+from hetpeer.dht.streams.stream import Stream
 
 RENEWAL_S = 0.2
 """Between two sessions: a coordinator that forgets us again and again is not asked in a hot loop."""

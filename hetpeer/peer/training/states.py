@@ -11,7 +11,7 @@ from hetpeer.averaging.effects import SaveState
 from hetpeer.averaging.member import Member, Phase
 from hetpeer.averaging.messages import Line
 from hetpeer.bootstrap.serving import Served
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.transport.posting import Posts
 from hetpeer.stages.execution.results import CommandFailedError
 

@@ -22,11 +22,11 @@ from hetpeer.averaging.member import Effect, InStep, Member, Origin, Phase
 from hetpeer.averaging.places import choose_place
 from hetpeer.bootstrap.configuration import shape_of
 from hetpeer.bootstrap.serving import Served
-from hetpeer.dht import failpoints
-from hetpeer.dht.board import Board
-from hetpeer.dht.errors import LocalError
-from hetpeer.dht.node import Node
-from hetpeer.dht.tasks import TaskSet
+from hetpeer.dht.base import failpoints
+from hetpeer.dht.base.errors import LocalError
+from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.discovery.task_board import Board
+from hetpeer.dht.node.node import Node
 from hetpeer.peer.arrival.credentials import Credentials
 from hetpeer.peer.home import Home
 from hetpeer.peer.tracing import Trace

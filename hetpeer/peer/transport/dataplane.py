@@ -22,10 +22,10 @@ from hetpeer.averaging.heads import (
     ShardHead,
     encode_head,
 )
-from hetpeer.dht.errors import ProtocolError
-from hetpeer.dht.node import Node
-from hetpeer.dht.outbox import Parcel
-from hetpeer.dht.tasks import TaskSet
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.channels.outbox import Parcel
+from hetpeer.dht.node.node import Node
 from hetpeer.peer.tracing import Trace
 from hetpeer.peer.transport.intake import cost_of, pool_of
 from hetpeer.peer.transport.link import TENSORS, Link

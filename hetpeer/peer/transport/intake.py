@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from hetpeer.averaging.heads import ActivationHead, GradientHead, Head, ShardHead
-from hetpeer.dht.credit import Pool
-from hetpeer.dht.grants import Budget, Grants, Holding
+from hetpeer.dht.streams.flow_control import Pool
+from hetpeer.dht.streams.grants import Budget, Grants, Holding
 from hetpeer.peer.transport.pressure import ACTIVATIONS, GRADIENTS, SHARDS, pool_at
 from hetpeer.peer.transport.schema import FLOAT_BYTES, Schema
 from hetpeer.stages.execution.routes import blocks_left

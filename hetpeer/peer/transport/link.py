@@ -13,15 +13,15 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
-from hetpeer.dht.channel import Channel
-from hetpeer.dht.credit import Queue
-from hetpeer.dht.dialling import dial
-from hetpeer.dht.errors import PeerLostError, ProtocolError
-from hetpeer.dht.node import Node
-from hetpeer.dht.outbox import Parcel
-from hetpeer.dht.streams import Stream
-from hetpeer.dht.strikes import Kind, OffenceError
-from hetpeer.dht.tasks import TaskSet
+from hetpeer.dht.base.errors import PeerLostError, ProtocolError
+from hetpeer.dht.base.strikes import Kind, OffenceError
+from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.channels.channel import Channel
+from hetpeer.dht.channels.channel_server import dial
+from hetpeer.dht.channels.outbox import Parcel
+from hetpeer.dht.node.node import Node
+from hetpeer.dht.streams.flow_control import Queue
+from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.transport.pressure import Pressure
 
 TENSORS: Final = "hetpeer/1/tensors"

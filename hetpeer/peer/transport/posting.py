@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
-from hetpeer.dht.tasks import going_on
+from hetpeer.dht.base.task_set import going_on
 from hetpeer.peer.tracing import Trace
 from hetpeer.peer.transport.tensors import Tensor, TensorStore
 from hetpeer.stages.execution import commands as c

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hetpeer.dht.credit import Pool
+from hetpeer.dht.streams.flow_control import Pool
 
 GRADIENTS, SHARDS, ACTIVATIONS = range(3)
 """Pools of credit; of activations there are as many as blocks (`pool_at`)."""

@@ -17,13 +17,13 @@ from hetpeer.averaging.heads import (
     ShardHead,
     decode_head,
 )
-from hetpeer.dht.channel import Channel
-from hetpeer.dht.dialling import ChannelServer
-from hetpeer.dht.errors import ProtocolError, RemoteError
-from hetpeer.dht.grants import Lane
-from hetpeer.dht.meter import Meter
-from hetpeer.dht.streams import Stream
-from hetpeer.dht.strikes import Kind, OffenceError
+from hetpeer.dht.base.errors import ProtocolError, RemoteError
+from hetpeer.dht.base.strikes import Kind, OffenceError
+from hetpeer.dht.channels.channel import Channel
+from hetpeer.dht.channels.channel_server import ChannelServer
+from hetpeer.dht.streams.grants import Lane
+from hetpeer.dht.streams.rate_meter import Meter
+from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.tracing import Trace
 from hetpeer.peer.transport.intake import Intake, cost_of, pool_of
 from hetpeer.peer.transport.linkbook import LinkBook

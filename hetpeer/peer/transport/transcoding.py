@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging.heads import ActivationHead, Coded, GradientHead, Head, ShardHead
-from hetpeer.dht.errors import ProtocolError
-from hetpeer.dht.strikes import Kind, OffenceError
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.base.strikes import Kind, OffenceError
 from hetpeer.peer.transport.linkbook import LinkBook
 from hetpeer.peer.transport.posting import Answer, Posts
 from hetpeer.peer.transport.schema import Schema

@@ -13,8 +13,8 @@ from hetpeer.bootstrap import ranking
 from hetpeer.bootstrap.curves import MAX_BYTES, Curves
 from hetpeer.bootstrap.serving import fetch
 from hetpeer.bootstrap.shelf import Answer
-from hetpeer.dht.errors import RemoteError
-from hetpeer.dht.node import Node
+from hetpeer.dht.base.errors import RemoteError
+from hetpeer.dht.node.node import Node
 
 ANSWER_S = 4.0
 ALL_S = 6.0

@@ -13,7 +13,7 @@ from typing import Any
 
 import pynvml
 
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 
 _log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from hetpeer.dht.reachability import Reach
-from hetpeer.dht.records import LEFT
+from hetpeer.dht.kademlia.adverts import LEFT
+from hetpeer.dht.reach.reachability import Reach
 from hetpeer.peer.watching.swarm import (
     BlockRow,
     CreditRow,
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from hetpeer.bootstrap.curves import Curves
     from hetpeer.bootstrap.manifest import Manifest, SignedManifest
     from hetpeer.bootstrap.ranking import Contribution, Ranking
-    from hetpeer.dht.board import Board, Note
-    from hetpeer.dht.node import Node
-    from hetpeer.dht.records import Advert
-    from hetpeer.dht.roster import Roster
+    from hetpeer.dht.discovery.roster import Roster
+    from hetpeer.dht.discovery.task_board import Board, Note
+    from hetpeer.dht.kademlia.adverts import Advert
+    from hetpeer.dht.node.node import Node
     from hetpeer.peer.arrival.invites import Destination
     from hetpeer.peer.watching.fromlog import FromLog
 
@@ -120,7 +120,7 @@ class Onlooker:
 
     async def status(self, *, ranked: bool = True) -> SwarmStatus:
         """The same, put together; unless `ranked`, with the credit that was known before. Raises as `adverts`."""
-        from hetpeer.dht.clock import SystemClock
+        from hetpeer.dht.base.clock import SystemClock
         from hetpeer.peer.arrival.manifests import amended
 
         found, board = await asyncio.gather(self._roster.read(), self._board.read())
@@ -144,10 +144,10 @@ class Onlooker:
 async def observing(goal: Destination, peer: str = "") -> AsyncIterator[Onlooker]:
     """Join the swarm as an onlooker, to whom `peer`'s credit matters. Raises `LocalError` HP-NET-002 (nobody answers), HP-NET-006 (nobody serves the run), HP-RUN-016."""
     from hetpeer.bootstrap.files import temporary_folder
-    from hetpeer.dht.board import Board
-    from hetpeer.dht.identity import Identity
-    from hetpeer.dht.node import Node, NodeConfig
-    from hetpeer.dht.roster import Roster
+    from hetpeer.dht.discovery.roster import Roster
+    from hetpeer.dht.discovery.task_board import Board
+    from hetpeer.dht.identity.peer_identity import Identity
+    from hetpeer.dht.node.node import Node, NodeConfig
     from hetpeer.peer.arrival.manifests import fetch_manifest
     from hetpeer.peer.watching.fromlog import FromLog
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from prometheus_client.metrics_core import Metric
 from starlette.routing import BaseRoute
 
-from hetpeer.dht.board import Board
-from hetpeer.dht.roster import Roster
-from hetpeer.dht.tasks import TaskSet
+from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.discovery.roster import Roster
+from hetpeer.dht.discovery.task_board import Board
 from hetpeer.peer.console import say
 from hetpeer.peer.control.wire import Request
 from hetpeer.peer.daemon.wishes import State
@@ -40,7 +40,7 @@ from hetpeer.peer.where import Where
 
 if TYPE_CHECKING:
     from hetpeer.bootstrap.rundir import RunDirectory
-    from hetpeer.dht.node import Node
+    from hetpeer.dht.node.node import Node
     from hetpeer.peer.control.attending import AttendedDaemon
     from hetpeer.peer.control.owned import OwnedDaemon
     from hetpeer.peer.daemon.governing import Governing

@@ -34,7 +34,7 @@ from hetpeer.peer.web.warnings import CODES, Warnings
 from hetpeer.stages.execution.occupation import Occupation
 
 if TYPE_CHECKING:
-    from hetpeer.dht.node import Node
+    from hetpeer.dht.node.node import Node
     from hetpeer.peer.daemon.governing import Governing
     from hetpeer.peer.reliable.peer import ReliablePeer
     from hetpeer.peer.training.figures import Offer

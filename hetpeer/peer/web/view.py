@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hetpeer.bootstrap.curves import Curves, Point
-from hetpeer.dht.tasks import TaskSet
+from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.peer.watching.nvml import GpuState
 from hetpeer.peer.watching.status import Onlooker
 from hetpeer.peer.watching.swarm import Progress, SwarmStatus

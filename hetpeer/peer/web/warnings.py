@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetpeer.dht.errors import HetpeerError, LocalError
-from hetpeer.dht.reachability import Reach, Standing
+from hetpeer.dht.base.errors import HetpeerError, LocalError
+from hetpeer.dht.reach.reachability import Reach, Standing
 from hetpeer.peer.checkup import here, judging
 from hetpeer.peer.checkup.judging import Verdict
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.data.order import SPLIT_STREAM, Indices, permutation
 from hetpeer.stages.data.shards import (
     DTYPES,

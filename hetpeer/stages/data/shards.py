@@ -17,7 +17,7 @@ import numpy as np
 from blake3 import blake3
 from safetensors.numpy import save
 
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.graph.spec import ITEM_BYTES
 
 SHARD_BYTES = 8 * 2**20 - 2**16

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.data.shards import (
     SHARD_BYTES,
     TARGETS,

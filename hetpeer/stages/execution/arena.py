@@ -18,7 +18,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 
 Bytes = Annotated[int, Field(ge=0, lt=1 << 62, strict=True)]
 ALIGNMENT = 64

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.execution.arena import Extent
 from hetpeer.stages.graph.spec import ITEM_BYTES, TensorSpec
 from hetpeer.stages.links.codec import FLOATING, Codec, Written, kept_of, length, room

@@ -22,7 +22,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from hetpeer.dht.errors import ExitCode, LocalError, ProtocolError
+from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
 from hetpeer.stages.execution.arena import Arena
 from hetpeer.stages.execution.command import Command
 from hetpeer.stages.execution.commands import Info, Shutdown

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hetpeer.dht.errors import HetpeerError
+from hetpeer.dht.base.errors import HetpeerError
 from hetpeer.stages.execution import results as r
 from hetpeer.stages.execution.command import Command
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import msgpack
 from pydantic import Field, TypeAdapter, ValidationError
 
-from hetpeer.dht.errors import ProtocolError
-from hetpeer.dht.plain import unpack
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.base.untrusted import unpack
 from hetpeer.stages.execution.command import Command
 from hetpeer.stages.execution.commands import AnyCommand
 from hetpeer.stages.execution.results import Result

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hetpeer.dht.errors import ExitCode, HetpeerError, LocalError
+from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError
 from hetpeer.stages.execution.fingerprint import NBYTES
 from hetpeer.stages.links.codec import Written
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.base.errors import LocalError
 from hetpeer.stages.execution.numerics import is_finite
 from hetpeer.stages.links.codec import Codec, Written, value_bytes
 from hetpeer.stages.links.codecs import decode, encode

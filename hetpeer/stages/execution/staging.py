@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import torch
 
-from hetpeer.dht.errors import LocalError
+from hetpeer.dht.base.errors import LocalError
 from hetpeer.stages.execution.arena import Extent, SharedMemory
 from hetpeer.stages.execution.copying import Copier
 from hetpeer.stages.execution.numerics import is_finite

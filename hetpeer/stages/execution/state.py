@@ -20,7 +20,7 @@ from blake3 import blake3
 from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save
 
-from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.graph.spec import BlockSpec, TensorSpec
 
 Vector = np.ndarray[tuple[int], np.dtype[np.float32]]

@@ -20,8 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self
 
-from hetpeer.dht import failpoints
-from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.base import failpoints
+from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.execution.command import Command, Lane
 from hetpeer.stages.execution.commands import Shutdown
 from hetpeer.stages.execution.frames import FrameReader, decode_command, encode_result

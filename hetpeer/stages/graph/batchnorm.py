@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.graph.spec import Node, Ref
 
 BATCH_NORM = "hetpeer.batch_norm"

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.graph.ops import OPERATORS
 from hetpeer.stages.graph.passes import PASS_OPERATORS
 from hetpeer.stages.graph.spec import ITEM_BYTES, Argument, Node, Symbol

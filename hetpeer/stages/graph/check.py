@@ -7,7 +7,7 @@ that the block is to be computed in, where faults in torch's own kernels are kep
 
 from __future__ import annotations
 
-from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.graph.calls import check_call
 from hetpeer.stages.graph.cost import measure
 from hetpeer.stages.graph.spec import BlockSpec, Node, TensorSpec, Value

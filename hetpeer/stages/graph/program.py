@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.graph.calls import FACTORIES, constant
 from hetpeer.stages.graph.ops import OPERATORS
 from hetpeer.stages.graph.passes import PASS_OPERATORS, Pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 
 HINTS: Mapping[str, str] = {
     "rand": "take random numbers out of forward (nn.Dropout is understood): a redone task must give the same result",

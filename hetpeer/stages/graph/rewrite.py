@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.graph.batchnorm import BATCH_NORM
 from hetpeer.stages.graph.calls import check_call
 from hetpeer.stages.graph.passes import ATTENTION, DROPOUT

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hetpeer.dht.errors import ExitCode, LocalError
+from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.graph.spec import BlockSpec
 
 Range = tuple[int, int]

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.graph.batchnorm import BATCH_NORM, running_values
 from hetpeer.stages.graph.spec import Batch, BlockSpec, TensorSpec
 

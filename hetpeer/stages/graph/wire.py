@@ -13,8 +13,8 @@ from typing import Any
 
 import msgpack
 
-from hetpeer.dht.errors import ProtocolError
-from hetpeer.dht.plain import unpack
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.base.untrusted import unpack
 from hetpeer.stages.graph.spec import (
     ITEM_BYTES,
     Argument,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from hetpeer.dht.errors import ProtocolError
+from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.stages.links.codec import bitmap_bytes
 
 GO_ON = 255

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hetpeer.dht.errors import LocalError, ProtocolError
+from hetpeer.dht.base.errors import LocalError, ProtocolError
 from hetpeer.stages.links.codec import GROUPS, Values
 
 STEPS = {Values.INT8: 127, Values.INT4: 7}

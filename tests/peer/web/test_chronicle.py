@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.dht.records import Advert
+from hetpeer.dht.kademlia.adverts import Advert
 from hetpeer.peer.watching.status import summarise
 from hetpeer.peer.watching.swarm import LeftoverRow, SwarmStatus
 from hetpeer.peer.web.chronicle import GRACE_S, MAX_EVENTS, Chronicle

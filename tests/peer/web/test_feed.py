@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hetpeer.dht.errors import RemoteError
+from hetpeer.dht.base.errors import RemoteError
 from hetpeer.peer.web import feed
 from hetpeer.peer.web.feed import Feed
 

@@ -19,12 +19,12 @@ from prometheus_client.metrics_core import Metric
 from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.replica import Replica, run_logs
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.dht.board import Board
-from hetpeer.dht.clock import SystemClock
-from hetpeer.dht.identity import Identity
-from hetpeer.dht.node import Node, NodeConfig
-from hetpeer.dht.reachability import Reach, Standing
-from hetpeer.dht.roster import Roster
+from hetpeer.dht.base.clock import SystemClock
+from hetpeer.dht.discovery.roster import Roster
+from hetpeer.dht.discovery.task_board import Board
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.node.node import Node, NodeConfig
+from hetpeer.dht.reach.reachability import Reach, Standing
 from hetpeer.peer.reliable.peer import ReliablePeer
 from hetpeer.peer.watching.fromlog import FromLog
 from hetpeer.peer.watching.status import Onlooker

@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 from hetpeer.bootstrap.manifest import Manifest, validated
-from hetpeer.dht.errors import RemoteError
-from hetpeer.dht.records import Advert
+from hetpeer.dht.base.errors import RemoteError
+from hetpeer.dht.kademlia.adverts import Advert
 from hetpeer.peer.watching.status import summarise
 from hetpeer.peer.watching.swarm import Progress
 from hetpeer.peer.web import view

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hetpeer.dht.errors import LocalError
-from hetpeer.dht.reachability import Reach, Standing
+from hetpeer.dht.base.errors import LocalError
+from hetpeer.dht.reach.reachability import Reach, Standing
 from hetpeer.peer.checkup import here
 from hetpeer.peer.checkup.judging import GIB, MIB, clock, open_files
 from hetpeer.peer.daemon.sensing import idle_unknown

@@ -1,0 +1,111 @@
+"""What can go wrong, whose fault it is, and how the process ends.
+
+Every error a person may see carries a stable code (`HP-NET-002`), what happened, why, and what to do; the
+command line prints exactly that line and exits with `exit_code`. docs/errors.md has a section for each code.
+`LocalError` is ours or the user's to mend and stops us; `RemoteError` is one peer's fault: it lowers that peer's
+standing and never stops us.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from hetpeer.dht.base.printable import escaped
+
+
+class ExitCode(enum.IntEnum):
+    """Exit statuses of the command line, stable across versions."""
+
+    OK = 0
+    UNEXPECTED = 1
+    USAGE = 2
+    CONFIG = 3
+    NO_DEVICE = 4
+    NETWORK = 5
+    IDENTITY = 7
+    VERSION = 8
+    NOT_RUNNING = 9
+    TOO_SMALL = 10
+    RUN_CLOSED = 11
+    TRY_LATER = 75
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class HetpeerError(Exception):
+    """Base of all errors of the project.
+
+    `what` says what happened, `why` the likely reason, `fix` one thing to do. Each is a clause without a final dot,
+    and none is left out: who cannot say more than "why not" has not understood the failure yet.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        what: str,
+        *,
+        why: str,
+        fix: str,
+        exit_code: ExitCode = ExitCode.UNEXPECTED,
+    ) -> None:
+        super().__init__(what)
+        self.code = code
+        self.what = what
+        self.why = why
+        self.fix = fix
+        self.exit_code = exit_code
+
+    def line(self) -> str:
+        """The one line a person sees: what, why, what to do. Peers may have chosen words of it: nothing of it moves a cursor."""
+        return escaped(f"{self.code}: {self.what}; why: {self.why}; do: {self.fix}".replace("\n", " "))
+
+    def __str__(self) -> str:
+        return self.line()
+
+
+class LocalError(HetpeerError):
+    """Something on this machine, or in what its user asked for: the process ends with `exit_code`."""
+
+
+class RemoteError(HetpeerError):
+    """Something another peer did or failed to do; `peer` is its id where known."""
+
+    def __init__(self, code: str, what: str, *, peer: str = "", why: str, fix: str) -> None:
+        super().__init__(code, what, why=why, fix=fix, exit_code=ExitCode.NETWORK)
+        self.peer = peer
+
+
+MAX_SAID = 500
+"""Characters that an error repeats of what a peer said: a megabyte of it is not to fill the log."""
+
+
+class ProtocolError(RemoteError):
+    """A peer sent what the schema does not allow; `detail` is what, as one clause. Decoders raise this and nothing else."""
+
+    def __init__(self, what: str, *, peer: str = "", why: str = "") -> None:
+        what, why = _cut(what), _cut(why)
+        super().__init__(
+            "HP-WIRE-001",
+            what,
+            peer=peer,
+            why=why or "whoever sent it is of another version, broken or dishonest",
+            fix="update both peers to the same version",
+        )
+        self.detail = f"{what}: {why}" if why else what
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_SAID else f"{text[:MAX_SAID]}…"
+
+
+class PeerLostError(RemoteError):
+    """A stream to a peer broke or could not be opened."""
+
+    def __init__(self, peer: str, why: str) -> None:
+        super().__init__(
+            "HP-NET-010",
+            f"lost peer {peer}",
+            peer=peer,
+            why=why,
+            fix="see whether it runs, and whether the line between holds",
+        )

@@ -1,0 +1,250 @@
+"""A channel: frames to one peer, in order and exactly once, across broken streams.
+
+A stream ends when p2pd restarts or a link drops. A channel outlives it: each side numbers its frames and keeps them
+until the other has acknowledged them; a new stream goes on where the last one ended. Only when a side has lost its
+memory (its process was restarted) is the channel lost, and its owner starts again from nothing.
+
+The books (outbox.py) are pure; `Channel` moves frames for both sides; `dial` and `ChannelServer` (channel_server.py) open streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError
+from hetpeer.dht.base.task_set import heed_cancellation
+from hetpeer.dht.channels.outbox import Inbox, Outbox, Parcel
+from hetpeer.dht.streams import flow_control
+from hetpeer.dht.streams.grants import Lane
+from hetpeer.dht.streams.rate_meter import Meter
+from hetpeer.dht.streams.stream import Stream
+
+BEAT_S = 1.0
+"""A side with nothing to say acknowledges at least so often: silence means that the peer is frozen or cut off."""
+ACK_S = 0.05
+"""An acknowledgement waits so long for a frame to travel with: alone it costs as much as a small frame."""
+SILENCE_S = 8.0
+"""A stream is given up when nothing came from its peer for so long, in any stream: its own bytes may only have to wait."""
+MIN_RATE, MAX_RATE = 1.0, 1e15
+"""Bytes/s; no line is slower or faster, and what a peer says beyond that is not believed."""
+
+_log = logging.getLogger(__name__)
+
+
+class Receiver(Protocol):
+    """What the owner of a channel is told. A frame's payload must be taken from the stream before returning."""
+
+    async def frame(
+        self, channel: Channel, header: Mapping[str, Any], payload: Stream, length: int
+    ) -> None: ...
+
+    def beat(self, channel: Channel) -> None: ...
+
+    def up(self, channel: Channel) -> None: ...
+
+    def down(self, channel: Channel) -> None: ...
+
+
+class Channel:
+    """One side of a channel with `peer_id`. `send` never waits: frames queue up while the stream is away.
+
+    Two peers may have several at a time, each in a `lane` of its own; a new one takes the place of the old one in its lane.
+    """
+
+    def __init__(self, peer_id: str, key: str, receiver: Receiver, payload_limit: int, lane: int = 0) -> None:
+        self.peer_id = peer_id
+        self.key = key
+        self.lane = lane
+        self.outbox = Outbox()
+        self.inbox = Inbox()
+        self.address = ""
+        """Where the peer came from last, if it came to us."""
+        self.meter: Meter | None = None
+        """Measures what arrives; the peer is told."""
+        self.rate = 0.0
+        """Bytes/s at which what we send arrives, as the peer says; 0: it does not say."""
+        self.trip_s = math.inf
+        """There and back, at best; of the side that dials."""
+        self.queue: flow_control.Queue[Parcel] | None = None
+        """What waits for the peer's credit, where it limits what we send: it hears of what is granted."""
+        self.credit: Lane | None = None
+        """What the peer may send in this lane, where we limit it."""
+        self.offended: Callable[[ProtocolError], None] = _ignored
+        """Told what the peer did that no honest one does."""
+        self.closed = False
+        self._pace = math.inf
+        self._receiver = receiver
+        self._payload_limit = payload_limit
+        self._wake = asyncio.Event()
+        self._stream: Stream | None = None
+        self._owing = False
+        self._ack_timer: asyncio.TimerHandle | None = None
+        self._drained = asyncio.Event()
+        self._carrying = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else ("up" if self._stream else "down")
+        return f"<Channel {self.key} to {self.peer_id[-6:]} {state}, {len(self.outbox)} unacknowledged>"
+
+    @property
+    def is_up(self) -> bool:
+        return self._stream is not None
+
+    def send(self, parcel: Parcel) -> None:
+        """Queue a frame; it is sent once the stream is there, and again if it breaks before the acknowledgement."""
+        self.outbox.add(parcel)
+        self._drained.clear()
+        self._wake.set()
+
+    def pace_to(self, rate: float) -> None:
+        """Send no faster than so many bytes/s (`Wire.pace_to`), over this stream and later ones."""
+        self._pace = rate
+        if self._stream is not None:
+            self._stream.pace_to(rate)
+
+    def announce(self) -> None:
+        """There is credit that the peer ought to hear of soon."""
+        self._acknowledge_soon()
+
+    def close(self) -> None:
+        """End the channel; frames that were not sent are dropped."""
+        self.closed = True
+        self.outbox.drop()
+        self._wake.set()
+        self._drained.set()
+        if self._stream is not None:
+            self._stream.close()
+
+    async def drained(self) -> None:
+        """Return when the peer has acknowledged everything sent so far."""
+        while len(self.outbox) and not self.closed:
+            self._drained.clear()
+            await self._drained.wait()
+
+    async def carry(self, stream: Stream, peer_has: int) -> None:
+        """Move frames both ways over `stream` until it breaks, the peer does something wrong or the channel is closed."""
+        if self._stream is not None:
+            self._stream.abort()
+        async with self._carrying:  # one reader at a time: or a frame could count twice
+            await self._carry(stream, peer_has)
+
+    async def _carry(self, stream: Stream, peer_has: int) -> None:
+        if self.closed:  # another has taken its place: nobody is to count with it
+            stream.abort()
+            return
+        self.outbox.acknowledge(peer_has)
+        self._owing = True
+        self._stream = stream
+        stream.pace_to(self._pace)
+        self._receiver.up(self)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._write(stream, peer_has))
+                await self._read(stream)
+        except* ProtocolError as group:
+            _log.debug("%r: %s", self, group.exceptions[0])
+            self.offended(group.exceptions[0])  # type: ignore[arg-type]  # not nested: its tasks have no groups
+        except* RemoteError as group:
+            _log.debug("%r: %s", self, group.exceptions[0])
+        finally:
+            stream.abort()
+            if self._stream is stream:
+                self._stream = None
+                self._receiver.down(self)
+        heed_cancellation()
+
+    async def _write(self, stream: Stream, sent: int) -> None:
+        while not self.closed:
+            self._wake.clear()
+            item = self.outbox.after(sent)
+            if item is not None:
+                sent, parcel = item
+                self._owing = False
+                spent = self.outbox.spent_with(sent, parcel)
+                head = {"n": sent, **self._acknowledgement(spent), "m": parcel.header}
+                with self.outbox.sending(parcel):
+                    await stream.send(head, *parcel.payload)
+                continue
+            if self._owing and self._ack_timer is None:
+                self._owing = False
+                await stream.send(self._acknowledgement(self.outbox.spent))
+                continue
+            try:
+                async with asyncio.timeout(BEAT_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                self._owing = True
+        raise PeerLostError(self.peer_id, "the channel was closed")
+
+    def _acknowledgement(self, spent: Mapping[flow_control.Pool, int]) -> dict[str, Any]:
+        """Also when this was sent, by a clock that is good for differences only, how fast the line is to us, and credit:
+        what we have spent and what we grant.
+        """
+        fields: dict[str, Any] = {"a": self.inbox.last, "t": asyncio.get_running_loop().time()}
+        if self.meter is not None and self.meter.rate:
+            fields["r"] = self.meter.rate
+        if spent:
+            fields["s"] = flow_control.pack(spent)
+        if self.credit is not None:
+            base, pools = self.credit.grants.said()
+            fields |= {"b": list(base), "g": flow_control.pack(pools)}
+        return fields
+
+    def _measure(self, sent: Any, nbytes: int) -> None:
+        if self.meter is not None and isinstance(sent, float) and math.isfinite(sent):
+            self.meter.arrived(sent, asyncio.get_running_loop().time(), nbytes)
+
+    async def _read(self, stream: Stream) -> None:
+        while True:
+            frame = await stream.receive(payload_limit=self._payload_limit, silence_s=SILENCE_S)
+            header = frame.header
+            acknowledged, number, message = header.get("a"), header.get("n"), header.get("m")
+            if not isinstance(acknowledged, int):
+                raise ProtocolError("a frame without acknowledgement", peer=self.peer_id)
+            self.outbox.acknowledge(acknowledged)
+            if not len(self.outbox):
+                self._drained.set()
+            rate = header.get("r")
+            if isinstance(rate, float) and MIN_RATE <= rate < MAX_RATE:
+                self.rate = rate
+            if self.queue is not None and "b" in header:
+                self.queue.granted(
+                    flow_control.unpack_base(header["b"]), flow_control.unpack(header.get("g"))
+                )
+            if number is None:
+                self._measure(header.get("t"), 0)
+                if self.credit is not None:
+                    self.credit.offered(flow_control.unpack(header.get("s")))
+                    self.credit.settle()
+                self._receiver.beat(self)
+                continue
+            if not isinstance(number, int) or not isinstance(message, dict):
+                raise ProtocolError("a frame without number or message", peer=self.peer_id)
+            if number <= self.inbox.last:
+                await stream.skip()
+                continue
+            if self.credit is not None:
+                self.credit.offered(flow_control.unpack(header.get("s")))
+            await self._receiver.frame(self, message, stream, frame.payload_length)
+            if self.credit is not None:
+                self.credit.settle()  # what the receiver did not keep
+            self._measure(header.get("t"), frame.payload_length)
+            self.inbox.take(number)
+            self._acknowledge_soon()
+
+    def _acknowledge_soon(self) -> None:
+        self._owing = True
+        if self._ack_timer is None:
+            self._ack_timer = asyncio.get_running_loop().call_later(ACK_S, self._acknowledge)
+
+    def _acknowledge(self) -> None:
+        self._ack_timer = None
+        self._wake.set()
+
+
+def _ignored(_error: ProtocolError) -> None:
+    """Nobody counts."""

@@ -1,0 +1,138 @@
+"""How channels get their streams: who dials opens another one whenever one breaks, who serves finds the channel that it belongs to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Collection, Iterator
+
+from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError
+from hetpeer.dht.channels.channel import Channel, Receiver
+from hetpeer.dht.node.node import Node
+from hetpeer.dht.streams.rate_meter import Meter
+from hetpeer.dht.streams.stream import Stream
+
+MAX_LANES = 4
+"""Channels of one protocol that a peer may have with us at a time."""
+REDIAL_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+
+_log = logging.getLogger(__name__)
+
+
+async def dial(node: Node, protocol: str, channel: Channel, patience_s: float = math.inf) -> None:
+    """Keep `channel` connected until it is closed; returns then.
+
+    Raises `PeerLostError` when the peer does not know the channel any more (its process was restarted): what was under
+    way is lost and its owner begins again. A peer that cannot be reached is dialled again and again, for `patience_s`.
+    """
+    attempt = 0
+    begun = False
+    lost_at = asyncio.get_running_loop().time()
+    while not channel.closed:
+        try:
+            stream = await node.open(channel.peer_id, protocol, timeout_s=5.0)
+            if channel.closed:  # a late word of it would end what has taken its place
+                stream.close()
+                return
+            hello = {"key": channel.key, "lane": channel.lane, "has": channel.inbox.last, "begun": begun}
+            began = asyncio.get_running_loop().time()
+            await stream.send(hello, timeout_s=5.0)
+            answer = (await stream.receive(timeout_s=5.0)).header
+            channel.trip_s = min(channel.trip_s, asyncio.get_running_loop().time() - began)
+        except RemoteError as error:
+            _log.debug("dialling %r: %s", channel, error)
+            if asyncio.get_running_loop().time() - lost_at > patience_s:
+                raise PeerLostError(channel.peer_id, f"it was not reached for {patience_s:.0f} s") from error
+            await asyncio.sleep(REDIAL_S[min(attempt, len(REDIAL_S) - 1)])
+            attempt += 1
+            continue
+        if answer.get("lost"):
+            stream.close()
+            raise PeerLostError(channel.peer_id, "it does not know this channel any more")
+        begun = True
+        peer_has = answer.get("has")
+        before = channel.inbox.last, channel.outbox.acknowledged
+        await channel.carry(stream, peer_has if isinstance(peer_has, int) else 0)
+        lost_at = asyncio.get_running_loop().time()
+        # A stream that carried nothing is no progress: a peer that cannot read us is not dialled in a hot loop.
+        attempt = 0 if (channel.inbox.last, channel.outbox.acknowledged) > before else attempt + 1
+        await asyncio.sleep(0.0 if channel.closed else REDIAL_S[min(attempt, len(REDIAL_S) - 1)])
+
+
+class ChannelServer:
+    """Accepts channels of one protocol. `accept` makes the receiver of a new channel, or None to refuse the peer.
+
+    `meters` gives the one that measures the line from a peer, for all its channels, of which it may have one in each of `lanes`, all with one
+    key: another one begins anew, and what the peer had before is over.
+    """
+
+    def __init__(
+        self,
+        accept: Callable[[str, str], Receiver | None],
+        payload_limit: int,
+        meters: Callable[[str], Meter] | None = None,
+        lanes: int = MAX_LANES,
+    ) -> None:
+        self._accept = accept
+        self._lanes = lanes
+        self._meters = meters
+        self._payload_limit = payload_limit
+        self._channels: dict[tuple[str, int], Channel] = {}
+
+    def channel(self, peer_id: str) -> Channel | None:
+        """The newest channel of `peer_id` in the first lane."""
+        return self._channels.get((peer_id, 0))
+
+    def __iter__(self) -> Iterator[Channel]:
+        return iter(list(self._channels.values()))
+
+    def keep_only(self, peers: Collection[str]) -> None:
+        """Forget the channels of others that are down."""
+        gone = [place for place, c in self._channels.items() if c.peer_id not in peers and not c.is_up]
+        for place in gone:
+            self._channels.pop(place).close()
+
+    async def handle(self, stream: Stream) -> None:
+        """Serve one incoming stream; given to `Node.serve`."""
+        hello = (await stream.receive(timeout_s=5.0)).header
+        key, peer_has, begun = hello.get("key"), hello.get("has"), hello.get("begun")
+        lane = hello.get("lane", 0)
+        if not isinstance(key, str) or len(key) > 128 or not isinstance(peer_has, int):
+            raise ProtocolError("a channel without key", peer=stream.peer_id)
+        if not isinstance(lane, int) or not 0 <= lane < self._lanes:
+            raise ProtocolError(f"a channel in lane {lane!r}", peer=stream.peer_id)
+        channel = self._channels.get((stream.peer_id, lane))
+        if channel is None or channel.key != key or channel.closed:
+            receiver = None if begun else self._accept(stream.peer_id, key)
+            if receiver is None:
+                await stream.send({"lost": True}, timeout_s=5.0)
+                return
+            self._end_others(stream.peer_id, key, lane)
+            channel = Channel(stream.peer_id, key, receiver, self._payload_limit, lane)
+            channel.meter = self._meters(stream.peer_id) if self._meters is not None else None
+            self._channels[stream.peer_id, lane] = channel
+        channel.address = stream.address
+        await stream.send({"has": channel.inbox.last}, timeout_s=5.0)
+        wrong: list[ProtocolError] = []
+        channel.offended = wrong.append
+        await channel.carry(stream, peer_has)
+        for error in wrong:
+            raise error
+
+    def _end_others(self, peer_id: str, key: str, lane: int) -> None:
+        """There is to be a new channel with `key` in `lane`."""
+        for place in ((peer_id, one) for one in range(self._lanes)):
+            channel = self._channels.get(place)
+            if channel is not None and (channel.key != key or channel.lane == lane):
+                self._channels.pop(place).close()
+
+    def close(self) -> None:
+        """Close every channel; no more are accepted. Whoever still serves us keeps nothing of our owner."""
+        while self._channels:
+            self._channels.popitem()[1].close()
+        self._accept, self._meters = _nobody, None
+
+
+def _nobody(_peer: str, _key: str) -> None:
+    """No channel is accepted."""

@@ -1,0 +1,220 @@
+"""Direct streams to others: TCP with TLS, past p2pd, to peers whose port can be reached. Docs: links.md, "Direct lanes".
+
+The first stream to a peer goes over libp2p. Meanwhile the peer is asked for its door (tls_listener.py), and that is tried; if it opens, the streams that go over libp2p are
+cut, their owners open them again, and these and later ones go through the door. Where it does not open, nothing changes, and it is tried again after a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import ssl
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from weakref import WeakSet
+
+from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError
+from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.direct.tls_listener import INTRODUCTION_S, MAX_PROTOCOL, PROTOCOL, Door, invitation, prepare
+from hetpeer.dht.identity.addresses import relay_in, socket_in
+from hetpeer.dht.kademlia.network_session import Session
+from hetpeer.dht.p2pd.listener import CONTROL, Listener
+from hetpeer.dht.p2pd.node_config import NodeConfig
+from hetpeer.dht.streams.byte_transport import Wire
+from hetpeer.dht.streams.stream import Stream
+
+CONNECT_S = 2.0
+RETRY_S = (5.0, 60.0, 600.0)
+"""After a door that did not open; the last one for ever."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """Where a peer's door is, what answers there, and what we show."""
+
+    host: str
+    port: int
+    certificate: bytes
+    ticket: bytes
+
+
+class Direct:
+    """All direct streams of one node. `protocols`: those that go directly where that is possible; their owners open a stream again when it breaks."""
+
+    def __init__(
+        self, config: NodeConfig, listener: Listener, session: Callable[[], Awaitable[Session]]
+    ) -> None:
+        self.protocols: set[str] = set()
+        self._door = Door(config.host, config.direct_port or 0, listener)
+        self._has_door = config.direct_port is not None
+        self._listener = listener
+        self._session = session
+        self._context = _context()
+        self._leads: dict[str, Lead] = {}
+        self._failures: dict[str, tuple[int, float]] = {}
+        """Peer → how often its door did not open, and when to try again."""
+        self._seeking: set[str] = set()
+        self._detours: WeakSet[Stream] = WeakSet()
+        """Streams over libp2p that could go directly."""
+        self._streams: WeakSet[Stream] = WeakSet()
+        self._tasks = TaskSet()
+
+    async def start(self) -> None:
+        """Open our own door, if we are to have one. Without one others come over libp2p."""
+        if not self._has_door:
+            return
+        try:
+            await self._door.start()
+        except OSError as error:
+            _log.warning("others send to us through libp2p alone, for want of a port: %s", error)
+            return
+        self._listener.serve(PROTOCOL, self._door.handle, CONTROL)
+
+    def leads_to(self, peer_id: str) -> bool:
+        """Whether streams to a peer go through its door."""
+        return peer_id in self._leads
+
+    async def open(self, peer_id: str, protocol: str, timeout_s: float) -> Stream | None:
+        """A direct stream; None if there is no way, which is known within `timeout_s` and CONNECT_S."""
+        lead = self._leads.get(peer_id)
+        if lead is None:
+            return None
+        try:
+            return await self._dial(lead, peer_id, protocol, min(timeout_s, CONNECT_S))
+        except PeerLostError as error:
+            self._failed(peer_id, error)
+            return None
+
+    def detour(self, stream: Stream) -> None:
+        """`stream` goes over libp2p: look for a direct way; where there was none a short while ago, in a while."""
+        peer = stream.peer_id
+        self._detours.add(stream)
+        if peer in self._seeking:
+            return
+        self._seeking.add(peer)
+        self._tasks.spawn(self._seek(peer), name=f"direct way to {peer}")
+
+    def cut(self) -> None:
+        """Break all: the machine may have slept, and connections be dead without knowing."""
+        for stream in list(self._streams):
+            stream.abort()
+
+    async def close(self) -> None:
+        await self._tasks.close()
+        await self._door.close()
+        self.cut()
+
+    async def _seek(self, peer: str) -> None:
+        """Look for a way, again and again while there is none and anything goes over libp2p instead."""
+        try:
+            while any(stream.peer_id == peer and not stream.broken for stream in list(self._detours)):
+                wait_s = self._failures.get(peer, (0, 0.0))[1] - asyncio.get_running_loop().time()
+                if wait_s > 0:
+                    await asyncio.sleep(wait_s)
+                elif await self._is_settled(peer):
+                    return
+        finally:
+            self._seeking.discard(peer)
+
+    async def _is_settled(self, peer: str) -> bool:
+        """Try once. False where it may go better another time."""
+        try:
+            control = (await self._session()).control
+            host = _host_of(peer, await control.connections())
+            if not host:
+                return True  # there is a relay between us: without it streams are opened anew
+            lead = Lead(host, *await _asked(await control.open_stream(peer, PROTOCOL, INTRODUCTION_S)))
+            await _asked(await self._dial(lead, peer, PROTOCOL, CONNECT_S))  # it opens, and knows us
+        except ProtocolError as error:
+            self._listener.offended(peer, error)
+        except RemoteError as error:
+            self._failed(peer, error)
+            return False
+        else:
+            _log.info("%s is reached past libp2p now", peer)
+            self._leads[peer] = lead
+            self._failures.pop(peer, None)
+            for stream in [stream for stream in self._detours if stream.peer_id == peer]:
+                stream.abort()
+        return True
+
+    async def _dial(self, lead: Lead, peer: str, protocol: str, timeout_s: float) -> Stream:
+        name = protocol.encode()
+        assert len(name) <= MAX_PROTOCOL
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, wire = await asyncio.get_running_loop().create_connection(
+                    partial(_ToDoor, partial(self._turned_away, peer, lead)),
+                    lead.host,
+                    lead.port,
+                    ssl=self._context,
+                    server_hostname="",
+                )
+        except (OSError, TimeoutError) as error:
+            raise PeerLostError(peer, f"its door does not open: {error or 'time-out'}") from error
+        if not hmac.compare_digest(wire.certificate, lead.certificate):
+            wire.abort()
+            raise PeerLostError(peer, "somebody else answers at its door")
+        prepare(wire)
+        await wire.write([lead.ticket, bytes([len(name)]), name])  # so short that it need not wait
+        stream = Stream(wire, peer_id=peer, protocol=protocol)
+        self._streams.add(stream)
+        return stream
+
+    def _turned_away(self, peer: str, lead: Lead) -> None:
+        """A door that opened does not know us any more, or does not serve us: libp2p is asked."""
+        if self._leads.get(peer) is lead:
+            self._failed(peer, PeerLostError(peer, "its door closed before a word came"))
+
+    def _failed(self, peer: str, error: RemoteError) -> None:
+        _log.debug("no direct way to %s: %s", peer, error)
+        self._leads.pop(peer, None)
+        times = self._failures.get(peer, (0, 0.0))[0]
+        wait_s = RETRY_S[min(times, len(RETRY_S) - 1)]
+        self._failures[peer] = times + 1, asyncio.get_running_loop().time() + wait_s
+
+
+class _ToDoor(Wire):
+    """A connection to a door; `turned_away` is told if it ends there before its first byte has come."""
+
+    def __init__(self, turned_away: Callable[[], None]) -> None:
+        super().__init__()
+        self._turned_away = turned_away
+
+    def eof_received(self) -> None:
+        self._ends()
+        super().eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ends()
+        super().connection_lost(exc)
+
+    def _ends(self) -> None:
+        if self.lost is None and not self.delivery.nbytes:
+            self._turned_away()
+
+
+def _host_of(peer: str, connections: Iterable[tuple[str, str]]) -> str:
+    """The IP address of a peer that is connected without a relay; empty if it is not."""
+    places = (socket_in(text) for one, text in connections if one == peer and not relay_in(text))
+    return next((place[0] for place in places if place is not None), "")
+
+
+async def _asked(stream: Stream) -> tuple[int, bytes, bytes]:
+    async with stream:
+        await stream.send({}, timeout_s=INTRODUCTION_S)
+        frame = await stream.receive(payload_limit=0, timeout_s=INTRODUCTION_S)
+        return invitation(frame.header, stream.peer_id)
+
+
+def _context() -> ssl.SSLContext:
+    """The certificate is known by its bytes, not by who has signed it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context

@@ -1,0 +1,93 @@
+"""The task board: who keeps work for a holder that it does not know, in the DHT under the blocks that are asked for.
+
+A note only says whom to ask; what counts is decided elsewhere. Each sender has one note in a shard, which takes the place
+of its earlier one, and a done or forgotten leftover is gone when its time is up. Shards are by border, so anybody may have a note in any of
+them, of keys.MAX_RECORDS at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.base.untrusted import first_wrong
+from hetpeer.dht.kademlia.adverts import Count
+from hetpeer.dht.kademlia.known_keys import SHARDS
+from hetpeer.dht.node.node import Node
+
+WIRE_VERSION = 1
+TTL_S = 12.0
+MAX_IDS = 256
+"""Of one note: a record of the DHT is small. The sender gives all that it has to whoever asks."""
+
+_log = logging.getLogger(__name__)
+
+
+class Leftover(BaseModel):
+    """Microbatches whose bundles enter block `border`, kept by the note's writer."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    border: Count
+    ids: Annotated[tuple[Count, ...], Field(max_length=MAX_IDS, strict=False)]
+
+
+class Note(BaseModel):
+    """What one sender has left over in step `step` of (`term`, `view`); nothing: it was done."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    term: Count
+    view: Count
+    step: Count
+    leftovers: Annotated[tuple[Leftover, ...], Field(max_length=64, strict=False)] = ()
+
+    @classmethod
+    def from_map(cls, value: Mapping[str, Any], *, peer: str) -> Note:
+        """The note in a DHT value of `peer`. Raises `ProtocolError`."""
+        try:
+            return cls.model_validate(dict(value))
+        except ValidationError as error:
+            field, why = first_wrong(error)
+            raise ProtocolError(f"a note whose {field} is wrong", peer=peer, why=why) from error
+
+
+class Board:
+    """The board of run `run_id`, seen from `node`."""
+
+    def __init__(self, node: Node, run_id: str) -> None:
+        self._node = node
+        self._prefix = f"hetpeer/{WIRE_VERSION}/{run_id}/leftovers"
+        for shard in range(SHARDS):
+            node.dht.declare(f"{self._prefix}/{shard}", _anybody)
+
+    async def post(self, shard: int, note: Note) -> bool:
+        """Show `note` as ours for TTL_S seconds; False when no node took it. Raises `RemoteError` on a timeout."""
+        value = note.model_dump(mode="json")
+        return await self._node.dht.store(f"{self._prefix}/{shard}", value, ttl_s=TTL_S)
+
+    async def read(self, borders: Iterable[int] | None = None) -> dict[str, list[Note]]:
+        """Sender → its notes in the shards of `borders` (default: in all). Notes that do not parse are left out."""
+        shards = range(SHARDS) if borders is None else sorted({shard_of(border) for border in borders})
+        found = await self._node.dht.get([f"{self._prefix}/{shard}" for shard in shards])
+        notes: dict[str, list[Note]] = {}
+        for values in found.values():
+            for peer, value in values.items():
+                try:
+                    notes.setdefault(peer, []).append(Note.from_map(value, peer=peer))
+                except ProtocolError as error:
+                    _log.debug("left out a note: %s", error)
+        return notes
+
+
+def _anybody(_peer_id: str) -> bool:
+    return True
+
+
+def shard_of(border: int) -> int:
+    """Under which key notes for `border` are."""
+    return border % SHARDS

@@ -1,0 +1,323 @@
+"""`Node`: a peer's place in the network, for as long as the process lives.
+
+It owns one `Session` at a time and supervises it: when p2pd dies, a new one starts with the same identity, port,
+handlers and stored records. Callers see streams break and, for a second or two, `open` wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from ipaddress import ip_address
+from typing import Self
+
+from hetpeer.dht.base.clock import Clock, SystemClock
+from hetpeer.dht.base.errors import PeerLostError, ProtocolError
+from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.direct.direct_streams import Direct
+from hetpeer.dht.identity.addresses import Address
+from hetpeer.dht.identity.identity_lock import hold
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.kademlia.first_contact import CONNECT_DEADLINE_S
+from hetpeer.dht.kademlia.known_keys import KnownKeys
+from hetpeer.dht.kademlia.network_session import Session
+from hetpeer.dht.kademlia.table import Table
+from hetpeer.dht.node.session_series import Sessions
+from hetpeer.dht.p2pd.listener import DATA, Budget, Handler, Listener, Watcher
+from hetpeer.dht.p2pd.node_config import NodeConfig
+from hetpeer.dht.p2pd.p2pd_control import Control, P2pdError
+from hetpeer.dht.reach import dialback
+from hetpeer.dht.reach.connection_monitor import Watch
+from hetpeer.dht.reach.dialback import DialBack
+from hetpeer.dht.reach.peer_paths import Path
+from hetpeer.dht.reach.reachability import Standing
+from hetpeer.dht.streams.stream import Stream
+from hetpeer.dht.streams.throttle import Throttle
+
+WITNESSES = 2
+"""So many peers outside our network must have reached us at the same address, before others are told of it: one may lie."""
+TEND_PERIOD_S = 5.0
+"""How often p2pd is asked for a sign of life, and lost peers are dialled again."""
+
+__all__ = ["Node", "NodeConfig"]
+
+_log = logging.getLogger(__name__)
+
+
+class Node:
+    """One peer in the network. Start it with `Node.start`, end it with `close`.
+
+    `repr` tells its state. All methods belong to the event loop that started it.
+    """
+
+    def __init__(self, config: NodeConfig, identity: Identity, clock: Clock) -> None:
+        self._identity = identity
+        self._clock = clock
+        self._host = config.host
+        self._closed = False
+        self._listener = Listener()
+        self._watch = Watch(identity.peer_id, clock)
+        self._direct = Direct(config, self._listener, self.session)
+        keys = KnownKeys()
+        self._sessions = Sessions(config, identity, clock, self._listener, self._watch, keys)
+        self._session: Session | None = None
+        self._tasks = TaskSet()
+        self._up = asyncio.Event()
+        self._down = asyncio.Event()
+        self._lock: int | None = None
+        self.restarts = 0
+        """How often p2pd was started again."""
+        self.dht = Table(self.session, identity.peer_id, clock, keys)
+
+    @classmethod
+    async def start(cls, config: NodeConfig, identity: Identity, *, clock: Clock | None = None) -> Self:
+        """Join the network; on return the node serves and its peers know it.
+
+        Raises `LocalError`: HP-NET-001 port taken, HP-NET-002 no peer answers, HP-NET-003 p2pd does not start,
+        HP-NET-004 clock off, HP-ID-002 identity in use. On error or cancellation nothing is left behind.
+        """
+        node = cls(config, identity, clock or SystemClock())
+        try:
+            node._lock = hold(identity.path)
+            await node._listener.start()
+            await node._direct.start()
+            node._listener.handlers[dialback.PROTOCOL] = node._dialback().handle
+            node._session = await node._sessions.first()
+        except BaseException:
+            await node.close()
+            raise
+        node._up.set()
+        node._tasks.spawn(node._supervise(), name="p2pd supervisor")
+        node._tasks.spawn(node._tend(), name="peer tender")
+        node._tasks.spawn(node._look(), name="look at connections")
+        return node
+
+    @property
+    def peer_id(self) -> str:
+        return self._identity.peer_id
+
+    @property
+    def identity(self) -> Identity:
+        """Our key pair, for what we sign."""
+        return self._identity
+
+    @property
+    def is_up(self) -> bool:
+        return self._up.is_set() and not self._closed
+
+    @property
+    def p2pd_pid(self) -> int | None:
+        """The process id of the running p2pd, None between two."""
+        return self._session.p2pd.pid if self._session is not None and self.is_up else None
+
+    def addresses(self) -> list[str]:
+        """Where others reach us, each with `/p2p/<peer_id>`: what p2pd believes, refreshed every TEND_PERIOD_S, and before that what a router forwards to us,
+        as WITNESSES of them say.
+        """
+        own = self._session.addresses if self._session is not None else ()
+        there = self._sessions.reaching.forwarded(own, WITNESSES) if own else None
+        return [str(address) for address in (*((there,) if there else ()), *own)]
+
+    @property
+    def standing(self) -> Standing:
+        """Whether others can open connections to us, as far as it is known; `relays` are then those who do it for us."""
+        return self._sessions.reaching.standing
+
+    @property
+    def relays(self) -> list[str]:
+        """The peers through which we are reached, where we accept no connections ourselves."""
+        return self._watch.relays
+
+    def path(self, peer_id: str) -> Path | None:
+        """How a peer is reached; None while there is no connection. Seconds old at most."""
+        return self._watch.paths.of(peer_id)
+
+    def may_cut(self, *protocols: str) -> None:
+        """Streams that we open for these are taken up again: they end when a direct path takes a relay's place."""
+        self._watch.resumable.update(protocols)
+
+    def may_go_directly(self, *protocols: str) -> None:
+        """Streams that we open for these go past libp2p where the peer can be reached so (direct_streams.py); they end when such a way is found."""
+        self._direct.protocols.update(protocols)
+
+    def reaches_directly(self, peer_id: str) -> bool:
+        """Whether new streams to a peer, for these, go past libp2p."""
+        return self._direct.leads_to(peer_id)
+
+    async def serve(self, protocol: str, handler: Handler, budget: Budget = DATA) -> None:
+        """Run `handler` for each stream that a peer opens for `protocol`, also after restarts of p2pd; `budget` bounds them.
+
+        The stream is closed when the handler returns. A `RemoteError` out of it ends that stream only.
+        """
+        self._listener.serve(protocol, handler, budget)
+        session = await self.session()
+        try:
+            await session.serve(protocol)
+        except P2pdError:
+            if not session.p2pd.exited.is_set():  # else the next session registers it
+                raise
+
+    async def open(self, peer_id: str, protocol: str, *, timeout_s: float = 10.0) -> Stream:
+        """A new stream to `peer_id`, which may be our own. Raises `PeerLostError` after `timeout_s` at the latest."""
+        if peer_id == self.peer_id:
+            return await self._listener.open_own(peer_id, protocol)
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        goes_directly = protocol in self._direct.protocols
+        if goes_directly and (direct := await self._direct.open(peer_id, protocol, timeout_s)) is not None:
+            self._listener.mind(direct)
+            return direct
+        try:
+            async with asyncio.timeout_at(deadline):
+                session = await self.session()
+                if session.gate is not None:
+                    await session.gate(peer_id)
+        except P2pdError as error:
+            raise PeerLostError(peer_id, error.why) from error
+        except TimeoutError:
+            raise PeerLostError(peer_id, "our own network process is being restarted") from None
+        left_s = max(0.1, deadline - asyncio.get_running_loop().time())
+        stream = await self._watch.open(session.control, peer_id, protocol, left_s)
+        self._listener.mind(stream)
+        if goes_directly:
+            self._direct.detour(stream)
+        return stream
+
+    @property
+    def throttle(self) -> Throttle:
+        """How fast we send and receive, and how much we have."""
+        return self._listener.throttle
+
+    def members(self, peers: Iterable[str]) -> None:
+        """The volunteers of the step: for them no budget of strangers counts."""
+        self._listener.members = frozenset(peers)
+
+    def offended(self, peer_id: str, error: ProtocolError) -> None:
+        """`peer_id` did what no honest peer does: counted, and after a few times it is refused for a while."""
+        self._listener.offended(peer_id, error)
+
+    def watch(self, refused: Watcher) -> None:
+        """`refused` is told of each peer that is refused from now on (True), or not any more."""
+        self._listener.watchers.append(refused)
+
+    def unwatch(self, refused: Watcher) -> None:
+        self._listener.watchers.remove(refused)
+
+    def strikes(self) -> Mapping[str, Mapping[str, int]]:
+        """Peer → what it did wrong → how often."""
+        return self._listener.strikes.counts()
+
+    async def connect(self, address: Address) -> None:
+        """Connect to a peer at a known address. Raises `PeerLostError`."""
+        session = await self.session()
+        try:
+            await session.control.connect(address, CONNECT_DEADLINE_S)
+        except P2pdError as error:
+            raise PeerLostError(address.peer_id, error.why) from error
+
+    async def session(self) -> Session:
+        """The running session; waits while there is none, so give it a deadline.
+
+        Raises `PeerLostError` once the node is closed.
+        """
+        while True:
+            await self._up.wait()
+            if self._closed:
+                raise PeerLostError(self.peer_id, "this node is closed")
+            if self._session is not None:
+                return self._session
+
+    async def wait_up(self) -> None:
+        """Return when the network process runs. Raises `PeerLostError` once the node is closed."""
+        await self.session()
+
+    async def wait_down(self) -> None:
+        """Return at the next moment at which the network process has died."""
+        await self._down.wait()
+
+    async def renew(self) -> None:
+        """Start the network process anew: its connections may be of before a sleep of the machine, and dead without knowing.
+
+        Streams break. Raises `PeerLostError` once the node is closed.
+        """
+        self._direct.cut()
+        session = await self.session()
+        await session.p2pd.close()
+
+    async def close(self) -> None:
+        """Leave the network: supervision, handlers, DHT, p2pd, in this order, within 5 s. Idempotent."""
+        self._closed = True
+        self._up.set()  # whoever waits learns that it is over
+        await self._tasks.close()
+        await self._watch.close()
+        await self._direct.close()
+        await self._listener.close()
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    async def _supervise(self) -> None:
+        """Replace each session that dies. Never gives up: a peer without a network can still get it back."""
+        while True:
+            session = self._session
+            assert session is not None
+            await session.p2pd.exited.wait()
+            self._up.clear()
+            self._down.set()
+            if not session.p2pd.closing:
+                _log.warning("p2pd %d died and is started again: %s", session.p2pd.pid, session.p2pd.tail())
+            previous = session.dht
+            await session.close()
+            self._session = session = await self._sessions.next(previous)
+            self.restarts += 1
+            self._down.clear()
+            self._up.set()
+            self._tasks.spawn(self._sessions.after(session), name="calls after a restart")
+
+    async def _tend(self) -> None:
+        """Ask p2pd for a sign of life, end it when there is none; keep contact with known peers."""
+        silent = 0
+        while True:
+            await asyncio.sleep(TEND_PERIOD_S)
+            session = await self.session()
+            try:
+                await session.refresh_addresses()
+                await self._sessions.tend(session)
+            except P2pdError as error:
+                silent += 1
+                _log.debug("p2pd %d did not answer: %s", session.p2pd.pid, error)
+                if silent >= 2:
+                    session.p2pd.kill()
+                continue
+            except Exception:  # noqa: BLE001 - else nobody would be dialled again, and a p2pd that hangs not be noticed
+                _log.exception("contact with known peers was not kept this time")
+            silent = 0
+
+    async def _look(self) -> None:
+        """Keep an eye on the connections."""
+        while True:
+            session = await self.session()
+            with suppress(P2pdError):
+                await self._watch.look(session.control)
+            await asyncio.sleep(self._watch.period_s)
+
+    def _dialback(self) -> DialBack:
+        async def hints(asker: str) -> tuple[Sequence[str], Sequence[str]]:
+            return await self._sessions.reaching.hints(await self.session(), asker)
+
+        def control() -> Control | None:
+            return self._session.control if self._session is not None and self.is_up else None
+
+        loopback = ip_address(self._host).is_loopback
+        return DialBack(control, self._clock, hints, loopback=loopback)
+
+    def __repr__(self) -> str:
+        state = "up" if self.is_up else "down"
+        return (
+            f"<Node {self.peer_id} {state}, {self.restarts} restarts, {len(self._listener)} incoming streams>"
+        )

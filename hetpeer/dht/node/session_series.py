@@ -1,0 +1,203 @@
+"""The sessions of one node, one after the other: each with what is known by then of addresses, reachability and relays."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from hetpeer.dht.base.clock import Clock
+from hetpeer.dht.base.errors import LocalError, RemoteError
+from hetpeer.dht.identity.addresses import at_socket
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.kademlia.known_keys import KnownKeys
+from hetpeer.dht.kademlia.network_session import Session
+from hetpeer.dht.node.contacts import Contacts
+from hetpeer.dht.p2pd.listener import Listener
+from hetpeer.dht.p2pd.node_config import NodeConfig
+from hetpeer.dht.p2pd.p2pd_control import P2pdError
+from hetpeer.dht.p2pd.p2pd_process import p2pd_does_not_start
+from hetpeer.dht.reach.connection_monitor import Watch
+from hetpeer.dht.reach.reach_probe import Reaching
+from hetpeer.dht.reach.reachability import Reach
+from hetpeer.dht.reach.relay_check import Offered, stranger
+from hetpeer.dht.reach.relay_slots import MAX_SLOTS, Slots
+
+RELAY_TRIES = 4
+"""How often p2pd is started until it relays as it was told."""
+_RESTART_PAUSE_S = (0.0, 0.2, 0.5, 1.0, 2.0)
+
+_log = logging.getLogger(__name__)
+
+
+class Sessions:
+    """Makes sessions. `config` is what the node's user asked for; what p2pd is told follows from what is found out."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        identity: Identity,
+        clock: Clock,
+        listener: Listener,
+        watch: Watch,
+        keys: KnownKeys,
+    ) -> None:
+        self.contacts = Contacts([a for a in config.peers if a.peer_id != identity.peer_id])
+        self.reaching = Reaching(config, identity.peer_id, clock)
+        self._config = config
+        self._identity = identity
+        self._clock = clock
+        self._listener = listener
+        self._watch = watch
+        self._keys = keys
+        self._port = config.port
+        self._use(config)
+
+    async def first(self) -> Session:
+        """Start, join, ask others to dial us, start anew if p2pd must be told what they found; be part of the DHT.
+
+        Raises what `Node.start` does.
+        """
+        session = await self._p2pd()
+        async with _whole(session):
+            peer_ids = await session.join(self.contacts.known, alone_ok=self._config.alone_ok)
+            if not await self._otherwise(session):
+                await self._complete(session, peer_ids, None)
+                return session
+            await session.close()
+        return await self._again(None)
+
+    async def next(self, previous: Any) -> Session:
+        """One after a p2pd that has died, with the records of its DHT node. Never gives up."""
+        attempt = 0
+        while True:
+            await asyncio.sleep(_RESTART_PAUSE_S[min(attempt, len(_RESTART_PAUSE_S) - 1)])
+            attempt += 1
+            try:
+                return await self._again(previous)
+            except LocalError as error:
+                _log.warning("p2pd could not be started again: %s", error)
+
+    async def tend(self, session: Session) -> None:
+        """Every few seconds: keep in touch, and see whether others still find us as they did; if not, p2pd ends, to be
+        told so at its next start. Raises `P2pdError`.
+        """
+        await self.contacts.tend(session)
+        if await self._otherwise(session):
+            _log.info(
+                "the network process starts again, for what others find of us: %s", self.reaching.standing
+            )
+            await session.p2pd.close()
+
+    async def after(self, session: Session) -> None:
+        """What a session needs once it is up: call those met before. Never raises."""
+        await self.contacts.call_back(session)
+
+    # ── one session ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _again(self, previous: Any) -> Session:
+        session = await self._p2pd()
+        async with _whole(session):
+            peer_ids = await session.rejoin(self.contacts.known)
+            await self._complete(session, peer_ids, previous)
+        return session
+
+    async def _p2pd(self) -> Session:
+        if self._config.reachability == "public":
+            return await self._relaying()
+        session = await self._started()
+        if self._watch.slots is not None:
+            session.gate = partial(self._watch.slots.gate, session.control)
+        return session
+
+    async def _started(self) -> Session:
+        try:
+            session = await Session.start(
+                self._config, self._identity, self._clock, self._listener, self._keys, port=self._port
+            )
+        except P2pdError as error:
+            raise p2pd_does_not_start(error.why) from error
+        self._port = self._port or session.listening_port()
+        return session
+
+    async def _complete(self, session: Session, peer_ids: list[str], previous: Any) -> None:
+        if self._watch.slots is not None:
+            await self._watch.slots.refill(session.control)
+        await session.start_dht(peer_ids, previous)
+
+    async def _otherwise(self, session: Session) -> bool:
+        """Ask others, if it is time; whether p2pd must be told something else by now, as the next one will be."""
+        if self._config.reachability == "auto":
+            return False
+        slots = self._watch.slots
+        served = self.reaching.standing.reach is not Reach.PRIVATE or (slots is not None and slots.serve)
+        await self.reaching.round(session, self._port, served=served)
+        config = self.reaching.adapted(self._config, session, served=served)
+        if config == self._config:
+            self._keep_spare_slots()
+            return False
+        self._use(config)
+        return True
+
+    def _use(self, config: NodeConfig) -> None:
+        self._config = config
+        private = config.reachability == "private"
+        self._watch.use(Slots(config.relays, self._clock, needed=True) if private else None)
+
+    def _keep_spare_slots(self) -> None:
+        """For those to whom we are not open, though others find us so: they come through a relay."""
+        relays, slots = self.reaching.relays[:MAX_SLOTS], self._watch.slots
+        if (
+            self._config.reachability == "ask"
+            and relays
+            and (slots is None or [*slots.relays.values()] != relays)
+        ):
+            self._watch.use(Slots(relays, self._clock, needed=False))
+
+    # ── being a relay ────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _relaying(self) -> Session:
+        """A session whose p2pd relays as it was told, or the last of RELAY_TRIES."""
+        for left in reversed(range(RELAY_TRIES)):
+            async with (
+                stranger() as offered
+            ):  # a new one each time: it would not dial again where we just were not
+                session = await self._started()
+                async with _whole(session):
+                    if await self._relays(session, offered):
+                        return session
+                    if left:
+                        await session.close()
+        _log.warning(
+            "this peer relays too little for peers that accept no connections: those cannot take part;"
+            " start it again, or add another reliable peer"
+        )
+        return session
+
+    async def _relays(self, session: Session, offered: Offered) -> bool:
+        host = self._config.host
+        here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound to
+        try:
+            offer = await offered(at_socket(here, self._port, self._identity.peer_id))
+        except (LocalError, RemoteError) as error:
+            _log.info("the relay could not be tested: %s", error)
+            return not session.p2pd.exited.is_set()
+        if not offer.useful:
+            _log.info("p2pd relays %d bytes to a circuit only: it is started again", offer.max_bytes)
+        return offer.useful
+
+
+@asynccontextmanager
+async def _whole(session: Session) -> AsyncIterator[None]:
+    """What fails meanwhile ends the session."""
+    try:
+        yield
+    except P2pdError as error:
+        await session.close()
+        raise p2pd_does_not_start(error.why) from error
+    except BaseException:
+        await session.close()
+        raise

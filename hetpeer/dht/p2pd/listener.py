@@ -1,0 +1,196 @@
+"""Incoming streams: a unix socket of ours to which p2pd connects each of them, and the handlers behind it. Direct ones come from tls_listener.py.
+
+How many a peer may have open is bounded, and all strangers together (stream_seats.py), apart for data and for words with a coordinator:
+nobody who hoards the one can keep anybody from the other. Volunteers of the step do not count as strangers. Who did wrong
+too often is refused for a while. The socket and the handlers outlive any one p2pd; a restarted one is only told the path again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import weakref
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from hetpeer.dht.base.errors import PeerLostError, ProtocolError, RemoteError
+from hetpeer.dht.base.strikes import Strikes, kind_of
+from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.p2pd.p2pd_control import read_stream_info, stream_info
+from hetpeer.dht.p2pd.p2pd_process import private_folder
+from hetpeer.dht.streams.byte_transport import Wire
+from hetpeer.dht.streams.delivery import FIRST_BYTE_S, MEMBER, STRANGER, Pace, Traffic
+from hetpeer.dht.streams.stream import Stream
+from hetpeer.dht.streams.stream_seats import gives_way, has_share
+from hetpeer.dht.streams.throttle import Throttle
+
+Handler = Callable[[Stream], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Open incoming streams of some protocols; each costs two file descriptors (one here, one at p2pd) and 16 KiB."""
+
+    name: str
+    per_peer: int
+    strangers: int
+    """Of all peers together that are no volunteers of the step."""
+    pace: Pace
+    """What is asked of strangers."""
+
+
+DATA = Budget("data", per_peer=8, strangers=64, pace=STRANGER)
+"""Tensors take three lanes, and a fourth while one is dialled again; files the rest."""
+CONTROL = Budget("control", per_peer=4, strangers=1024, pace=MEMBER)
+"""A session, and one that takes its place; a coordinator's volunteers are strangers until they are admitted."""
+_INTRODUCTION_DEADLINE_S = 5.0
+
+Watcher = Callable[[str, bool], None]
+
+_log = logging.getLogger(__name__)
+
+
+class Listener:
+    """Accepts streams and runs one handler task for each. A stream ends when its handler does."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[str, Handler] = {}
+        self.throttle = Throttle()
+        """Of all streams to and from others."""
+        self._own = ""
+        self._folder = private_folder()
+        self._server: asyncio.Server | None = None
+        self.members: frozenset[str] = frozenset()
+        """Peers that are no strangers."""
+        self.watchers: list[Watcher] = []
+        """Told of each peer that is refused from now on (True), or not any more."""
+        self.strikes = Strikes()
+        self._budgets: dict[str, Budget] = {}
+        self._open: Counter[tuple[str, Budget]] = Counter()
+        self._traffic: weakref.WeakValueDictionary[str, Traffic] = weakref.WeakValueDictionary()
+        self._streams: dict[Stream, Budget] = {}
+        self._tasks = TaskSet()
+
+    @property
+    def path(self) -> str:
+        return str(self._folder / "streams.sock")
+
+    def serve(self, protocol: str, handler: Handler, budget: Budget = DATA) -> None:
+        """Run `handler` for each stream of `protocol`."""
+        self.handlers[protocol] = handler
+        self._budgets[protocol] = budget
+
+    def traffic(self, peer_id: str) -> Traffic:
+        """What comes from a peer in all streams, theirs and ours."""
+        if (traffic := self._traffic.get(peer_id)) is None:
+            traffic = self._traffic[peer_id] = Traffic()
+        return traffic
+
+    def offended(self, peer_id: str, error: ProtocolError) -> None:
+        """Count what a peer did; whoever watches is told when it is refused because of it."""
+        loop = asyncio.get_running_loop()
+        kind = kind_of(error)
+        seconds = self.strikes.strike(peer_id, kind, loop.time())
+        _log.info("%s: %s (%s)", peer_id[-6:], error.what, kind)
+        if seconds:
+            _log.warning("%s is refused for %.0f s: %s", peer_id[-6:], seconds, error.what)
+            for stream in [stream for stream in self._streams if stream.peer_id == peer_id]:
+                stream.abort()
+            self._tell(peer_id, for_now=True)
+            loop.call_later(seconds, lambda: self._tell(peer_id, for_now=False))
+
+    def _tell(self, peer_id: str, *, for_now: bool) -> None:
+        for watcher in list(self.watchers):
+            watcher(peer_id, for_now)
+
+    def mind(self, stream: Stream) -> None:
+        """Judge a stream with its peer's others, and have it share our line with all."""
+        stream.count(self.traffic(stream.peer_id))
+        if stream.peer_id != self._own:
+            stream.throttle(self.throttle)
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(lambda: Wire(self._accept), self.path)
+
+    async def close(self) -> None:
+        """Accept no more, cancel the handlers and wait for them. Idempotent."""
+        if self._server is not None:
+            self._server.close()
+        await self._tasks.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def open_own(self, peer_id: str, protocol: str) -> Stream:
+        """A stream to ourselves: libp2p refuses to dial its own id, so we play p2pd's part. Raises `PeerLostError`."""
+        try:
+            _, wire = await asyncio.get_running_loop().create_unix_connection(Wire, self.path)
+        except OSError as error:
+            raise PeerLostError(peer_id, error.strerror or str(error)) from error
+        self._own = peer_id
+        await wire.write([stream_info(peer_id, protocol)])
+        return Stream(wire, peer_id=peer_id, protocol=protocol)
+
+    def __len__(self) -> int:
+        """Open incoming streams."""
+        return self._open.total()
+
+    def _accept(self, wire: Wire) -> None:
+        self._tasks.spawn(self._serve(wire), name="incoming stream")
+
+    async def _serve(self, wire: Wire) -> None:
+        try:
+            async with asyncio.timeout(_INTRODUCTION_DEADLINE_S):
+                peer_id, address, protocol = await read_stream_info(wire)
+        except (RemoteError, TimeoutError) as error:
+            _log.debug("p2pd handed over no stream: %s", error)
+            wire.abort()
+            return
+        except asyncio.CancelledError:
+            wire.abort()
+            raise
+        await self.carry(wire, peer_id, address, protocol)
+
+    async def carry(self, wire: Wire, peer_id: str, address: str, protocol: str) -> None:
+        """Serve a stream of `peer_id`, who has proved to be that, until its handler returns or it is refused."""
+        handler, budget = self.handlers.get(protocol), self._budgets.get(protocol, CONTROL)
+        stream = Stream(wire, peer_id=peer_id, protocol=protocol, address=address)
+        if handler is None or not self._has_room(stream, budget):
+            _log.debug("refused a stream of %s from %s", protocol, peer_id)
+            wire.abort()
+            return
+        self._open[peer_id, budget] += 1
+        self.mind(stream)
+        stream.pace = MEMBER if peer_id in self.members else budget.pace
+        self._streams[stream] = budget
+        begun = asyncio.get_running_loop().call_later(FIRST_BYTE_S, stream.abort_unless_begun)
+        try:
+            async with stream:
+                await handler(stream)
+        except ProtocolError as error:
+            self.offended(peer_id, error)
+        finally:
+            begun.cancel()
+            del self._streams[stream]
+            self._open[peer_id, budget] -= 1
+            if not self._open[peer_id, budget]:
+                del self._open[peer_id, budget]
+
+    def _has_room(self, stream: Stream, budget: Budget) -> bool:
+        """Whether to take it; a stranger's may take the place of another's that is of no use."""
+        peer, now = stream.peer_id, asyncio.get_running_loop().time()
+        if self.strikes.refuses(peer, now) or self._open[peer, budget] >= budget.per_peer:
+            return False
+        if peer in self.members:
+            return True
+        taken = [s for s, b in self._streams.items() if b is budget and s.peer_id not in self.members]
+        if not has_share(stream.network, taken, budget.strangers):
+            return False
+        if len(taken) < budget.strangers:
+            return True
+        useless = gives_way(taken, now)
+        if useless is not None:
+            _log.debug("a stream of %s gives way to another stranger's", useless.peer_id)
+            useless.abort()
+        return useless is not None

@@ -1,0 +1,191 @@
+"""Our side of p2pd's control protocol: who are we, connect to them, open a stream, send me theirs.
+
+Every request takes a fresh connection to p2pd's unix socket and is a protobuf (`hivemind.proto.p2pd_pb2`) behind a
+varint length; after STREAM_OPEN the same connection carries the stream. We speak it ourselves rather than through
+hivemind's `P2P` because that wraps streams in StreamReader, which copies each payload twice more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import base58
+
+from hetpeer.dht.base.errors import PeerLostError, RemoteError
+from hetpeer.dht.base.varint import varint
+from hetpeer.dht.identity.addresses import Address, address_from_bytes, hivemind_unix_address, text_of
+from hetpeer.dht.streams.byte_transport import Wire
+from hetpeer.dht.streams.stream import Stream
+
+MAX_MESSAGE = 4 * 1024 * 1024
+"""Bytes of one control message: the limit p2pd itself keeps."""
+_OWN_DEADLINE_S = 5.0
+"""For questions p2pd answers without asking the network; a healthy one needs about 1 ms."""
+
+
+class P2pdError(RemoteError):
+    """p2pd refused a request, or is not there. `why` is its own text."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            "HP-NET-011",
+            "the network process refused a request",
+            why=why,
+            fix="try again: it is started again whenever it dies",
+        )
+
+
+class Control:
+    """Requests to the p2pd that listens on the unix socket `path`."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    async def identify(self) -> tuple[str, list[Address]]:
+        """(our peer id, where p2pd believes that others can reach us)."""
+        answer = await self._ask(lambda pb: pb.Request(type=pb.Request.IDENTIFY), _OWN_DEADLINE_S)
+        peer_id = base58.b58encode(answer.identify.id).decode()
+        addresses = (address_from_bytes(raw, peer_id) for raw in answer.identify.addrs)
+        return peer_id, [address for address in addresses if address is not None]
+
+    async def connections(self) -> list[tuple[str, str]]:
+        """(peer id, the address at its other end) of each open connection."""
+        answer = await self._ask(lambda pb: pb.Request(type=pb.Request.LIST_PEERS), _OWN_DEADLINE_S)
+        return [(base58.b58encode(peer.id).decode(), text_of(b"".join(peer.addrs))) for peer in answer.peers]
+
+    async def addresses_of(self, peer_id: str) -> list[Address]:
+        """Where p2pd knows a peer to listen; instant for a connected one. Raises `P2pdError`."""
+
+        def request(pb: Any) -> Any:
+            find = pb.DHTRequest(type=pb.DHTRequest.FIND_PEER, peer=base58.b58decode(peer_id))
+            return pb.Request(type=pb.Request.DHT, dht=find)
+
+        answer = await self._ask(request, _OWN_DEADLINE_S)
+        addresses = (address_from_bytes(raw, peer_id) for raw in answer.dht.peer.addrs)
+        return [address for address in addresses if address is not None]
+
+    async def connect(self, address: Address, timeout_s: float) -> None:
+        """Connect to a peer at a known address. Raises `P2pdError` with libp2p's reason."""
+        transport = address.transport_bytes()
+
+        def request(pb: Any) -> Any:
+            connect = pb.ConnectRequest(peer=base58.b58decode(address.peer_id), addrs=[transport])
+            return pb.Request(type=pb.Request.CONNECT, connect=connect)
+
+        await self._ask(request, timeout_s)
+
+    async def disconnect(self, peer_id: str) -> None:
+        """Close all connections to a peer. Raises `P2pdError`."""
+
+        def request(pb: Any) -> Any:
+            return pb.Request(
+                type=pb.Request.DISCONNECT, disconnect=pb.DisconnectRequest(peer=base58.b58decode(peer_id))
+            )
+
+        await self._ask(request, _OWN_DEADLINE_S)
+
+    async def send_streams_to(self, protocol: str, listen_path: str) -> None:
+        """Have p2pd connect each incoming stream of `protocol` to our unix socket."""
+        target = hivemind_unix_address(listen_path).to_bytes()
+
+        def request(pb: Any) -> Any:
+            handler = pb.StreamHandlerRequest(addr=target, proto=[protocol], balanced=False)
+            return pb.Request(type=pb.Request.STREAM_HANDLER, streamHandler=handler)
+
+        await self._ask(request, _OWN_DEADLINE_S)
+
+    async def open_stream(self, peer_id: str, protocol: str, timeout_s: float) -> Stream:
+        """A new stream to `peer_id`. Raises `PeerLostError`."""
+        return Stream(await self.open_wire(peer_id, protocol, timeout_s), peer_id=peer_id, protocol=protocol)
+
+    async def open_wire(self, peer_id: str, protocol: str, timeout_s: float) -> Wire:
+        """The bytes of a new stream, for a protocol that does not speak our frames. Raises `PeerLostError`."""
+
+        def request(pb: Any) -> Any:
+            opening = pb.StreamOpenRequest(
+                peer=base58.b58decode(peer_id), proto=[protocol], timeout=max(1, round(timeout_s))
+            )
+            return pb.Request(type=pb.Request.STREAM_OPEN, streamOpen=opening)
+
+        wire: Wire | None = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                wire = await self._connection()
+                await _exchange(wire, request)
+        except (P2pdError, PeerLostError) as error:
+            raise PeerLostError(peer_id, error.why) from error
+        except TimeoutError:
+            raise PeerLostError(peer_id, f"no stream to it could be opened within {timeout_s} s") from None
+        else:
+            opened, wire = wire, None  # now the caller's
+            return opened
+        finally:
+            if wire is not None:
+                wire.abort()
+
+    async def _connection(self) -> Wire:
+        try:
+            _, wire = await asyncio.get_running_loop().create_unix_connection(Wire, self.path)
+        except OSError as error:
+            raise P2pdError(f"it does not answer: {error.strerror or error}") from error
+        return wire
+
+    async def _ask(self, request: Callable[[Any], Any], timeout_s: float) -> Any:
+        wire: Wire | None = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                wire = await self._connection()
+                return await _exchange(wire, request)
+        except PeerLostError as error:
+            raise P2pdError(error.why) from error
+        except TimeoutError:
+            raise P2pdError(f"no answer within {timeout_s} s") from None
+        finally:
+            if wire is not None:
+                wire.abort()
+
+
+async def _exchange(wire: Wire, request: Callable[[Any], Any]) -> Any:
+    """Send what `request` builds from the protobuf module, return the answer. Raises `P2pdError` on ERROR."""
+    from hivemind.proto import p2pd_pb2
+
+    message = request(p2pd_pb2).SerializeToString()
+    await wire.write([varint(len(message)), message])
+    answer = p2pd_pb2.Response()
+    answer.ParseFromString(await read_message(wire))
+    if answer.type == p2pd_pb2.Response.ERROR:
+        raise P2pdError(answer.error.msg)
+    return answer
+
+
+async def read_stream_info(wire: Wire) -> tuple[str, str, str]:
+    """(authenticated peer id, address at its end, protocol) with which p2pd opens each stream it hands to us."""
+    from hivemind.proto import p2pd_pb2
+
+    info = p2pd_pb2.StreamInfo()
+    info.ParseFromString(await read_message(wire))
+    return base58.b58encode(info.peer).decode(), text_of(bytes(info.addr)), str(info.proto)
+
+
+def stream_info(peer_id: str, protocol: str) -> bytes:
+    """What `read_stream_info` reads."""
+    from hivemind.proto import p2pd_pb2
+
+    info = p2pd_pb2.StreamInfo(peer=base58.b58decode(peer_id), addr=b"", proto=protocol)
+    message: bytes = info.SerializeToString()
+    return varint(len(message)) + message
+
+
+async def read_message(wire: Wire) -> bytes:
+    """One protobuf behind its length. Raises `P2pdError`, `PeerLostError`."""
+    length, shift = 0, 0
+    while True:
+        byte = (await wire.read(1))[0]
+        length |= (byte & 0x7F) << shift
+        shift += 7
+        if length > MAX_MESSAGE:
+            raise P2pdError(f"its message is longer than {MAX_MESSAGE} bytes")
+        if not byte & 0x80:
+            return await wire.read(length)

@@ -1,0 +1,233 @@
+"""One p2pd process: the libp2p host that hivemind's wheel brings, started and watched by us.
+
+Starting it ourselves gives what `hivemind.P2P.create` does not: it dies with us (PR_SET_PDEATHSIG), its death is seen
+at once (pidfd), its sockets live in a private folder of ours, and a taken port is an error instead of two processes
+that share it (libp2p listens with SO_REUSEPORT).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+
+from hetpeer.dht.base.child_processes import dying_with_us
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.p2pd.node_config import NodeConfig, p2pd_arguments
+
+START_DEADLINE_S = 20.0
+STOP_DEADLINE_S = 1.0
+_TAIL_LINES = 20
+_BANNER = ("Control socket:", "Peer Addrs:", "/ip")
+
+
+class P2pd:
+    """A running p2pd. `exited` is set, with the reason in `tail()`, as soon as the process is gone."""
+
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
+        self._process = process
+        self._folder = folder
+        self._lines: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._unfinished = b""
+        self._peer_id: str | None = None
+        self._ready_or_gone = asyncio.Event()
+        self.exited = asyncio.Event()
+        self.closing = False
+        """Whether it was asked to end."""
+        self._watch()
+
+    @classmethod
+    async def start(cls, config: NodeConfig, identity: Identity, *, port: int) -> P2pd:
+        """Start p2pd on `port` (0: any) and wait until it takes requests, for at most START_DEADLINE_S.
+
+        Raises `LocalError`: HP-NET-001 the port is taken, HP-NET-003 it does not start. Cancelled, nothing is left.
+        """
+        check_port_free(config.host, port)
+        folder = private_folder()
+        command = [_binary(), *p2pd_arguments(config, identity, port, folder)]
+        try:
+            process = _spawn(command, reachability=config.reachability)
+        except (OSError, subprocess.SubprocessError) as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise p2pd_does_not_start(str(error)) from error
+        p2pd = cls(process, folder)
+        try:
+            await p2pd._ready(identity)
+        except BaseException:
+            await p2pd.close()
+            raise
+        return p2pd
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def control_path(self) -> str:
+        return str(self._folder / "p2pd.sock")
+
+    def tail(self) -> str:
+        """The last lines it printed after its banner, for error messages."""
+        return " | ".join(self._lines) or "it printed nothing"
+
+    def kill(self) -> None:
+        """End a process that no longer answers; `exited` follows."""
+        if not self.exited.is_set():
+            self._process.kill()
+
+    async def close(self) -> None:
+        """End the process and remove its folder, within about STOP_DEADLINE_S. Idempotent."""
+        self.closing = True
+        if not self.exited.is_set():
+            self._process.terminate()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STOP_DEADLINE_S):
+                    await self.exited.wait()
+        self.kill()
+        await self.exited.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _ready(self, identity: Identity) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(START_DEADLINE_S):
+                await self._ready_or_gone.wait()
+        if self._peer_id is None:
+            late = f"it was not ready within {START_DEADLINE_S:.0f} s"
+            raise p2pd_does_not_start(self.tail() if self.exited.is_set() else late)
+        if self._peer_id != identity.peer_id:
+            raise p2pd_does_not_start(
+                f"it says it is {self._peer_id}, the identity file says {identity.peer_id}"
+            )
+
+    def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._pidfd = os.pidfd_open(self._process.pid)
+        loop.add_reader(self._pidfd, self._on_exit)
+        assert self._process.stdout is not None
+        self._output = self._process.stdout.fileno()
+        os.set_blocking(self._output, False)
+        loop.add_reader(self._output, self._on_output)
+
+    def _on_exit(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._on_output()  # the last words
+        loop.remove_reader(self._output)
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self.exited.set()
+        self._ready_or_gone.set()
+
+    def _on_output(self) -> None:
+        try:
+            chunk = os.read(self._output, 64 * 1024)
+        except BlockingIOError:
+            return
+        if not chunk:
+            asyncio.get_running_loop().remove_reader(self._output)
+            return
+        *lines, self._unfinished = (self._unfinished + chunk).split(b"\n")
+        self._unfinished = self._unfinished[-4096:]
+        for line in lines:
+            text = line.decode(errors="replace").strip()
+            if text.startswith("Peer ID: "):
+                self._peer_id = text.removeprefix("Peer ID: ")
+                self._ready_or_gone.set()
+            elif not text.startswith(_BANNER):
+                self._lines.append(text)
+
+    def __repr__(self) -> str:
+        return f"<P2pd {self.pid} {'gone' if self.exited.is_set() else 'running'}>"
+
+
+def private_folder() -> Path:
+    """A new folder for sockets between p2pd and us, which nobody else can open. Raises `LocalError` HP-NET-003."""
+    try:
+        return Path(tempfile.mkdtemp(prefix="hetpeer-"))  # mode 0700
+    except OSError as error:
+        raise p2pd_does_not_start(f"no folder for its sockets can be made: {error.strerror}") from error
+
+
+def _binary() -> str:
+    """Hivemind's p2pd, found without importing hivemind (and with it torch)."""
+    spec = importlib.util.find_spec("hivemind")
+    folders = spec.submodule_search_locations if spec is not None else None
+    for folder in folders or ():
+        path = Path(folder) / "hivemind_cli" / "p2pd"
+        if path.is_file():
+            return str(path)
+    raise p2pd_does_not_start("the hivemind package has no p2pd binary; install it again from its wheel")
+
+
+def _spawn(command: list[str], *, reachability: str) -> subprocess.Popen[bytes]:
+    """Start the child so that the kernel kills it with us. Call from the main thread: the signal follows the thread."""
+    # It has some 24 MB alive, whatever it carries; by default as much again is garbage, and for a quarter of an hour it looks as if it grew.
+    environment = {**os.environ, "GOLOG_LOG_LEVEL": "error", "GOGC": os.environ.get("GOGC", "50")}
+    if reachability == "public":
+        # libp2p starts two relay services, ours and one with 128 KiB limits; on one processor ours wins (measured).
+        environment["GOMAXPROCS"] = "1"
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        preexec_fn=dying_with_us(),  # noqa: PLW1509 - it takes no lock
+        start_new_session=True,  # Ctrl-C in the terminal is for us; we end p2pd ourselves
+    )
+
+
+def check_port_free(host: str, port: int) -> None:
+    """Raise HP-NET-001 when another process listens on `port` of `host`."""
+    if port == 0:
+        return
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
+            raise LocalError(
+                "HP-NET-001",
+                f"cannot listen on {host} port {port}",
+                why=(taken and _owner_of(port)) or error.strerror or str(error),
+                fix="end that program, or choose another port"
+                if taken
+                else "choose another --host or --port",
+                exit_code=ExitCode.NETWORK,
+            ) from error
+
+
+def _owner_of(port: int) -> str:
+    """Who listens there, as far as this user may know; empty when not."""
+    import psutil
+
+    with suppress(psutil.Error):
+        for connection in psutil.net_connections(kind="tcp"):
+            listening = connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+            if listening and connection.pid is not None:
+                return f"process {connection.pid} ({psutil.Process(connection.pid).name()}) uses it"
+    return ""
+
+
+def p2pd_does_not_start(why: str) -> LocalError:
+    return LocalError(
+        "HP-NET-003",
+        "the network process p2pd does not start",
+        why=why,
+        fix="make room in memory and in the folder for temporary files; if p2pd is missing, install hetpeer again",
+        exit_code=ExitCode.NETWORK,
+    )

@@ -1,0 +1,195 @@
+"""Can others open connections to us? The pure core: who is asked to try, when, and what their findings mean.
+
+Two peers at a time are asked to dial us back (dialback.py); docs/nat.md has the states and the reasons. Times are seconds
+of one monotonic clock. The driver (reach_probe.py) carries out the effects and reports what became of them.
+"""
+
+from __future__ import annotations
+
+import enum
+import ipaddress
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+HELPERS = 2
+"""Asked in one round."""
+ROUND_S = 7.0
+"""After this a round is judged without those who have not answered."""
+RETRY_S = 30.0
+"""Until the next round while nothing is known."""
+CONFIRM_S = 15.0
+"""Until the round that must agree before what was known is given up."""
+RECHECK_S = 600.0
+
+
+class Reach(enum.StrEnum):
+    """What is known of us."""
+
+    UNKNOWN = "unknown"
+    PUBLIC = "public"
+    PRIVATE = "private"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one helper saw: the IP address that we have for it, and the port at which it reached us, 0 if at none."""
+
+    helper: str
+    ip: str
+    port: int
+
+    @property
+    def is_global(self) -> bool:
+        """Whether it saw us from outside our own network."""
+        return ipaddress.ip_address(self.ip).is_global
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What is known, and by how many peers' findings that agree."""
+
+    reach: Reach = Reach.UNKNOWN
+    peers: int = 0
+    ip: str = ""
+    """Our address as they see it."""
+    port: int = 0
+    """Where they reached us."""
+    outside: bool = False
+    """Whether they saw us from outside our own network."""
+    alike: int = 0
+    """How many of them say that it is this address and port."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask this peer to dial us."""
+
+    helper: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Know this from now on."""
+
+    standing: Standing
+
+
+Effect = Ask | Settle
+
+
+def judge(findings: Collection[Finding]) -> Standing:
+    """Reached only if more helpers got through than not; who sees us from outside outweighs the neighbours."""
+    outside = [finding for finding in findings if finding.is_global]
+    counted = outside or list(findings)
+    reached = [finding for finding in counted if finding.port]
+    missed = [finding for finding in counted if not finding.port]
+    if not counted:
+        return Standing()
+    public = len(reached) > len(missed)
+    agreeing = reached if public else missed
+    seen = Counter((finding.ip, finding.port) for finding in agreeing)
+    ((ip, port), alike) = seen.most_common(1)[0]
+    return Standing(
+        reach=Reach.PUBLIC if public else Reach.PRIVATE,
+        peers=len(agreeing),
+        ip=ip,
+        port=port,
+        outside=bool(outside),
+        alike=alike,
+    )
+
+
+class Reachability:
+    """One peer's standing. Each event returns the effects that follow from it, in order."""
+
+    def __init__(self, now: float) -> None:
+        self.standing = Standing()
+        self._due = now
+        self._deadline = now
+        self._concluded = now
+        self._helpers: tuple[str, ...] = ()
+        self._asked: set[str] = set()
+        """Since everybody had a turn."""
+        self._awaited: set[str] = set()
+        self._findings: list[Finding] = []
+        self._doubted: Reach | None = None
+        self._addresses: frozenset[str] | None = None
+
+    @property
+    def asking(self) -> bool:
+        """Whether a round is under way."""
+        return bool(self._awaited)
+
+    def met(self, now: float, helpers: Sequence[str]) -> list[Effect]:
+        """These peers could be asked: we have a direct connection to each. In the order of preference."""
+        self._helpers = tuple(helpers)
+        return self._fill(now) if self._findings or self._awaited else self.tick(now)
+
+    def moved(self, now: float, addresses: Collection[str]) -> list[Effect]:
+        """These are the addresses of this machine; other ones than before mean another network."""
+        before, self._addresses = self._addresses, frozenset(addresses)
+        if before is not None and before != self._addresses:
+            self._due = now
+            self._asked.clear()
+        return self.tick(now)
+
+    def unserved(self, now: float) -> list[Effect]:
+        """Nobody relays for us: ask again, as those asked name relays too."""
+        self._due = min(self._due, self._concluded + RETRY_S)
+        return self.tick(now)
+
+    def answered(self, now: float, helper: str, finding: Finding | None) -> list[Effect]:
+        """What a helper found, or None when it found out nothing."""
+        if helper not in self._awaited:
+            return []
+        self._awaited.discard(helper)
+        if finding is not None:
+            self._findings.append(finding)
+        effects = self._fill(now)
+        return effects if self._awaited else self._conclude(now)
+
+    def tick(self, now: float) -> list[Effect]:
+        """Time passes."""
+        if self._awaited:
+            return self._conclude(now) if now >= self._deadline else []
+        if now < self._due:
+            return []
+        self._findings.clear()
+        if all(helper in self._asked for helper in self._helpers):
+            self._asked.clear()  # everybody had a turn
+        effects = self._fill(now)
+        if self._helpers and not effects:
+            self._due = now + RETRY_S
+        return effects
+
+    def _fill(self, now: float) -> list[Effect]:
+        """Ask as many as are wanting, first those who have not been asked. Neighbours alone are not enough."""
+        outside = any(finding.is_global for finding in self._findings)
+        wanting = HELPERS * (1 if outside else 2) if self._findings else HELPERS
+        wanting -= len(self._findings) + len(self._awaited)
+        fresh = [helper for helper in self._helpers if helper not in self._asked][: max(wanting, 0)]
+        if fresh and not self._awaited:
+            self._deadline = now + ROUND_S
+        self._asked.update(fresh)
+        self._awaited.update(fresh)
+        return [Ask(helper) for helper in fresh]
+
+    def _conclude(self, now: float) -> list[Effect]:
+        self._awaited.clear()
+        self._concluded = now
+        found, known = judge(self._findings), self.standing
+        self._due = now + (RETRY_S if found.reach is Reach.UNKNOWN else RECHECK_S)
+        if found.reach is Reach.UNKNOWN:
+            return []
+        contrary = known.reach not in (Reach.UNKNOWN, found.reach)
+        if contrary and self._doubted is not found.reach:
+            self._doubted = found.reach
+            self._asked.clear()
+            self._due = now + CONFIRM_S
+            return []
+        self._doubted = None
+        if found == known:
+            return []
+        self.standing = found
+        return [Settle(found)]

@@ -1,0 +1,163 @@
+"""Our places at relays, for as long as we need them: reserved, renewed, and taken again at once when a relay comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+
+from hetpeer.dht.base.clock import Clock
+from hetpeer.dht.base.errors import RemoteError
+from hetpeer.dht.base.task_set import TaskSet
+from hetpeer.dht.identity.addresses import Address, through
+from hetpeer.dht.p2pd.p2pd_control import Control
+from hetpeer.dht.p2pd.tcp_probe import listens
+from hetpeer.dht.reach.relay_reservation import reserve
+
+MAX_SLOTS = 3
+RENEW_S = 30.0
+"""A slot lasts an hour, but is gone with the connection, and a short break may go unnoticed."""
+USELESS_S = 60.0
+"""Until a relay that refuses, or whose circuits are too short, is asked again."""
+FAILED_S = 3.0
+"""Until one that did not answer is."""
+PATIENCE_S = 3.0
+"""How long streams wait for a relay that has just gone away."""
+GRACE_S = 10.0
+"""How long a relay may be away before others are looked for."""
+_ASK_S = 5.0
+_KNOCK_S = 1.0
+_KNOCK_PAUSE_S = 0.1
+_MAX_KNOCK_PAUSE_S = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+class Slots:
+    """Reservations at the first MAX_SLOTS of `relays`, which are in the order of preference.
+
+    `needed`: nobody reaches us without them. Else they are there for those few who do not get through to us.
+    """
+
+    def __init__(self, relays: Sequence[Address], clock: Clock, *, needed: bool) -> None:
+        self.needed = needed
+        self.relays = {relay.peer_id: relay for relay in relays[:MAX_SLOTS]}
+        self._clock = clock
+        self._due: dict[str, float] = {}
+        """When to ask a relay again. Of one that is held, or has refused."""
+        self._held: set[str] = set()
+        self._busy: set[str] = set()
+        self._tasks = TaskSet()
+        self._callers: dict[str, set[str]] = {relay: set() for relay in self.relays}
+        self._empty_since: float | None = clock.monotonic()
+        self._absent_since: float | None = None
+        """Since when we have no connection to any of them."""
+        self.some = asyncio.Event()
+        """Set while there is a slot."""
+
+    @property
+    def held(self) -> list[str]:
+        """The relays through which we can be reached, by peer id."""
+        return [relay for relay in self.relays if relay in self._held]
+
+    @property
+    def serve(self) -> bool:
+        """Whether there is a slot, or was one just now."""
+        return self._empty_since is None or self._clock.monotonic() < self._empty_since + GRACE_S
+
+    def tend(self, control: Control, connected: set[str], circuits: dict[str, Collection[str]]) -> None:
+        """Take what slots are wanting. `circuits`: relay → peers reached through it, to be called when it is back."""
+        now = self._clock.monotonic()
+        if not connected.isdisjoint(self.relays):
+            self._absent_since = None
+        elif self._absent_since is None:
+            self._absent_since = now
+        for relay, address in self.relays.items():
+            if relay not in connected:
+                self._lose(relay)
+            if callers := circuits.get(relay):
+                self._callers[relay] = set(callers)
+            if relay in self._busy or (relay in connected and now < self._due.get(relay, now)):
+                continue
+            self._busy.add(relay)
+            self._tasks.spawn(self._take(control, address, relay in connected), name=f"slot at {relay}")
+
+    async def refill(self, control: Control) -> None:
+        """With a new p2pd: take the slots anew; if they are needed it returns when there is one, or after PATIENCE_S."""
+        for relay in self.relays:
+            self._lose(relay)
+        self.tend(control, {peer for peer, _ in await control.connections()}, {})
+        if not self.needed:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                await self.some.wait()
+
+    async def gate(self, control: Control, peer_id: str) -> None:
+        """Wait while dialling `peer_id` would fail because all relays have just gone: libp2p would not try again for 5 s.
+
+        Who does not need them does not wait. Raises `P2pdError`.
+        """
+        if not self.needed:
+            return
+        connected = {peer for peer, _ in await control.connections()}
+        if peer_id in connected or not connected.isdisjoint(self.relays):
+            return
+        self.tend(control, connected, {})
+        assert self._absent_since is not None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._absent_since + PATIENCE_S - self._clock.monotonic()):
+                await self.some.wait()
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+    def _lose(self, relay: str) -> None:
+        self._due.pop(relay, None)
+        if relay in self._held:
+            self._held.discard(relay)
+            _log.info("the relay %s has gone", relay)
+        if not self._held and self.some.is_set():
+            self.some.clear()
+            self._empty_since = self._clock.monotonic()
+
+    async def _take(self, control: Control, relay: Address, connected: bool) -> None:
+        try:
+            if not connected:
+                await self._reach(control, relay)
+            slot = await reserve(control, relay.peer_id, _ASK_S)
+        except RemoteError as error:
+            _log.debug("no slot at %s: %s", relay, error)
+            pause_s = USELESS_S if error.code == "HP-NET-013" else FAILED_S
+            self._due[relay.peer_id] = self._clock.monotonic() + pause_s  # void once it is disconnected
+            return
+        finally:
+            self._busy.discard(relay.peer_id)
+        now = self._clock.monotonic()
+        self._due[relay.peer_id] = now + (RENEW_S if slot.useful else USELESS_S)
+        if not slot.useful:
+            _log.warning("the relay %s lets only %d bytes pass: not used", relay.peer_id, slot.max_bytes)
+            return
+        new = relay.peer_id not in self._held
+        self._held.add(relay.peer_id)
+        self._empty_since = None
+        self.some.set()
+        if new:
+            _log.info("reached through the relay %s", relay.peer_id)
+            await self._call(control, relay)
+
+    async def _reach(self, control: Control, relay: Address) -> None:
+        """Connect to a relay that was lost, as soon as somebody listens there again."""
+        pause_s, place = _KNOCK_PAUSE_S, relay.socket
+        while place is not None and not await listens(*place, _KNOCK_S):
+            await asyncio.sleep(pause_s)
+            pause_s = min(1.2 * pause_s, _MAX_KNOCK_PAUSE_S)
+        await control.connect(relay, _ASK_S)
+
+    async def _call(self, control: Control, relay: Address) -> None:
+        """Call those whose circuits broke with the relay. They do so too; who has its slot last gets through."""
+        callers, self._callers[relay.peer_id] = self._callers[relay.peer_id], set()
+        for peer in callers:
+            with suppress(RemoteError):
+                await control.connect(through(relay, peer), _ASK_S)

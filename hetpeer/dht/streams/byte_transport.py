@@ -1,0 +1,280 @@
+"""The bytes of one unix socket to p2pd, or of a TLS connection past it, with back-pressure both ways and no copy for payloads.
+
+Small reads (frame heads, control messages) go through a small buffer of ours. A payload goes from the kernel straight
+into the caller's memory while the caller waits in `read_into`: the loop asks us where to put the next bytes. A write
+returns only when the kernel has taken every byte, so the caller may reuse its buffers at once, and a slow reader at
+the other end is felt here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import socket
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, cast
+
+from hetpeer.dht.base.errors import PeerLostError
+from hetpeer.dht.streams.delivery import Delivery, Traffic
+
+Buffer = bytes | bytearray | memoryview
+
+_SMALL_BUFFER = 16 * 1024
+_JOIN_BELOW = 32 * 1024
+"""Writes smaller than this in total are joined: one short copy is cheaper than a second system call."""
+_PIECE = 256 * 1024
+"""So much at a time is encrypted, into memory of its own."""
+_BATCH, _RECORD = 32 * 1024, 17 * 1024
+"""In the middle of a payload the loop hears of so many bytes at a time, and not of each packet: a TLS record of up to 16 KiB is of no use before it is whole.
+A part of one may be here already: the mark must be reached by what is still to come.
+"""
+_MAX_PACING_RATE, _AS_IT_LIKES = 47, 2**32 - 1
+"""SO_MAX_PACING_RATE of Linux, and its value for no rate."""
+
+
+class Wire(asyncio.BufferedProtocol):
+    """One connected socket. One task may read and one may write at a time.
+
+    Every failure is a `PeerLostError` that names `peer`. Cancelling a read of the small buffer loses nothing;
+    cancelling `read_into` or `write` half-way breaks the wire, as nobody could find the next frame's start.
+    """
+
+    def __init__(self, on_connect: Callable[[Wire], None] | None = None) -> None:
+        self.peer = ""
+        self.delivery = Delivery(Traffic())
+        self._on_connect = on_connect
+        self._transport: asyncio.Transport | None = None
+        self._lost: str | None = None
+        self._buffer = bytearray(_SMALL_BUFFER)
+        self._start = 0
+        self._end = 0
+        self._target: memoryview | None = None
+        self._reading_paused = False
+        self._reader: asyncio.Future[None] | None = None
+        self._writer: asyncio.Future[None] | None = None
+        self._write_blocked = False
+        self._encrypts = False
+        self._pace = math.inf
+        self._mark = 1
+
+    @property
+    def remote(self) -> str:
+        """Where a TCP connection comes from, as an address without a peer."""
+        ip, port = self._transport.get_extra_info("peername")[:2] if self._transport is not None else ("", 0)
+        return f"/ip{6 if ':' in ip else 4}/{ip}/tcp/{port}" if ip else ""
+
+    @property
+    def certificate(self) -> bytes:
+        """SHA-256 of the certificate that was shown at the other end of a TLS connection."""
+        shown = None if self._transport is None else self._transport.get_extra_info("ssl_object")
+        return hashlib.sha256((shown.getpeercert(binary_form=True) if shown else None) or b"").digest()
+
+    @property
+    def socket(self) -> Any:
+        """The operating system's; None when it is gone."""
+        return None if self._transport is None else self._transport.get_extra_info("socket")
+
+    @property
+    def lost(self) -> str | None:
+        """Why the wire is broken, or None while it holds. Bytes that arrived before can still be read."""
+        return self._lost
+
+    @property
+    def pending(self) -> int:
+        """Bytes that are here and were not read yet."""
+        return self._end - self._start
+
+    def count(self, traffic: Traffic) -> None:
+        """Count what arrives from now on, and what was not read yet, as traffic of the peer."""
+        self.delivery = Delivery(traffic)
+        self.delivery.came(self.pending)
+
+    def pace_to(self, rate: float) -> None:
+        """Let the system send no faster than so many bytes/s; infinite: as it likes. For TCP on Linux (`SO_MAX_PACING_RATE`), elsewhere nothing happens.
+
+        Not a limit as in throttle.py: what is due is not counted, it only leaves evenly.
+        """
+        if rate == self._pace or not self._encrypts or sys.platform != "linux" or self.socket is None:
+            return
+        self._pace = rate
+        with suppress(OSError):  # a kernel that does not: the connection is as fast as it likes, as before
+            number = _AS_IT_LIKES if math.isinf(rate) else min(max(int(rate), 1), _AS_IT_LIKES - 1)
+            self.socket.setsockopt(socket.SOL_SOCKET, _MAX_PACING_RATE, struct.pack("=I", number))
+
+    async def peek(self, size: int) -> bytes:
+        """The next `size` bytes, left where they are. For heads: all of them must fit into memory."""
+        self._reserve(size)
+        while self._end - self._start < size:
+            await self._arrival()
+        return bytes(memoryview(self._buffer)[self._start : self._start + size])
+
+    async def read(self, size: int) -> bytes:
+        """The next `size` bytes. Cancellation consumes nothing."""
+        data = await self.peek(size)
+        self._start += size
+        return data
+
+    async def read_into(self, target: memoryview) -> None:
+        """Fill `target` (contiguous bytes). Cancelled half-way, the wire is broken."""
+        ready = min(len(target), self._end - self._start)
+        target[:ready] = memoryview(self._buffer)[self._start : self._start + ready]
+        self._start += ready
+        if ready == len(target):
+            return
+        self._target = target[ready:]
+        self._set_mark()
+        try:
+            while self._target is not None:
+                await self._arrival()
+        finally:
+            if self._target is not None:
+                self._target = None
+                self.abort("a payload was given up half-way")
+
+    async def write(self, buffers: Sequence[Buffer]) -> None:
+        """Hand all bytes to the kernel. Cancelled half-way, the wire is broken."""
+        if sum(map(len, buffers)) < _JOIN_BELOW:
+            await self._hand_over([b"".join(buffers)])
+        elif not self._encrypts:
+            await self._hand_over(buffers)
+        else:
+            try:
+                for buffer in buffers:
+                    view = memoryview(buffer)
+                    for begin in range(0, len(view), _PIECE):
+                        await self._hand_over([view[begin : begin + _PIECE]])
+            except asyncio.CancelledError:
+                self.abort("a message was given up half-way")
+                raise
+
+    async def _hand_over(self, buffers: Sequence[Buffer]) -> None:
+        if self._lost is not None or self._transport is None:
+            raise self._error()
+        self._transport.writelines(buffers)
+        try:
+            while self._write_blocked:
+                if self._lost is not None:
+                    raise self._error()
+                self._writer = asyncio.get_running_loop().create_future()
+                await self._writer
+        finally:
+            self._writer = None
+            if self._write_blocked:
+                self.abort("a message was given up half-way")
+        if self._lost is not None:
+            raise self._error()
+
+    def close(self) -> None:
+        """Let written bytes out, then close. Idempotent."""
+        self._break("closed here")
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self, why: str = "closed here") -> None:
+        """Close at once and drop what is not yet written. Idempotent."""
+        self._break(why)
+        if self._transport is not None:
+            self._transport.abort()
+
+    # What the loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's does not derive from it
+        self._encrypts = transport.get_extra_info("sslcontext") is not None
+        self._transport.set_write_buffer_limits(
+            high=int(self._encrypts)
+        )  # TLS stops at the limit, others above it
+        if self._on_connect is not None:
+            self._on_connect(self)
+
+    def get_buffer(self, _sizehint: int) -> memoryview:
+        return self._target if self._target is not None else memoryview(self._buffer)[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.delivery.came(nbytes)
+        if self._target is not None:
+            rest = self._target[nbytes:]
+            self._target = rest if len(rest) else None
+            self._set_mark()
+            if self._target is not None:
+                return  # the reader is woken once, when its memory is full
+        else:
+            self._end += nbytes
+            self._pause_when_full()
+        _wake(self._reader)
+
+    def eof_received(self) -> None:
+        self._break("it closed the stream")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._break(str(exc) if exc else "it closed the stream")
+        self._transport = None  # uvloop's TLS goes on knowing us: a circle around 256 KiB
+        self._write_blocked = False
+        _wake(self._writer)
+
+    def pause_writing(self) -> None:
+        self._write_blocked = True
+
+    def resume_writing(self) -> None:
+        self._write_blocked = False
+        _wake(self._writer)
+
+    # Inside.
+
+    def _reserve(self, size: int) -> None:
+        """Make room for `size` unread bytes at the front of the buffer."""
+        if self._start + size <= len(self._buffer):
+            return
+        unread = bytes(memoryview(self._buffer)[self._start : self._end])
+        if size > len(self._buffer):
+            self._buffer = bytearray(size)
+        self._buffer[: len(unread)] = unread
+        self._start, self._end = 0, len(unread)
+
+    async def _arrival(self) -> None:
+        """Wait until the loop has put something somewhere."""
+        if self._lost is not None or self._transport is None:
+            raise self._error()
+        if self._start == self._end:
+            self._start = self._end = 0
+        if self._reading_paused:
+            self._reading_paused = False
+            self._transport.resume_reading()
+        self._reader = asyncio.get_running_loop().create_future()
+        try:
+            await self._reader
+        finally:
+            self._reader = None
+
+    def _set_mark(self) -> None:
+        """Be woken for many bytes at once (`SO_RCVLOWAT`) while so many are sure to come."""
+        rest = 0 if self._target is None else len(self._target)
+        mark = _BATCH if rest >= _BATCH + _RECORD else 1
+        if mark == self._mark or not self._encrypts or sys.platform != "linux" or self.socket is None:
+            return
+        self._mark = mark
+        with suppress(OSError):  # as before then: each packet is heard of
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, mark)
+
+    def _pause_when_full(self) -> None:
+        if self._end == len(self._buffer) and self._transport is not None:
+            self._reading_paused = True
+            self._transport.pause_reading()
+
+    def _break(self, why: str) -> None:
+        if self._lost is None:
+            self._lost = why
+        _wake(self._reader)
+        _wake(self._writer)
+
+    def _error(self) -> PeerLostError:
+        return PeerLostError(self.peer, self._lost or "not connected")
+
+
+def _wake(waiter: asyncio.Future[None] | None) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)

@@ -1,0 +1,331 @@
+"""Streams of frames between two peers: what every protocol above the network speaks.
+
+A `Stream` is one libp2p stream behind p2pd: ordered, encrypted, and `peer_id` is proved by the handshake. Nothing in
+it trusts the other side: sizes are limited before memory is used, and every wait can be given a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from hetpeer.dht.base.errors import PeerLostError, ProtocolError
+from hetpeer.dht.base.strikes import Kind, OffenceError
+from hetpeer.dht.identity.addresses import customer_in
+from hetpeer.dht.streams.byte_transport import Wire
+from hetpeer.dht.streams.delivery import FRAME_S, MEMBER, Traffic, Verdict, Watch
+from hetpeer.dht.streams.frames import (
+    DEFAULT_PAYLOAD_LIMIT,
+    MAX_HEADER,
+    PREFIX,
+    Header,
+    decode_header,
+    decode_prefix,
+    encode_head,
+)
+from hetpeer.dht.streams.throttle import Throttle, Way
+
+GUARD_S = 1.0
+_SKIP_CHUNK = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """The head of a received frame; its payload is still to be taken from the stream."""
+
+    header: Header
+    payload_length: int
+
+
+class Stream:
+    """One stream to `peer_id`. Any number of tasks may send, one at a time may receive.
+
+    Use it as a context manager, or call `close`. After any error it is broken: open another one.
+    """
+
+    def __init__(self, wire: Wire, *, peer_id: str, protocol: str, address: str = "") -> None:
+        wire.peer = peer_id
+        self.peer_id = peer_id
+        self.address = address
+        """Of an incoming one: where it comes from."""
+        self.protocol = protocol
+        self._wire = wire
+        self.pace = MEMBER
+        """What is asked of the peer while a frame of it has begun."""
+        self.drips = False
+        """Whether what came last came in drops."""
+        self.used_at = asyncio.get_running_loop().time()
+        """When a payload began or ended last, either way."""
+        self._throttle: Throttle | None = None
+        self._sending = asyncio.Lock()
+        self._payload_left = 0
+
+    @property
+    def broken(self) -> bool:
+        return self._wire.lost is not None
+
+    @property
+    def network(self) -> str:
+        """From where in the internet it comes; empty if it does not, or that is not known."""
+        return customer_in(self.address)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a frame is under way, either way."""
+        return self._sending.locked() or self._payload_left > 0
+
+    async def send(self, header: Mapping[str, Any], *payload: Any, timeout_s: float | None = None) -> None:
+        """Send one frame; `payload` is any number of C-contiguous buffers, sent one after the other.
+
+        Returns when the kernel holds every byte, so the buffers may be reused; waits while the peer is slow. Raises
+        `PeerLostError`. Cancelled before its turn it sends nothing; cancelled half-way it breaks the stream.
+        """
+        buffers = [memoryview(part).cast("B") for part in payload]
+        head = encode_head(header, sum(len(part) for part in buffers))
+        async with self._deadline(timeout_s, "took no data"), self._sending:
+            self._use(len(buffers))
+            if self._throttle is None:
+                await self._wire.write([head, *buffers])
+            else:
+                await self._send_in_turn(self._throttle.up, head, buffers)
+            self._use(len(buffers))
+
+    def count(self, traffic: Traffic) -> None:
+        """Judge this stream with all that come from the peer: `traffic` is theirs too."""
+        self._wire.count(traffic)
+
+    def pace_to(self, rate: float) -> None:
+        """Send no faster than so many bytes/s, where the system can see to that (`Wire.pace_to`)."""
+        self._wire.pace_to(rate)
+
+    def throttle(self, throttle: Throttle) -> None:
+        """Send and receive as fast as this allows, and count there."""
+        self._throttle = throttle
+
+    async def receive(
+        self,
+        *,
+        payload_limit: int = DEFAULT_PAYLOAD_LIMIT,
+        timeout_s: float | None = None,
+        silence_s: float | None = None,
+    ) -> Frame:
+        """The next frame's head; then take its payload with one of the methods below before the next `receive`.
+
+        Raises `ProtocolError` for what is not a frame or announces more than `payload_limit` bytes, OffenceError for what
+        drips, `PeerLostError` when the stream ends, the whole head is not here after `timeout_s` seconds, or nothing came
+        from the peer in any stream for `silence_s`; all break the stream. Cancelled before the head is complete it loses
+        nothing.
+        """
+        if self._payload_left:
+            raise RuntimeError("the payload of the previous frame was not taken")
+        async with self._deadline(timeout_s, "sent no complete message"), _Guard(self, None, silence_s):
+            try:
+                # One peeked head, consumed as a whole: a cancelled receive can be called again.
+                header_length, payload_length = decode_prefix(
+                    await self._wire.peek(PREFIX.size), payload_limit=payload_limit
+                )
+                head = await self._wire.read(PREFIX.size + header_length)
+                header = decode_header(head[PREFIX.size :])
+            except ProtocolError as error:
+                raise self._refuse(error) from error
+        self._payload_left = payload_length
+        self._use(payload_length)
+        if self._throttle is not None:
+            self._throttle.down.passed(len(head))
+        return Frame(header=header, payload_length=payload_length)
+
+    async def receive_into(self, target: Any, *, timeout_s: float | None = None) -> None:
+        """Take the payload straight into `target`, a writable buffer of exactly its length.
+
+        Raises `ProtocolError` when the lengths differ, else as `receive`. Cancelled, it breaks the stream.
+        """
+        view = memoryview(target).cast("B")
+        if len(view) != self._payload_left:
+            raise self._refuse(
+                ProtocolError(f"a payload of {self._payload_left} bytes where {len(view)} were due")
+            )
+        async with self._deadline(timeout_s, "did not finish a payload"), _Guard(self, len(view)):
+            if self._throttle is None:
+                await self._wire.read_into(view)
+            else:
+                await self._receive_in_turn(self._throttle.down, view)
+        self._payload_left = 0
+
+    async def receive_bytes(self, limit: int, *, timeout_s: float | None = None) -> bytearray:
+        """The payload as new memory of at most `limit` bytes; errors as `receive_into`."""
+        if self._payload_left > limit:
+            raise self._refuse(
+                ProtocolError(f"a payload of {self._payload_left} bytes; the limit here is {limit}")
+            )
+        data = bytearray(self._payload_left)
+        await self.receive_into(data, timeout_s=timeout_s)
+        return data
+
+    async def skip(self, *, timeout_s: float | None = None) -> None:
+        """Read and drop the payload; errors as `receive_into`."""
+        waste = memoryview(bytearray(min(self._payload_left, _SKIP_CHUNK)))
+        async with self._deadline(timeout_s, "did not finish a payload"), _Guard(self, self._payload_left):
+            while self._payload_left:
+                chunk = waste[: self._payload_left]
+                await self._wire.read_into(chunk)
+                if self._throttle is not None:
+                    self._throttle.down.passed(len(chunk))
+                self._payload_left -= len(chunk)
+
+    def close(self) -> None:
+        """Let sent frames out, then close both directions. Idempotent."""
+        self._wire.close()
+
+    def abort_unless_begun(self) -> None:
+        """Close at once if nothing has come yet."""
+        if not self._wire.delivery.nbytes:
+            self._wire.abort("its first byte did not come")
+
+    def abort(self) -> None:
+        """Close at once; what the peer has not got yet is lost. Idempotent."""
+        self._wire.abort()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def __repr__(self) -> str:
+        state = f"broken: {self._wire.lost}" if self.broken else "open"
+        return f"<Stream {self.protocol} to {self.peer_id}, {state}>"
+
+    async def _send_in_turn(self, up: Way, head: bytes, buffers: list[memoryview]) -> None:
+        """A head at once, with a payload that need not wait; else that piece by piece."""
+        up.passed(len(head))
+        if up.unlimited or not buffers:
+            up.passed(sum(map(len, buffers)))
+            await self._wire.write([head, *buffers])
+            return
+        await self._wire.write([head])
+        try:
+            for buffer in buffers:
+                for piece in up.pieces(buffer):
+                    await up.turn(len(piece))
+                    await self._wire.write([piece])
+        except asyncio.CancelledError:
+            self._wire.abort("a message was given up half-way")
+            raise
+
+    async def _receive_in_turn(self, down: Way, view: memoryview) -> None:
+        if down.unlimited:
+            down.passed(len(view))
+            await self._wire.read_into(view)
+            return
+        try:
+            for piece in down.pieces(view):
+                await down.turn(len(piece))
+                await self._wire.read_into(piece)
+        except asyncio.CancelledError:
+            self._wire.abort("a payload was given up half-way")
+            raise
+
+    def _use(self, payload: int) -> None:
+        """A frame passes; those without a payload say that somebody is there, and little else."""
+        if payload:
+            self.used_at = asyncio.get_running_loop().time()
+
+    def _deadline(self, timeout_s: float | None, what: str) -> AbstractAsyncContextManager[None]:
+        return _Deadline(self, timeout_s, f"it {what} within {timeout_s} s")
+
+    def _refuse(self, error: ProtocolError) -> ProtocolError:
+        """The same error with the peer named; the stream is over, as its next frame cannot be found."""
+        self.abort()
+        return ProtocolError(error.what, peer=self.peer_id, why=error.why)
+
+
+@dataclass(slots=True)
+class _Heard:
+    """When bytes came last, and how many there were then."""
+
+    at: float
+    nbytes: int
+
+
+def _drip(stream: Stream) -> OffenceError:
+    return OffenceError(Kind.DRIP, "a stream that drips", peer=stream.peer_id)
+
+
+class _Guard(AbstractAsyncContextManager[None]):
+    """Looks once a second whether a frame that has begun goes on, and breaks the stream when it does not. `length` None:
+    the head is waited for, which may take any time to begin unless the peer is silent for `silence_s`.
+    """
+
+    def __init__(self, stream: Stream, length: int | None, silence_s: float | None = None) -> None:
+        self._stream = stream
+        self._wire = stream._wire  # noqa: SLF001 - a part of it
+        self._length = length
+        self._silence_s = silence_s
+        self._loop = asyncio.get_running_loop()
+        self._watch: Watch | None = None
+        self._drips = False
+
+    async def __aenter__(self) -> None:
+        now = self._loop.time()
+        self._peer = _Heard(now, self._wire.delivery.peer.nbytes)
+        self._own = _Heard(now, self._wire.delivery.nbytes)
+        if self._length is not None:
+            self._watch = Watch(self._wire.delivery, self._length, now, self._stream.pace)
+        self._timer = self._loop.call_later(GUARD_S, self._look)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        self._stream.drips = self._watch is not None and self._watch.drips
+        if self._drips and isinstance(error, PeerLostError):
+            raise _drip(self._stream) from None
+
+    def _look(self) -> None:
+        now, delivery = self._loop.time(), self._wire.delivery
+        for heard, nbytes in ((self._peer, delivery.peer.nbytes), (self._own, delivery.nbytes)):
+            if nbytes > heard.nbytes:
+                heard.at, heard.nbytes = now, nbytes
+        if self._watch is None and self._wire.pending:
+            self._watch = Watch(self._wire.delivery, MAX_HEADER, now, self._stream.pace)
+        silent = self._silence_s is not None and (
+            now - self._peer.at >= self._silence_s or now - self._own.at >= FRAME_S
+        )
+        verdict = Verdict.FINE if self._watch is None else self._watch.judge(now)
+        if silent or verdict is not Verdict.FINE:
+            self._drips = verdict is Verdict.DRIPS
+            self._wire.abort("it is silent" if silent else verdict.value)
+            return
+        self._timer = self._loop.call_later(GUARD_S, self._look)
+
+
+class _Deadline(AbstractAsyncContextManager[None]):
+    """Turns a missed deadline into a broken stream and a `PeerLostError`."""
+
+    def __init__(self, stream: Stream, timeout_s: float | None, why: str) -> None:
+        self._stream = stream
+        self._timeout = asyncio.timeout(timeout_s)
+        self._why = why
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError:
+            self._stream.abort()
+            if self._stream.drips:
+                raise _drip(self._stream) from None
+            raise PeerLostError(self._stream.peer_id, self._why) from None

@@ -1,0 +1,46 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def printed(code: str) -> str:
+    """By a fresh interpreter."""
+    path = {"PYTHONPATH": str(ROOT), "PATH": ""}
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120, env=path
+    )
+    return result.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        "hetpeer.dht.kademlia.network_session, hetpeer.dht.kademlia.record_storage, hivemind.dht.node, hivemind.proto.dht_pb2",
+        "hetpeer.peer.daemon.life, hetpeer.peer.web.daemons",
+        "hetpeer.peer.reliable.peer",
+    ],
+)
+def test_daemons_start_without_torch(modules):
+    """It takes longer to import than all else together, and more memory; no daemon needs it."""
+    heavy = "{'torch', 'scipy', 'hivemind.optim', 'hivemind.averaging'}"
+    assert printed(f"import sys, {modules}\nprint({heavy} & set(sys.modules) or 'none')") == "none"
+
+
+@pytest.mark.parametrize("name", ["hivemind.Optimizer", "hivemind.dht.DHT", "hivemind.utils.MPFuture"])
+def test_who_asks_for_more_gets_it(name):
+    package, _, attribute = name.rpartition(".")
+    assert attribute in printed(f"import hetpeer.dht, {package}\nprint({name})")
+
+
+def test_what_there_is_not_is_not_made_up():
+    code = "import hetpeer.dht, hivemind.utils\nprint(hasattr(hivemind.utils, 'nothing'), hasattr(hivemind.utils, 'timed'))"
+    assert printed(code) == "False False"
+
+
+def test_what_is_imported_already_stays_as_it_is():
+    code = "import hivemind\nbefore = hivemind.DHT\nimport hetpeer.dht.kademlia.network_session\nfrom hivemind.dht import DHT\nprint(DHT is before)"
+    assert printed(code) == "True"

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetpeer.dht.base.errors import LocalError
+from hetpeer.dht.identity.addresses import EXAMPLE, parse_address
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.dht.p2pd.node_config import NodeConfig, p2pd_arguments
+
+
+@pytest.mark.parametrize("wrong", [{"host": "localhost"}, {"port": 70000}, {"reachability": "private"}])
+def test_a_configuration_that_cannot_work_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(LocalError, match="HP-NET-005"):
+        NodeConfig(**wrong)
+
+
+def test_a_private_node_announces_its_relays_and_a_public_one_relays(tmp_path: Path) -> None:
+    identity = Identity.create(tmp_path / "key")
+    private = NodeConfig(reachability="private", relays=(parse_address(EXAMPLE),))
+    assert {f"-announceAddrs={EXAMPLE}/p2p-circuit", "-forceReachabilityPrivate=1"} < set(
+        p2pd_arguments(private, identity, 1, tmp_path)
+    )
+    public = p2pd_arguments(NodeConfig(host="0.0.0.0", reachability="public"), identity, 31330, tmp_path)
+    assert {"-hostAddrs=/ip4/0.0.0.0/tcp/31330", "-forceReachabilityPublic=1", "-natPortMap=1"} < set(public)
