@@ -20,8 +20,8 @@ from torch import Tensor
 
 from benchmarks import report
 from hetpeer.stages.links.codec import Codec, Written, kept_of, room
-from hetpeer.stages.links.codecs import decode, encode
-from hetpeer.stages.links.selection import largest
+from hetpeer.stages.links.tensor_codecs import decode, encode
+from hetpeer.stages.links.top_k import largest
 
 MIB = 1 << 20
 SIZES = (4, 16)

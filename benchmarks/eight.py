@@ -30,9 +30,9 @@ from hetpeer.bootstrap.membership import Membership, Volunteer
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import LinkSettings, TrainingSettings
 from hetpeer.peer.children import end_all
-from hetpeer.stages.planning.grids.costs import Prices, Traffic
-from hetpeer.stages.planning.grids.search import search
-from hetpeer.stages.planning.network import Network
+from hetpeer.stages.planning.device_network import Network
+from hetpeer.stages.planning.grids.grid_costs import Prices, Traffic
+from hetpeer.stages.planning.grids.grid_search import search
 from tests.wanlab.lab import MATRICES, Lab
 
 STAGES, REPLICAS = 4, 2

@@ -26,15 +26,14 @@ from hetpeer.averaging.updates import Adam, AdamWSettings
 from hetpeer.examples.gpt import GPT
 from hetpeer.peer.daemon.offering import memory_offered, on_gpu
 from hetpeer.peer.daemon.settings import WORKER
-from hetpeer.stages.data import draws
-from hetpeer.stages.execution import device as devices
-from hetpeer.stages.execution.commands import Info, WarmUp
-from hetpeer.stages.execution.compute import Compute, ComputeConfig, WorkerDiedError
-from hetpeer.stages.execution.numerics import squared_norm
-from hetpeer.stages.graph import philox
-from hetpeer.stages.graph.assemble import Mode
-from hetpeer.stages.graph.cut import cut_blocks
-from hetpeer.stages.graph.share import balanced_ranges
+from hetpeer.stages.block import device as devices
+from hetpeer.stages.block.exact_numerics import squared_norm
+from hetpeer.stages.graph import philox, random_draws
+from hetpeer.stages.graph.even_split import balanced_ranges
+from hetpeer.stages.ipc.block_commands import Info, WarmUp
+from hetpeer.stages.ipc.compute import Compute, ComputeConfig, WorkerDiedError
+from hetpeer.stages.tracing.assemble import Mode
+from hetpeer.stages.tracing.cut import cut_blocks
 from tests.stages.split_run import Outcome, split_step
 from tests.stages.zoo import ZOO, zoo
 
@@ -100,8 +99,8 @@ def equal_bits(device: torch.device) -> dict[str, bool]:
                 step=step,
             )
         updated.append([mine[name].cpu() for name in names])
-    draw = draws.Draw(seed=7, step=100, microbatch=3, microbatches=8)
-    drawn = torch.from_numpy(draws.keep_mask(draw, 5, 0.1, 100_001))
+    draw = random_draws.Draw(seed=7, step=100, microbatch=3, microbatches=8)
+    drawn = torch.from_numpy(random_draws.keep_mask(draw, 5, 0.1, 100_001))
     return {
         "optimizer": all(a.equal(b) for a, b in zip(*updated, strict=True)),
         "squared norm": squared_norm(vectors[0]) == squared_norm(vectors[0].to(device)),

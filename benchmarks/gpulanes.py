@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from hetpeer.stages.execution.arena import Arena
-from hetpeer.stages.execution.command import Command
-from hetpeer.stages.execution.copying import Copier
-from hetpeer.stages.execution.results import Done, Encoded, Result
-from hetpeer.stages.execution.staging import Staging
-from hetpeer.stages.execution.transcoding import Encoder
-from hetpeer.stages.execution.transfers import Encode
+from hetpeer.stages.ipc.arena import Arena
+from hetpeer.stages.ipc.command import Command
+from hetpeer.stages.ipc.results import Done, Encoded, Result
+from hetpeer.stages.ipc.transfer_commands import Encode
 from hetpeer.stages.links.codec import Codec, kept_of, room
-from hetpeer.stages.links.selection import largest
+from hetpeer.stages.links.top_k import largest
+from hetpeer.stages.worker.bundle_codec import Encoder
+from hetpeer.stages.worker.device_copy import Copier
+from hetpeer.stages.worker.tensor_staging import Staging
 
 ELEMENTS, SHARE = 4 << 20, 0.01
 ROUNDS = 9

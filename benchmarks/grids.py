@@ -24,9 +24,9 @@ from benchmarks.counted import counted, cpu_s
 from benchmarks.scenarios.networks import BEST, KINDS, REPLICAS, STAGES, TRAFFIC, dt_fm, uneven
 from benchmarks.scenarios.orders import at_random, natural
 from hetpeer.dht.base.child_processes import dying_with_us
-from hetpeer.stages.planning.grids.costs import Prices, Traffic, lower_bound
-from hetpeer.stages.planning.grids.search import search
-from hetpeer.stages.planning.network import Network
+from hetpeer.stages.planning.device_network import Network
+from hetpeer.stages.planning.grids.grid_costs import Prices, Traffic, lower_bound
+from hetpeer.stages.planning.grids.grid_search import search
 
 CPU_S = 10.0
 SAME = 1e-9

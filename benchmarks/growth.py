@@ -18,8 +18,8 @@ from typing import Any
 from benchmarks import report
 from benchmarks.scenarios.networks import STAGES, TRAFFIC, regions
 from benchmarks.scenarios.orders import at_random
-from hetpeer.stages.planning.grids.costs import Prices, lower_bound
-from hetpeer.stages.planning.grids.search import search
+from hetpeer.stages.planning.grids.grid_costs import Prices, lower_bound
+from hetpeer.stages.planning.grids.grid_search import search
 
 SIZES = (64, 256, 1000, 1024, 4096)
 REGIONS = 50

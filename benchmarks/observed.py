@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from hetpeer.dht.channels.channel import Channel
 from hetpeer.peer.cli.main import run
-from hetpeer.stages.execution.arena import Arena
+from hetpeer.stages.ipc.arena import Arena
 
 PERIOD_S = 5.0
 T = TypeVar("T")

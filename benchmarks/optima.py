@@ -17,9 +17,9 @@ import numpy as np
 from benchmarks import report
 from benchmarks.scenarios.networks import KINDS, TRAFFIC, uneven
 from hetpeer.dht.base.child_processes import dying_with_us
-from hetpeer.stages.planning.grids.costs import Prices
+from hetpeer.stages.planning.grids.grid_costs import Prices
+from hetpeer.stages.planning.grids.grid_search import search
 from hetpeer.stages.planning.grids.population import Population
-from hetpeer.stages.planning.grids.search import search
 
 SHAPES = {(2, 4): 15, (4, 2): 15, (3, 4): 12, (4, 3): 12}
 """(stages, replicas) → how many networks."""

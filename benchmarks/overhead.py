@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from benchmarks import report
 from hetpeer.examples.gpt import GPT
 from hetpeer.examples.resnet import ResNet
-from hetpeer.stages.data.draws import Draw
-from hetpeer.stages.execution.block import Block, flat_views, run_range, statistic_views
-from hetpeer.stages.graph.check import unpack_block
-from hetpeer.stages.graph.cut import cut_blocks
-from hetpeer.stages.graph.passes import Pass
-from hetpeer.stages.graph.trace import trace
-from hetpeer.stages.graph.wire import pack_block
+from hetpeer.stages.block.block import Block, flat_views, run_range, statistic_views
+from hetpeer.stages.graph.block_wire import pack_block
+from hetpeer.stages.graph.own_operators import Pass
+from hetpeer.stages.graph.random_draws import Draw
+from hetpeer.stages.graph.safety_check import unpack_block
+from hetpeer.stages.tracing.cut import cut_blocks
+from hetpeer.stages.tracing.trace import trace
 
 CPU = torch.device("cpu")
 GOAL = 1.10

@@ -30,8 +30,8 @@ from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import LinkSettings, TrainingSettings
 from hetpeer.peer.planning.devices import devices_in
 from hetpeer.peer.planning.workload import work_of
-from hetpeer.stages.planning.swarms.pipelines import Pipelines
-from hetpeer.stages.planning.swarms.plans import planned
+from hetpeer.stages.planning.swarms.pipeline_cuts import Pipelines
+from hetpeer.stages.planning.swarms.swarm_plan import planned
 from tests.wanlab.lab import Lab
 
 WITHIN_S = 400.0

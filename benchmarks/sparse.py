@@ -22,7 +22,7 @@ from torch import Tensor
 from benchmarks import report
 from hetpeer.examples.gpt import GPT
 from hetpeer.stages.links.codec import kept_of
-from hetpeer.stages.links.selection import largest
+from hetpeer.stages.links.top_k import largest
 
 WIDTH, LAYERS, HEADS, CONTEXT = 128, 4, 4, 64
 BATCH, MICROBATCH, HELD_OUT = 16, 4, 64

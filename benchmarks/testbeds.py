@@ -28,9 +28,9 @@ from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.planning.devices import NamedDevices
 from hetpeer.peer.simulate.playing import Places, play
 from hetpeer.peer.simulate.scenario import Scenario
-from hetpeer.stages.planning.swarms.pipelines import Pipeline, Pipelines
-from hetpeer.stages.planning.swarms.plans import Plan, planned
-from hetpeer.stages.planning.swarms.search import Search
+from hetpeer.stages.planning.swarms.pipeline_cuts import Pipeline, Pipelines
+from hetpeer.stages.planning.swarms.plan_search import Search
+from hetpeer.stages.planning.swarms.swarm_plan import Plan, planned
 
 CPU_S = 10.0
 RANDOM_ORDERS = 10

@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hetpeer.stages.planning.grids.costs import Prices
-from hetpeer.stages.planning.grids.matching import Floats, Ints
+from hetpeer.stages.planning.grids.bottleneck_matching import Floats, Ints
+from hetpeer.stages.planning.grids.grid_costs import Prices
 from hetpeer.stages.planning.grids.population import Population
 
 PARENTS, OFFSPRING, POINTS = 100, 4900, 5

@@ -13,10 +13,10 @@ from unittest.mock import patch
 
 from hetpeer.bootstrap.decisions import Effect as Order
 from hetpeer.bootstrap.training import CoordinatedStep
-from hetpeer.stages.execution.effects import Effect, Handle
-from hetpeer.stages.execution.pipeline import Pipeline
-from hetpeer.stages.execution.routes import Route
-from hetpeer.stages.execution.taskbook import Status, Task
+from hetpeer.stages.pipeline.effects import Effect, Handle
+from hetpeer.stages.pipeline.pipeline import Pipeline
+from hetpeer.stages.pipeline.routes import Route
+from hetpeer.stages.pipeline.task_table import Status, Task
 
 RUNNING = (Status.FORWARD, Status.GRADIENT, Status.BACKWARD)
 

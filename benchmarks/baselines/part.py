@@ -15,11 +15,11 @@ from benchmarks.baselines.task import tell
 from benchmarks.overhead import CPU, received
 from hetpeer.bootstrap.author import build_model
 from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.stages.data.draws import Draw
-from hetpeer.stages.execution.block import run_range
-from hetpeer.stages.graph.passes import Pass
-from hetpeer.stages.graph.trace import trace
-from hetpeer.stages.graph.wire import pack_block
+from hetpeer.stages.block.block import run_range
+from hetpeer.stages.graph.block_wire import pack_block
+from hetpeer.stages.graph.own_operators import Pass
+from hetpeer.stages.graph.random_draws import Draw
+from hetpeer.stages.tracing.trace import trace
 
 
 def main() -> None:

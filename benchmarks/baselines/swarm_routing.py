@@ -12,8 +12,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from hetpeer.stages.planning.swarms.given import Devices, Floats, Work
-from hetpeer.stages.planning.swarms.plans import adding_up
+from hetpeer.stages.planning.swarms.plan_inputs import Devices, Floats, Work
+from hetpeer.stages.planning.swarms.swarm_plan import adding_up
 
 Stages = list[list[int]]
 

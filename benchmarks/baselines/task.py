@@ -13,7 +13,7 @@ import msgpack
 import torch
 from torch import Tensor, nn
 
-from hetpeer.stages.data.batches import Batches, DataPlan
+from hetpeer.stages.data.microbatches import Batches, DataPlan
 
 
 class Task:

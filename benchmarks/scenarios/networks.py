@@ -11,8 +11,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from hetpeer.stages.planning.grids.costs import Traffic
-from hetpeer.stages.planning.network import Network
+from hetpeer.stages.planning.device_network import Network
+from hetpeer.stages.planning.grids.grid_costs import Traffic
 
 STAGES = REPLICAS = 8
 TRAFFIC = Traffic(gradient_gb=1.3 * 4 * 3 / 24, activation_gb=2024 * 2048 * 2 * 61.03515625 / 2**30)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetpeer.stages.planning.grids.costs import Prices, as_it_is
+from hetpeer.stages.planning.grids.grid_costs import Prices, as_it_is
 
 
 def natural(prices: Prices, stages: int, replicas: int) -> dict[str, float]:

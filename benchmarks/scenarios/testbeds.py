@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.scenarios.networks import BEST, dt_fm
 from hetpeer.peer.planning.workload import PRESETS, Gpt, preset
-from hetpeer.stages.planning.swarms.given import Compression, Devices, Work
+from hetpeer.stages.planning.swarms.plan_inputs import Compression, Devices, Work
 
 GIGA, TERA, GIB = 1e9, 1e12, float(1 << 30)
 V100, SLOWER = 6.0 * TERA, 1.55

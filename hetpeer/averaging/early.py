@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.messages import EVERYBODY, Line
-from hetpeer.stages.execution.effects import Handle
+from hetpeer.stages.pipeline.effects import Handle
 
 MAX_EARLY = 4096
 """Tensors held back at most; beyond that one has to go (`EarlyTensors.hold`)."""

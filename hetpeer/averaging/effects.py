@@ -1,4 +1,4 @@
-"""What the member core asks its driver to do, besides the pipeline's effects (stages/execution/effects.py).
+"""What the member core asks its driver to do, besides the pipeline's effects (stages/pipeline/effects.py).
 
 The driver answers with the method of `Member` that is named at each effect.
 """
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from hetpeer.averaging.messages import EVERYBODY, Cover, Line, Mark, Message, Place, Prove, Show, Testify
-from hetpeer.stages.execution import effects as p
-from hetpeer.stages.execution.effects import Handle, Release
+from hetpeer.stages.pipeline import effects as p
+from hetpeer.stages.pipeline.effects import Handle, Release
 
 STATE: Final = -1
 """In place of a slot: the parameters themselves, which clusters average."""

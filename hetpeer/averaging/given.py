@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
-from hetpeer.stages.execution.effects import CompareBundle, TaskKey
-from hetpeer.stages.execution.fingerprint import distance
+from hetpeer.stages.block.fingerprint import distance
+from hetpeer.stages.pipeline.effects import CompareBundle, TaskKey
 
 MOST = 1 << 13
 """Digests that are shown at a time."""

@@ -1,7 +1,7 @@
 """The heads of tensors on their way from volunteer to volunteer.
 
 A head says what the payload is; its size follows from the run's graph and is checked before a byte is taken. Tensors
-of a bundle lie one after the other in the order of the block's spec (stages/execution/bundles.py).
+of a bundle lie one after the other in the order of the block's spec (stages/ipc/bundle_layout.py).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.messages import Block, Count, Id, Line, Schema, Ticket
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.base.untrusted import first_wrong
-from hetpeer.stages.execution.routes import Hop
 from hetpeer.stages.links.codec import Written
+from hetpeer.stages.pipeline.routes import Hop
 
 
 class _Head(Schema):

@@ -21,10 +21,10 @@ from hetpeer.averaging.effects import (
     TestifyParts,
 )
 from hetpeer.averaging.voting import Shape, Voting
-from hetpeer.stages.execution import effects as p
-from hetpeer.stages.execution.bench import Bench
-from hetpeer.stages.execution.pipeline import Pipeline
-from hetpeer.stages.execution.routes import Hop, Route
+from hetpeer.stages.pipeline import effects as p
+from hetpeer.stages.pipeline.pipeline import Pipeline
+from hetpeer.stages.pipeline.routes import Hop, Route
+from hetpeer.stages.pipeline.worker_queue import Bench
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from hetpeer.averaging.effects import (
 from hetpeer.averaging.holding import HeldStep
 from hetpeer.averaging.voting import Shape
 from hetpeer.averaging.working import Working
-from hetpeer.stages.execution.window import Window
+from hetpeer.stages.pipeline.in_flight import Window
 
 __all__ = ["Effect", "InStep", "Member", "Origin", "Phase", "StepEffect"]
 

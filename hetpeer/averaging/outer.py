@@ -15,8 +15,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from hetpeer.averaging.updates import CHUNK, checked
-from hetpeer.stages.execution.groups import Settings
-from hetpeer.stages.execution.numerics import float32
+from hetpeer.stages.block.exact_numerics import float32
+from hetpeer.stages.block.parameter_groups import Settings
 
 
 class NesterovSettings(BaseModel):

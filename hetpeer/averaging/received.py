@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from hetpeer.averaging.effects import Shard, StepId
 from hetpeer.averaging.messages import MOST_RECEIPTS, Mark, Receipt, Where
-from hetpeer.stages.execution.fingerprint import Fingerprint, pack
+from hetpeer.stages.block.fingerprint import Fingerprint, pack
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from itertools import pairwise
 from hetpeer.averaging.effects import Inspect, Look, Piece, SendPart, SendResult, Shard, SumParts
 from hetpeer.averaging.messages import BlockVote, Cover, Length, Plan, Received
 from hetpeer.averaging.ties import Ties
-from hetpeer.stages.execution.effects import Handle, Release
+from hetpeer.stages.pipeline.effects import Handle, Release
 
 NEWS = 4
 """Shards' lengths that arrive before it is worth a word to the coordinator."""

@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from hetpeer.averaging.schedule import factor
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.stages.execution.groups import Settings, UpdateRule
-from hetpeer.stages.execution.numerics import float32, power
+from hetpeer.stages.block.exact_numerics import float32, power
+from hetpeer.stages.block.parameter_groups import Settings, UpdateRule
 
 NOTHING = 1e-30
 """In float64, 1 - 1e-30 is 1."""

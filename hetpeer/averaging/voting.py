@@ -30,8 +30,8 @@ from hetpeer.averaging.effects import (
 )
 from hetpeer.averaging.reduction import LENGTH, Reduction
 from hetpeer.averaging.ties import Ties
-from hetpeer.stages.execution import effects as p
-from hetpeer.stages.execution.pipeline import Pipeline
+from hetpeer.stages.pipeline import effects as p
+from hetpeer.stages.pipeline.pipeline import Pipeline
 
 MOST_MISSED, MOST_NAMED = 256, 1 << 12
 """Peers that are named; blocks and peers."""

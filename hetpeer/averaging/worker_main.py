@@ -11,8 +11,8 @@ import sys
 
 from hetpeer.dht.base import failpoints
 from hetpeer.dht.base.errors import HetpeerError
-from hetpeer.stages.execution.sandbox import confine
-from hetpeer.stages.execution.worker import WorkerOptions, serve, settle_in
+from hetpeer.stages.worker.sandbox import confine
+from hetpeer.stages.worker.worker_loop import WorkerOptions, serve, settle_in
 
 
 def main(arguments: list[str]) -> int:
@@ -27,15 +27,15 @@ def main(arguments: list[str]) -> int:
 
     from hetpeer.averaging.outer import outer_of
     from hetpeer.averaging.updates import rule_of
-    from hetpeer.stages.execution import device
-    from hetpeer.stages.execution.arena import SharedMemory
-    from hetpeer.stages.execution.command import Lane
-    from hetpeer.stages.execution.copying import Copier
-    from hetpeer.stages.execution.engine import Engine
-    from hetpeer.stages.execution.executor import Executor
-    from hetpeer.stages.execution.groups import MakeRules
-    from hetpeer.stages.execution.staging import Staging
-    from hetpeer.stages.execution.transcoding import Decoder, Encoder
+    from hetpeer.stages.block import device
+    from hetpeer.stages.block.parameter_groups import MakeRules
+    from hetpeer.stages.ipc.arena import SharedMemory
+    from hetpeer.stages.ipc.command import Lane
+    from hetpeer.stages.worker.bundle_codec import Decoder, Encoder
+    from hetpeer.stages.worker.device_copy import Copier
+    from hetpeer.stages.worker.engine import Engine
+    from hetpeer.stages.worker.executor import Executor
+    from hetpeer.stages.worker.tensor_staging import Staging
 
     torch.set_num_threads(options.threads)
     # TF32 rounds products to 10 bits: peers' results would differ by 1e-3. Convolutions have it by default.

@@ -12,12 +12,12 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.early import Due, EarlyTensors, Origin, Waiting, due_outside
 from hetpeer.averaging.effects import Effect, EndStep, Look, Shard, StepId, Tell
 from hetpeer.averaging.holding import Bundle, HeldStep
-from hetpeer.stages.execution.bench import Bench
-from hetpeer.stages.execution.effects import Handle, Release, TaskKey
-from hetpeer.stages.execution.occupation import Occupation
-from hetpeer.stages.execution.routes import Route
-from hetpeer.stages.execution.slots import SlotBook
-from hetpeer.stages.execution.window import Window
+from hetpeer.stages.pipeline.effects import Handle, Release, TaskKey
+from hetpeer.stages.pipeline.gradient_slots import SlotBook
+from hetpeer.stages.pipeline.in_flight import Window
+from hetpeer.stages.pipeline.routes import Route
+from hetpeer.stages.pipeline.utilization import Occupation
+from hetpeer.stages.pipeline.worker_queue import Bench
 
 MOST_SHUNNED = 256
 

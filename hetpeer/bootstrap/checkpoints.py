@@ -16,8 +16,8 @@ from hetpeer.bootstrap.files import atomic_write, disk_errors
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
-from hetpeer.stages.execution import state
-from hetpeer.stages.execution.state import BlockState, Layout
+from hetpeer.stages.block import block_state
+from hetpeer.stages.block.block_state import BlockState, Layout
 
 Record = Mapping[str, Any]
 """{"kind": "checkpoint", "version", "blocks": [state digest of each block], "cluster" in a grouped run, but for cluster 0}"""
@@ -117,7 +117,7 @@ class CheckpointStore:
             ) from error
 
     def _parse(self, data: bytes, version: int, block: int, digest: str) -> BlockState:
-        parsed = state.load(data, block, self._layouts[block], self._run.manifest.optimizer_state)
+        parsed = block_state.load(data, block, self._layouts[block], self._run.manifest.optimizer_state)
         if parsed.version != version or parsed.digest() != digest:
             raise ProtocolError(
                 f"the state of block {block} is not the one of version {version} that was agreed on"

@@ -14,8 +14,8 @@ from hetpeer.bootstrap.membership import BlockCost
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.spotcheck import CheckRules
 from hetpeer.bootstrap.workload import of_links, of_manifest
-from hetpeer.stages.execution.fingerprint import KEY_BYTES, distance
-from hetpeer.stages.execution.slots import LIVE
+from hetpeer.stages.block.fingerprint import KEY_BYTES, distance
+from hetpeer.stages.pipeline.gradient_slots import LIVE
 
 IN_FLIGHT = 4
 """Microbatches for whose activations a place asks memory."""

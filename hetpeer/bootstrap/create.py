@@ -34,7 +34,7 @@ from hetpeer.bootstrap.settings import (
 from hetpeer.bootstrap.shipping import ship
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.stages.data.batches import Batches, DataPlan
+from hetpeer.stages.data.microbatches import Batches, DataPlan
 
 Fields = dict[str, Any]
 

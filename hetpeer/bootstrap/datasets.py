@@ -10,8 +10,8 @@ from typing import Any
 
 from hetpeer.bootstrap.author import DATA, absolute_reference, author_samples
 from hetpeer.bootstrap.files import disk_errors
-from hetpeer.stages.data.arrays import write_samples
-from hetpeer.stages.data.tokens import python_standard_library_paths, sample_of, write_text
+from hetpeer.stages.data.array_shards import write_samples
+from hetpeer.stages.data.token_shards import python_standard_library_paths, sample_of, write_text
 
 HELDOUT_FRACTION = 0.1
 FUNCTION = re.compile(r".+\.py:[^/]*")

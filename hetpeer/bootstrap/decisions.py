@@ -13,7 +13,7 @@ from typing import Any
 from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.membership import PLAIN, BlockCost, Range
 from hetpeer.bootstrap.spotcheck import CheckRules
-from hetpeer.stages.planning.swarms import given
+from hetpeer.stages.planning.swarms import plan_inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +40,13 @@ class CoordinatorConfig:
     """But not those that train the first so many batches."""
     layouts: Sequence[Sequence[Range]]
     costs: Sequence[BlockCost]
-    asks: given.Work | None = None
+    asks: plan_inputs.Work | None = None
     """What a step asks of its holders and their lines, by which places are compared for whoever comes; None: they are not."""
     ties: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Block -> the other blocks with which it shares parameters."""
     link_ratio: float = 1.0
     """How many times smaller a link may make what it sends."""
-    compression: given.Compression = PLAIN
+    compression: plan_inputs.Compression = PLAIN
     """The same as it comes out: routes count with it."""
     lease_s: float = 10.0
     """Nothing heard for so long: gone."""

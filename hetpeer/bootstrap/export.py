@@ -17,7 +17,7 @@ from hetpeer.bootstrap.history import History, Record
 from hetpeer.bootstrap.log import read_log
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.stages.execution import state
+from hetpeer.stages.block import block_state
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -129,7 +129,7 @@ def _weights(run: RunDirectory, history: History) -> tuple[dict[str, Tensor], in
     for path in run.constant_paths():
         found |= load_file(path)
     for block, layout in enumerate(layouts):
-        parts = state.split(store.load_state(record, block).parameters, layout)
+        parts = block_state.split(store.load_state(record, block).parameters, layout)
         found |= {name: torch.from_numpy(part) for name, part in parts}
     weights = {
         name: found[source] if name == source else found[source].clone()

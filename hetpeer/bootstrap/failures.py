@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from hetpeer.bootstrap.decisions import CoordinatorConfig
-from hetpeer.stages.execution.routes import Roster, cheapest_path
+from hetpeer.stages.pipeline.routes import Roster, cheapest_path
 
 MAX_FAILURES = 3
 """A microbatch that all who hold some block have failed, each equally often, and so often in all, is not given to them any more. Who says it of the same one more often is not listened to."""

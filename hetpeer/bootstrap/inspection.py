@@ -20,9 +20,9 @@ from hetpeer.stages.data.shards import TARGETS, TOKENS
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hetpeer.stages.execution.footprint import StageMemory
-    from hetpeer.stages.graph.report import BlockCost
-    from hetpeer.stages.graph.spec import BlockSpec
+    from hetpeer.stages.graph.block_spec import BlockSpec
+    from hetpeer.stages.graph.cost_report import BlockCost
+    from hetpeer.stages.worker.memory_footprint import StageMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +86,10 @@ def plan_model(
     """
     import torch
 
-    from hetpeer.stages.graph.assemble import Mode
-    from hetpeer.stages.graph.cut import cut_blocks
-    from hetpeer.stages.graph.share import balanced_ranges
-    from hetpeer.stages.graph.trace import trace
+    from hetpeer.stages.graph.even_split import balanced_ranges
+    from hetpeer.stages.tracing.assemble import Mode
+    from hetpeer.stages.tracing.cut import cut_blocks
+    from hetpeer.stages.tracing.trace import trace
 
     with torch.device("meta"):
         built = build_objective(model, loss, 0, sample)
@@ -116,8 +116,8 @@ def _inspection(
     kept: int,
     microbatches: int | None,
 ) -> Inspection:
-    from hetpeer.stages.execution.footprint import stage_memory
-    from hetpeer.stages.graph.report import block_cost, tied_parameters
+    from hetpeer.stages.graph.cost_report import block_cost, tied_parameters
+    from hetpeer.stages.worker.memory_footprint import stage_memory
 
     costs = [block_cost(spec) for spec in specs]
     return Inspection(

@@ -24,7 +24,7 @@ from hetpeer.dht.base.task_set import to_its_end
 from hetpeer.dht.node.node import Node
 from hetpeer.dht.p2pd.listener import CONTROL as CONTROL_BUDGET
 from hetpeer.dht.streams.stream import Stream
-from hetpeer.stages.execution.state import file_bytes
+from hetpeer.stages.block.block_state import file_bytes
 
 KEEP: Final = "hetpeer/1/keep"
 ASK_S = 8.0

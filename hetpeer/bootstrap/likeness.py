@@ -14,17 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
-from hetpeer.stages.data.eager import DrawnDropout
-from hetpeer.stages.execution.block import Block
-from hetpeer.stages.execution.seeded import backpropagate
-from hetpeer.stages.graph.capture import torch_line
-from hetpeer.stages.graph.check import unpack_block
-from hetpeer.stages.graph.cost import ANY_DRAW
-from hetpeer.stages.graph.passes import Pass
-from hetpeer.stages.graph.refusals import unfit
-from hetpeer.stages.graph.spec import BlockSpec
-from hetpeer.stages.graph.trace import OpDag
-from hetpeer.stages.graph.wire import pack_block
+from hetpeer.stages.block.block import Block
+from hetpeer.stages.block.seeded_backward import backpropagate
+from hetpeer.stages.data.eager_reference import DrawnDropout
+from hetpeer.stages.graph.block_spec import BlockSpec
+from hetpeer.stages.graph.block_wire import pack_block
+from hetpeer.stages.graph.graph_cost import ANY_DRAW
+from hetpeer.stages.graph.own_operators import Pass
+from hetpeer.stages.graph.safety_check import unpack_block
+from hetpeer.stages.tracing.capture import torch_line
+from hetpeer.stages.tracing.refusals import unfit
+from hetpeer.stages.tracing.trace import OpDag
 
 CPU = torch.device("cpu")
 

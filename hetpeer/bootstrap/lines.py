@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 
-from hetpeer.stages.execution.routes import Route
+from hetpeer.stages.pipeline.routes import Route
 
 SLIGHT = 0.5
 """To leave one's cluster, in the time of a block at the fastest peer: as much as nothing, but not where all else is equal."""

@@ -35,11 +35,11 @@ from hetpeer.bootstrap.settings import (
 from hetpeer.bootstrap.signing import MANIFEST
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.untrusted import first_wrong
-from hetpeer.stages.data.arrays import MAX_DIMENSIONS, NAME
-from hetpeer.stages.data.batches import DataPlan
+from hetpeer.stages.data.array_shards import MAX_DIMENSIONS, NAME
+from hetpeer.stages.data.microbatches import DataPlan
 from hetpeer.stages.data.shards import DTYPES, TARGETS, TOKENS
-from hetpeer.stages.execution.slots import LIVE
-from hetpeer.stages.graph.spec import ITEM_BYTES
+from hetpeer.stages.graph.block_spec import ITEM_BYTES
+from hetpeer.stages.pipeline.gradient_slots import LIVE
 
 WIRE_VERSION: Final = 1
 
@@ -226,7 +226,7 @@ class Manifest(Entry):
 
     @property
     def optimizer_state(self) -> tuple[str, ...]:
-        """Names of the vectors that holders keep of a block besides its parameters (stages/execution/state.py)."""
+        """Names of the vectors that holders keep of a block besides its parameters (stages/block/block_state.py)."""
         return self.training.optimizer.keeps + (() if self.outer is None else self.outer.keeps)
 
     @property

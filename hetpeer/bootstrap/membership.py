@@ -15,7 +15,7 @@ from hetpeer.averaging.messages import Hello, Place
 from hetpeer.bootstrap.lines import Lines
 from hetpeer.bootstrap.rates import lines, rates
 from hetpeer.bootstrap.targets import targets
-from hetpeer.stages.planning.swarms.given import Compression
+from hetpeer.stages.planning.swarms.plan_inputs import Compression
 
 Range = tuple[int, int]
 PLAIN = Compression()

@@ -1,4 +1,4 @@
-"""Which open places serve the run best with a newcomer there: by what a step would take, as for a plan that lives (stages/planning/swarms/standing.py).
+"""Which open places serve the run best with a newcomer there: by what a step would take, as for a plan that lives (stages/planning/swarms/current_step_time.py).
 
 Pure. What volunteers say of themselves guides this and decides nothing else: who lies about its speed gets a place where the run is slower.
 Of machines and lines of which nothing is known the middle of what is known is taken. Blocks that nobody holds are given to such a middle machine for the time being, so that
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from hetpeer.averaging.messages import Place
 from hetpeer.bootstrap.membership import Membership, Range, Volunteer
-from hetpeer.stages.planning.swarms.given import LATENCY_S, LINE, Devices, Work
-from hetpeer.stages.planning.swarms.standing import as_it_is, busy_s, holders_at
+from hetpeer.stages.planning.swarms.current_step_time import as_it_is, busy_s, holders_at
+from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S, LINE, Devices, Work
 
 SAME = 0.05
 """Steps that differ by no more than this part of the shorter one are equally long."""

@@ -16,7 +16,7 @@ from hetpeer.bootstrap.quarrels import Pair
 from hetpeer.bootstrap.spotcheck import EQUAL, CheckRules
 from hetpeer.bootstrap.verdicts import marks_of
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.stages.execution.fingerprint import KEY_BYTES, Expected, is_fingerprint
+from hetpeer.stages.block.fingerprint import KEY_BYTES, Expected, is_fingerprint
 
 MOST_ANSWERS = 1 << 13
 """Of each kind, to one question: 16 MiB."""

@@ -10,8 +10,8 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from hetpeer.bootstrap.lines import SLIGHT, Lines
-from hetpeer.stages.execution.routes import Roster
-from hetpeer.stages.planning.swarms.given import Compression
+from hetpeer.stages.pipeline.routes import Roster
+from hetpeer.stages.planning.swarms.plan_inputs import Compression
 
 if TYPE_CHECKING:
     from hetpeer.bootstrap.membership import BlockCost, Volunteer

@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hetpeer.stages.data.batches import Batches, DataPlan
-from hetpeer.stages.data.draws import Draw
-from hetpeer.stages.data.eager import Delayed, DrawnDropout
+from hetpeer.stages.data.eager_reference import Delayed, DrawnDropout
+from hetpeer.stages.data.microbatches import Batches, DataPlan
+from hetpeer.stages.graph.random_draws import Draw
 
 
 def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[str, Tensor]]:

@@ -27,7 +27,7 @@ from hetpeer.bootstrap.log import read_log
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.base.child_processes import dying_with_us
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.stages.execution import state
+from hetpeer.stages.block import block_state
 
 LOSS_GATE = 1e-6
 """Largest relative difference of a training or evaluation loss: float32 sums in another order stay below it."""
@@ -166,7 +166,7 @@ def _compare_states(
         zeros = [np.zeros(math.prod(shape)) for layout in layouts for _, shape in layout]
         theirs = np.concatenate(
             [
-                reference.get(state.tensor_name(kind, n), zero).ravel()
+                reference.get(block_state.tensor_name(kind, n), zero).ravel()
                 for n, zero in zip(names, zeros, strict=True)
             ]
         ).astype(np.float64)  # BatchNorm's running values have no moments
@@ -175,7 +175,7 @@ def _compare_states(
     comparison.relative_moment_difference = float(np.max(differences[1:], initial=0.0))
 
 
-def _vector(one: state.BlockState, kind: str) -> state.Vector:
+def _vector(one: block_state.BlockState, kind: str) -> block_state.Vector:
     return one.vectors().get(kind, np.zeros_like(one.parameters))
 
 

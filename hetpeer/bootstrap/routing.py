@@ -14,7 +14,7 @@ from zlib import crc32
 
 from hetpeer.averaging.messages import Task
 from hetpeer.bootstrap.lines import Lines
-from hetpeer.stages.execution.routes import Hop, Roster, Route, cheapest_path, splice, stands
+from hetpeer.stages.pipeline.routes import Hop, Roster, Route, cheapest_path, splice, stands
 
 BEEN, IDLE = 1e4, 5e3
 """How much dearer a peer is each time that an id has gone there and got stuck; and one that has counted nothing of the step, where others have."""

@@ -24,9 +24,9 @@ from hetpeer.bootstrap.author import Author
 from hetpeer.bootstrap.files import hash_file, safe_join
 from hetpeer.bootstrap.manifest import BlockEntry, FileRef, Manifest, SignedManifest, read_file
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.stages.data.batches import Batches
-from hetpeer.stages.execution.state import Layout, layout_of
-from hetpeer.stages.graph.spec import BlockSpec
+from hetpeer.stages.block.block_state import Layout, layout_of
+from hetpeer.stages.data.microbatches import Batches
+from hetpeer.stages.graph.block_spec import BlockSpec
 
 FOLDERS = ("graph", "state", "data", "checkpoints", "log", "volunteers")
 
@@ -135,13 +135,13 @@ class RunDirectory:
 
     def block_spec(self, block: BlockEntry) -> BlockSpec:
         """The block's graph, checked against the manifest. Raises `LocalError` HP-RUN-005."""
-        from hetpeer.stages.graph.check import unpack_block
+        from hetpeer.stages.graph.safety_check import unpack_block
 
         return unpack_block(self._graph(block))
 
     def layouts(self) -> list[Layout]:
         """Parameter names and shapes of every block, from the graphs, which are not run for it. Raises `LocalError` HP-RUN-005."""
-        from hetpeer.stages.graph.wire import read_block
+        from hetpeer.stages.graph.block_wire import read_block
 
         return [layout_of(read_block(self._graph(block))) for block in self.manifest.blocks]
 

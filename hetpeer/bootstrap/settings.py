@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.stages.data.order import size_of
+from hetpeer.stages.data.sample_order import size_of
 
 Count = Annotated[int, Field(ge=0, lt=2**60)]
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
 Factor = Annotated[float, Field(ge=0, le=1000)]
 Setting = bool | int | float | str | tuple[float, ...] | tuple[tuple[float, float], ...]
-"""One setting of an update rule, as the compute worker is told it (stages/execution/groups.py)."""
+"""One setting of an update rule, as the compute worker is told it (stages/block/parameter_groups.py)."""
 
 
 class Entry(BaseModel):

@@ -12,14 +12,14 @@ from blake3 import blake3
 from hetpeer.bootstrap.files import atomic_write
 from hetpeer.bootstrap.settings import TrainingSettings
 from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
+from hetpeer.stages.block import block_state
 from hetpeer.stages.data.shards import Arrays
-from hetpeer.stages.execution import state
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from hetpeer.stages.graph.spec import BlockSpec
-    from hetpeer.stages.graph.trace import OpDag
+    from hetpeer.stages.graph.block_spec import BlockSpec
+    from hetpeer.stages.tracing.trace import OpDag
 
 DEFAULT_STAGES = 2
 
@@ -38,10 +38,10 @@ def ship(
     import torch
 
     from hetpeer.bootstrap.likeness import check_likeness, memory_of
-    from hetpeer.stages.execution.device import survey
-    from hetpeer.stages.graph.assemble import Mode
-    from hetpeer.stages.graph.cut import cut_blocks
-    from hetpeer.stages.graph.trace import trace
+    from hetpeer.stages.block.device import survey
+    from hetpeer.stages.tracing.assemble import Mode
+    from hetpeer.stages.tracing.cut import cut_blocks
+    from hetpeer.stages.tracing.trace import trace
 
     first = {name: torch.from_numpy(array) for name, array in example.items()}
     mode = Mode(autocast=training.dtype == "bf16", recompute=training.recompute)
@@ -78,8 +78,8 @@ def ship(
 
 def _check_last(specs: Sequence[BlockSpec], samples: int) -> None:
     """The last microbatch of a step must not be too small for the model."""
-    from hetpeer.stages.graph.check import check_at
-    from hetpeer.stages.graph.structure import DEFAULT_LIMITS
+    from hetpeer.stages.graph.safety_check import check_at
+    from hetpeer.stages.graph.structure_check import DEFAULT_LIMITS
 
     try:
         for spec in specs:
@@ -95,7 +95,7 @@ def _check_last(specs: Sequence[BlockSpec], samples: int) -> None:
 
 
 def _layouts(specs: Sequence[BlockSpec], stages: Sequence[int]) -> list[list[tuple[int, int]]]:
-    from hetpeer.stages.graph.share import balanced_ranges
+    from hetpeer.stages.graph.even_split import balanced_ranges
 
     return [balanced_ranges(specs, count) for count in stages or [min(DEFAULT_STAGES, len(specs))]]
 
@@ -113,10 +113,10 @@ def _ties(specs: Sequence[BlockSpec]) -> list[Fields]:
 
 def _write_block(folder: Path, spec: BlockSpec, tensors: Mapping[str, Tensor]) -> Fields:
     """Write a block's graph, initial state and constants; returns its manifest entry."""
-    from hetpeer.stages.graph.wire import pack_block
+    from hetpeer.stages.graph.block_wire import pack_block
 
     initial = _initial_state(spec, tensors)
-    state_bytes = state.dump(initial, spec.index, state.layout_of(spec))
+    state_bytes = block_state.dump(initial, spec.index, block_state.layout_of(spec))
     full = spec.at(spec.batch)
     entry: Fields = {
         "index": spec.index,
@@ -138,13 +138,13 @@ def _write_block(folder: Path, spec: BlockSpec, tensors: Mapping[str, Tensor]) -
     return entry
 
 
-def _initial_state(spec: BlockSpec, tensors: Mapping[str, Tensor]) -> state.BlockState:
+def _initial_state(spec: BlockSpec, tensors: Mapping[str, Tensor]) -> block_state.BlockState:
     import numpy as np
 
     vector = np.zeros(spec.vector_count, dtype=np.float32)
-    for name, part in state.split(vector, state.layout_of(spec)):
+    for name, part in block_state.split(vector, block_state.layout_of(spec)):
         part[...] = tensors[name].numpy()
-    return state.BlockState(version=0, parameters=vector)
+    return block_state.BlockState(version=0, parameters=vector)
 
 
 def _write_rest(folder: Path, dag: OpDag) -> Fields | None:

@@ -16,8 +16,8 @@ from hetpeer.bootstrap.opinions import Opinion, Piece, Way
 from hetpeer.bootstrap.spotcheck import CheckRules, SpotCheck
 from hetpeer.bootstrap.standing import Duty, Part, Standings
 from hetpeer.bootstrap.verdicts import Outcome, Verdict
-from hetpeer.stages.execution.fingerprint import KEY_BYTES
-from hetpeer.stages.execution.routes import Hop, Route, rest_of
+from hetpeer.stages.block.fingerprint import KEY_BYTES
+from hetpeer.stages.pipeline.routes import Hop, Route, rest_of
 
 
 class SpotChecks:

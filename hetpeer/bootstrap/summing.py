@@ -17,7 +17,7 @@ from hetpeer.bootstrap.proofs import Proofs
 from hetpeer.bootstrap.reduce import Reduce, Sums
 from hetpeer.bootstrap.reign import Reign
 from hetpeer.bootstrap.spotchecks import SpotChecks
-from hetpeer.stages.execution.routes import Route
+from hetpeer.stages.pipeline.routes import Route
 
 
 class Summing:

@@ -1,4 +1,4 @@
-"""What a step of a run asks of its holders and their lines, as planners count it (stages/planning/swarms/given.py). Pure."""
+"""What a step of a run asks of its holders and their lines, as planners count it (stages/planning/swarms/plan_inputs.py). Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import numpy as np
 
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.bootstrap.settings import LinkSettings
-from hetpeer.stages.execution.slots import LIVE
-from hetpeer.stages.links.adaptive import coding_for
+from hetpeer.stages.links.adaptive_ratio import coding_for
 from hetpeer.stages.links.codec import Codec
-from hetpeer.stages.planning.swarms.given import Averaging, Compression, Work
+from hetpeer.stages.pipeline.gradient_slots import LIVE
+from hetpeer.stages.planning.swarms.plan_inputs import Averaging, Compression, Work
 
 FLOAT = 4
 

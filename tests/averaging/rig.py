@@ -7,7 +7,7 @@ from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member import InStep, Member, Origin, Phase
 from hetpeer.averaging.voting import Shape
-from hetpeer.stages.execution import effects as p
+from hetpeer.stages.pipeline import effects as p
 
 ME, LINE = "me", m.Line(term=2, view=1)
 PLACE = (0, 2)

@@ -7,8 +7,8 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.early import MAX_EARLY, NEAR, EarlyTensors, Origin, Waiting
 from hetpeer.averaging.holding import Bundle
 from hetpeer.averaging.member import Phase
-from hetpeer.stages.execution import effects as p
-from hetpeer.stages.execution.routes import Hop
+from hetpeer.stages.pipeline import effects as p
+from hetpeer.stages.pipeline.routes import Hop
 from tests.averaging.rig import LINE, ME, STEP, begin, member_in, place
 
 ROUTE = (Hop(ME, 0, 2),)

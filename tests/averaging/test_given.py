@@ -5,8 +5,8 @@ import numpy as np
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.given import Given, Seen
-from hetpeer.stages.execution import effects as p
-from hetpeer.stages.execution.fingerprint import PLACES, pack
+from hetpeer.stages.block.fingerprint import PLACES, pack
+from hetpeer.stages.pipeline import effects as p
 
 STEP = StepId(m.Line(term=1, view=0), 3)
 KEY = p.TaskKey(5, 2)

@@ -6,9 +6,9 @@ from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.holding import Bundle
 from hetpeer.averaging.member import InStep, Origin, Phase
-from hetpeer.stages.execution import effects as p
-from hetpeer.stages.execution.routes import Hop
-from hetpeer.stages.execution.slots import Drop
+from hetpeer.stages.pipeline import effects as p
+from hetpeer.stages.pipeline.gradient_slots import Drop
+from hetpeer.stages.pipeline.routes import Hop
 from tests.averaging.rig import (
     DIGESTS,
     LINE,

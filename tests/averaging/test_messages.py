@@ -24,7 +24,7 @@ from hetpeer.averaging.messages import (
     encode,
 )
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.stages.execution.routes import Hop
+from hetpeer.stages.pipeline.routes import Hop
 
 
 def values(annotation, metadata=()):

@@ -4,8 +4,8 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member import Phase
-from hetpeer.stages.execution import effects as p
-from hetpeer.stages.execution.occupation import RECENT_S, Occupation, Shares
+from hetpeer.stages.pipeline import effects as p
+from hetpeer.stages.pipeline.utilization import RECENT_S, Occupation, Shares
 from tests.averaging.rig import LINE, STEP, begin, commit, member_in, reduced
 
 

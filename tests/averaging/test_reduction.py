@@ -20,7 +20,7 @@ from hetpeer.averaging.reduction import (
     shards_of,
 )
 from hetpeer.averaging.ties import Tie, Ties
-from hetpeer.stages.execution.effects import Release
+from hetpeer.stages.pipeline.effects import Release
 
 SIZES = {0: 10, 1: 7}
 

@@ -14,8 +14,8 @@ from hetpeer.averaging import updates
 from hetpeer.averaging.schedule import PIECES, factor, knots_of
 from hetpeer.averaging.updates import SGD, Adam, AdamWSettings, NAdamSettings, SGDSettings, rule_of
 from hetpeer.dht.base.errors import LocalError
-from hetpeer.stages.execution import numerics
-from hetpeer.stages.execution.numerics import is_finite, squared_norm
+from hetpeer.stages.block import exact_numerics
+from hetpeer.stages.block.exact_numerics import is_finite, squared_norm
 
 SETTINGS = AdamWSettings(learning_rate=3e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 
@@ -201,7 +201,7 @@ def test_knots_rise_and_a_cosine_of_straight_pieces_is_one(steps, warmup, shape)
 
 @given(base=st.floats(0, 0.9999), exponent=st.integers(1, 100_000))
 def test_power_is_a_power(base, exponent):
-    assert numerics.power(base, exponent) == pytest.approx(base**exponent, rel=1e-9, abs=1e-300)
+    assert exact_numerics.power(base, exponent) == pytest.approx(base**exponent, rel=1e-9, abs=1e-300)
 
 
 @settings(max_examples=40)
@@ -209,16 +209,16 @@ def test_power_is_a_power(base, exponent):
 def test_squared_norm_is_accurate_for_any_width(size, lanes, seed):
     flat = torch.randn(size, generator=torch.Generator().manual_seed(seed)) * 1e-3
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(numerics, "LANES", lanes)
+        patch.setattr(exact_numerics, "LANES", lanes)
         found = squared_norm(flat)
     assert found == pytest.approx(math.fsum(float(x) ** 2 for x in flat), rel=1e-13)
 
 
 def test_squared_norm_is_the_fixed_tree_for_any_thread_count():
-    flat = next(iter(gradients(3 * numerics.LANES + 77, 1)))
-    padded = np.zeros(4 * numerics.LANES)
+    flat = next(iter(gradients(3 * exact_numerics.LANES + 77, 1)))
+    padded = np.zeros(4 * exact_numerics.LANES)
     padded[: len(flat)] = flat.double().numpy()
-    lanes = np.zeros(numerics.LANES)
+    lanes = np.zeros(exact_numerics.LANES)
     for row in padded.reshape(4, -1):
         lanes = lanes + row * row
     while len(lanes) > 1:

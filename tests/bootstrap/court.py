@@ -8,7 +8,7 @@ from hetpeer.bootstrap.decisions import CollectCheckpoint, CoordinatorConfig, Re
 from hetpeer.bootstrap.history import History
 from hetpeer.bootstrap.membership import BlockCost
 from hetpeer.bootstrap.reigning import over_all
-from hetpeer.stages.execution.fingerprint import KEY_BYTES, PLACES, pack
+from hetpeer.stages.block.fingerprint import KEY_BYTES, PLACES, pack
 
 BLOCKS = 2
 CONFIG = {

@@ -25,10 +25,10 @@ from hetpeer.bootstrap.log import Log, read_log
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import TrainingSettings
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.stages.data.draws import Draw
-from hetpeer.stages.execution import state
-from hetpeer.stages.execution.block import Block, flat_views, run_range
-from hetpeer.stages.graph.passes import Pass
+from hetpeer.stages.block import block_state
+from hetpeer.stages.block.block import Block, flat_views, run_range
+from hetpeer.stages.graph.own_operators import Pass
+from hetpeer.stages.graph.random_draws import Draw
 
 EXAMPLES = Path(__file__).parents[2] / "hetpeer" / "examples"
 MODEL = """
@@ -137,7 +137,9 @@ class Engine:
         self.specs = [self.run.block_spec(block) for block in self.run.manifest.blocks]
         self.layouts = self.run.layouts()
         paths = [self.run.state_path(block) for block in self.run.manifest.blocks]
-        initial = [state.load(path.read_bytes(), b, self.layouts[b], ()) for b, path in enumerate(paths)]
+        initial = [
+            block_state.load(path.read_bytes(), b, self.layouts[b], ()) for b, path in enumerate(paths)
+        ]
         self.flats = [torch.from_numpy(block.parameters) for block in initial]
         self.views = [flat_views(spec, flat) for spec, flat in zip(self.specs, self.flats, strict=True)]
         for view in (view for views in self.views for view in views.values()):
@@ -238,10 +240,10 @@ class Engine:
             view.grad = None
         return gradient
 
-    def state(self, block: int, version: int) -> state.BlockState:
+    def state(self, block: int, version: int) -> block_state.BlockState:
         flat = self.flats[block]
         moments = self.optimizer.state[flat]
-        return state.BlockState(
+        return block_state.BlockState(
             version=version,
             parameters=flat.detach().numpy(),
             optimizer={name: moments[name].numpy() for name in self.run.manifest.optimizer_state},
@@ -259,5 +261,5 @@ class Engine:
         store.begin(version)
         for block, layout in enumerate(self.layouts):
             current = self.state(block, version)
-            store.put(version, block, state.dump(current, block, layout), current.digest())
+            store.put(version, block, block_state.dump(current, block, layout), current.digest())
         return dict(store.seal(version))

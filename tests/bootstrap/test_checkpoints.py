@@ -14,14 +14,14 @@ from hetpeer.bootstrap.checkpoints import CheckpointStore, initial_record
 from hetpeer.bootstrap.log import Log
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.base.errors import LocalError, ProtocolError
-from hetpeer.stages.execution import state
-from hetpeer.stages.execution.state import BlockState
+from hetpeer.stages.block import block_state
+from hetpeer.stages.block.block_state import BlockState
 
 KEPT = ("exp_avg", "exp_avg_sq")
 
 
 def make_state(store: CheckpointStore, block: int, version: int) -> BlockState:
-    count = state.element_count(store._layouts[block])
+    count = block_state.element_count(store._layouts[block])
     values = np.random.default_rng(version).random((3, count), np.float32)
     return BlockState(
         version=version, parameters=values[0], optimizer=dict(zip(KEPT, values[1:], strict=True))
@@ -30,7 +30,7 @@ def make_state(store: CheckpointStore, block: int, version: int) -> BlockState:
 
 def put(store: CheckpointStore, block: int, version: int) -> str:
     current = make_state(store, block, version)
-    store.put(version, block, state.dump(current, block, store._layouts[block]), current.digest())
+    store.put(version, block, block_state.dump(current, block, store._layouts[block]), current.digest())
     return current.digest()
 
 
@@ -52,7 +52,7 @@ def test_sealed_checkpoint_is_loaded_again(store: CheckpointStore) -> None:
     for block, digest in enumerate(record["blocks"]):
         assert digest == make_state(store, block, 10).digest()
         assert store.load_state(record, block).digest() == digest
-        assert state.load(store.load(record, block), block, store._layouts[block], KEPT).version == 10
+        assert block_state.load(store.load(record, block), block, store._layouts[block], KEPT).version == 10
 
 
 def test_initial_state_is_version_0(store: CheckpointStore, fresh: RunDirectory) -> None:
@@ -76,14 +76,14 @@ def test_incomplete_checkpoint_cannot_be_sealed(store: CheckpointStore) -> None:
 def test_another_state_than_agreed_is_refused(store: CheckpointStore) -> None:
     store.begin(10)
     current = make_state(store, 0, 10)
-    data = state.dump(current, 0, store._layouts[0])
+    data = block_state.dump(current, 0, store._layouts[0])
     with pytest.raises(ProtocolError, match="agreed"):
         store.put(10, 0, data, "00" * 32)
     with pytest.raises(ProtocolError):
         store.put(10, 0, data[:-1], current.digest())
     older = make_state(store, 0, 9)
     with pytest.raises(ProtocolError, match="agreed"):
-        store.put(10, 0, state.dump(older, 0, store._layouts[0]), older.digest())
+        store.put(10, 0, block_state.dump(older, 0, store._layouts[0]), older.digest())
     with pytest.raises(ValueError, match="lacks"):
         store.seal(10)
 

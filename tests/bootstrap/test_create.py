@@ -14,7 +14,7 @@ from hetpeer.bootstrap.export import export
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.peer_identity import Identity
-from hetpeer.stages.execution import device, state
+from hetpeer.stages.block import block_state, device
 from tests.bootstrap.engine import TRAINING, make_author
 
 
@@ -35,13 +35,13 @@ def test_initial_state_is_the_authors_model(fresh: RunDirectory) -> None:
     model = build_model(fresh.author().model, seed=3)
     expected = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
     for block, layout in zip(fresh.manifest.blocks, fresh.layouts(), strict=True):
-        loaded = state.load(fresh.state_path(block).read_bytes(), block.index, layout, ())
+        loaded = block_state.load(fresh.state_path(block).read_bytes(), block.index, layout, ())
         assert loaded.digest() == block.state_digest
         assert (block.parameter_count, block.parameter_bytes) == (
             len(loaded.parameters),
             4 * len(loaded.parameters),
         )
-        for name, part in state.split(loaded.parameters, layout):
+        for name, part in block_state.split(loaded.parameters, layout):
             assert (part == expected.pop(name)).all()
     assert not expected
 

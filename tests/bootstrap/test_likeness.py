@@ -11,9 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 from hetpeer.bootstrap.likeness import check_likeness
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.stages.graph.assemble import Mode
-from hetpeer.stages.graph.cut import cut_blocks
-from hetpeer.stages.graph.trace import trace
+from hetpeer.stages.tracing.assemble import Mode
+from hetpeer.stages.tracing.cut import cut_blocks
+from hetpeer.stages.tracing.trace import trace
 from tests.stages.zoo import zoo
 
 BOTH = pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bf16"])

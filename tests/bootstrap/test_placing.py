@@ -19,8 +19,8 @@ from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.numerics import Counting
 from hetpeer.peer.simulate.swarm import Swarm
 from hetpeer.peer.simulate.wires import Ground
-from hetpeer.stages.planning.swarms.given import LATENCY_S, Devices, Work
-from hetpeer.stages.planning.swarms.standing import as_it_is
+from hetpeer.stages.planning.swarms.current_step_time import as_it_is
+from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S, Devices, Work
 from tests.bootstrap.court import Court
 
 MICROBATCHES = 32

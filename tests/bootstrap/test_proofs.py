@@ -11,7 +11,7 @@ from hetpeer.bootstrap.proof import Proof
 from hetpeer.bootstrap.proofs import Proofs
 from hetpeer.bootstrap.spotcheck import CheckRules
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.stages.execution.fingerprint import KEY_BYTES, distance, fingerprint, pack, unpack
+from hetpeer.stages.block.fingerprint import KEY_BYTES, distance, fingerprint, pack, unpack
 from tests.bootstrap.court import Court
 
 LINE = m.Line(term=1, view=0)

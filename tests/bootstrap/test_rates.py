@@ -8,7 +8,7 @@ import pytest
 from hetpeer.bootstrap.membership import BlockCost, Membership, Standing, Volunteer
 from hetpeer.bootstrap.rates import MOST
 from hetpeer.bootstrap.routing import assign_routes
-from hetpeer.stages.planning.swarms.given import Compression
+from hetpeer.stages.planning.swarms.plan_inputs import Compression
 
 IDS = range(24)
 ADAPTIVE = Compression(forward=100.0, backward=100.0, adaptive=True)

@@ -8,7 +8,7 @@ import pytest
 from hetpeer.bootstrap.lines import Lines
 from hetpeer.bootstrap.membership import BlockCost, Membership, Standing, Volunteer
 from hetpeer.bootstrap.routing import Assignments, assign_routes
-from hetpeer.stages.execution.routes import Hop
+from hetpeer.stages.pipeline.routes import Hop
 
 BLOCKS = 4
 IDS = range(12)

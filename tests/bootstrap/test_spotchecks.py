@@ -10,8 +10,8 @@ from hetpeer.bootstrap.spotcheck import CheckRules, SpotCheck
 from hetpeer.bootstrap.spotchecks import SpotChecks
 from hetpeer.bootstrap.standing import LAPSES, Part, Standings
 from hetpeer.bootstrap.verdicts import Outcome, Verdict
-from hetpeer.stages.execution.fingerprint import KEY_BYTES
-from hetpeer.stages.execution.routes import Hop
+from hetpeer.stages.block.fingerprint import KEY_BYTES
+from hetpeer.stages.pipeline.routes import Hop
 from tests.bootstrap.court import Court
 
 PEERS = "abcd"

@@ -11,7 +11,7 @@ from hetpeer.bootstrap.failures import MAX_FAILURES
 from hetpeer.bootstrap.membership import BlockCost
 from hetpeer.bootstrap.spotcheck import CheckRules
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.stages.execution.fingerprint import KEY_BYTES, distance
+from hetpeer.stages.block.fingerprint import KEY_BYTES, distance
 from tests.bootstrap.court import BLOCKS, Court, failed, kinds, objection, reducing, training
 
 

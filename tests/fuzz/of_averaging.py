@@ -19,10 +19,10 @@ from hetpeer.averaging.heads import (
 )
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.streams.frames import decode_header
-from hetpeer.stages.execution.bundles import BundleLayout
-from hetpeer.stages.execution.routes import Hop
-from hetpeer.stages.graph.spec import TensorSpec
+from hetpeer.stages.graph.block_spec import TensorSpec
+from hetpeer.stages.ipc.bundle_layout import BundleLayout
 from hetpeer.stages.links.codec import Codec, Written
+from hetpeer.stages.pipeline.routes import Hop
 from tests.fuzz.target import RUN, A, B, Target, same
 
 LINE = m.Line(term=3, view=1)

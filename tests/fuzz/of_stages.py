@@ -14,17 +14,21 @@ from blake3 import blake3
 from safetensors.numpy import save
 
 from hetpeer.dht.base.errors import LocalError, ProtocolError
-from hetpeer.stages.data.batches import Batches, DataPlan
-from hetpeer.stages.data.draws import Draw
+from hetpeer.stages.block import block_state
+from hetpeer.stages.block.fingerprint import KEY_BYTES, NBYTES
+from hetpeer.stages.data.microbatches import Batches, DataPlan
 from hetpeer.stages.data.shards import ArraySpec, Shard
-from hetpeer.stages.data.tokens import sample_of
-from hetpeer.stages.execution import commands as c
-from hetpeer.stages.execution import results as r
-from hetpeer.stages.execution import state
-from hetpeer.stages.execution import vectors as v
-from hetpeer.stages.execution.arena import Extent
-from hetpeer.stages.execution.fingerprint import KEY_BYTES, NBYTES
-from hetpeer.stages.execution.frames import (
+from hetpeer.stages.data.token_shards import sample_of
+from hetpeer.stages.graph.block_spec import Batch, BlockSpec, Node, Ref, Symbol, TensorSpec
+from hetpeer.stages.graph.block_wire import pack_block, read_block
+from hetpeer.stages.graph.random_draws import Draw
+from hetpeer.stages.graph.safety_check import unpack_block
+from hetpeer.stages.ipc import block_commands as c
+from hetpeer.stages.ipc import results as r
+from hetpeer.stages.ipc import vector_commands as v
+from hetpeer.stages.ipc.arena import Extent
+from hetpeer.stages.ipc.transfer_commands import Decode, Encode, ForgetResiduals, MarkBundle
+from hetpeer.stages.ipc.worker_frames import (
     PREFIX,
     FrameReader,
     decode_command,
@@ -32,13 +36,9 @@ from hetpeer.stages.execution.frames import (
     encode_command,
     encode_result,
 )
-from hetpeer.stages.execution.transfers import Decode, Encode, ForgetResiduals, MarkBundle
-from hetpeer.stages.graph.check import unpack_block
-from hetpeer.stages.graph.spec import Batch, BlockSpec, Node, Ref, Symbol, TensorSpec
-from hetpeer.stages.graph.wire import pack_block, read_block
 from hetpeer.stages.links.codec import Codec, Written, length, room, value_bytes
-from hetpeer.stages.links.codecs import decode, encode
-from hetpeer.stages.links.positions import decode_positions, encode_positions
+from hetpeer.stages.links.sparse_positions import decode_positions, encode_positions
+from hetpeer.stages.links.tensor_codecs import decode, encode
 from tests.fuzz.target import CORPUS, Target, same
 
 # ── graphs ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -72,7 +72,7 @@ def graphs() -> Iterable[bytes]:
 
 
 def is_block(found: BlockSpec) -> None:
-    state.element_count(state.layout_of(found))
+    block_state.element_count(block_state.layout_of(found))
     assert found.parameter_bytes >= 0
     found.at(found.batch)
 
@@ -87,23 +87,23 @@ LAYOUT = [("w", (4, 3)), ("b", (3,)), ("empty", (0,))]
 KEPT = ("exp_avg", "exp_avg_sq")
 
 
-def vector(seed: int) -> state.Vector:
+def vector(seed: int) -> block_state.Vector:
     return np.random.default_rng(seed).random(15, np.float32)
 
 
 def states() -> Iterable[bytes]:
-    yield state.dump(state.BlockState(version=0, parameters=vector(0)), 2, LAYOUT)
+    yield block_state.dump(block_state.BlockState(version=0, parameters=vector(0)), 2, LAYOUT)
     optimizer = {"exp_avg": vector(1)}
-    full = state.BlockState(version=40, parameters=vector(0), optimizer=optimizer, averages=3)
-    yield state.dump(full, 2, LAYOUT)
+    full = block_state.BlockState(version=40, parameters=vector(0), optimizer=optimizer, averages=3)
+    yield block_state.dump(full, 2, LAYOUT)
 
 
-def load(data: bytes) -> state.BlockState:
-    return state.load(data, 2, LAYOUT, KEPT)
+def load(data: bytes) -> block_state.BlockState:
+    return block_state.load(data, 2, LAYOUT, KEPT)
 
 
-def is_state(found: state.BlockState) -> None:
-    again = load(state.dump(found, 2, LAYOUT))
+def is_state(found: block_state.BlockState) -> None:
+    again = load(block_state.dump(found, 2, LAYOUT))
     assert again.digest() == found.digest()
 
 
@@ -114,7 +114,7 @@ CONSTANTS = {
 
 
 def constants(data: bytes) -> dict[str, bytes]:
-    return state.load_constants(data, CONSTANTS)
+    return block_state.load_constants(data, CONSTANTS)
 
 
 def are_constants(found: dict[str, bytes]) -> None:

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpeer.stages.execution.fingerprint import fingerprint, pack
-from hetpeer.stages.execution.results import Marked
-from hetpeer.stages.execution.slots import CHECKS
+from hetpeer.stages.block.fingerprint import fingerprint, pack
+from hetpeer.stages.ipc.results import Marked
+from hetpeer.stages.pipeline.gradient_slots import CHECKS
 
 Vector = NDArray[np.float32]
 

@@ -42,7 +42,7 @@ from hetpeer.dht.kademlia.validators import MAX_PAYLOAD, MAX_TTL_S, OwnerValidat
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.dht.streams.frames import encode_head as encode_frame_head
 from hetpeer.peer.transport.dataplane import TENSORS
-from hetpeer.stages.execution.routes import Hop
+from hetpeer.stages.pipeline.routes import Hop
 from tests.dht.identities import identities
 from tests.hostile.attacks import LOOK_S, UnderWay
 

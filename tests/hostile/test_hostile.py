@@ -28,7 +28,7 @@ from hetpeer.dht.streams.frames import encode_head as encode_frame_head
 from hetpeer.dht.streams.stream import Stream
 from hetpeer.peer.transport.dataplane import TENSORS
 from hetpeer.peer.transport.pressure import ACTIVATIONS
-from hetpeer.stages.execution.routes import Hop
+from hetpeer.stages.pipeline.routes import Hop
 from tests.hostile.stranger import PAUSE_S, Stranger
 from tests.swarm.child import Child
 from tests.swarm.conftest import STEPS

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from hetpeer.peer.checkup import speeds
 from hetpeer.peer.checkup.speeds import Speed
 from hetpeer.peer.cli.main import app
-from hetpeer.stages.execution.device import measure_flops
+from hetpeer.stages.block.device import measure_flops
 
 
 def test_the_command_measures_all_of_it(tmp_path: Path) -> None:

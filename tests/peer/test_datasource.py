@@ -32,9 +32,9 @@ from hetpeer.peer.training.datasource import DataSource
 from hetpeer.peer.training.gate import DataGate
 from hetpeer.peer.training.preparing import RunFiles
 from hetpeer.peer.training.room import Room, taken
-from hetpeer.stages.data import arrays
-from hetpeer.stages.execution.routes import Hop
-from hetpeer.stages.graph.spec import TensorSpec
+from hetpeer.stages.data import array_shards
+from hetpeer.stages.graph.block_spec import TensorSpec
+from hetpeer.stages.pipeline.routes import Hop
 from tests.bootstrap.engine import DIGITS
 
 LINE = m.Line(term=1, view=0)
@@ -44,7 +44,7 @@ LINE = m.Line(term=1, view=0)
 def author(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     """Images in shards of seven; a step of 48 in six microbatches touches seven shards or more."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arrays, "SHARD_BYTES", 7 * 264)
+        patch.setattr(array_shards, "SHARD_BYTES", 7 * 264)
         training = TrainingSettings(steps=20, batch_size=48, microbatch_size=8, eval_microbatches=2)
         return create_run(
             tmp_path_factory.mktemp("author") / "run",

@@ -41,8 +41,8 @@ from hetpeer.peer.home import Home
 from hetpeer.peer.reliable.amend import amended, deliver
 from hetpeer.peer.reliable.mirroring import mirror
 from hetpeer.peer.reliable.peer import BootstrapOptions, ReliablePeer, serve_run
-from hetpeer.stages.execution import state
-from hetpeer.stages.execution.state import BlockState
+from hetpeer.stages.block import block_state
+from hetpeer.stages.block.block_state import BlockState
 from tests.bootstrap.engine import make_run
 from tests.swarm.swarm import resign
 
@@ -71,7 +71,7 @@ class States:
         return self._run.manifest.blocks
 
     def _state(self, version: int, block: int) -> BlockState:
-        count = state.element_count(self._layouts[block])
+        count = block_state.element_count(self._layouts[block])
         return BlockState(version=version, parameters=np.full(count, version, np.float32))
 
     async def find(self, _cluster: int, version: int, block: int) -> Served | None:
@@ -85,7 +85,7 @@ class States:
             return None
         self.given.append((version, block))
         current = self._state(version, block)
-        return Served(state.dump(current, block, self._layouts[block]), {"digest": current.digest()})
+        return Served(block_state.dump(current, block, self._layouts[block]), {"digest": current.digest()})
 
 
 @dataclass(frozen=True)

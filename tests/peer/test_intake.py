@@ -11,7 +11,7 @@ from hetpeer.averaging.heads import ActivationHead, Coded, GradientHead, ShardHe
 from hetpeer.peer.transport.intake import MAX_STRANGERS, MOST_LATELY, Intake, cost_of, pool_of
 from hetpeer.peer.transport.pressure import ACTIVATIONS, GRADIENTS, SHARDS
 from hetpeer.peer.transport.schema import Schema, bundles_beside, microbatches_in
-from hetpeer.stages.execution.routes import Hop
+from hetpeer.stages.pipeline.routes import Hop
 from tests.bootstrap.engine import make_run
 
 ARENA = 64 << 20

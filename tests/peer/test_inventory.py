@@ -13,7 +13,7 @@ from hetpeer.dht.kademlia.adverts import Advert, LinkNote
 from hetpeer.peer.cli.plan_swarm import SwarmQuestion, plan_swarm
 from hetpeer.peer.planning.devices import read_devices
 from hetpeer.peer.planning.inventory import Inventory, inventory
-from hetpeer.stages.planning.swarms.given import LATENCY_S
+from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S
 from tests.bootstrap.engine import make_run
 
 FRONT, BACK, NEW = "QmTheFrontPeer", "QmTheBackPeer1", "QmTheNewcomer1"

@@ -24,15 +24,15 @@ from hetpeer.peer.training.execution import Execution
 from hetpeer.peer.training.preparing import StateFetcher
 from hetpeer.peer.transport.posting import Posts
 from hetpeer.peer.transport.tensors import TensorStore
-from hetpeer.stages.execution.commands import Info, Prepare
-from hetpeer.stages.execution.compute import Compute, ComputeConfig
-from hetpeer.stages.execution.effects import RunForward, TaskKey
-from hetpeer.stages.execution.state import BlockState, dump, layout_of
-from hetpeer.stages.execution.window import Window
-from hetpeer.stages.graph.cut import cut_blocks
-from hetpeer.stages.graph.spec import BlockSpec
-from hetpeer.stages.graph.trace import trace
-from hetpeer.stages.graph.wire import pack_block
+from hetpeer.stages.block.block_state import BlockState, dump, layout_of
+from hetpeer.stages.graph.block_spec import BlockSpec
+from hetpeer.stages.graph.block_wire import pack_block
+from hetpeer.stages.ipc.block_commands import Info, Prepare
+from hetpeer.stages.ipc.compute import Compute, ComputeConfig
+from hetpeer.stages.pipeline.effects import RunForward, TaskKey
+from hetpeer.stages.pipeline.in_flight import Window
+from hetpeer.stages.tracing.cut import cut_blocks
+from hetpeer.stages.tracing.trace import trace
 from tests.stages.compute_rig import KEPT, UPDATE
 
 WIDE = 4096

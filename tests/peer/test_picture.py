@@ -6,10 +6,10 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from hetpeer.peer.watching.picture import SKIP, picture
-from hetpeer.stages.graph.cut import cut_blocks
-from hetpeer.stages.graph.outline import Kind, operator_label, outline
-from hetpeer.stages.graph.report import block_cost
-from hetpeer.stages.graph.share import balanced_ranges
+from hetpeer.stages.graph.cost_report import block_cost
+from hetpeer.stages.graph.even_split import balanced_ranges
+from hetpeer.stages.tracing.cut import cut_blocks
+from hetpeer.stages.tracing.outline import Kind, operator_label, outline
 from tests.stages.zoo import zoo
 
 pytestmark = pytest.mark.xdist_group("zoo")

@@ -13,8 +13,8 @@ from hetpeer.peer.daemon.holds import Reason
 from hetpeer.peer.daemon.life import pace_forever
 from hetpeer.peer.daemon.pacing import HELPLESS_S, LEAST, Pacer
 from hetpeer.peer.daemon.settings import WORKER, Settings
-from hetpeer.stages.execution.commands import WarmUp
-from hetpeer.stages.execution.compute import Compute, ComputeConfig
+from hetpeer.stages.ipc.block_commands import WarmUp
+from hetpeer.stages.ipc.compute import Compute, ComputeConfig
 
 LOOK_S = 2.0
 

@@ -13,7 +13,7 @@ from hetpeer.peer.cli.plan import _lines
 from hetpeer.peer.planning.predicting import predict
 from hetpeer.peer.planning.summing import sums_bytes
 from hetpeer.peer.training.figures import Figures
-from hetpeer.stages.execution.routes import Hop
+from hetpeer.stages.pipeline.routes import Hop
 from tests.bootstrap.engine import make_run
 
 FRONT, BACK = "QmTheFrontPeer", "QmTheBackPeer1"

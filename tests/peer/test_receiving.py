@@ -33,12 +33,12 @@ from hetpeer.peer.transport.receiving import Receiving
 from hetpeer.peer.transport.schema import Schema
 from hetpeer.peer.transport.tensors import Tensor, TensorStore
 from hetpeer.peer.transport.transcoding import Transcoding
-from hetpeer.stages.execution.arena import ALIGNMENT, Arena
-from hetpeer.stages.execution.copying import Copier
-from hetpeer.stages.execution.staging import Staging
-from hetpeer.stages.execution.transcoding import Decoder
-from hetpeer.stages.execution.transfers import Decode
+from hetpeer.stages.ipc.arena import ALIGNMENT, Arena
+from hetpeer.stages.ipc.transfer_commands import Decode
 from hetpeer.stages.links.codec import Codec, Written
+from hetpeer.stages.worker.bundle_codec import Decoder
+from hetpeer.stages.worker.device_copy import Copier
+from hetpeer.stages.worker.tensor_staging import Staging
 from tests.bootstrap.engine import make_run
 from tests.dht.loopback import Loopback
 from tests.dht.test_channel import until

@@ -28,7 +28,7 @@ from hetpeer.peer.reliable import proposing
 from hetpeer.peer.reliable.proposing import AGAIN_S, SETTLED_S, Calm, Proposing
 from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.numerics import Symbols
-from hetpeer.stages.planning.swarms.living import Living
+from hetpeer.stages.planning.swarms.incremental_plan import Living
 from tests.bootstrap.engine import make_run
 
 BLOCKS = 4

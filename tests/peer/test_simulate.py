@@ -13,7 +13,7 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.planning.workload import work_of
 from hetpeer.peer.simulate.playing import Outcome, play
 from hetpeer.peer.simulate.scenario import read_scenario
-from hetpeer.stages.planning.swarms.given import Averaging
+from hetpeer.stages.planning.swarms.plan_inputs import Averaging
 from tests.bootstrap.engine import TRAINING, make_author
 from tests.peer.test_cli_main import hetpeer
 

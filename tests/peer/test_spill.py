@@ -11,7 +11,7 @@ from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.messages import Line
 from hetpeer.peer.transport.spill import SpillFile
 from hetpeer.peer.transport.tensors import Tensor, TensorStore
-from hetpeer.stages.execution.arena import Arena, ArenaFullError
+from hetpeer.stages.ipc.arena import Arena, ArenaFullError
 
 STEP = StepId(Line(term=1, view=0), 0)
 SIZE = 64 << 10

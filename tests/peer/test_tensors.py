@@ -6,7 +6,7 @@ from functools import partial
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.messages import Line
 from hetpeer.peer.transport.tensors import TensorStore
-from hetpeer.stages.execution.arena import Arena
+from hetpeer.stages.ipc.arena import Arena
 
 STEPS = [StepId(Line(term=1, view=0), number) for number in range(3)]
 

@@ -13,7 +13,7 @@ from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.numerics import Symbols
 from hetpeer.peer.simulate.swarm import Swarm
-from hetpeer.stages.execution import effects as p
+from hetpeer.stages.pipeline import effects as p
 
 STEPS, MICROBATCHES = 24, 48
 CONFIG = SwarmConfig(

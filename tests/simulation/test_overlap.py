@@ -15,7 +15,7 @@ from hetpeer.peer.simulate.numerics import Symbols
 from hetpeer.peer.simulate.overlapping import simulate
 from hetpeer.peer.simulate.run import BLOCKS
 from hetpeer.peer.simulate.swarm import Swarm
-from hetpeer.stages.execution.pipeline import Pipeline
+from hetpeer.stages.pipeline.pipeline import Pipeline
 
 THREE_STAGES = SwarmConfig(
     volunteers=6,

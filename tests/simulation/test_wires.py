@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hetpeer.peer.simulate.wires import Ground, Wires
 from hetpeer.peer.simulate.world import World
-from hetpeer.stages.planning.swarms.given import Devices
+from hetpeer.stages.planning.swarms.plan_inputs import Devices
 from hetpeer.stages.planning.uplinks import Line, Uplink
 from tests.stages.test_planning_swarms import some_work
 

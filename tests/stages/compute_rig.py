@@ -12,20 +12,20 @@ import torch
 from hetpeer.averaging.outer import outer_of
 from hetpeer.averaging.updates import rule_of
 from hetpeer.examples.gpt import build
-from hetpeer.stages.data.draws import Draw
-from hetpeer.stages.execution.arena import Arena, Extent
-from hetpeer.stages.execution.commands import Backward, DumpState, Forward, Load, MergeSlot, Prepare
-from hetpeer.stages.execution.copying import Copier
-from hetpeer.stages.execution.engine import Engine
-from hetpeer.stages.execution.groups import MakeRules
-from hetpeer.stages.execution.results import CommandFailedError, Failed
-from hetpeer.stages.execution.staging import Staging
-from hetpeer.stages.execution.state import BlockState, dump
-from hetpeer.stages.execution.vectors import Apply, ExportSlot, Inspect, Sum
-from hetpeer.stages.graph.cut import cut_blocks
-from hetpeer.stages.graph.spec import BlockSpec
-from hetpeer.stages.graph.trace import trace
-from hetpeer.stages.graph.wire import pack_block
+from hetpeer.stages.block.block_state import BlockState, dump
+from hetpeer.stages.block.parameter_groups import MakeRules
+from hetpeer.stages.graph.block_spec import BlockSpec
+from hetpeer.stages.graph.block_wire import pack_block
+from hetpeer.stages.graph.random_draws import Draw
+from hetpeer.stages.ipc.arena import Arena, Extent
+from hetpeer.stages.ipc.block_commands import Backward, DumpState, Forward, Load, MergeSlot, Prepare
+from hetpeer.stages.ipc.results import CommandFailedError, Failed
+from hetpeer.stages.ipc.vector_commands import Apply, ExportSlot, Inspect, Sum
+from hetpeer.stages.tracing.cut import cut_blocks
+from hetpeer.stages.tracing.trace import trace
+from hetpeer.stages.worker.device_copy import Copier
+from hetpeer.stages.worker.engine import Engine
+from hetpeer.stages.worker.tensor_staging import Staging
 
 UPDATE = {"learning_rate": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 KEPT = ("exp_avg", "exp_avg_sq")

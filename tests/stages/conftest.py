@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetpeer.stages.execution.arena import Arena
+from hetpeer.stages.ipc.arena import Arena
 from tests.stages.compute_rig import MODEL, Holder, cpu_engine, submitter, tiny_blocks
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpeer.examples.gpt import GPT, build
-from hetpeer.stages.graph.trace import OpDag, trace
+from hetpeer.stages.tracing.trace import OpDag, trace
 
 SIZES = {
     "default": {},

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from hetpeer.dht.base.errors import LocalError
-from hetpeer.stages.execution.arena import (
+from hetpeer.stages.ipc.arena import (
     ALIGNMENT,
     Arena,
     ArenaFullError,
@@ -139,7 +139,7 @@ def test_a_child_maps_the_same_bytes_and_cannot_shrink_them():
     arena.view(extent)[:] = b"hello"
     child = (
         "import os, sys\n"
-        "from hetpeer.stages.execution.arena import Extent, SharedMemory\n"
+        "from hetpeer.stages.ipc.arena import Extent, SharedMemory\n"
         f"memory = SharedMemory({arena.fd})\n"
         f"view = memory.view(Extent({extent.offset}, 5))\n"
         "assert view == b'hello', bytes(view)\n"

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.stages.data.eager import DrawnDropout
-from hetpeer.stages.execution.block import Block, flat_views, run_range
-from hetpeer.stages.graph.cut import cut_blocks
-from hetpeer.stages.graph.passes import Pass, attention
-from hetpeer.stages.graph.share import balanced_ranges
+from hetpeer.stages.block.block import Block, flat_views, run_range
+from hetpeer.stages.data.eager_reference import DrawnDropout
+from hetpeer.stages.graph.even_split import balanced_ranges
+from hetpeer.stages.graph.own_operators import Pass, attention
+from hetpeer.stages.tracing.cut import cut_blocks
 from tests.stages.models import SIZES, SMALL, gpt, small
 from tests.stages.split_run import CPU, assert_same_step, draw, eager_step, received, split_step
 

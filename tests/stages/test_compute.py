@@ -19,14 +19,14 @@ import uvloop
 from hetpeer.averaging.updates import rule_of
 from hetpeer.bootstrap.ledger import clip_coefficient
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.stages.execution import compute as compute_module
-from hetpeer.stages.execution.arena import Extent
-from hetpeer.stages.execution.commands import DropTask, Info, Shutdown, Unload, WarmUp
-from hetpeer.stages.execution.compute import Compute, ComputeConfig, WorkerDiedError
-from hetpeer.stages.execution.executor import Executor
-from hetpeer.stages.execution.results import CommandFailedError, Done
-from hetpeer.stages.execution.state import load
-from hetpeer.stages.execution.vectors import Inspect
+from hetpeer.stages.block.block_state import load
+from hetpeer.stages.ipc import compute as compute_module
+from hetpeer.stages.ipc.arena import Extent
+from hetpeer.stages.ipc.block_commands import DropTask, Info, Shutdown, Unload, WarmUp
+from hetpeer.stages.ipc.compute import Compute, ComputeConfig, WorkerDiedError
+from hetpeer.stages.ipc.results import CommandFailedError, Done
+from hetpeer.stages.ipc.vector_commands import Inspect
+from hetpeer.stages.worker.executor import Executor
 from tests.stages.compute_rig import KEPT, UPDATE, Holder, layout, microbatch, norm, tiny_blocks, tiny_gpt
 
 WORKER = "hetpeer.averaging.worker_main"
@@ -273,9 +273,9 @@ async def test_a_worker_that_cannot_start_is_an_error_and_leaves_nothing(worker,
 PARENT = f"""
 import asyncio
 from hetpeer.stages.execution import compute as compute_module
-from hetpeer.stages.execution.arena import Extent
-from hetpeer.stages.execution.commands import WarmUp
-from hetpeer.stages.execution.compute import Compute, ComputeConfig
+from hetpeer.stages.ipc.arena import Extent
+from hetpeer.stages.ipc.block_commands import WarmUp
+from hetpeer.stages.ipc.compute import Compute, ComputeConfig
 
 async def main():
     compute = await Compute.start(ComputeConfig(device="cpu", arena_bytes=1 << 20), "{WORKER}")

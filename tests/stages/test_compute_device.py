@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hetpeer.dht.base.errors import LocalError
-from hetpeer.stages.execution import device
+from hetpeer.stages.block import device
 
 
 def test_survey_is_about_this_machine():

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.stages.data import arrays
-from hetpeer.stages.data.arrays import write_samples
+from hetpeer.stages.data import array_shards
+from hetpeer.stages.data.array_shards import write_samples
 from hetpeer.stages.data.shards import CODES, DTYPES, ArraySpec, Shard
 
 
@@ -30,7 +30,7 @@ def labels(folder: Path, shards: list[Shard]) -> list[int]:
 def test_every_sample_is_in_one_shard_with_all_of_its_arrays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrays, "SHARD_BYTES", 7 * (24 + 8))
+    monkeypatch.setattr(array_shards, "SHARD_BYTES", 7 * (24 + 8))
     sample, train, heldout = write_samples(numbered(100), tmp_path, 0.1, seed=3)
     assert sample == {
         "image": ArraySpec(dtype="float32", shape=(2, 3)),
@@ -78,7 +78,7 @@ def test_every_dtype_and_shape_comes_back(
 def test_a_sample_larger_than_a_shard_has_one_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrays, "SHARD_BYTES", 10)
+    monkeypatch.setattr(array_shards, "SHARD_BYTES", 10)
     _, train, heldout = write_samples(numbered(5), tmp_path, 0.1, seed=0)
     assert [shard.samples for shard in [*train, *heldout]] == [1] * 5
 

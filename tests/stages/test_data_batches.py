@@ -11,17 +11,17 @@ from blake3 import blake3
 from safetensors.numpy import save
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.stages.data import arrays
-from hetpeer.stages.data.arrays import write_samples
-from hetpeer.stages.data.batches import Batches, DataPlan
+from hetpeer.stages.data import array_shards
+from hetpeer.stages.data.array_shards import write_samples
+from hetpeer.stages.data.microbatches import Batches, DataPlan
 from hetpeer.stages.data.shards import ArraySpec, Shard, write_shard
-from hetpeer.stages.data.tokens import sample_of, write_text
+from hetpeer.stages.data.token_shards import sample_of, write_text
 
 
 @pytest.fixture
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataPlan:
     """40 samples of 12 bytes in shards of at most 7; 4 held out; steps of 10 in microbatches of 4, 4 and 2."""
-    monkeypatch.setattr(arrays, "SHARD_BYTES", 7 * 12)
+    monkeypatch.setattr(array_shards, "SHARD_BYTES", 7 * 12)
     samples = ({"x": np.int64(number), "y": np.float32(-number)} for number in range(40))
     sample, train, heldout = write_samples(samples, tmp_path, 0.1, seed=5)
     return DataPlan(

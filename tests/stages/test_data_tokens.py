@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.stages.data import tokens
-from hetpeer.stages.data.batches import Batches, DataPlan
+from hetpeer.stages.data import token_shards
+from hetpeer.stages.data.microbatches import Batches, DataPlan
 from hetpeer.stages.data.shards import even_parts
-from hetpeer.stages.data.tokens import (
+from hetpeer.stages.data.token_shards import (
     python_standard_library_paths,
     sample_of,
     samples_in,
@@ -39,7 +39,7 @@ EXPECTED = b"first file \xc3\xa4\xc3\xb6\xc3\xbc\n" + b"second file " * 40 + b"\
 
 
 def test_text_becomes_shards(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "SHARD_BYTES", 50)
+    monkeypatch.setattr(token_shards, "SHARD_BYTES", 50)
     train, heldout = write_text([corpus], tmp_path, 0.2, 5)
     parts = [load_file(tmp_path / shard.name)["tokens"] for shard in [*train, *heldout]]
     assert b"".join(part.tobytes() for part in parts) == EXPECTED
@@ -53,7 +53,7 @@ def test_a_microbatch_is_the_text_it_names(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every training window once an epoch; held-out ones in the text's own order."""
-    monkeypatch.setattr(tokens, "SHARD_BYTES", 50)
+    monkeypatch.setattr(token_shards, "SHARD_BYTES", 50)
     train, heldout = write_text([corpus], tmp_path, 0.2, 5)
     total = sum(shard.samples for shard in train)
     plan = DataPlan(
@@ -135,5 +135,5 @@ def test_too_little_text_for_a_sequence(tmp_path: Path, length: int, what: str) 
 def test_standard_library_is_the_same_text_each_time() -> None:
     paths = python_standard_library_paths()
     assert paths == python_standard_library_paths()
-    assert 1_000_000 < sum(path.stat().st_size for path in paths) <= tokens.DEMO_BYTES
+    assert 1_000_000 < sum(path.stat().st_size for path in paths) <= token_shards.DEMO_BYTES
     assert all(path.suffix == ".py" for path in paths)

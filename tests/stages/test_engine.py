@@ -6,12 +6,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from hetpeer.stages.execution import commands as c
-from hetpeer.stages.execution import vectors as v
-from hetpeer.stages.execution.arena import Extent
-from hetpeer.stages.execution.fingerprint import fingerprint, unpack
-from hetpeer.stages.graph.spec import Node
-from hetpeer.stages.graph.wire import pack_block, read_block
+from hetpeer.stages.block.fingerprint import fingerprint, unpack
+from hetpeer.stages.graph.block_spec import Node
+from hetpeer.stages.graph.block_wire import pack_block, read_block
+from hetpeer.stages.ipc import block_commands as c
+from hetpeer.stages.ipc import vector_commands as v
+from hetpeer.stages.ipc.arena import Extent
 from tests.stages.compute_rig import (
     DRAW,
     KEPT,

@@ -5,11 +5,11 @@ import contextlib
 import numpy as np
 import torch
 
-from hetpeer.stages.execution import commands as c
-from hetpeer.stages.execution import vectors as v
-from hetpeer.stages.execution.state import load
-from hetpeer.stages.graph.wire import pack_block
-from hetpeer.stages.links import codecs
+from hetpeer.stages.block.block_state import load
+from hetpeer.stages.graph.block_wire import pack_block
+from hetpeer.stages.ipc import block_commands as c
+from hetpeer.stages.ipc import vector_commands as v
+from hetpeer.stages.links import tensor_codecs
 from hetpeer.stages.links.codec import Codec, Values, Written, value_bytes
 from tests.stages.compute_rig import (
     DRAW,
@@ -119,7 +119,9 @@ async def test_what_rounding_takes_from_parameters_stays_here(holder, arena):
 
     async def read(data):
         target = torch.empty(count)
-        codecs.decode(codec, Written(count), arena.view(data)[: value_bytes(Values.INT4, count)], target)
+        tensor_codecs.decode(
+            codec, Written(count), arena.view(data)[: value_bytes(Values.INT4, count)], target
+        )
         return target.numpy()
 
     how = v.Rounding(**one, keeps=v.PARAMETERS[0])

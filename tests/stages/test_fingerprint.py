@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetpeer.stages.execution.fingerprint import NBYTES, PLACES, distance, fingerprint, pack, unpack
+from hetpeer.stages.block.fingerprint import NBYTES, PLACES, distance, fingerprint, pack, unpack
 
 KEY = bytes(range(16))
 

@@ -10,10 +10,10 @@ from torch import nn
 
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.examples.gpt import GPT
-from hetpeer.stages.graph.cut import cut_blocks
-from hetpeer.stages.graph.share import balanced_ranges, even_ranges
-from hetpeer.stages.graph.spec import Batch, BlockSpec
-from hetpeer.stages.graph.trace import trace
+from hetpeer.stages.graph.block_spec import Batch, BlockSpec
+from hetpeer.stages.graph.even_split import balanced_ranges, even_ranges
+from hetpeer.stages.tracing.cut import cut_blocks
+from hetpeer.stages.tracing.trace import trace
 from tests.stages.models import gpt, small
 
 pytestmark = pytest.mark.xdist_group("models")

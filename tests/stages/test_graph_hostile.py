@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.stages.graph.check import unpack_block
-from hetpeer.stages.graph.cut import cut_blocks
-from hetpeer.stages.graph.trace import trace
-from hetpeer.stages.graph.wire import pack_block
+from hetpeer.stages.graph.block_wire import pack_block
+from hetpeer.stages.graph.safety_check import unpack_block
+from hetpeer.stages.tracing.cut import cut_blocks
+from hetpeer.stages.tracing.trace import trace
 
 
 class All(nn.Module):

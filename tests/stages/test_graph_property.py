@@ -5,9 +5,9 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from hetpeer.stages.graph.assemble import Mode
-from hetpeer.stages.graph.cut import cut_blocks
-from hetpeer.stages.graph.trace import trace
+from hetpeer.stages.tracing.assemble import Mode
+from hetpeer.stages.tracing.cut import cut_blocks
+from hetpeer.stages.tracing.trace import trace
 from tests.stages.split_run import assert_same_step, eager_step, split_step
 
 WIDTH, LAYERS = 6, 4

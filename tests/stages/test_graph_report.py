@@ -10,16 +10,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.examples.gpt import GPT
-from hetpeer.stages.execution.block import run_range
-from hetpeer.stages.execution.device import measure_flops
-from hetpeer.stages.graph.assemble import Mode
-from hetpeer.stages.graph.cost import call_flops
-from hetpeer.stages.graph.cut import cut_blocks
-from hetpeer.stages.graph.efficiency import efficiency, seconds
-from hetpeer.stages.graph.passes import Pass
-from hetpeer.stages.graph.report import block_cost, tied_parameters
-from hetpeer.stages.graph.spec import Node, Ref, TensorSpec
-from hetpeer.stages.graph.trace import trace
+from hetpeer.stages.block.block import run_range
+from hetpeer.stages.block.device import measure_flops
+from hetpeer.stages.block.efficiency import efficiency, seconds
+from hetpeer.stages.graph.block_spec import Node, Ref, TensorSpec
+from hetpeer.stages.graph.cost_report import block_cost, tied_parameters
+from hetpeer.stages.graph.graph_cost import call_flops
+from hetpeer.stages.graph.own_operators import Pass
+from hetpeer.stages.tracing.assemble import Mode
+from hetpeer.stages.tracing.cut import cut_blocks
+from hetpeer.stages.tracing.trace import trace
 from tests.stages.split_run import CPU, draw, received
 from tests.stages.zoo import ZOO, zoo
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.stages.graph.trace import trace
+from hetpeer.stages.tracing.trace import trace
 from tests.stages.models import gpt, small
 
 pytestmark = pytest.mark.xdist_group("models")

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.stages.graph.calls import FACTORIES
-from hetpeer.stages.graph.check import unpack_block
-from hetpeer.stages.graph.cut import cut_blocks
-from hetpeer.stages.graph.ops import OPERATORS
-from hetpeer.stages.graph.spec import BlockSpec, Node, Ref, Symbol, TensorSpec
-from hetpeer.stages.graph.structure import DEFAULT_LIMITS, Limits
-from hetpeer.stages.graph.wire import pack_block
+from hetpeer.stages.graph.block_spec import BlockSpec, Node, Ref, Symbol, TensorSpec
+from hetpeer.stages.graph.block_wire import pack_block
+from hetpeer.stages.graph.call_schema import FACTORIES
+from hetpeer.stages.graph.operators import OPERATORS
+from hetpeer.stages.graph.safety_check import unpack_block
+from hetpeer.stages.graph.structure_check import DEFAULT_LIMITS, Limits
+from hetpeer.stages.tracing.cut import cut_blocks
 from tests.stages import models
 
 

@@ -11,9 +11,9 @@ from hetpeer.bootstrap.settings import LinkSettings
 from hetpeer.peer.transport.claim import EASE, LEAST, Claim
 from hetpeer.peer.transport.linkbook import RECENT, LinkBook
 from hetpeer.peer.transport.outflow import ARRIVALS, KNOWN, SEEN, SEVERAL, WINDOW_S, WINDOWS
-from hetpeer.stages.links.adaptive import coding_for, share_for
+from hetpeer.stages.links.adaptive_ratio import coding_for, share_for
 from hetpeer.stages.links.codec import Codec
-from hetpeer.stages.links.pace import SLACK, ratio_of
+from hetpeer.stages.links.link_pace import SLACK, ratio_of
 from tests.stages.aims import target_of
 
 SPARSE = Codec.of("topk-int8")

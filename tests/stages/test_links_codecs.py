@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from hetpeer.dht.base.errors import LocalError, ProtocolError
 from hetpeer.stages.links.codec import GROUPS, Codec, Values, Written, kept_of, length, room
-from hetpeer.stages.links.codecs import decode, encode
-from hetpeer.stages.links.positions import Form, decode_positions, encode_positions
-from hetpeer.stages.links.selection import SMALL, _largest_there, largest
-from hetpeer.stages.links.values import STEPS
+from hetpeer.stages.links.quantized_values import STEPS
+from hetpeer.stages.links.sparse_positions import Form, decode_positions, encode_positions
+from hetpeer.stages.links.tensor_codecs import decode, encode
+from hetpeer.stages.links.top_k import SMALL, _largest_there, largest
 
 NAMES = ["none", "bf16", "fp16", "int8", "int4", "topk-bf16", "topk-int8", "topk-int4"]
 RELATIVE = {Values.BF16: 2**-8, Values.FP16: 2**-11, Values.INT8: 0.0, Values.INT4: 0.0}

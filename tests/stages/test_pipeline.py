@@ -2,10 +2,10 @@
 
 import pytest
 
-from hetpeer.stages.execution import effects as p
-from hetpeer.stages.execution.pipeline import Pipeline
-from hetpeer.stages.execution.routes import Hop
-from hetpeer.stages.execution.slots import Drop, Merge
+from hetpeer.stages.pipeline import effects as p
+from hetpeer.stages.pipeline.gradient_slots import Drop, Merge
+from hetpeer.stages.pipeline.pipeline import Pipeline
+from hetpeer.stages.pipeline.routes import Hop
 
 ROSTER = {"first": (0, 2), "me": (2, 4), "other": (2, 4), "last": (4, 6)}
 ROUTE = (Hop("me", 2, 4), Hop("last", 4, 6))

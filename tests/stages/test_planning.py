@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetpeer.stages.execution.routes import Hop
-from hetpeer.stages.planning.estimate import estimate
+from hetpeer.stages.pipeline.routes import Hop
+from hetpeer.stages.planning.step_estimate import estimate
 from hetpeer.stages.planning.timeline import Timeline
 from hetpeer.stages.planning.uplinks import Line, Uplink
-from hetpeer.stages.planning.virtual import Machine, VirtualSwarm
+from hetpeer.stages.planning.virtual_swarm import Machine, VirtualSwarm
 
 # ── uplinks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -7,10 +7,10 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from hetpeer.stages.planning.swarms.borders import Borders
-from hetpeer.stages.planning.swarms.pipelines import Pipelines
-from hetpeer.stages.planning.swarms.plans import planned
-from hetpeer.stages.planning.swarms.search import Search
+from hetpeer.stages.planning.swarms.cut_refinement import Borders
+from hetpeer.stages.planning.swarms.pipeline_cuts import Pipelines
+from hetpeer.stages.planning.swarms.plan_search import Search
+from hetpeer.stages.planning.swarms.swarm_plan import planned
 from tests.stages.test_planning_living import roomy, turns
 from tests.stages.test_planning_swarms import by_hand, some_devices, some_work
 

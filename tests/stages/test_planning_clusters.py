@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.stages.planning.clusters import by_halves, chain, communities, together
+from hetpeer.stages.planning.device_clusters import by_halves, chain, communities, together
 
 SEEDS = st.integers(0, 10_000)
 

@@ -15,13 +15,13 @@ from benchmarks.scenarios.networks import TRAFFIC as DT_FM_TRAFFIC
 from benchmarks.scenarios.orders import at_random, natural
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.cli.plan_grid import Question, plan_grid
-from hetpeer.stages.planning.grids import path
-from hetpeer.stages.planning.grids.costs import Prices, Traffic, as_it_is, cost_of, lower_bound
-from hetpeer.stages.planning.grids.matching import EXACT, bottlenecks, bounds, matched
+from hetpeer.stages.planning.device_network import Network
+from hetpeer.stages.planning.grids import group_path
+from hetpeer.stages.planning.grids.bottleneck_matching import EXACT, bottlenecks, bounds, matched
+from hetpeer.stages.planning.grids.grid_costs import Prices, Traffic, as_it_is, cost_of, lower_bound
+from hetpeer.stages.planning.grids.grid_search import search
+from hetpeer.stages.planning.grids.pipeline_rows import Rows
 from hetpeer.stages.planning.grids.population import Population
-from hetpeer.stages.planning.grids.rows import Rows
-from hetpeer.stages.planning.grids.search import search
-from hetpeer.stages.planning.network import Network
 
 TRAFFIC = Traffic(gradient_gb=0.65, activation_gb=0.47)
 
@@ -102,17 +102,17 @@ def test_matchings(size, seed):
 def test_paths(count, seed):
     half = np.random.default_rng(seed).uniform(0, 1, (count, count))
     distances = half + half.T
-    found = path.shortest_path(distances)
+    found = group_path.shortest_path(distances)
     assert sorted(found) == list(range(count))
-    by_hand = min(path.length_of(distances, order) for order in itertools.permutations(range(count)))
-    assert math.isclose(path.length_of(distances, found), by_hand, rel_tol=1e-12, abs_tol=1e-12)
+    by_hand = min(group_path.length_of(distances, order) for order in itertools.permutations(range(count)))
+    assert math.isclose(group_path.length_of(distances, found), by_hand, rel_tol=1e-12, abs_tol=1e-12)
 
 
 def test_long_paths_are_nearly_as_short():
     """Beyond what is solved exactly; on a line the answer is known."""
     places = np.random.default_rng(0).permutation(40)
     distances = np.abs(places[:, None] - places[None, :]).astype(float)
-    assert path.length_of(distances, path.shortest_path(distances)) == 39.0
+    assert group_path.length_of(distances, group_path.shortest_path(distances)) == 39.0
 
 
 @pytest.mark.parametrize("count", [2, 14, 40])
@@ -121,9 +121,9 @@ def test_equal_hops_that_differ_by_rounding_are_no_gain(count):
     region = np.arange(count) % 2
     distances = np.where(region[:, None] == region[None, :], 2 * 5000.012, 2 * 12000.006)
     np.fill_diagonal(distances, 0.0)
-    found = path.shortest_path(distances)
+    found = group_path.shortest_path(distances)
     assert sorted(found) == list(range(count))
-    assert path.length_of(distances, found) == pytest.approx(2 * 5000.012 * (count - 2) + 2 * 12000.006)
+    assert group_path.length_of(distances, found) == pytest.approx(2 * 5000.012 * (count - 2) + 2 * 12000.006)
 
 
 @given(st.integers(0, 1000), st.integers(14, 24), st.sampled_from([0, 8]))
@@ -131,14 +131,14 @@ def test_no_long_path_is_longer_than_the_one_that_is_there(seed, count, beginnin
     """And none that is returned has a piece of up to three groups that had better stand elsewhere, either way round."""
     half = np.random.default_rng(seed).uniform(0, 1, (count, count))
     distances = half + half.T
-    found = path.shortest_path(distances, beginnings)
-    length = path.length_of(distances, found)
+    found = group_path.shortest_path(distances, beginnings)
+    length = group_path.length_of(distances, found)
     assert sorted(found) == list(range(count))
-    assert length <= path.length_of(distances, tuple(range(count))) + 1e-9
+    assert length <= group_path.length_of(distances, tuple(range(count))) + 1e-9
     for begin, size in itertools.product(range(count), (1, 2, 3)):
         piece, rest = found[begin : begin + size], found[:begin] + found[begin + size :]
         for place, one in itertools.product(range(len(rest) + 1), (piece, piece[::-1])):
-            assert path.length_of(distances, (*rest[:place], *one, *rest[place:])) >= length - 1e-6
+            assert group_path.length_of(distances, (*rest[:place], *one, *rest[place:])) >= length - 1e-6
 
 
 def in_this_order(prices, groups) -> float:

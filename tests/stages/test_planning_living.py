@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hetpeer.stages.planning.swarms.given import Compression, Devices, Work
-from hetpeer.stages.planning.swarms.living import WORTH, Living
-from hetpeer.stages.planning.swarms.pipelines import Pipelines
-from hetpeer.stages.planning.swarms.plans import planned
-from hetpeer.stages.planning.swarms.search import Search
-from hetpeer.stages.planning.swarms.standing import as_it_is, as_routed
+from hetpeer.stages.planning.swarms.current_step_time import as_it_is, as_routed
+from hetpeer.stages.planning.swarms.incremental_plan import WORTH, Living
+from hetpeer.stages.planning.swarms.pipeline_cuts import Pipelines
+from hetpeer.stages.planning.swarms.plan_inputs import Compression, Devices, Work
+from hetpeer.stages.planning.swarms.plan_search import Search
+from hetpeer.stages.planning.swarms.swarm_plan import planned
 from tests.stages.test_planning_swarms import some_devices, some_work
 
 STEPS = 200

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.stages.links.pace import ratio_of
-from hetpeer.stages.planning.swarms import pipelines as planner
-from hetpeer.stages.planning.swarms.given import Compression, Devices, Work
-from hetpeer.stages.planning.swarms.pipelines import Pipelines
-from hetpeer.stages.planning.swarms.plans import Plan, planned
-from hetpeer.stages.planning.swarms.search import Search
+from hetpeer.stages.links.link_pace import ratio_of
+from hetpeer.stages.planning.swarms import pipeline_cuts as planner
+from hetpeer.stages.planning.swarms.pipeline_cuts import Pipelines
+from hetpeer.stages.planning.swarms.plan_inputs import Compression, Devices, Work
+from hetpeer.stages.planning.swarms.plan_search import Search
+from hetpeer.stages.planning.swarms.swarm_plan import Plan, planned
 from tests.stages.aims import target_of
 from tests.stages.test_planning_living import roomy, turns
 from tests.stages.test_planning_swarms import some_devices, some_work

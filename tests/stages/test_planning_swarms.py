@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from hetpeer.stages.links.pace import SLACK
-from hetpeer.stages.planning.swarms.given import Averaging, Compression, Devices, Work
-from hetpeer.stages.planning.swarms.pipelines import Pipeline, Pipelines
-from hetpeer.stages.planning.swarms.plans import adding_up, holders_of, planned, share_out
-from hetpeer.stages.planning.swarms.search import LEAST, MORE, Search, _cut
-from hetpeer.stages.planning.swarms.short import lacking
-from hetpeer.stages.planning.swarms.standing import as_it_is
+from hetpeer.stages.links.link_pace import SLACK
+from hetpeer.stages.planning.swarms.current_step_time import as_it_is
+from hetpeer.stages.planning.swarms.memory_shortage import lacking
+from hetpeer.stages.planning.swarms.pipeline_cuts import Pipeline, Pipelines
+from hetpeer.stages.planning.swarms.plan_inputs import Averaging, Compression, Devices, Work
+from hetpeer.stages.planning.swarms.plan_search import LEAST, MORE, Search, _cut
+from hetpeer.stages.planning.swarms.swarm_plan import adding_up, holders_of, planned, share_out
 
 
 def some_devices(count: int, seed: int) -> Devices:

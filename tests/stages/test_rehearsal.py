@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from hetpeer.peer.training.rehearsing import speed_on
-from hetpeer.stages.execution.rehearsal import RUNS, rehearse
-from hetpeer.stages.execution.results import CommandFailedError, Failed, Rehearsed
-from hetpeer.stages.graph.assemble import Mode
-from hetpeer.stages.graph.cut import cut_blocks
+from hetpeer.stages.ipc.results import CommandFailedError, Failed, Rehearsed
+from hetpeer.stages.tracing.assemble import Mode
+from hetpeer.stages.tracing.cut import cut_blocks
+from hetpeer.stages.worker.rehearsal import RUNS, rehearse
 from tests.stages.zoo import ZOO, zoo
 
 pytestmark = pytest.mark.xdist_group("zoo")

@@ -5,7 +5,7 @@ from itertools import pairwise, product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.stages.execution.routes import Hop, cheapest_path, rest_of, splice, stands
+from hetpeer.stages.pipeline.routes import Hop, cheapest_path, rest_of, splice, stands
 
 BLOCKS = 5
 ranges = st.integers(0, BLOCKS - 1).flatmap(

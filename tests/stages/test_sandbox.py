@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from hetpeer.stages.execution import sandbox
+from hetpeer.stages.worker import sandbox
 
 ATTEMPTS = """
 import json, os, socket, subprocess, sys, threading
 from pathlib import Path
-from hetpeer.stages.execution.sandbox import confine
+from hetpeer.stages.worker.sandbox import confine
 
 secret, left = sys.argv[1], confine()
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.stages.execution import state
-from hetpeer.stages.graph.spec import TensorSpec
+from hetpeer.stages.block import block_state
+from hetpeer.stages.graph.block_spec import TensorSpec
 
 KEPT = ("exp_avg", "exp_avg_sq")
 LAYOUT = [("b", (5,)), ("s", ()), ("w", (4, 3))]
@@ -96,8 +96,8 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 def test_lies_of_the_header(lie):
     for load in (
-        lambda data: state.load(data, 2, LAYOUT, KEPT),
-        lambda data: state.load_constants(data, SPECS),
+        lambda data: block_state.load(data, 2, LAYOUT, KEPT),
+        lambda data: block_state.load_constants(data, SPECS),
     ):
         with pytest.raises(ProtocolError):
             load(LIES[lie])
@@ -108,23 +108,23 @@ def test_lies_of_the_header(lie):
 )
 def test_lies_about_the_block(metadata):
     with pytest.raises(ProtocolError):
-        state.load(changed("__metadata__", to=metadata), 2, LAYOUT, KEPT)
+        block_state.load(changed("__metadata__", to=metadata), 2, LAYOUT, KEPT)
 
 
 def test_what_is_not_a_lie():
-    assert state.load(GOOD, 2, LAYOUT, KEPT).version == 7
-    constants = state.load_constants(GOOD, {name: SPECS[name] for name in ("w", "s")})
+    assert block_state.load(GOOD, 2, LAYOUT, KEPT).version == 7
+    constants = block_state.load_constants(GOOD, {name: SPECS[name] for name in ("w", "s")})
     assert constants == {"w": np.ones(12, np.float32).tobytes(), "s": np.ones(1, np.float32).tobytes()}
-    assert state.load_constants(GOOD, {}) == {}
+    assert block_state.load_constants(GOOD, {}) == {}
 
 
 def test_constants_of_every_dtype():
     import torch
     from safetensors.torch import save as save_torch
 
-    tensors = {dtype: torch.zeros(3, dtype=getattr(torch, dtype)) for dtype in state.DTYPES}
+    tensors = {dtype: torch.zeros(3, dtype=getattr(torch, dtype)) for dtype in block_state.DTYPES}
     specs = {dtype: TensorSpec(shape=(3,), dtype=dtype) for dtype in tensors}
-    loaded = state.load_constants(save_torch(tensors), specs)
+    loaded = block_state.load_constants(save_torch(tensors), specs)
     assert {name: len(raw) for name, raw in loaded.items()} == {
         name: spec.nbytes for name, spec in specs.items()
     }
@@ -148,8 +148,8 @@ def test_any_value_anywhere_in_the_header(data):
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
     before, began = status_kib("VmRSS"), time.process_time()
     for load in (
-        lambda data: state.load(data, 2, LAYOUT, KEPT),
-        lambda data: state.load_constants(data, SPECS),
+        lambda data: block_state.load(data, 2, LAYOUT, KEPT),
+        lambda data: block_state.load_constants(data, SPECS),
     ):
         with contextlib.suppress(ProtocolError):
             load(file_of(header))

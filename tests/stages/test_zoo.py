@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hetpeer.stages.graph.assemble import Mode
-from hetpeer.stages.graph.cut import cut_blocks
-from hetpeer.stages.graph.share import balanced_ranges
-from hetpeer.stages.graph.wire import pack_block
+from hetpeer.stages.graph.block_wire import pack_block
+from hetpeer.stages.graph.even_split import balanced_ranges
+from hetpeer.stages.tracing.assemble import Mode
+from hetpeer.stages.tracing.cut import cut_blocks
 from tests.stages.split_run import assert_same_step, eager_step, split_step
 from tests.stages.zoo import ZOO, zoo
 
@@ -83,7 +83,7 @@ def test_bf16_is_near_and_crosses_borders_as_bfloat16(name):
 
 def test_what_the_author_casts_to_float32_is_float32_in_bf16():
     """A long sum: in bfloat16 its digits are gone. The trace is in float32, where the cast does nothing."""
-    from hetpeer.stages.graph.trace import trace
+    from hetpeer.stages.tracing.trace import trace
 
     class Long(torch.nn.Module):
         def __init__(self):
@@ -108,7 +108,7 @@ def test_what_the_author_casts_to_float32_is_float32_in_bf16():
 
 def test_masks_filled_with_the_least_float32_are_computed_in_bf16():
     """`torch.finfo(scores.dtype).min` is a constant of the trace, and beyond bfloat16."""
-    from hetpeer.stages.graph.trace import trace
+    from hetpeer.stages.tracing.trace import trace
 
     class Masked(torch.nn.Module):
         def __init__(self):
@@ -136,7 +136,7 @@ def test_every_entry_of_the_state_dict_is_accounted_for():
 
 def test_a_model_of_one_fixed_size_says_so():
     """The size of the batch is a constant of the program: no other can be computed."""
-    from hetpeer.stages.graph.trace import trace
+    from hetpeer.stages.tracing.trace import trace
 
     class Fixed(torch.nn.Module):
         def __init__(self):
@@ -154,7 +154,7 @@ def test_a_model_of_one_fixed_size_says_so():
 
 def test_a_model_of_one_fixed_size_has_that_of_its_microbatch():
     """A batch of one is traced as two where the size may stay open, and as itself where it may not."""
-    from hetpeer.stages.graph.trace import trace
+    from hetpeer.stages.tracing.trace import trace
 
     class Fixed(torch.nn.Module):
         def __init__(self):
@@ -179,10 +179,10 @@ from pathlib import Path
 
 import torch
 
-from hetpeer.stages.data.draws import Draw
-from hetpeer.stages.execution.block import Block, run_range
-from hetpeer.stages.graph.passes import Pass
-from hetpeer.stages.graph.check import unpack_block
+from hetpeer.stages.graph.random_draws import Draw
+from hetpeer.stages.block.block import Block, run_range
+from hetpeer.stages.graph.own_operators import Pass
+from hetpeer.stages.graph.safety_check import unpack_block
 
 device = torch.device("cpu")
 blocks = []

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hetpeer.examples import gpt, resnet
-from hetpeer.stages.graph.trace import OpDag, trace
+from hetpeer.stages.tracing.trace import OpDag, trace
 from tests.stages.models import SMALL
 
 CONTEXT = 16

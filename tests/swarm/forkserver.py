@@ -62,7 +62,7 @@ def serve(folder: Path) -> None:
     from hetpeer.peer.cli import main  # noqa: F401
     from hetpeer.peer.daemon import life  # noqa: F401
     from hetpeer.peer.reliable import peer  # noqa: F401
-    from hetpeer.stages.execution import engine, transcoding  # noqa: F401
+    from hetpeer.stages.worker import bundle_codec, engine  # noqa: F401
 
     def reap(*_: object) -> None:
         while True:

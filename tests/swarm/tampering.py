@@ -299,7 +299,7 @@ def leaves_after_step_12() -> None:
 def second_worker_is_mute() -> None:
     """A volunteer whose second compute worker never answers, and so is checked for as long as one likes."""
     from hetpeer.dht.base.child_processes import dying_with_us
-    from hetpeer.stages.execution import compute
+    from hetpeer.stages.ipc import compute
 
     first = compute._spawn
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field
 
-from hetpeer.stages.execution.routes import Hop
+from hetpeer.stages.pipeline.routes import Hop
 
 WIRE_VERSION: Final = 4
 OLDEST_VERSION: Final = WIRE_VERSION - 1
@@ -196,7 +196,7 @@ Where = tuple[int, int, int, bytes]
 
 
 class Mark(Schema):
-    """The fingerprint of elements [begin, end) of the sum at `block` (stages/execution/fingerprint.py) under `key`."""
+    """The fingerprint of elements [begin, end) of the sum at `block` (stages/block/fingerprint.py) under `key`."""
 
     block: Block
     begin: Count

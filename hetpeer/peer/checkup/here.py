@@ -22,8 +22,8 @@ from hetpeer.peer.control.wire import Request
 from hetpeer.peer.daemon import systemd
 from hetpeer.peer.home import Home
 from hetpeer.peer.lifecycle import open_many
-from hetpeer.stages.execution import device
-from hetpeer.stages.execution.arena import no_shared_memory
+from hetpeer.stages.block import device
+from hetpeer.stages.ipc.arena import no_shared_memory
 
 PACKAGES = ("hetpeer", "torch", "hivemind")
 PROBE_BYTES = 1 << 20

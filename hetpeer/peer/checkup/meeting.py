@@ -24,8 +24,8 @@ from hetpeer.peer.checkup.judging import Verdict
 from hetpeer.peer.daemon.settings import WORKER
 from hetpeer.peer.watching import nvml
 from hetpeer.peer.watching.units import flops_text
-from hetpeer.stages.execution import commands as c
-from hetpeer.stages.execution.compute import Compute, ComputeConfig
+from hetpeer.stages.ipc import block_commands as c
+from hetpeer.stages.ipc.compute import Compute, ComputeConfig
 
 
 async def network_process() -> Verdict:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetpeer.peer.checkup.here import nearest
 from hetpeer.peer.watching.units import bytes_text, flops_text
-from hetpeer.stages.execution import device as devices
+from hetpeer.stages.block import device as devices
 
 if TYPE_CHECKING:
     import torch

@@ -18,7 +18,7 @@ def bench(*, as_json: JsonOption = False, home: HomeOption = None) -> None:
     """Measure this machine for a few seconds: products of matrices as a volunteer does, memory, the disk of its home, its own network."""
     from hetpeer.peer.checkup import speeds
     from hetpeer.peer.home import default_home
-    from hetpeer.stages.execution.device import survey
+    from hetpeer.stages.block.device import survey
 
     machine, found = survey(), []
     for speed in speeds.measure(home or default_home(), machine.cores):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from hetpeer.bootstrap.inspection import Inspection
-    from hetpeer.stages.graph.report import OperatorCost
+    from hetpeer.stages.graph.cost_report import OperatorCost
 
 BLOCK_HEADS = ("block", "ops", "params", "bytes", "forward", "backward", "keeps", "sends", "data", "tied")
 STAGE_HEADS = (

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hetpeer.stages.planning.grids.search import Found
-    from hetpeer.stages.planning.network import Network
+    from hetpeer.stages.planning.device_network import Network
+    from hetpeer.stages.planning.grids.grid_search import Found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +31,8 @@ class Question:
 def plan_grid(asked: Question, *, as_json: bool) -> None:
     """Search, and print the best grid. Raises `LocalError` HP-PLAN-002 for matrices that cannot be read, HP-PLAN-003 for a grid of another size."""
     from hetpeer.peer.cli.allowance import within
-    from hetpeer.stages.planning.grids.costs import Prices, Traffic
-    from hetpeer.stages.planning.grids.search import search
+    from hetpeer.stages.planning.grids.grid_costs import Prices, Traffic
+    from hetpeer.stages.planning.grids.grid_search import search
 
     network = _network(asked)
     traffic = Traffic(gradient_gb=asked.gradient_gb, activation_gb=asked.activation_gb)
@@ -43,7 +43,7 @@ def plan_grid(asked: Question, *, as_json: bool) -> None:
 
 def _network(asked: Question) -> Network:
     from hetpeer.dht.base.errors import ExitCode, LocalError
-    from hetpeer.stages.planning.network import Network, wrong
+    from hetpeer.stages.planning.device_network import Network, wrong
 
     try:
         document = json.loads(asked.matrices.read_bytes())

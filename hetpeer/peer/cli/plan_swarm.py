@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hetpeer.peer.planning.devices import NamedDevices
-    from hetpeer.stages.planning.swarms.given import Work
-    from hetpeer.stages.planning.swarms.pipelines import Stage
-    from hetpeer.stages.planning.swarms.plans import Plan
-    from hetpeer.stages.planning.swarms.search import Found
+    from hetpeer.stages.planning.swarms.pipeline_cuts import Stage
+    from hetpeer.stages.planning.swarms.plan_inputs import Work
+    from hetpeer.stages.planning.swarms.plan_search import Found
+    from hetpeer.stages.planning.swarms.swarm_plan import Plan
 
 SCHEMA = "hetpeer.assignment/1"
 
@@ -44,8 +44,8 @@ def plan_swarm(asked: SwarmQuestion, *, as_json: bool) -> None:
     from hetpeer.peer.planning.fitting import too_small
     from hetpeer.peer.planning.workload import work_of
     from hetpeer.peer.watching.planpicture import plan_picture
-    from hetpeer.stages.planning.swarms.pipelines import Pipelines
-    from hetpeer.stages.planning.swarms.search import Search
+    from hetpeer.stages.planning.swarms.pipeline_cuts import Pipelines
+    from hetpeer.stages.planning.swarms.plan_search import Search
 
     named = read_devices(asked.devices)
     work = named.of(work_of(asked.model, asked.microbatches, asked.ratio))

@@ -8,7 +8,7 @@ import time
 from hetpeer.peer.control.wire import Figures, Line
 from hetpeer.peer.daemon.presence import Presence
 from hetpeer.peer.training.adverts import link_notes
-from hetpeer.stages.execution.occupation import Occupation
+from hetpeer.stages.pipeline.utilization import Occupation
 
 
 def figures_of(presence: Presence) -> Figures:

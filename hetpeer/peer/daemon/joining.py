@@ -33,7 +33,7 @@ from hetpeer.peer.lifecycle import sweep_memory, unless
 from hetpeer.peer.logs.keeping import keeping_log
 from hetpeer.peer.notify import Notifier
 from hetpeer.peer.training.adverts import publish_forever, take_leave, workless_advert
-from hetpeer.stages.execution.compute import WorkerDiedError
+from hetpeer.stages.ipc.compute import WorkerDiedError
 
 MAX_RESTARTS = 3
 RESTART_WINDOW_S = 600.0

@@ -43,8 +43,8 @@ from hetpeer.peer.training.adverts import (
 from hetpeer.peer.training.figures import Offer
 from hetpeer.peer.training.foresight import prepare_ahead
 from hetpeer.peer.training.volunteer import Volunteer
-from hetpeer.stages.execution import commands as c
-from hetpeer.stages.execution.compute import Compute, ComputeConfig
+from hetpeer.stages.ipc import block_commands as c
+from hetpeer.stages.ipc.compute import Compute, ComputeConfig
 
 FAREWELL_S = 3.0
 FINISH_S = 600.0

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 from hetpeer.peer.watching.units import bytes_text
-from hetpeer.stages.execution import device
-from hetpeer.stages.execution.results import WorkerInfo
+from hetpeer.stages.block import device
+from hetpeer.stages.ipc.results import WorkerInfo
 
 RESERVED, LEAST_RESERVED_BYTES = 0.05, 256 << 20
 """Of a GPU's memory, for what no plan counts: kernels and their scratch space, and gaps between tensors."""

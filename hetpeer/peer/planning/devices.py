@@ -32,9 +32,9 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hetpeer.stages.planning.network import MOST, Network, wrong
-from hetpeer.stages.planning.swarms.fronts import through_fronts
-from hetpeer.stages.planning.swarms.given import LATENCY_S, LINE, Devices, Work
+from hetpeer.stages.planning.device_network import MOST, Network, wrong
+from hetpeer.stages.planning.swarms.plan_inputs import LATENCY_S, LINE, Devices, Work
+from hetpeer.stages.planning.swarms.relay_fronts import through_fronts
 
 Amount = Annotated[float, Field(ge=1e-6, le=1e9, strict=True)]
 BITS, MEGA, GIGA, TERA, GIB = 8.0, 1e6, 1e9, 1e12, float(1 << 30)

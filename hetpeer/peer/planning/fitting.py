@@ -6,8 +6,8 @@ import math
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.planning.devices import GIB, NamedDevices
-from hetpeer.stages.planning.swarms.given import Work
-from hetpeer.stages.planning.swarms.short import lacking
+from hetpeer.stages.planning.swarms.memory_shortage import lacking
+from hetpeer.stages.planning.swarms.plan_inputs import Work
 
 
 def too_small(named: NamedDevices, work: Work, model: str) -> LocalError:

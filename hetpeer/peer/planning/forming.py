@@ -15,7 +15,7 @@ from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.kademlia.adverts import Advert
 from hetpeer.peer.planning.devices import devices_in
 from hetpeer.peer.planning.inventory import inventory
-from hetpeer.stages.planning.swarms.search import Search
+from hetpeer.stages.planning.swarms.plan_search import Search
 
 
 def cutting(

@@ -22,9 +22,9 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.kademlia.adverts import Advert
 from hetpeer.dht.reach.reachability import Reach
 from hetpeer.peer.planning.devices import BITS, GIB, GIGA, LATENCY_MS, LINE_MBPS, LONGEST_S, MEGA, TERA
-from hetpeer.stages.planning.swarms.given import Devices, times_forward
-from hetpeer.stages.planning.swarms.plans import adding_up
-from hetpeer.stages.planning.swarms.standing import holders_at
+from hetpeer.stages.planning.swarms.current_step_time import holders_at
+from hetpeer.stages.planning.swarms.plan_inputs import Devices, times_forward
+from hetpeer.stages.planning.swarms.swarm_plan import adding_up
 
 Matrix = list[list[float]]
 MBPS = 1e-3, 1e6

@@ -20,10 +20,10 @@ from hetpeer.dht.kademlia.adverts import Advert, LinkNote
 from hetpeer.peer.planning.inventory import believed, uplink_of
 from hetpeer.peer.planning.summing import sums_bytes
 from hetpeer.peer.watching.status import HOLDING
-from hetpeer.stages.execution.routes import Roster, Route
-from hetpeer.stages.planning.estimate import Estimate, estimate
+from hetpeer.stages.pipeline.routes import Roster, Route
+from hetpeer.stages.planning.step_estimate import Estimate, estimate
 from hetpeer.stages.planning.uplinks import Line
-from hetpeer.stages.planning.virtual import Machine
+from hetpeer.stages.planning.virtual_swarm import Machine
 
 SCHEMA = "hetpeer.plan/1"
 

@@ -20,8 +20,8 @@ from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.kademlia.adverts import Advert
 from hetpeer.peer.planning.devices import devices_in
 from hetpeer.peer.planning.inventory import inventory
-from hetpeer.stages.planning.swarms.given import Devices, Work
-from hetpeer.stages.planning.swarms.living import Change, Living
+from hetpeer.stages.planning.swarms.incremental_plan import Change, Living
+from hetpeer.stages.planning.swarms.plan_inputs import Devices, Work
 
 HORIZON = 200
 """A change must pay within so many steps."""

@@ -11,8 +11,8 @@ from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.bootstrap.quarrels import Quarrels
 from hetpeer.bootstrap.reduce import divided
 from hetpeer.peer.transport.schema import FLOAT_BYTES
-from hetpeer.stages.execution.routes import Roster, Route
 from hetpeer.stages.links.codec import Codec, value_bytes
+from hetpeer.stages.pipeline.routes import Roster, Route
 
 
 def sums_bytes(

@@ -10,8 +10,8 @@ import numpy as np
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.workload import FLOAT, of_manifest
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.stages.execution.slots import LIVE
-from hetpeer.stages.planning.swarms.given import Work
+from hetpeer.stages.pipeline.gradient_slots import LIVE
+from hetpeer.stages.planning.swarms.plan_inputs import Work
 
 ADAMW_KEEPS = 2
 KEPT_PER_WIDTH = 34 / 2

@@ -8,7 +8,7 @@ from typing import Any
 
 from hetpeer.averaging.effects import StepId
 from hetpeer.peer.simulate.checks import ViolationError
-from hetpeer.stages.execution.effects import Handle
+from hetpeer.stages.pipeline.effects import Handle
 
 
 class Boxes:

@@ -15,8 +15,8 @@ from hetpeer.averaging.given import Given, Seen
 from hetpeer.averaging.received import Received
 from hetpeer.peer.simulate.lying import Lying
 from hetpeer.peer.simulate.numerics import Numerics
-from hetpeer.stages.execution import effects as p
-from hetpeer.stages.execution.fingerprint import KEY_BYTES, PLACES, pack
+from hetpeer.stages.block.fingerprint import KEY_BYTES, PLACES, pack
+from hetpeer.stages.pipeline import effects as p
 
 TOLERANCE = 1e-9
 MUCH = 50

@@ -23,7 +23,7 @@ from hetpeer.bootstrap.credit import Contributors, Credit, work_in
 from hetpeer.bootstrap.history import History
 from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.numerics import Numerics
-from hetpeer.stages.execution.slots import LIVE, SlotBook
+from hetpeer.stages.pipeline.gradient_slots import LIVE, SlotBook
 
 Digests = Mapping[int, str]
 """Block → digest of a state."""

@@ -14,8 +14,8 @@ from hetpeer.bootstrap.membership import BlockCost
 from hetpeer.bootstrap.spotcheck import CheckRules
 from hetpeer.peer.simulate.numerics import Numerics
 from hetpeer.peer.simulate.wires import Ground
-from hetpeer.stages.execution.fingerprint import KEY_BYTES, distance
-from hetpeer.stages.planning.swarms.given import Compression
+from hetpeer.stages.block.fingerprint import KEY_BYTES, distance
+from hetpeer.stages.planning.swarms.plan_inputs import Compression
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from hetpeer.averaging.member import Effect, Member
 from hetpeer.dht.streams.flow_control import Pool, Queue
 from hetpeer.dht.streams.grants import Budget, Grants, Holding
 from hetpeer.peer.transport.pressure import ACTIVATIONS, Pressure
-from hetpeer.stages.execution.effects import Handle
+from hetpeer.stages.pipeline.effects import Handle
 
 if TYPE_CHECKING:
     from hetpeer.peer.simulate.volunteer import Volunteer

@@ -11,7 +11,7 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.failures import MAX_FAILURES
 from hetpeer.bootstrap.norms import ENOUGH
 from hetpeer.peer.simulate.numerics import Numerics
-from hetpeer.stages.execution.fingerprint import pack, unpack
+from hetpeer.stages.block.fingerprint import pack, unpack
 
 FLIPPED = 7
 """Which of the states that it has made has a wrong bit, where its memory errs once."""

@@ -26,9 +26,9 @@ from hetpeer.bootstrap.patience import Pace
 from hetpeer.bootstrap.reduce import Reduce
 from hetpeer.bootstrap.saving import Saving
 from hetpeer.peer.simulate.swarm import Swarm
-from hetpeer.stages.execution.effects import Handle, TaskKey
-from hetpeer.stages.execution.pipeline import Pipeline
-from hetpeer.stages.execution.slots import SlotBook
+from hetpeer.stages.pipeline.effects import Handle, TaskKey
+from hetpeer.stages.pipeline.gradient_slots import SlotBook
+from hetpeer.stages.pipeline.pipeline import Pipeline
 
 Mutant = Callable[[], AbstractContextManager[None]]
 

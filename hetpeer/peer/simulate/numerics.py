@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hetpeer.stages.execution.fingerprint import PLACES, Fingerprint
+from hetpeer.stages.block.fingerprint import PLACES, Fingerprint
 
 
 class Numerics(Protocol):

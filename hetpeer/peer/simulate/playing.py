@@ -19,10 +19,10 @@ from hetpeer.peer.simulate.numerics import Counting
 from hetpeer.peer.simulate.scenario import Scenario
 from hetpeer.peer.simulate.swarm import Swarm
 from hetpeer.peer.simulate.wires import Ground
-from hetpeer.stages.planning.swarms.given import Devices, Work
-from hetpeer.stages.planning.swarms.pipelines import Pipelines
-from hetpeer.stages.planning.swarms.plans import Plan, planned
-from hetpeer.stages.planning.swarms.search import Search
+from hetpeer.stages.planning.swarms.pipeline_cuts import Pipelines
+from hetpeer.stages.planning.swarms.plan_inputs import Devices, Work
+from hetpeer.stages.planning.swarms.plan_search import Search
+from hetpeer.stages.planning.swarms.swarm_plan import Plan, planned
 
 SCHEMA = "hetpeer.simulation/1"
 Range = tuple[int, int]

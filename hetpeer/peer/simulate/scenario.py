@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.planning.devices import NamedDevices, devices_in, read_devices
 from hetpeer.peer.planning.workload import work_of
-from hetpeer.stages.planning.swarms.given import Work
+from hetpeer.stages.planning.swarms.plan_inputs import Work
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _OF_DEVICES = ("device", "front", "latency_ms", "bandwidth_gbit_s")

@@ -17,8 +17,8 @@ from hetpeer.peer.simulate.boxes import Boxes
 from hetpeer.peer.simulate.lines import Frame, Line
 from hetpeer.peer.simulate.worker import Answer, Worker
 from hetpeer.peer.transport.pressure import GRADIENTS, SHARDS, pool_at
-from hetpeer.stages.execution import effects as p
-from hetpeer.stages.execution.routes import Hop, blocks_left
+from hetpeer.stages.pipeline import effects as p
+from hetpeer.stages.pipeline.routes import Hop, blocks_left
 
 if TYPE_CHECKING:
     from hetpeer.peer.simulate.swarm import Swarm

@@ -18,8 +18,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from hetpeer.averaging.ties import Tie, Ties
 from hetpeer.averaging.updates import Adam, AdamWSettings
-from hetpeer.stages.execution.fingerprint import Fingerprint, fingerprint
-from hetpeer.stages.execution.numerics import squared_norm
+from hetpeer.stages.block.exact_numerics import squared_norm
+from hetpeer.stages.block.fingerprint import Fingerprint, fingerprint
 
 WIDTH, SAMPLES, CLASSES = 16, 8, 5
 SHARED = CLASSES * WIDTH

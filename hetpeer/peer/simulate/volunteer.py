@@ -23,9 +23,9 @@ from hetpeer.peer.simulate.sending import Sending
 from hetpeer.peer.simulate.states import States
 from hetpeer.peer.simulate.worker import Answer, Worker
 from hetpeer.peer.simulate.world import Gate
-from hetpeer.stages.execution import effects as p
-from hetpeer.stages.execution.slots import Drop, Merge
-from hetpeer.stages.execution.window import Window
+from hetpeer.stages.pipeline import effects as p
+from hetpeer.stages.pipeline.gradient_slots import Drop, Merge
+from hetpeer.stages.pipeline.in_flight import Window
 
 if TYPE_CHECKING:
     from hetpeer.peer.simulate.swarm import Swarm

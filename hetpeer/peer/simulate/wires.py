@@ -12,8 +12,8 @@ from functools import partial
 from typing import cast
 
 from hetpeer.peer.simulate.world import World
-from hetpeer.stages.links.pace import SLACK, ratio_of
-from hetpeer.stages.planning.swarms.given import Devices, Work
+from hetpeer.stages.links.link_pace import SLACK, ratio_of
+from hetpeer.stages.planning.swarms.plan_inputs import Devices, Work
 from hetpeer.stages.planning.timeline import Timeline
 from hetpeer.stages.planning.uplinks import Line, Uplink
 

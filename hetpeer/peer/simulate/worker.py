@@ -20,9 +20,9 @@ from hetpeer.peer.simulate.lying import SPOILT
 from hetpeer.peer.simulate.numerics import Numerics
 from hetpeer.peer.simulate.wires import Ground
 from hetpeer.peer.simulate.world import World
-from hetpeer.stages.execution import effects as p
-from hetpeer.stages.execution.slots import CHECKS, Drop, Merge
-from hetpeer.stages.execution.window import Window
+from hetpeer.stages.pipeline import effects as p
+from hetpeer.stages.pipeline.gradient_slots import CHECKS, Drop, Merge
+from hetpeer.stages.pipeline.in_flight import Window
 
 Finish = Callable[[Member], Iterable[Effect]]
 Answer = Callable[[Finish], None]

@@ -19,7 +19,7 @@ from hetpeer.dht.node.node import Node
 from hetpeer.dht.reach.peer_paths import Path
 from hetpeer.peer.training.volunteer import Volunteer
 from hetpeer.peer.transport.linkbook import LinkFigures
-from hetpeer.stages.execution.occupation import Occupation
+from hetpeer.stages.pipeline.utilization import Occupation
 
 PUBLISH_S = 3.0
 GAP_S = 0.5

@@ -12,10 +12,10 @@ from hetpeer.averaging.member import Effect
 from hetpeer.peer.transport.posting import Answer, Posts
 from hetpeer.peer.transport.schema import Schema
 from hetpeer.peer.transport.tensors import Tensor
-from hetpeer.stages.execution import effects as p
-from hetpeer.stages.execution.bundles import BundleLayout
-from hetpeer.stages.execution.fingerprint import KEY_BYTES
-from hetpeer.stages.execution.transfers import MarkBundle
+from hetpeer.stages.block.fingerprint import KEY_BYTES
+from hetpeer.stages.ipc.bundle_layout import BundleLayout
+from hetpeer.stages.ipc.transfer_commands import MarkBundle
+from hetpeer.stages.pipeline import effects as p
 
 
 class Checking:

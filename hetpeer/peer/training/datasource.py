@@ -14,7 +14,7 @@ from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.peer.training.preparing import RunFiles
 from hetpeer.stages.data.shards import Arrays, Shard
-from hetpeer.stages.graph.spec import BlockSpec
+from hetpeer.stages.graph.block_spec import BlockSpec
 
 FEW_SHARDS = 2
 """A step whose samples lie in so few shards needs all of them wherever its microbatches are computed."""

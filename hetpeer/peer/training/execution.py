@@ -21,14 +21,14 @@ from hetpeer.peer.transport.linkbook import LinkBook
 from hetpeer.peer.transport.posting import Answer, Posts
 from hetpeer.peer.transport.schema import Schema
 from hetpeer.peer.transport.tensors import Tensor
-from hetpeer.stages.data.draws import Draw
-from hetpeer.stages.execution import commands as c
-from hetpeer.stages.execution import effects as p
-from hetpeer.stages.execution.results import NO_MEMORY, CommandFailedError
-from hetpeer.stages.execution.window import Window
+from hetpeer.stages.graph.random_draws import Draw
+from hetpeer.stages.ipc import block_commands as c
+from hetpeer.stages.ipc.results import NO_MEMORY, CommandFailedError
+from hetpeer.stages.pipeline import effects as p
+from hetpeer.stages.pipeline.in_flight import Window
 
 NOT_FINITE = "HP-NUM-001"
-"""What the worker calls a tensor with NaN or infinity in it (stages/execution/staging.py)."""
+"""What the worker calls a tensor with NaN or infinity in it (stages/worker/tensor_staging.py)."""
 
 _log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from hetpeer.stages.execution.occupation import Shares
+from hetpeer.stages.pipeline.utilization import Shares
 
 RECENT = 9
 """Steps of which the middle one says how long it is from the last work to the update."""

@@ -15,7 +15,7 @@ from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.heads import ActivationHead
 from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.peer.training.datasource import DataSource
-from hetpeer.stages.execution.routes import Hop
+from hetpeer.stages.pipeline.routes import Hop
 
 
 class DataGate:

@@ -24,13 +24,13 @@ from hetpeer.dht.node.node import Node
 from hetpeer.peer.arrival.manifests import amended
 from hetpeer.peer.home import place_file
 from hetpeer.peer.training.room import Room
-from hetpeer.stages.execution import commands as c
-from hetpeer.stages.execution.arena import ArenaFullError, Extent
-from hetpeer.stages.execution.compute import Compute
-from hetpeer.stages.execution.results import CommandFailedError, Loaded, Prepared
-from hetpeer.stages.execution.state import file_bytes, layout_of, load_constants
-from hetpeer.stages.graph.spec import BlockSpec
-from hetpeer.stages.graph.wire import read_block
+from hetpeer.stages.block.block_state import file_bytes, layout_of, load_constants
+from hetpeer.stages.graph.block_spec import BlockSpec
+from hetpeer.stages.graph.block_wire import read_block
+from hetpeer.stages.ipc import block_commands as c
+from hetpeer.stages.ipc.arena import ArenaFullError, Extent
+from hetpeer.stages.ipc.compute import Compute
+from hetpeer.stages.ipc.results import CommandFailedError, Loaded, Prepared
 
 RETRY_S = 0.3
 PREPARE_RETRY_S = 2.0

@@ -13,10 +13,10 @@ from hetpeer.averaging.received import Received
 from hetpeer.peer.transport.posting import Answer, Posts
 from hetpeer.peer.transport.schema import Schema
 from hetpeer.peer.transport.tensors import Tensor
-from hetpeer.stages.execution import results as r
-from hetpeer.stages.execution import vectors as v
-from hetpeer.stages.execution.fingerprint import KEY_BYTES, unpack
-from hetpeer.stages.execution.slots import CHECKS
+from hetpeer.stages.block.fingerprint import KEY_BYTES, unpack
+from hetpeer.stages.ipc import results as r
+from hetpeer.stages.ipc import vector_commands as v
+from hetpeer.stages.pipeline.gradient_slots import CHECKS
 
 
 class Proving:

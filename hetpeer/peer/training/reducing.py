@@ -16,8 +16,8 @@ from hetpeer.peer.transport.linkbook import LinkBook
 from hetpeer.peer.transport.posting import Answer, Posts
 from hetpeer.peer.transport.schema import FLOAT_BYTES, Schema
 from hetpeer.peer.transport.tensors import Tensor
-from hetpeer.stages.execution import vectors as v
-from hetpeer.stages.execution.arena import Extent
+from hetpeer.stages.ipc import vector_commands as v
+from hetpeer.stages.ipc.arena import Extent
 from hetpeer.stages.links.codec import Codec, Written, value_bytes
 
 

@@ -6,12 +6,12 @@ import logging
 import time
 from collections.abc import Sequence
 
-from hetpeer.stages.execution import commands as c
-from hetpeer.stages.execution.compute import Compute
-from hetpeer.stages.execution.results import CommandFailedError
-from hetpeer.stages.graph.efficiency import efficiency
-from hetpeer.stages.graph.spec import BlockSpec
-from hetpeer.stages.planning.swarms.given import times_forward
+from hetpeer.stages.block.efficiency import efficiency
+from hetpeer.stages.graph.block_spec import BlockSpec
+from hetpeer.stages.ipc import block_commands as c
+from hetpeer.stages.ipc.compute import Compute
+from hetpeer.stages.ipc.results import CommandFailedError
+from hetpeer.stages.planning.swarms.plan_inputs import times_forward
 
 BUDGET_S = 2.0
 """No further block is tried after so long: the first ones speak for the others."""

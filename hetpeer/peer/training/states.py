@@ -13,7 +13,7 @@ from hetpeer.averaging.messages import Line
 from hetpeer.bootstrap.serving import Served
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.transport.posting import Posts
-from hetpeer.stages.execution.results import CommandFailedError
+from hetpeer.stages.ipc.results import CommandFailedError
 
 STATE_WAIT_S = 20.0
 """A holder that still applies an update keeps whoever asks for the new state waiting so long at most."""

@@ -31,13 +31,13 @@ from hetpeer.peer.transport.posting import Posts
 from hetpeer.peer.transport.schema import Schema
 from hetpeer.peer.transport.tensors import Tensor, TensorStore
 from hetpeer.peer.transport.transcoding import Transcoding
-from hetpeer.stages.execution import commands as c
-from hetpeer.stages.execution import effects as p
-from hetpeer.stages.execution import vectors as v
-from hetpeer.stages.execution.arena import ArenaFullError
-from hetpeer.stages.execution.results import CommandFailedError
-from hetpeer.stages.execution.routes import Hop
-from hetpeer.stages.execution.slots import Drop, Merge
+from hetpeer.stages.ipc import block_commands as c
+from hetpeer.stages.ipc import vector_commands as v
+from hetpeer.stages.ipc.arena import ArenaFullError
+from hetpeer.stages.ipc.results import CommandFailedError
+from hetpeer.stages.pipeline import effects as p
+from hetpeer.stages.pipeline.gradient_slots import Drop, Merge
+from hetpeer.stages.pipeline.routes import Hop
 
 Work = Coroutine[Any, Any, None]
 LATE_S = 0.05

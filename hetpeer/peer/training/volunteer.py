@@ -52,13 +52,13 @@ from hetpeer.peer.transport.schema import Schema, bundles_beside, microbatches_i
 from hetpeer.peer.transport.spill import SpillFile
 from hetpeer.peer.transport.tensors import TensorStore
 from hetpeer.peer.transport.transcoding import Transcoding
-from hetpeer.stages.execution import commands as c
-from hetpeer.stages.execution import effects as p
-from hetpeer.stages.execution.compute import Compute
-from hetpeer.stages.execution.occupation import Occupation
-from hetpeer.stages.execution.transfers import ForgetResiduals
-from hetpeer.stages.execution.window import MOST, Window
-from hetpeer.stages.graph.spec import BlockSpec
+from hetpeer.stages.graph.block_spec import BlockSpec
+from hetpeer.stages.ipc import block_commands as c
+from hetpeer.stages.ipc.compute import Compute
+from hetpeer.stages.ipc.transfer_commands import ForgetResiduals
+from hetpeer.stages.pipeline import effects as p
+from hetpeer.stages.pipeline.in_flight import MOST, Window
+from hetpeer.stages.pipeline.utilization import Occupation
 
 LAST_WORD_S = 1.0
 

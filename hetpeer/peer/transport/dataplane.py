@@ -34,7 +34,7 @@ from hetpeer.peer.transport.pacing import Pacing
 from hetpeer.peer.transport.receiving import Receiving, TensorOwner
 from hetpeer.peer.transport.schema import Schema
 from hetpeer.peer.transport.tensors import Tensor, TensorStore
-from hetpeer.stages.execution.arena import ArenaFullError
+from hetpeer.stages.ipc.arena import ArenaFullError
 
 
 class PlaneOwner(TensorOwner, Protocol):

@@ -15,7 +15,7 @@ from hetpeer.dht.streams.flow_control import Pool
 from hetpeer.dht.streams.grants import Budget, Grants, Holding
 from hetpeer.peer.transport.pressure import ACTIVATIONS, GRADIENTS, SHARDS, pool_at
 from hetpeer.peer.transport.schema import FLOAT_BYTES, Schema
-from hetpeer.stages.execution.routes import blocks_left
+from hetpeer.stages.pipeline.routes import blocks_left
 
 KINDS = 3
 NOTHING = (Budget(),) * KINDS

@@ -11,9 +11,9 @@ from hetpeer.averaging import messages as m
 from hetpeer.bootstrap.settings import LinkSettings
 from hetpeer.peer.transport.claim import Claim
 from hetpeer.peer.transport.outflow import Outflow
-from hetpeer.stages.links.adaptive import Coding, coding_for, gentler
+from hetpeer.stages.links.adaptive_ratio import Coding, coding_for, gentler
 from hetpeer.stages.links.codec import Codec
-from hetpeer.stages.links.pace import SLACK, ratio_of
+from hetpeer.stages.links.link_pace import SLACK, ratio_of
 
 RECENT = 33
 """Microbatches that say how long one takes: a link aims at the middle one, as a busy moment is no slow machine; a step takes all of them."""

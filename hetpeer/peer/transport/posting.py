@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 from hetpeer.dht.base.task_set import going_on
 from hetpeer.peer.tracing import Trace
 from hetpeer.peer.transport.tensors import Tensor, TensorStore
-from hetpeer.stages.execution import commands as c
-from hetpeer.stages.execution.arena import Extent
-from hetpeer.stages.execution.command import Command, Lane
-from hetpeer.stages.execution.compute import Compute
+from hetpeer.stages.ipc import block_commands as c
+from hetpeer.stages.ipc.arena import Extent
+from hetpeer.stages.ipc.command import Command, Lane
+from hetpeer.stages.ipc.compute import Compute
 
 R = TypeVar("R")
 Answer = Coroutine[Any, Any, None]

@@ -30,7 +30,7 @@ from hetpeer.peer.transport.linkbook import LinkBook
 from hetpeer.peer.transport.schema import FLOAT_BYTES, Schema
 from hetpeer.peer.transport.tensors import Tensor, TensorStore
 from hetpeer.peer.transport.transcoding import layout_of
-from hetpeer.stages.execution.arena import ArenaFullError
+from hetpeer.stages.ipc.arena import ArenaFullError
 from hetpeer.stages.links.codec import Codec
 
 MAX_PAYLOAD = 1 << 30

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 from hetpeer.averaging.ties import Ties
 from hetpeer.bootstrap.manifest import Manifest
-from hetpeer.stages.execution.bundles import BundleLayout
-from hetpeer.stages.execution.routes import Route
-from hetpeer.stages.execution.slots import LIVE
-from hetpeer.stages.graph.spec import ITEM_BYTES, BlockSpec
+from hetpeer.stages.graph.block_spec import ITEM_BYTES, BlockSpec
+from hetpeer.stages.ipc.bundle_layout import BundleLayout
+from hetpeer.stages.pipeline.gradient_slots import LIVE
+from hetpeer.stages.pipeline.routes import Route
 
 FLOAT_BYTES = ITEM_BYTES["float32"]
 """What is reduced is float32."""

@@ -12,7 +12,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from hetpeer.stages.execution.arena import Extent, FreeList
+from hetpeer.stages.ipc.arena import Extent, FreeList
 
 ALIGNMENT = 4096
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from hetpeer.averaging.effects import StepId
 from hetpeer.peer.transport.spill import SpillFile
-from hetpeer.stages.execution.arena import Arena, ArenaFullError, Extent
+from hetpeer.stages.ipc.arena import Arena, ArenaFullError, Extent
 
 TRIM_STEPS = 64
 """Every so many steps the arena's free pages go back to the system, so that a peak is not kept for ever."""

@@ -14,10 +14,10 @@ from hetpeer.peer.transport.linkbook import LinkBook
 from hetpeer.peer.transport.posting import Answer, Posts
 from hetpeer.peer.transport.schema import Schema
 from hetpeer.peer.transport.tensors import Tensor
-from hetpeer.stages.execution.bundles import BundleLayout
-from hetpeer.stages.execution.results import CommandFailedError
-from hetpeer.stages.execution.transfers import Decode, Encode
-from hetpeer.stages.links.adaptive import Coding
+from hetpeer.stages.ipc.bundle_layout import BundleLayout
+from hetpeer.stages.ipc.results import CommandFailedError
+from hetpeer.stages.ipc.transfer_commands import Decode, Encode
+from hetpeer.stages.links.adaptive_ratio import Coding
 from hetpeer.stages.links.codec import Codec
 
 WRONG_BYTES = ("HP-WIRE-001", "HP-NUM-001")

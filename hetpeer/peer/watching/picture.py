@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from hetpeer.peer.watching.shapes import FAINT, LINE, PAPER, arrow, document, rect, short, text
 from hetpeer.peer.watching.units import bytes_text, count_text, flops_text
-from hetpeer.stages.graph.outline import Kind, Outline, Row, outline
-from hetpeer.stages.graph.report import BlockCost
-from hetpeer.stages.graph.spec import BlockSpec, TensorSpec, Value
+from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec, Value
+from hetpeer.stages.graph.cost_report import BlockCost
+from hetpeer.stages.tracing.outline import Kind, Outline, Row, outline
 
 BOX = "#f6f8fa"
 SKIP, DATA = "#bc4c00", "#1a7f37"

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 from hetpeer.peer.watching.shapes import FAINT, INK, LINE, arrow, document, rect, short, text
 from hetpeer.peer.watching.units import bytes_text
-from hetpeer.stages.planning.swarms.given import Work
-from hetpeer.stages.planning.swarms.pipelines import Pipeline, Stage
-from hetpeer.stages.planning.swarms.plans import Plan
+from hetpeer.stages.planning.swarms.pipeline_cuts import Pipeline, Stage
+from hetpeer.stages.planning.swarms.plan_inputs import Work
+from hetpeer.stages.planning.swarms.swarm_plan import Plan
 
 BOX, SPARED, WAITED_FOR = "#f6f8fa", "#eaeef2", "#cf222e"
 COMPUTING, SENDING = "#0969da", "#bf8700"

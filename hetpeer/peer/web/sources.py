@@ -31,7 +31,7 @@ from hetpeer.peer.watching.metrics import (
     volunteer_metrics,
 )
 from hetpeer.peer.web.warnings import CODES, Warnings
-from hetpeer.stages.execution.occupation import Occupation
+from hetpeer.stages.pipeline.utilization import Occupation
 
 if TYPE_CHECKING:
     from hetpeer.dht.node.node import Node

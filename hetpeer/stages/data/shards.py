@@ -18,7 +18,7 @@ from blake3 import blake3
 from safetensors.numpy import save
 
 from hetpeer.dht.base.errors import ExitCode, LocalError
-from hetpeer.stages.graph.spec import ITEM_BYTES
+from hetpeer.stages.graph.block_spec import ITEM_BYTES
 
 SHARD_BYTES = 8 * 2**20 - 2**16
 """Bytes of samples in a shard: with its header the file stays below 8 MiB. A larger sample has a shard of its own."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.stages.graph.spec import Node, Ref
+from hetpeer.stages.graph.block_spec import Node, Ref
 
 BATCH_NORM = "hetpeer.batch_norm"
 _ARGUMENTS = 7

@@ -14,7 +14,7 @@ from typing import Annotated, Self
 from pydantic import Field
 
 from hetpeer.dht.base.errors import ProtocolError
-from hetpeer.stages.graph.spec import ITEM_BYTES
+from hetpeer.stages.graph.block_spec import ITEM_BYTES
 
 FLOATING = frozenset({"float16", "bfloat16", "float32", "float64"})
 

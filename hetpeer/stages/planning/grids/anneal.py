@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetpeer.stages.planning.grids.costs import Prices
-from hetpeer.stages.planning.grids.matching import Ints
+from hetpeer.stages.planning.grids.bottleneck_matching import Ints
+from hetpeer.stages.planning.grids.grid_costs import Prices
 from hetpeer.stages.planning.grids.population import AT_ONCE, Population
 
 PROPOSED = 256

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpeer.stages.planning.grids import path
-from hetpeer.stages.planning.grids.costs import Prices
-from hetpeer.stages.planning.grids.matching import Floats, Ints, bottlenecks, bounds
+from hetpeer.stages.planning.grids import group_path
+from hetpeer.stages.planning.grids.bottleneck_matching import Floats, Ints, bottlenecks, bounds
+from hetpeer.stages.planning.grids.grid_costs import Prices
 
 SOLVED = 96
 """Swaps whose matchings are solved in one step, at most: when it is hot most would do, and one for each grid is enough."""
@@ -68,7 +68,7 @@ class Population:
     def reorder(self, on: Callable[[], bool] = lambda: True) -> None:
         """The best order of the groups of each grid as they are; of more than can be ordered exactly none that is longer, one grid after the other while `on` is true."""
         one, other = np.triu_indices(self.groups, 1)
-        together = len(self) if self.groups <= path.EXACT else 1
+        together = len(self) if self.groups <= group_path.EXACT else 1
         for first in range(0, len(self), together):
             if first and not on():
                 break
@@ -79,7 +79,7 @@ class Population:
             for grid, distance in enumerate(found.reshape(len(members), len(one)), first):
                 distances = np.zeros((self.groups, self.groups))
                 distances[one, other] = distances[other, one] = distance
-                self.members[grid] = self.members[grid][list(path.shortest_path(distances, 0))]
+                self.members[grid] = self.members[grid][list(group_path.shortest_path(distances, 0))]
         self._refresh()
 
     def _refresh(self) -> None:

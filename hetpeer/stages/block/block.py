@@ -1,0 +1,160 @@
+"""A block at work: bundle in, bundle out, on whatever parameters the caller hands over.
+
+Nothing is kept here between calls. Gradients, microbatches and the optimizer are the caller's; autograd links what is
+computed here to the tensors that came in. A holder of several blocks chains them with `run_range`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
+from hetpeer.stages.graph.call_schema import SYMBOLS
+from hetpeer.stages.graph.interpreter import Program
+from hetpeer.stages.graph.own_operators import Pass
+
+
+class Block:
+    """One block bound to its tensors and a device.
+
+    `parameters`, `buffers` and `statistics` are read anew at each call and never written; their names are those of the
+    spec. The spec is trusted: it was made by cut.py or came through `check.unpack_block`. Raises ProtocolError when a
+    tensor does not fit the spec.
+    """
+
+    def __init__(
+        self,
+        spec: BlockSpec,
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        statistics: Mapping[str, Tensor],
+        device: torch.device,
+        programs: dict[int, tuple[BlockSpec, Program]] | None = None,
+    ) -> None:
+        self.spec = spec
+        self._buffers = buffers
+        self._device = device
+        self._owned: dict[str, Tensor] = {}
+        for kind, names, specs, tensors in (
+            ("parameters", spec.parameters, spec.parameter_specs, parameters),
+            ("buffers", spec.buffers, spec.buffer_specs, buffers),
+            ("statistics", spec.statistics, spec.statistic_specs, statistics),
+        ):
+            _check(f"block {spec.index}: {kind}", specs, tensors)
+            self._owned |= {name: tensors[fqn] for name, fqn in names.items()}
+        self._programs = {} if programs is None else programs
+
+    def on(self, parameters: Mapping[str, Tensor], statistics: Mapping[str, Tensor]) -> Block:
+        """The same block bound to other tensors; what was made ready for its graph is shared."""
+        return Block(self.spec, parameters, self._buffers, statistics, self._device, self._programs)
+
+    def __repr__(self) -> str:
+        return f"<Block {self.spec.index} {self.spec.parameter_count} parameters, {len(self.spec.nodes)} operators>"
+
+    def forward(
+        self, bundle: Mapping[str, Tensor], data: Mapping[str, Tensor], batch: int, here: Pass
+    ) -> dict[str, Tensor]:
+        """Compute one microbatch of `batch` samples under the caller's grad mode; its statistics go to `here`.
+
+        `bundle` holds exactly `spec.inputs`; `data` may hold more of the author's inputs than this block uses. An
+        output whose spec says no gradient comes back is detached. Raises ProtocolError on a wrong name, shape or
+        dtype, and when an operator refuses what it got (a token beyond the vocabulary).
+        """
+        spec, program = self._at(batch)
+        _check(f"block {spec.index}: bundle", spec.inputs, bundle)
+        if unknown := bundle.keys() - spec.inputs.keys():
+            raise ProtocolError(f"block {spec.index}: bundle has the unknown value {min(unknown)!r}")
+        _check(f"block {spec.index}: data", spec.data, data)
+        given = {name: data[name] for name in spec.data}
+        if spec.recompute and torch.is_grad_enabled():
+            # The pass is a pure function of its arguments: it needs no generator state to be put back.
+            with set_checkpoint_early_stop(
+                False
+            ):  # the interpreter could not tell its exception from a kernel's
+                results = checkpoint(
+                    *(self._compute, spec, program, bundle, given, here),
+                    use_reentrant=False,
+                    preserve_rng_state=False,
+                )
+        else:
+            results = self._compute(spec, program, bundle, given, here)
+        return {
+            name: results[name] if output.grad or not results[name].requires_grad else results[name].detach()
+            for name, output in spec.outputs.items()
+        }
+
+    def _compute(
+        self,
+        spec: BlockSpec,
+        program: Program,
+        bundle: Mapping[str, Tensor],
+        data: Mapping[str, Tensor],
+        here: Pass,
+    ) -> dict[str, Tensor]:
+        entering = {name: bundle[name].to(SYMBOLS["dtype"][s.dtype]) for name, s in spec.entering.items()}
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=spec.autocast):
+            results = program.run({**self._owned, **entering, **data}, here)
+        return {name: results[name].to(SYMBOLS["dtype"][s.dtype]) for name, s in spec.outputs.items()}
+
+    def sized(self, batch: int) -> BlockSpec:
+        """The spec for so many samples: every size in it is a number."""
+        return self._at(batch)[0]
+
+    def _at(self, batch: int) -> tuple[BlockSpec, Program]:
+        """The block for so many samples; a run has one or two such numbers."""
+        if batch not in self._programs:
+            spec = self.spec.at(batch)
+            self._programs[batch] = (spec, Program(spec.nodes, spec.outputs, self._device))
+        return self._programs[batch]
+
+
+def run_range(
+    blocks: Sequence[Block], bundle: Mapping[str, Tensor], data: Mapping[str, Tensor], batch: int, here: Pass
+) -> dict[str, Tensor]:
+    """Compute consecutive blocks of one holder; autograd runs through them. Errors as in `Block.forward`."""
+    out = dict(bundle)
+    for block in blocks:
+        out = block.forward(out, data, batch, here)
+    return out
+
+
+def flat_views(spec: BlockSpec, flat: Tensor) -> dict[str, Tensor]:
+    """Parameter name -> view into the first part of `flat`, float32 of any length, in the order of the spec.
+
+    The views share memory with `flat` but not its autograd history: each may become a leaf of its own. `flat` may as
+    well hold gradients, with or without statistics behind them, or moments. Raises ProtocolError when it is too short.
+    """
+    return _views(spec, spec.parameter_specs, flat)
+
+
+def statistic_views(spec: BlockSpec, flat: Tensor) -> dict[str, Tensor]:
+    """Statistic name -> view into `flat`, as `flat_views`."""
+    return _views(spec, spec.statistic_specs, flat)
+
+
+def _views(spec: BlockSpec, specs: Mapping[str, TensorSpec], flat: Tensor) -> dict[str, Tensor]:
+    counts = [part.count for part in specs.values()]
+    if flat.dim() != 1 or len(flat) < sum(counts) or flat.dtype != torch.float32:
+        what = f"{flat.dtype} {tuple(flat.shape)}"
+        raise ProtocolError(f"block {spec.index} has {sum(counts)} float32 values there, not {what}")
+    parts = torch.split(flat[: sum(counts)], counts)
+    return {
+        name: part.view(part_spec.sizes).detach()
+        for (name, part_spec), part in zip(specs.items(), parts, strict=True)
+    }
+
+
+def _check(where: str, specs: Mapping[str, TensorSpec], tensors: Mapping[str, Tensor]) -> None:
+    for name, spec in specs.items():
+        if name not in tensors:
+            raise ProtocolError(f"{where}: {name!r} is missing")
+        tensor = tensors[name]
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if tuple(tensor.shape) != spec.shape or dtype != spec.dtype:
+            got, wanted = f"{dtype} {list(tensor.shape)}", f"{spec.dtype} {list(spec.shape)}"
+            raise ProtocolError(f"{where}: {name!r} is {got} and should be {wanted}")

@@ -1,0 +1,101 @@
+"""Parameter groups: which part of a block's vector is updated by which rule.
+
+A group is a pattern on parameter names (as the shell has them: `*.bias`) and the settings that differ there; the first
+group that matches a name decides. Neighbours with equal settings are one segment.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Protocol
+
+import torch
+
+from hetpeer.stages.graph.block_spec import BlockSpec
+
+Setting = bool | int | float | str | tuple[float, ...] | tuple[tuple[float, float], ...]
+Settings = Mapping[str, Setting]
+Groups = Sequence[tuple[str, Settings]]
+
+
+class UpdateRule(Protocol):
+    """How a gradient changes a state; equal inputs must give equal bits on every holder (averaging/updates.py)."""
+
+    def apply(
+        self,
+        *,
+        parameters: torch.Tensor,
+        state: Mapping[str, torch.Tensor],
+        gradient: torch.Tensor,
+        coefficient: float,
+        update: int,
+        step: int,
+        workers: int = 1,
+    ) -> None:
+        """Update number `update`, from 1, of the parameters and of what is kept of them in `state`, in place: flat float32 vectors on
+        one device. `step`, from 1, is where the run is in its schedule; the same, unless several clusters share the run's batches. Then the mean of `workers` such
+        updates is what counts.
+        """
+
+
+class OuterRule(Protocol):
+    """What becomes of parameters that were averaged with other clusters' (averaging/outer.py)."""
+
+    def begin(self, *, parameters: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
+        """Make zeros what is kept of a run's first parameters, in place."""
+
+    def apply(self, *, parameters: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
+        """`parameters` are the mean; both in place, as above."""
+
+
+MakeRule = Callable[[Settings], UpdateRule]
+
+
+@dataclass(frozen=True, slots=True)
+class MakeRules:
+    """Settings → the rule. Both raise a HetpeerError when they make none."""
+
+    update: MakeRule
+    outer: Callable[[Settings], OuterRule]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Elements [begin, end) of a block's vector and their rule."""
+
+    begin: int
+    end: int
+    rule: UpdateRule
+
+
+def settings_of(name: str, settings: Settings, groups: Groups) -> dict[str, Setting]:
+    """The settings of one parameter."""
+    changes = next((changes for pattern, changes in groups if fnmatchcase(name, pattern)), {})
+    return {**settings, **changes}
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRules:
+    """All that changes a block's state."""
+
+    segments: Sequence[Segment]
+    """Of the parameters, in order."""
+    keeps: Sequence[str]
+    """Names of the vectors that the rules keep (block_state.py)."""
+    outer: OuterRule | None
+    """None: the mean as it is."""
+
+
+def segments(spec: BlockSpec, settings: Settings, groups: Groups, make_rule: MakeRule) -> list[Segment]:
+    """The block's parameters in segments of equal settings. Raises what `make_rule` raises."""
+    own = [settings_of(name, settings, groups) for name in spec.parameter_specs]
+    ends = list(itertools.accumulate(tensor.count for tensor in spec.parameter_specs.values()))
+    result: list[Segment] = []
+    for _, group in itertools.groupby(range(len(own)), key=lambda index: sorted(own[index].items())):
+        members = list(group)
+        begin = ends[members[0] - 1] if members[0] else 0
+        result.append(Segment(begin, ends[members[-1]], make_rule(own[members[0]])))
+    return result or [Segment(0, 0, make_rule(settings))]

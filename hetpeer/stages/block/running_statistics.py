@@ -1,0 +1,47 @@
+"""BatchNorm's running values as a sum over microbatches, so that exactly-once holds for them too.
+
+One microbatch after the other, torch does r ← (1 - m) r + m x. Over a step's M microbatches in the order of their ids that is
+r ← (1 - m)^M r + Σ m (1 - m)^(M-1-i) xᵢ: what is added travels behind the gradient (docs/graph.md).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from hetpeer.stages.block.exact_numerics import float32, power
+from hetpeer.stages.graph.batchnorm import BATCH_NORM, momentum, running_values
+from hetpeer.stages.graph.block_spec import BlockSpec
+from hetpeer.stages.graph.own_operators import Pass
+
+
+class RunningStatistics:
+    """Which BatchNorm of a block changes which running value, and how fast."""
+
+    def __init__(self, spec: BlockSpec) -> None:
+        self._norms: dict[str, tuple[float, list[str]]] = {}
+        rates: dict[str, float] = {}
+        for node in spec.nodes:
+            if node.op == BATCH_NORM:
+                names = [spec.statistics[value.name] for value in running_values(node)]
+                self._norms[node.name] = (momentum(node), names)
+                rates |= dict.fromkeys(names, momentum(node))
+        self._parts = [(rates[name], tensor.count) for name, tensor in spec.statistic_specs.items()]
+
+    def weighted(self, here: Pass) -> dict[str, torch.Tensor]:
+        """What one microbatch adds to each running value, by its name; `here` has the pass's place in the step."""
+        result: dict[str, torch.Tensor] = {}
+        for call, (rate, names) in self._norms.items():
+            assert here.draw is not None
+            later = here.draw.microbatches - 1 - here.draw.microbatch
+            weight = float32(rate * power(1.0 - rate, later))
+            for name, statistic in zip(names, here.statistics[call], strict=True):
+                result[name] = statistic * weight
+        return result
+
+    def update(self, running: torch.Tensor, added: torch.Tensor, microbatches: int) -> None:
+        """The step is committed: `running` decays and takes the sum of what its microbatches added, in place."""
+        begin = 0
+        for rate, count in self._parts:
+            part = slice(begin, begin + count)
+            running[part].mul_(float32(power(1.0 - rate, microbatches))).add_(added[part])
+            begin += count

@@ -1,0 +1,142 @@
+"""The author's samples in, shards out: mappings of arrays that all have the same names, dtypes and shapes.
+
+There may be more samples than memory: they go to a file as they come, are shuffled once, so that the held-out tail is
+like the rest whatever order they came in, and are gathered into shards from there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.stages.data.sample_order import SPLIT_STREAM, Indices, permutation
+from hetpeer.stages.data.shards import (
+    DTYPES,
+    SHARD_BYTES,
+    Array,
+    Arrays,
+    ArraySpec,
+    Shard,
+    even_parts,
+    too_little,
+    write_shard,
+)
+
+NAME = r"^[A-Za-z][A-Za-z0-9_]{0,63}$"
+MAX_DIMENSIONS = 15
+"""Of one sample's array; with that of the samples it is what a graph may have."""
+MIN_SAMPLES = 2
+"""One to train on, one to hold out."""
+
+Sample = dict[str, ArraySpec]
+"""What one sample consists of, by name."""
+
+
+def write_samples(
+    samples: Iterable[Any], folder: Path, heldout_fraction: float, seed: int
+) -> tuple[Sample, list[Shard], list[Shard]]:
+    """Check and shuffle the samples; returns what one consists of, the training shards and the held-out ones.
+
+    Raises `LocalError` HP-DATA-005 for the first sample that is unlike the first one or cannot be trained on, HP-DATA-003
+    if there are too few, and OSError if `folder` cannot be written. What `samples` raises goes through.
+    """
+    spool = folder / "samples.spool"
+    specs, count = _spool(samples, spool)
+    if count < MIN_SAMPLES:
+        raise too_little(
+            f"the data function yields {count} samples, at least {MIN_SAMPLES} are needed",
+            fix="let it yield one mapping of names to numpy arrays for each sample",
+        )
+    records = np.memmap(spool, dtype=_record(specs), mode="r")
+    order = permutation(seed, SPLIT_STREAM, count)
+    heldout = max(1, int(count * heldout_fraction))
+    train_shards = _write(records, order[:-heldout], folder, specs)
+    heldout_shards = _write(records, order[-heldout:], folder, specs)
+    del records
+    spool.unlink()
+    return specs, train_shards, heldout_shards
+
+
+def _spool(samples: Iterable[Any], path: Path) -> tuple[Sample, int]:
+    """All samples one after the other in a file, each of the same number of bytes."""
+    specs: Sample = {}
+    count = 0
+    with path.open("wb") as file:
+        for sample in samples:
+            arrays = _arrays(sample, count)
+            found = {n: ArraySpec(dtype=a.dtype.name, shape=a.shape) for n, a in arrays.items()}
+            specs = specs or found
+            if found != specs:
+                raise _bad(count, _difference(specs, found), "give all samples the same arrays")
+            for array in arrays.values():
+                file.write(array.tobytes())
+            count += 1
+    return specs, count
+
+
+def _arrays(sample: Any, number: int) -> Arrays:
+    """The sample's arrays, sorted by name, in the machine's byte order, each checked by itself."""
+    if not isinstance(sample, Mapping) or not sample:
+        raise _bad(number, f"it is a {type(sample).__name__}", "yield mappings of names to numpy arrays")
+    for name in sample:
+        if not isinstance(name, str) or not re.fullmatch(NAME, name):
+            raise _bad(number, f"{name!r} is no name", "call arrays by letters, digits and underscores")
+    return {name: _array(sample[name], name, number) for name in sorted(sample)}
+
+
+def _array(value: Any, name: str, number: int) -> Array:
+    try:
+        array = np.asarray(value)
+    except Exception as error:
+        raise _bad(number, f"{name!r} is no array: {error}", "yield numpy arrays") from error
+    if array.dtype.name not in DTYPES:
+        raise _bad(number, f"{name!r} is of dtype {array.dtype.name}", f"use one of {', '.join(DTYPES)}")
+    if array.size == 0 or array.ndim > MAX_DIMENSIONS:
+        raise _bad(
+            number,
+            f"{name!r} has the shape {array.shape}",
+            f"use 1 to {MAX_DIMENSIONS} dimensions, none empty",
+        )
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise _bad(number, f"{name!r} holds NaN or infinity", "leave such samples out, or clean them")
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def _difference(specs: Sample, found: Sample) -> str:
+    if specs.keys() != found.keys():
+        return f"it has {', '.join(found)}, and the first one has {', '.join(specs)}"
+    name = next(name for name in specs if specs[name] != found[name])
+    ours, first = found[name], specs[name]
+    return (
+        f"{name!r} is {ours.dtype} {list(ours.shape)}, and in the first one {first.dtype} {list(first.shape)}"
+    )
+
+
+def _record(specs: Sample) -> np.dtype[Any]:
+    """One sample in the spool file."""
+    return np.dtype([(name, spec.dtype, spec.shape) for name, spec in specs.items()])
+
+
+def _write(records: np.ndarray[Any, Any], order: Indices, folder: Path, names: Iterable[str]) -> list[Shard]:
+    """The samples `order`, in shards of about the same size."""
+    shards, begin = [], 0
+    for count in even_parts(len(order), max(1, SHARD_BYTES // records.itemsize)):
+        rows = records[order[begin : begin + count]]
+        shards.append(write_shard(folder, {name: np.ascontiguousarray(rows[name]) for name in names}, count))
+        begin += count
+    return shards
+
+
+def _bad(number: int, why: str, fix: str) -> LocalError:
+    return LocalError(
+        "HP-DATA-005",
+        f"sample {number} of the data function cannot be used",
+        why=why,
+        fix=fix,
+        exit_code=ExitCode.CONFIG,
+    )

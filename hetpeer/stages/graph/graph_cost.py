@@ -1,0 +1,200 @@
+"""What a graph costs, found by running it on tensors that have shapes but no memory.
+
+FLOPs come from torch's own formulas (FlopCounterMode) on meta tensors, where attention is the plain product of
+matrices; an operator without a formula counts one operation per element it makes, so that nothing but a rearrangement
+is free. Memory kept for backward is asked of autograd itself, on fake CPU tensors, where attention is the fused kernel
+that a peer will run. Nothing here is measured time: that is the planner's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.stages.graph.block_spec import ITEM_BYTES, Argument, BlockSpec, Node, Ref, TensorSpec, Value
+from hetpeer.stages.graph.call_schema import MOVES, SYMBOLS
+from hetpeer.stages.graph.interpreter import Program
+from hetpeer.stages.graph.own_operators import Pass
+from hetpeer.stages.graph.random_draws import Draw
+
+ANY_DRAW = Draw(seed=0, step=0, microbatch=0, microbatches=1)
+"""Tensors without memory have no values: which mask they would get does not matter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What each call makes and costs, by value name."""
+
+    values: Mapping[str, Value]
+    flops: Mapping[str, int]
+
+
+def measure(
+    nodes: Sequence[Node],
+    given: Mapping[str, TensorSpec],
+    check: Callable[[Node, Value, int], None] | None = None,
+) -> Measured:
+    """Run a training pass of the calls on meta tensors; `given` are the values they start from, all of fixed sizes.
+
+    `check(node, value, flops)` may raise to stop early. Raises ProtocolError when an operator refuses its arguments.
+    """
+    values: dict[str, Value] = {}
+    flops: dict[str, int] = {}
+    with torch.enable_grad(), FlopCounterMode(display=False) as counter:
+        counted = 0
+
+        def observe(node: Node, result: Any) -> None:
+            nonlocal counted
+            total = counter.get_total_flops()
+            value = _describe(result)
+            values[node.name] = value
+            flops[node.name] = (total - counted) or (0 if node.op in MOVES else _count(value))
+            counted = total
+            if check is not None:
+                check(node, value, flops[node.name])
+
+        meta = torch.device("meta")
+        start = {name: empty(spec, meta) for name, spec in given.items()}
+        Program(nodes, (), meta).run(start, Pass(ANY_DRAW), observe)
+    return Measured(values=values, flops=flops)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFlops:
+    """Floating-point operations of one call for a full microbatch."""
+
+    forward: int
+    backward: int
+    """Of the gradients of those arguments that get one, given that of the result."""
+    formula: bool
+    """Whether torch has a formula for it (products, convolutions, attention); else each element made counts one."""
+
+
+def call_flops(node: Node, values: Mapping[str, Value]) -> CallFlops:
+    """What one call costs, alone; `values` has the specs of all that it reads, of fixed sizes.
+
+    Autograd itself runs the backward pass, so a product counts once for each factor that gets a gradient. Calls of one
+    kind are measured once. Raises ProtocolError when the operator refuses its arguments, forward or backward.
+    """
+    names = {name: str(position) for position, name in enumerate(dict.fromkeys(node.references()))}
+    args = tuple(_renamed(argument, names) for argument in node.args)
+    kwargs = tuple((key, _renamed(argument, names)) for key, argument in sorted(node.kwargs.items()))
+    return _call_flops(node.op, args, kwargs, tuple(values[name] for name in names))
+
+
+@lru_cache(4096)
+def _call_flops(
+    op: str, args: tuple[Argument, ...], kwargs: tuple[tuple[str, Argument], ...], reads: tuple[Value, ...]
+) -> CallFlops:
+    meta = torch.device("meta")
+    start = {str(position): _empty_value(value, meta) for position, value in enumerate(reads)}
+    leaves = [tensor for tensor in tree_leaves(list(start.values())) if tensor.requires_grad]
+    node = Node(name="result", op=op, args=args, kwargs=dict(kwargs))
+    with torch.enable_grad(), FlopCounterMode(display=False) as counter:
+        result = Program([node], ("result",), meta).run(start, Pass(ANY_DRAW))["result"]
+        formula = counter.get_total_flops()
+        roots = [tensor for tensor in tree_leaves(result) if tensor.requires_grad]
+        try:
+            found = torch.autograd.grad(roots, leaves, roots, allow_unused=True) if roots else ()
+        except Exception as error:  # as hostile arguments may let a kernel do
+            line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise ProtocolError(f"{op} has no backward pass", why=line) from error
+        formula_backward = counter.get_total_flops() - formula
+    if op in MOVES:
+        return CallFlops(forward=formula, backward=formula_backward, formula=False)
+    made = sum(gradient.numel() for gradient in found if gradient is not None)
+    return CallFlops(
+        forward=formula or _count(_describe(result)), backward=formula_backward or made, formula=formula > 0
+    )
+
+
+def activation_bytes(spec: BlockSpec) -> int:
+    """Bytes of a full microbatch that stay from forward to backward: inputs, BatchNorm's statistics, what autograd keeps.
+
+    What the block owns does not count. With recomputation autograd keeps the author's data alone.
+    """
+    full = spec.at(spec.batch)
+    stays = sum(tensor.nbytes for tensor in (*full.inputs.values(), *full.statistic_specs.values()))
+    kept = (data.nbytes for data in full.data.values()) if spec.recompute else kept_bytes(spec).values()
+    return stays + sum(kept)
+
+
+def kept_bytes(spec: BlockSpec) -> dict[str, int]:
+    """Call -> bytes that it makes autograd keep of a full microbatch, beyond the inputs and what earlier calls made it keep.
+
+    Of a block with recomputation: in the pass before the backward.
+    """
+    full, cpu = spec.at(spec.batch), torch.device("cpu")
+    kept: dict[int, torch.UntypedStorage] = {}  # referenced, so that an id is never given out again
+    fresh = 0
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal fresh
+        storage = tensor.untyped_storage()
+        if id(storage) not in kept:
+            kept[id(storage)] = storage
+            fresh += storage.nbytes()
+        return tensor
+
+    by_call: dict[str, int] = {}
+
+    def observe(node: Node, _: Any) -> None:
+        nonlocal fresh
+        by_call[node.name], fresh = fresh, 0
+
+    with FakeTensorMode(), torch.enable_grad(), torch.autocast("cpu", torch.bfloat16, enabled=spec.autocast):
+        values = {name: empty(tensor, cpu) for name, tensor in {**full.owned, **full.inputs}.items()}
+        for tensor in values.values():
+            keep(tensor)
+        values |= {name: empty(tensor, cpu) for name, tensor in full.data.items()}
+        for name, entering in full.entering.items():
+            values[name] = values[name].to(SYMBOLS["dtype"][entering.dtype])
+        fresh = 0
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            Program(full.nodes, full.outputs, cpu).run(values, Pass(ANY_DRAW), observe)
+    return by_call
+
+
+def empty(spec: TensorSpec, device: torch.device) -> torch.Tensor:
+    """A tensor of fixed sizes and undefined content that is as the spec says; a leaf."""
+    dtype = SYMBOLS["dtype"][spec.dtype]
+    return torch.empty(spec.sizes, dtype=dtype, device=device, requires_grad=spec.grad)
+
+
+def _empty_value(value: Value, device: torch.device) -> Any:
+    return empty(value, device) if isinstance(value, TensorSpec) else [empty(part, device) for part in value]
+
+
+def _renamed(argument: Argument, names: Mapping[str, str]) -> Argument:
+    """The same with other names of values."""
+    if isinstance(argument, Ref):
+        return Ref(names[argument.name])
+    return tuple(_renamed(item, names) for item in argument) if isinstance(argument, tuple) else argument
+
+
+def _describe(result: Any) -> Value:
+    if isinstance(result, (tuple, list)):
+        return tuple(_describe_tensor(part) for part in result)
+    return _describe_tensor(result)
+
+
+def _describe_tensor(result: Any) -> TensorSpec:
+    if not isinstance(result, torch.Tensor):
+        raise ProtocolError(f"an operator of the graph made a {type(result).__name__}, not a tensor")
+    dtype = str(result.dtype).removeprefix("torch.")
+    if dtype not in ITEM_BYTES:
+        raise ProtocolError(f"an operator of the graph made a tensor of {dtype}")
+    return TensorSpec(shape=tuple(result.shape), dtype=dtype, grad=result.requires_grad)
+
+
+def _count(value: Value) -> int:
+    """Elements in a value."""
+    return value.count if isinstance(value, TensorSpec) else sum(part.count for part in value)

@@ -1,0 +1,107 @@
+"""The interpreter: a list of operator calls, prepared once, run many times.
+
+It serves everyone who must know what a block does: execution/block.py runs it on real tensors, graph_cost.py and block_wire.py on
+tensors without memory. Table lookups and the moment each value is last read are settled when a Program is made, so a
+run is one loop over calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.stages.graph.block_spec import Argument, Node, Ref, Symbol, references
+from hetpeer.stages.graph.call_schema import FACTORIES, constant
+from hetpeer.stages.graph.operators import OPERATORS
+from hetpeer.stages.graph.own_operators import PASS_OPERATORS, Pass
+
+Observer = Callable[[Node, Any], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    node: Node
+    operator: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    in_pass: bool
+    """Whether the operator takes the pass and the call's name first."""
+    last_reads: tuple[str, ...]
+    """Values nobody reads after this call."""
+
+
+class Program:
+    """Operator calls bound to one device; `keep` names the values a run returns.
+
+    The nodes have passed `calls.check_call`, and every value is made before it is read.
+    """
+
+    def __init__(self, nodes: Sequence[Node], keep: Collection[str], device: torch.device) -> None:
+        self._keep = tuple(keep)
+        last: dict[str, int] = {}
+        for position, node in enumerate(nodes):
+            last[node.name] = position
+            last.update((name, position) for name in node.references())
+        dying: list[list[str]] = [[] for _ in nodes]
+        for name, position in last.items():
+            if name not in keep:
+                dying[position].append(name)
+        self._calls = [
+            _Call(
+                node,
+                OPERATORS.get(node.op) or PASS_OPERATORS[node.op],
+                tuple(map(_prepare, node.args)),
+                {key: _prepare(argument) for key, argument in node.kwargs.items()}
+                | ({"device": device} if node.op in FACTORIES else {}),
+                node.op in PASS_OPERATORS,
+                tuple(names),
+            )
+            for node, names in zip(nodes, dying, strict=True)
+        ]
+
+    def run(self, values: dict[str, Any], here: Pass, observe: Observer | None = None) -> dict[str, Any]:
+        """Execute all calls under the caller's grad mode; `values` is used up: each is dropped after its last read.
+
+        `observe(node, result)` sees each result as it is made. Raises ProtocolError when an operator refuses its
+        arguments; torch.OutOfMemoryError and what `observe` raises pass through.
+        """
+        for call in self._calls:
+            args = [_fill(argument, values) for argument in call.args]
+            kwargs = {key: _fill(argument, values) for key, argument in call.kwargs.items()}
+            try:
+                result = call.operator(*([here, call.node.name] if call.in_pass else ()), *args, **kwargs)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # a kernel may raise anything when its arguments are hostile
+                line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                raise ProtocolError(f"{call.node.op} cannot compute {call.node.name!r}", why=line) from error
+            del args, kwargs
+            if observe is not None:
+                observe(call.node, result)
+            values[call.node.name] = result
+            for name in call.last_reads:
+                del values[name]
+        return {name: values[name] for name in self._keep}
+
+
+def _prepare(argument: Argument) -> Any:
+    """What torch takes, with Refs left in; a list is what `_fill` must look into, a tuple what it need not."""
+    if isinstance(argument, Symbol):
+        return constant(argument)
+    if isinstance(argument, tuple):
+        items = list(map(_prepare, argument))
+        return items if any(True for _ in references(argument)) else tuple(items)
+    return argument
+
+
+def _fill(argument: Any, values: Mapping[str, Any]) -> Any:
+    kind = type(argument)
+    if kind is Ref:
+        return values[argument.name]
+    if kind is list:
+        return [_fill(item, values) for item in argument]
+    return argument

@@ -1,0 +1,97 @@
+"""Is a block from a stranger safe to run? Nothing of its declared size is allocated to find out.
+
+What is consistent in itself (structure_check.py) may name known operators only, and is then run on tensors without memory, which compares the
+declared shapes and FLOPs with what the operators really make. That runs torch's code on a stranger's word, so it is done in the sandbox
+that the block is to be computed in, where faults in torch's own kernels are kept.
+"""
+
+from __future__ import annotations
+
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.stages.graph.block_spec import BlockSpec, Node, TensorSpec, Value
+from hetpeer.stages.graph.block_wire import read_block
+from hetpeer.stages.graph.call_schema import check_call
+from hetpeer.stages.graph.graph_cost import measure
+from hetpeer.stages.graph.structure_check import DEFAULT_LIMITS, Limits, check_tensor
+
+FEWER = 2
+"""Another number of samples to check. Not 1: a BatchNorm over samples has no variance of one."""
+
+
+def unpack_block(data: bytes, limits: Limits = DEFAULT_LIMITS) -> BlockSpec:
+    """Read and check a block; nothing of its declared size is allocated.
+
+    Takes milliseconds for a transformer layer, and up to seconds for a hostile block within the limits; the first one in a process imports
+    torch's compiler, which takes seconds. Raises ProtocolError, whatever is wrong.
+    """
+    spec = read_block(data, limits)
+    for node in spec.nodes:
+        check_call(node)
+    check_run(spec, limits)
+    return spec
+
+
+def check_run(spec: BlockSpec, limits: Limits) -> None:
+    """Raise ProtocolError unless a consistent block can be computed within the limits, and is what it says it is."""
+    flops = check_at(spec, spec.batch, limits)
+    if flops != spec.flops_forward:
+        raise ProtocolError(f"block {spec.index} declares {spec.flops_forward} FLOPs and takes {flops}")
+    if spec.batch > FEWER and spec.at(FEWER) != spec.at(spec.batch):
+        check_at(
+            spec, FEWER, limits
+        )  # what holds at two sizes holds at all: everything is a multiple of the batch
+
+
+def check_at(spec: BlockSpec, batch: int, limits: Limits) -> int:
+    """Raise ProtocolError unless the block can compute `batch` samples, and makes what it declares; returns its FLOPs."""
+    sizes = spec.at(batch)
+    _check_sizes(sizes, limits)
+    return _dry_run(sizes, limits)
+
+
+def _check_sizes(spec: BlockSpec, limits: Limits) -> None:
+    for name, tensor in {**spec.inputs, **spec.data}.items():
+        check_tensor(name, tensor, limits)
+    if any(tensor.grad for tensor in (*spec.buffer_specs.values(), *spec.data.values())):
+        raise ProtocolError("a block's buffers and data get no gradient")
+    if any(
+        tensor.grad and not tensor.dtype.startswith(("float", "bfloat")) for tensor in spec.inputs.values()
+    ):
+        raise ProtocolError("only a floating-point tensor gets a gradient")
+    scalar = {spec.loss: TensorSpec(shape=(), dtype="float32", grad=True)}
+    if spec.loss is not None and spec.outputs != scalar:
+        raise ProtocolError("the block with the loss puts out more or else than one float32 scalar")
+
+
+def _dry_run(spec: BlockSpec, limits: Limits) -> int:
+    """Run the block on meta tensors and compare what it declares with what comes out; returns its FLOPs."""
+    results, result_bytes, flops = 0, 0, 0
+
+    def check(node: Node, value: Value, node_flops: int) -> None:
+        nonlocal results, result_bytes, flops
+        for tensor in (value,) if isinstance(value, TensorSpec) else value:
+            check_tensor(node.name, tensor, limits)
+            results += 1
+            result_bytes += tensor.nbytes
+        flops += node_flops
+        if results > limits.items or result_bytes > limits.result_bytes or flops > limits.flops:
+            raise ProtocolError(f"block {spec.index} computes more than a peer offers, at {node.name!r}")
+
+    given = {**spec.entering, **spec.data, **spec.owned}
+    values = {**given, **measure(spec.nodes, given, check).values}
+    for name, declared in spec.outputs.items():
+        _check_output(name, declared, values[name], carried=spec.autocast)
+    return flops
+
+
+def _check_output(name: str, declared: TensorSpec, value: Value, *, carried: bool) -> None:
+    """A gradient may be declared away (nothing after this block needs it), never invented."""
+    dtypes = {declared.dtype, "float32"} if carried and declared.dtype == "bfloat16" else {declared.dtype}
+    fits = (
+        isinstance(value, TensorSpec)
+        and value.shape == declared.shape
+        and value.dtype in dtypes
+        and value.grad >= declared.grad
+    )
+    if not fits:
+        raise ProtocolError(f"the output {name!r} is not what it is declared as, {declared}")

@@ -1,0 +1,306 @@
+"""The daemon's handle on its compute worker: starts it, sends it commands, notices at once when it dies.
+
+    compute = await Compute.start(ComputeConfig(device="cpu"), "hetpeer.averaging.worker_main")
+    extent = compute.arena.allocate(4096)
+    result = await compute.submit(Inspect(extent=extent, elements=1024))
+    await compute.close()
+
+Everything here runs on the loop's thread and no task is left in the background: the socket and the process' pidfd
+call back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
+from hetpeer.stages.ipc.arena import Arena
+from hetpeer.stages.ipc.block_commands import Info, Shutdown
+from hetpeer.stages.ipc.command import Command
+from hetpeer.stages.ipc.results import CommandFailedError, Failed, Result
+from hetpeer.stages.ipc.worker_frames import FrameReader, decode_result, encode_command
+from hetpeer.stages.worker.worker_loop import WorkerOptions
+
+START_S = 120.0
+"""Seconds until the first answer: importing torch takes 2 s on an idle machine, a minute on a laptop busy with games."""
+
+CLOSE_S = 3.0
+"""Seconds the worker has to finish what it does when asked to end; then it is killed, which is always safe."""
+
+LAST_WORDS_S = 15.0
+"""Seconds between the worker's end of the socket closing and the process being killed: leaving torch takes 1 s, on a machine with more to do than it
+can several. Nobody waits for it."""
+
+MALLOC = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
+}
+"""glibc gives a freed tensor of more than 128 KiB back to the system, and every new one costs page faults again (mallopt(3)).
+32 MiB is the highest threshold it takes; at most 128 MiB stay with the worker. The heaps of other threads are given back
+whatever the thresholds, so there is one heap for all."""
+
+STDERR = 2
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeConfig:
+    """The volunteer's limits on computing."""
+
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:1`, or `auto`."""
+    threads: int = 1
+    """Threads of one operator on the CPU."""
+    nice: int = 10
+    """Added to the daemon's own niceness, 0…19."""
+    gpu_memory: float = 1.0
+    """Share of a GPU's memory that may be used."""
+    arena_bytes: int = 1 << 30
+    """Size of the shared memory. It costs RAM only as far as it is filled."""
+
+
+class WorkerDiedError(LocalError):
+    """The compute worker's process has ended; `status` is its exit status, or minus the signal that killed it."""
+
+    def __init__(self, status: int) -> None:
+        by = f"signal {-status} ({signal.strsignal(-status)})" if status < 0 else f"exit status {status}"
+        memory = status == -signal.SIGKILL
+        super().__init__(
+            "HP-GPU-001",
+            f"the compute worker ended with {by}",
+            why="most likely the system ran out of memory" if memory else "its own last lines say more",
+            fix="allow hetpeer less work at a time, or another device",
+            exit_code=ExitCode.TRY_LATER if status < 0 else ExitCode.NO_DEVICE,
+        )
+        self.status = status
+
+
+class Compute:
+    """One worker process. Made by `start`, ended by `close`; the arena belongs to it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], arena: Arena) -> None:
+        loop = asyncio.get_running_loop()
+        self.arena = arena
+        self._process = process
+        self._suspended = False
+        self._wire = _Wire(self._wire_lost)
+        self._exited: asyncio.Future[None] = loop.create_future()
+        self._pidfd = os.pidfd_open(process.pid)
+        loop.add_reader(self._pidfd, self._process_ended)
+
+    @classmethod
+    async def start(cls, config: ComputeConfig, worker: str) -> Compute:
+        """Run `python -m worker` and wait for its first answer.
+
+        Call it from the main thread: the kernel kills the worker when the *thread* that started it ends. Raises
+        `WorkerDiedError` when it dies, LocalError HP-GPU-003 when it cannot be started or says nothing for `START_S`.
+        Nothing is left behind then, nor when cancelled.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("the compute worker is started from the main thread")
+        arena = Arena(config.arena_bytes)
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                options = WorkerOptions(
+                    socket=theirs.fileno(),
+                    arena=arena.fd,
+                    parent=os.getpid(),
+                    device=config.device,
+                    threads=config.threads,
+                    nice=config.nice,
+                    gpu_memory=config.gpu_memory,
+                )
+                compute = cls(_spawn(options, worker), arena)
+        except OSError as error:
+            ours.close()
+            arena.close()
+            raise _cannot_start(str(error)) from error
+        try:
+            await asyncio.get_running_loop().create_unix_connection(lambda: compute._wire, sock=ours)
+            async with asyncio.timeout(START_S):
+                await compute.submit(Info())
+        except TimeoutError as error:
+            await compute._end()
+            raise _cannot_start(f"it has not answered within {START_S:.0f} s") from error
+        except BaseException:
+            await compute._end()
+            raise
+        return compute
+
+    def __repr__(self) -> str:
+        state = "ended" if self._exited.done() else f"pid {self.pid}"
+        return f"<Compute {state}, {self.pending} pending, {self.arena!r}>"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def pending(self) -> int:
+        """Commands sent and not answered yet."""
+        return len(self._wire.pending)
+
+    def post(self, command: Command[R]) -> Coroutine[Any, Any, R]:
+        """Send a command now; await what this returns for its answer. Those of one lane are executed in the order of posting.
+
+        Awaiting raises `CommandFailedError` (the worker lives on), `WorkerDiedError`. Cancelled, the command is
+        executed all the same and its answer dropped: its extents stay in use until a later one of its lane was answered.
+        """
+        return self._answer(command, self._wire.ask(command) if self._wire.open else None)
+
+    async def submit(self, command: Command[R]) -> R:
+        """`post` and wait for the answer."""
+        return await self.post(command)
+
+    async def _answer(self, command: Command[R], asked: asyncio.Future[Result] | None) -> R:
+        if asked is None:
+            raise await self.died()
+        result = await asked
+        if isinstance(result, Failed):
+            raise CommandFailedError(result)
+        if not isinstance(result, command.answer):
+            raise ProtocolError(f"the worker answered {type(command).__name__} with {type(result).__name__}")
+        return cast("R", result)
+
+    async def died(self) -> WorkerDiedError:
+        """Wait until the process has ended and is reaped; returns how."""
+        await asyncio.shield(self._exited)
+        return WorkerDiedError(self._process.returncode)
+
+    def suspend(self) -> None:
+        """Stop the process where it is: it takes no processor time from now on, and answers nothing. Then only `close` it."""
+        self._suspended = True
+        self._signal(signal.SIGSTOP)
+
+    def rest(self) -> None:
+        """Stop the process where it is, for a moment: what it was sent waits until `wake`."""
+        self._signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        """Let it go on, unless it is suspended."""
+        if not self._suspended:
+            self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        """To the process and what it has started."""
+        if not self._exited.done():
+            os.killpg(self._process.pid, number)
+
+    async def close(self) -> None:
+        """Ask the worker to end, kill it after `CLOSE_S`, or at once if it is suspended, reap it, give the arena back.
+
+        Call it once, dead or alive.
+        """
+        try:
+            if not self._suspended:
+                async with asyncio.timeout(CLOSE_S):
+                    await self.submit(Shutdown())
+                    await self.died()
+        except (TimeoutError, WorkerDiedError):
+            pass  # killed next, or dead already
+        finally:
+            await self._end()
+
+    async def _end(self) -> None:
+        self._process.kill()
+        await self.died()
+        self.arena.close()
+
+    def _process_ended(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._process.wait()
+        self._exited.set_result(None)
+        self._fail_pending()
+
+    def _wire_lost(self) -> None:
+        # Nothing can be answered any more. A process that is about to end gets the time to say its exit status.
+        asyncio.get_running_loop().call_later(LAST_WORDS_S, self._process.kill)
+        self._fail_pending()
+
+    def _fail_pending(self) -> None:
+        """Once the process has ended *and* all it had answered is read, in whichever order the loop tells."""
+        if self._exited.done() and not self._wire.open:
+            self._wire.fail(self._process.returncode)
+
+
+class _Wire(asyncio.Protocol):
+    """Commands out, answers in, by their number."""
+
+    def __init__(self, on_lost: Callable[[], None]) -> None:
+        self.pending: dict[int, asyncio.Future[Result]] = {}
+        self._number = 0
+        self.open = False
+        self._on_lost = on_lost
+        self._reader = FrameReader()
+
+    def ask(self, command: Command[Any]) -> asyncio.Future[Result]:
+        answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._number += 1
+        self.pending[self._number] = answer
+        self._transport.write(encode_command(self._number, command))
+        return answer
+
+    def fail(self, status: int) -> None:
+        while self.pending:
+            _, answer = self.pending.popitem()
+            if not answer.done():
+                answer.set_exception(WorkerDiedError(status))
+                answer.exception()  # who was cancelled before it could wait does not hear it, and that is no error
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self.open = True
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for number, body in self._reader.feed(data):
+                result = decode_result(body)
+                answer = self.pending.pop(number)
+                if not answer.done():  # its caller was cancelled
+                    answer.set_result(result)
+        except (ProtocolError, KeyError):
+            self._transport.abort()  # a worker that talks nonsense is ended
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self.open = False
+        self._on_lost()
+
+
+def _cannot_start(why: str) -> LocalError:
+    return LocalError(
+        "HP-GPU-003",
+        "the compute worker cannot be started",
+        why=why,
+        fix="free some memory and try again",
+        exit_code=ExitCode.TRY_LATER,
+    )
+
+
+def _spawn(options: WorkerOptions, worker: str) -> subprocess.Popen[bytes]:
+    environment = os.environ | {
+        # The worker imports what we import, installed or not; -P keeps a user's current folder out of it.
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "OMP_NUM_THREADS": str(options.threads),
+        **MALLOC,
+    }
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", worker, *options.arguments()],
+        env=environment,
+        pass_fds=(options.socket, options.arena),
+        stdin=subprocess.DEVNULL,
+        stdout=STDERR,  # the daemon's own standard output is data
+        process_group=0,  # what it may have started is suspended with it
+    )

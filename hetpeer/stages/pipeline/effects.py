@@ -1,0 +1,166 @@
+"""What the pipeline core asks its driver to do.
+
+The core never touches a tensor: `Handle` names one that the driver keeps (an arena extent in the daemon, a counter in
+the simulator). The driver reports back with `forward_done`, `backward_done`, `work_failed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from hetpeer.stages.pipeline.gradient_slots import Drop, Merge
+from hetpeer.stages.pipeline.routes import Route
+
+Handle = Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class TaskKey:
+    """One microbatch at one holder: its id and the first block run here."""
+
+    id: int
+    begin: int
+    check: int = 0
+    """Above 0: it is done once more, for the spot check of that number, and counts nowhere."""
+
+    def __str__(self) -> str:
+        """Its name at the worker."""
+        return f"{self.id}/{self.begin}" + (f"/{self.check}" if self.check else "")
+
+
+@dataclass(frozen=True, slots=True)
+class RunForward:
+    """Run blocks [key.begin, end). `source` None: the microbatch comes from the data order. `train` keeps the graph.
+
+    `hops_after` hops of its route follow this one.
+    """
+
+    key: TaskKey
+    end: int
+    source: Handle | None
+    train: bool
+    hops_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunBackward:
+    """Backward through the kept graph of `key`; add the gradients of the blocks `fold` to slot `slot`.
+
+    `gradient` None: the graph ends in the loss. The driver may release `gradient` and the forward's source afterwards.
+    """
+
+    key: TaskKey
+    end: int
+    gradient: Handle | None
+    slot: int
+    fold: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetGraph:
+    """The kept graph of `key` is not needed any more."""
+
+    key: TaskKey
+
+
+@dataclass(frozen=True, slots=True)
+class SendActivation:
+    """Send `handle`, the bundle that enters block `route[0].begin`, to `route[0].peer`. Keep it.
+
+    With `check` the receiver is to compute it once more, for that spot check; with `asks` it has done so already, for another, and is to compare the two
+    and give the gradient that it keeps.
+    """
+
+    id: int
+    route: Route
+    attempt: int
+    handle: Handle
+    check: int = 0
+    asks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SendGradient:
+    """Send `handle`, the gradient of the bundle that enters block `border`, to `to`. Keep it.
+
+    With `check` the receiver has had one from somebody else, and is to compare the two for that spot check.
+    """
+
+    id: int
+    to: str
+    border: int
+    handle: Handle
+    check: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CompareBundle:
+    """For spot check `check`: compare `handle`, which `peer` has sent, with what others have sent in its place, and tell the coordinator.
+
+    It is the bundle that enters block `border`, or with `back` its gradient.
+    """
+
+    check: int
+    id: int
+    border: int
+    back: bool
+    peer: str
+    handle: Handle
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Nobody needs this tensor any more."""
+
+    handle: Handle
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSealed:
+    """Tell the coordinator what a sealed slot holds: ids per block, losses of ids that ended here."""
+
+    slot: int
+    ids: dict[int, tuple[int, ...]]
+    losses: dict[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportEvaluated:
+    """Tell the coordinator the loss of an evaluation microbatch."""
+
+    id: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFailed:
+    """Tell the coordinator that a microbatch cannot be computed here; `given`: by whose fault, if it is what somebody sent."""
+
+    id: int
+    why: str
+    given: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportChecked:
+    """Tell the coordinator that what `key` asks for is in the slot of its spot check."""
+
+    key: TaskKey
+
+
+Effect = (
+    RunForward
+    | RunBackward
+    | ForgetGraph
+    | SendActivation
+    | SendGradient
+    | CompareBundle
+    | Release
+    | ReportSealed
+    | ReportEvaluated
+    | ReportFailed
+    | ReportChecked
+    | Merge
+    | Drop
+)

@@ -1,0 +1,102 @@
+"""What a holder does for spot checks: lends what it keeps, answers once more, computes what somebody else has done, and has it compared (docs/trust.md).
+
+Pure bookkeeping. What is computed once more goes into a slot of its check, which no plan names, and nowhere else. A slot that lacks something stays unsaid:
+the check comes to nothing.
+"""
+
+from __future__ import annotations
+
+from hetpeer.stages.pipeline.effects import (
+    CompareBundle,
+    Effect,
+    ForgetGraph,
+    Handle,
+    Release,
+    ReportChecked,
+    SendActivation,
+    SendGradient,
+    TaskKey,
+)
+from hetpeer.stages.pipeline.gradient_slots import CHECKS
+from hetpeer.stages.pipeline.next_hops import Onward
+from hetpeer.stages.pipeline.routes import Route
+from hetpeer.stages.pipeline.task_table import Status, Task, TaskBook
+
+
+class Reruns:
+    """Those of one step at one holder, whose tasks are `tasks`."""
+
+    def __init__(self, tasks: TaskBook, onward: Onward) -> None:
+        self._tasks = tasks
+        self._onward = onward
+        self._folded: set[TaskKey] = set()
+        self._spoilt: set[int] = set()
+
+    # ── for others who check ─────────────────────────────────────────────────────────────────────────────────────
+
+    def lend(self, microbatch: int, route: Route, check: int) -> list[Effect]:
+        """Send what we keep of `microbatch` over the border where `route` begins to `route[0]`, who computes it once more."""
+        kept = self._tasks.kept(microbatch, route[0].begin)
+        if kept is None or kept.output is None:
+            return []
+        return [SendActivation(microbatch, route, kept.attempt, kept.output, check=check)]
+
+    def answer(self, microbatch: int, border: int, asker: str, handle: Handle, check: int) -> list[Effect]:
+        """`asker` has computed what somebody else has sent us: we compare the two, and it wants the gradient that we gave."""
+        task = self._tasks.get(TaskKey(microbatch, border))
+        compared = self.compare(CompareBundle(check, microbatch, border, False, asker, handle))
+        if task is None or task.input_gradient is None:
+            return compared
+        return [*compared, SendGradient(microbatch, asker, border, task.input_gradient)]
+
+    @staticmethod
+    def compare(bundle: CompareBundle) -> list[Effect]:
+        """A checker has sent what we have had from somebody else."""
+        return [bundle, Release(bundle.handle)]
+
+    # ── when we check ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def takes(self, key: TaskKey) -> bool:
+        """Whether it is to be done: an id enters a slot once."""
+        return key not in self._folded and key.check not in self._spoilt and self._tasks.get(key) is None
+
+    def goes(self, task: Task, route: Route) -> list[Effect]:
+        """It is known by now who else has the gradient of `task`, if that is somebody else."""
+        elsewhere = route[1:2] != task.route[1:2]
+        task.route = route
+        asks = elsewhere and task.status is Status.SENT and task.output is not None
+        return self.passes_on(task, task.output) if asks else []
+
+    def passes_on(self, task: Task, output: Handle) -> list[Effect]:
+        """Its forward is done: who was sent that by another gives us the gradient."""
+        if not task.route[1:] or not self._onward.knows(task.route[1]):
+            return self.failed(task)
+        task.status = Status.SENT
+        return [SendActivation(task.key.id, task.route[1:], task.attempt, output, task.key.check, asks=True)]
+
+    @staticmethod
+    def slot(key: TaskKey) -> int:
+        """Where its gradients go."""
+        return CHECKS + key.check
+
+    def done(self, task: Task) -> list[Effect]:
+        """The gradients of `task` are in the slot. Who lent it compares the gradient that goes back; nothing else of it is needed any more."""
+        self._folded.add(task.key)
+        if task.key.check in self._spoilt:
+            return self._forget(task)
+        told: list[Effect] = [ReportChecked(task.key)]
+        if task.upstream is not None and task.input_gradient is not None:
+            key, back = task.key, task.input_gradient
+            told.append(SendGradient(key.id, task.upstream, key.begin, back, key.check))
+            task.input_gradient = None  # it stays until it has arrived
+        return [*self._forget(task), *told]
+
+    def failed(self, task: Task) -> list[Effect]:
+        """A task of a check cannot be done."""
+        self._spoilt.add(task.key.check)
+        return [ForgetGraph(task.key), *self._forget(task)]
+
+    def _forget(self, task: Task) -> list[Effect]:
+        self._tasks.remove(task.key)
+        kept = [handle for handle in (task.output, task.input_gradient) if handle is not None]
+        return [*task.release_source(), *task.release_gradient(), *map(Release, kept)]

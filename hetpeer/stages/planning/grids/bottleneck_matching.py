@@ -1,0 +1,73 @@
+"""Bottleneck perfect matchings: who of one group sends to whom of the next, so that the slowest pair is as fast as can be.
+
+DT-FM, Eq. 3 (Yuan et al., NeurIPS 2022, arXiv 2206.01288, 3.3). Many matchings of one size are solved at once: numpy's price of a call is that
+of a thousand numbers. Pure.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import maximum_bipartite_matching
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
+
+EXACT = 9
+"""Groups up to this size are matched exactly in bulk: subsets are enumerated, 2^R of them. A grid of larger ones is searched in another way (wide_search.py)."""
+
+
+def bottlenecks(costs: Floats) -> Floats:
+    """The least possible maximum of a perfect matching, for each of B cost matrices; `costs` is (R, R, B), R ≤ EXACT.
+
+    The first r rows matched to the columns of a subset: best[subset] = min over its columns j of max(best[subset - j], cost[r, j]).
+    """
+    size = costs.shape[0]
+    best = np.full((1, costs.shape[2]), -np.inf)
+    for row in range(size):
+        before, column = _layer(size, row)
+        best = np.maximum(best[before], costs[row][column]).min(axis=1)
+    least: Floats = best[0]
+    return least
+
+
+@cache
+def _layer(size: int, row: int) -> tuple[Ints, Ints]:
+    """For each subset of row + 1 columns and each column in it: where the subset without it is, and the column."""
+    smaller = {subset: place for place, subset in enumerate(combinations(range(size), row))}
+    subsets = list(combinations(range(size), row + 1))
+    before = [[smaller[tuple(c for c in subset if c != column)] for column in subset] for subset in subsets]
+    return np.array(before, dtype=np.intp), np.array(subsets, dtype=np.intp)
+
+
+def bounds(costs: Floats) -> Floats:
+    """No matching is better than the best partner of whoever has the worst one; (R, R, B) → B."""
+    least: Floats = np.maximum(costs.min(axis=0).max(axis=0), costs.min(axis=1).max(axis=0))
+    return least
+
+
+def matched(costs: Floats, most: float = np.inf) -> tuple[float, Ints]:
+    """A perfect matching of one (R, R) matrix with the least maximum: that maximum, and each row's column. Any size.
+
+    Thresholds between the bound and the largest number, or `most` if it is known that there is a matching no worse than that, are halved until
+    the smallest that leaves a perfect matching is found.
+    """
+    least = bounds(costs[:, :, None])[0]
+    values = np.unique(costs[(costs >= least) & (costs <= most)])
+    low, high = 0, len(values) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if (_pairs(costs <= values[middle]) >= 0).all():
+            high = middle
+        else:
+            low = middle + 1
+    return float(values[low]), _pairs(costs <= values[low])
+
+
+def _pairs(allowed: NDArray[np.bool_]) -> Ints:
+    pairs: Ints = maximum_bipartite_matching(csr_matrix(allowed), perm_type="column").astype(np.intp)
+    return pairs

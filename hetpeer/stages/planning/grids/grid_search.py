@@ -1,0 +1,70 @@
+"""The search for the best grid: any time, seeded. Pure but for `on`, which says when to stop.
+
+First every beginning as it is; then annealing from the best of them, round after round, each twice as long as the last and some of them hotter. All
+that depends on the seed alone: more time goes further on the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetpeer.stages.planning.grids import group_path
+from hetpeer.stages.planning.grids.anneal import anneal, best_of
+from hetpeer.stages.planning.grids.bottleneck_matching import EXACT, Ints
+from hetpeer.stages.planning.grids.grid_costs import GridCost, Prices, as_it_is, cost_of, lower_bound
+from hetpeer.stages.planning.grids.population import Population
+from hetpeer.stages.planning.grids.search_seeds import beginnings
+from hetpeer.stages.planning.grids.wide_search import widely
+
+WIDTH = 32
+"""Grids that are annealed together."""
+STEPS = 500
+"""Of the first round."""
+HOT = (0.005, 0.02, 0.01)
+"""First temperatures, round by round."""
+CLOSE = 1 + 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best grid, and how many were looked at."""
+
+    best: GridCost
+    evaluations: int
+
+
+def search(prices: Prices, stages: int, replicas: int, seed: int, on: Callable[[], bool]) -> Found:
+    """The best grid of `stages` groups of `replicas` devices that is found while `on` is true."""
+    random = np.random.default_rng(seed)
+    members = beginnings(prices, stages, replicas, random)
+    if stages < 2:
+        return Found(cost_of(prices, members[0]), 1)
+    bound = lower_bound(prices, stages, replicas) * CLOSE
+    if replicas > EXACT:
+        return Found(*widely(prices, members, random, on, bound))
+    if stages > group_path.EXACT:  # the order of each takes long, and no more than these go on
+        costs = [as_it_is(prices, grid.T) for grid in members]
+        members = members[np.argsort(costs, kind="stable")[: WIDTH // 2]]
+    population = Population(prices, members, on)
+    sorted_members = population.members[np.argsort(population.costs, kind="stable")]
+    best, found = best_of(population)
+    evaluations, round_ = len(population), 0
+    while on() and best > bound:
+        start = _starts(sorted_members, found, random)
+        steps = STEPS << round_ // len(HOT)
+        one = anneal(prices, start, random, steps, HOT[round_ % len(HOT)], on)
+        evaluations += one.evaluations
+        if one.cost < best:
+            best, found = one.cost, one.members
+        round_ += 1
+    return Found(cost_of(prices, found), evaluations)
+
+
+def _starts(sorted_members: Ints, found: Ints, random: np.random.Generator) -> Ints:
+    """The best found so far, the best beginnings, and as many at random."""
+    known = np.concatenate([found[None], sorted_members[: WIDTH // 2 - 1]])
+    shuffled = [random.permutation(found.size).reshape(found.shape) for _ in range(WIDTH - len(known))]
+    return np.concatenate([known, np.array(shuffled, dtype=np.intp)])

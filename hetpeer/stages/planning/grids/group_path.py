@@ -1,0 +1,166 @@
+"""The shortest way through all groups, in any order and with any ends: DT-FM, Eq. 4 (arXiv 2206.01288, 3.3), an open travelling salesman.
+
+Exact up to EXACT groups (Held and Karp, 1962), else the best of 2-opt and or-opt from the order that is there and from some nearest-neighbour paths. Pure.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import combinations, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetpeer.stages.planning.grids.bottleneck_matching import Floats, Ints
+
+EXACT = 13
+BEGINNINGS = 8
+"""Nearest-neighbour paths that are tried beyond."""
+MANY = 512
+"""Of more groups than MANY / BEGINNINGS fewer are tried."""
+NOTICED = 1e-9
+"""A path that is shorter by less than this part of the longest hop is not: equal ones differ by rounding."""
+
+
+def shortest_path(distances: Floats, beginnings: int = BEGINNINGS) -> tuple[int, ...]:
+    """The order of K groups that `distances` (K, K), symmetric, makes shortest; of more than EXACT one that is no longer than 0, 1, …, K - 1, from there and
+    from so many `beginnings`.
+    """
+    count = len(distances)
+    if count < 3:
+        return tuple(range(count))
+    return _exact(distances) if count <= EXACT else _local(distances, beginnings)
+
+
+def length_of(distances: Floats, order: tuple[int, ...]) -> float:
+    """The sum of the hops."""
+    return float(sum(distances[a, b] for a, b in pairwise(order)))
+
+
+def _exact(distances: Floats) -> tuple[int, ...]:
+    """best[subset, last]: the shortest path through a subset that ends at `last`; all subsets of a size at once."""
+    count = len(distances)
+    best = np.zeros((count, 1))
+    """Subsets of one group, last is itself: (subsets, place of the last in the subset)."""
+    choices: list[Ints] = []
+    for size in range(2, count + 1):
+        subsets, smaller, places = _step(count, size)
+        # (subset, last, one before): without the last, how far to the one before, and the hop
+        before = best[smaller[:, :, None], np.arange(size - 1)[None, None, :]]
+        hop = distances[subsets[:, :, None], places]
+        lengths = before + hop
+        choices.append(lengths.argmin(axis=2))
+        best = np.take_along_axis(lengths, choices[-1][:, :, None], axis=2)[:, :, 0]
+    last = int(best[0].argmin())
+    return _walk(count, choices, last)
+
+
+@cache
+def _step(count: int, size: int) -> tuple[Ints, Ints, Ints]:
+    """Subsets of `size` groups; the place of each without each of its members among the smaller ones; and what is left then."""
+    smaller = {subset: place for place, subset in enumerate(combinations(range(count), size - 1))}
+    subsets = list(combinations(range(count), size))
+    left = [[tuple(c for c in subset if c != last) for last in subset] for subset in subsets]
+    return (
+        np.array(subsets, dtype=np.intp),
+        np.array([[smaller[one] for one in row] for row in left], dtype=np.intp),
+        np.array(left, dtype=np.intp),
+    )
+
+
+def _walk(count: int, choices: list[Ints], last: int) -> tuple[int, ...]:
+    """Back from the end: which group was before the last one of each subset."""
+    subset, path = tuple(range(count)), []
+    for size in range(count, 1, -1):
+        place = _places(count, size)[subset]
+        path.append(subset[last])
+        subset, last = subset[:last] + subset[last + 1 :], int(choices[size - 2][place, last])
+    return (subset[0], *reversed(path))
+
+
+@cache
+def _places(count: int, size: int) -> dict[tuple[int, ...], int]:
+    return {subset: place for place, subset in enumerate(combinations(range(count), size))}
+
+
+def _local(distances: Floats, beginnings: int) -> tuple[int, ...]:
+    """Pieces are turned and moved until nothing helps."""
+    count = len(distances)
+    number = min(beginnings, max(1, MANY // count))
+    begun = [list(range(count))]
+    if number:
+        begun += [_nearest(distances, start) for start in range(0, count, -(-count // number))]
+    paths = [_improved(distances, path) for path in begun]
+    return min(paths, key=lambda path: length_of(distances, path))
+
+
+def _nearest(distances: Floats, start: int) -> list[int]:
+    left = np.ones(len(distances), dtype=np.bool_)
+    path = [start]
+    for _ in range(len(distances) - 1):
+        left[path[-1]] = False
+        path.append(int(np.where(left, distances[path[-1]], np.inf).argmin()))
+    return path
+
+
+def _improved(distances: Floats, path: list[int]) -> tuple[int, ...]:
+    """Any piece turned round (2-opt), or moved elsewhere either way round (or-opt), as long as that is shorter."""
+    order, least = np.array(path, dtype=np.intp), NOTICED * float(distances.max())
+    while True:
+        hop = _padded(distances, order)
+        better = _turned(hop, order, least)
+        if better is None:
+            better = _moved(hop, order, least)
+        if better is None:
+            return tuple(int(one) for one in order)
+        order = better
+
+
+def _turned(hop: Floats, order: Ints, least: float) -> Ints | None:
+    """The best turn of a piece order[i..j]; hops at the ends of the path cost nothing."""
+    i, j = _pieces(len(order))
+    left, right = i, j + 2  # places in the padded order: i - 1 and j + 1
+    gain = hop[left, i + 1] + hop[j + 1, right] - hop[left, j + 1] - hop[i + 1, right]
+    best = int(gain.argmax())
+    if gain[best] <= least:
+        return None
+    turned = order.copy()
+    turned[i[best] : j[best] + 1] = order[i[best] : j[best] + 1][::-1]
+    return turned
+
+
+@cache
+def _pieces(count: int) -> tuple[Ints, Ints]:
+    """First and last of each piece of two or more."""
+    first, last = np.triu_indices(count, 1)
+    return first, last
+
+
+def _moved(hop: Floats, order: Ints, least: float) -> Ints | None:
+    """The best move of a piece of one to three groups elsewhere, either way round."""
+    count = len(order)
+    gap = np.arange(count + 1)  # between two places of the padded order, this one and the next
+    there = hop[gap, gap + 1]
+    best: tuple[float, Ints] | None = None
+    for size in range(1, min(4, count)):
+        first = np.arange(1, count - size + 2)[:, None]
+        last = first + size - 1
+        saved = there[first - 1] + there[last] - hop[first - 1, last + 1]
+        beside = (gap >= first - 1) & (gap <= last)
+        for head, tail in ((first, last), (last, first)):
+            gains = saved + there - hop[gap, head] - hop[tail, gap + 1]
+            gains[beside] = -np.inf
+            row, to = (int(number) for number in np.unravel_index(int(gains.argmax()), gains.shape))
+            if gains[row, to] > least and (best is None or gains[row, to] > best[0]):
+                piece, rest = order[row : row + size], np.delete(order, np.s_[row : row + size])
+                place = to if to < row else to - size
+                turned = piece if head is first else piece[::-1]
+                best = float(gains[row, to]), np.concatenate([rest[:place], turned, rest[place:]])
+    return None if best is None else best[1]
+
+
+def _padded(distances: Floats, order: Ints) -> NDArray[np.float64]:
+    """Hops between places of the path, with a place in front and one behind that are next to everybody."""
+    hop = np.zeros((len(order) + 2, len(order) + 2))
+    hop[1:-1, 1:-1] = distances[np.ix_(order, order)]
+    return hop

@@ -1,0 +1,213 @@
+"""A grid under search whose stages have many devices: who stands where in which pipeline, and what it would cost if two changed places.
+
+With hundreds of pipelines a matching for every swap is too dear, so pipelines stay as they are: a hop costs what its slowest pair does, which is
+known from the three slowest. Now and then all pipelines are joined anew, exactly (`rematch`). A step looks at many swaps at once and does the first that
+stays below its limit. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from hetpeer.stages.planning.grids.bottleneck_matching import Floats, Ints, matched
+from hetpeer.stages.planning.grids.grid_costs import GridCost, Prices
+
+SLOWEST = 3
+"""Pairs of a hop that are known by name: a swap touches two rows, so one of these is left."""
+NEAREST = 32
+"""Devices that may take the place at the other end of a slow pair."""
+AT_ONCE = 1 << 20
+"""Prices that are looked at together."""
+
+
+class _Swaps(NamedTuple):
+    """P of them: the device at (row, column) of `ours` changes places with that of `theirs`; each (2, P)."""
+
+    ours: Ints
+    theirs: Ints
+
+    def some(self, which: Ints) -> _Swaps:
+        return _Swaps(self.ours[:, which], self.theirs[:, which])
+
+
+class Rows:
+    """`grid` (R, K): pipeline by pipeline, stage by stage; R is 3 or more, K is 2 or more."""
+
+    def __init__(self, prices: Prices, grid: Ints) -> None:
+        self._reducing, self._passing = prices.reducing, prices.passing
+        self.replicas, self.stages = grid.shape
+        apart = prices.passing + np.diag(np.full(grid.size, np.inf))
+        self._nearest = np.argpartition(apart, min(NEAREST, grid.size - 2), axis=1)[:, :NEAREST]
+        self.put(grid)
+
+    def put(self, grid: Ints) -> None:
+        """Look at this grid from now on."""
+        self.grid = grid.copy()
+        self._where = np.empty((2, grid.size), dtype=np.intp)
+        rows, columns = np.indices(grid.shape)
+        self._where[:, grid.ravel()] = rows.ravel(), columns.ravel()
+        self._to: Floats = np.stack([self._reducing[:, group].sum(axis=1) for group in grid.T], axis=1)
+        """[device, stage]: what it pays, or would, for reducing with all of the stage (Eq. 2)."""
+        self._worst: Floats = np.array([self._most(stage) for stage in range(self.stages)])
+        self._pairs: Floats = self._passing[grid[:, :-1], grid[:, 1:]]
+        self._slowest = np.empty((SLOWEST, self.stages - 1), dtype=np.intp)
+        self._look(range(self.stages - 1))
+
+    @property
+    def cost(self) -> float:
+        """Eq. 1, in seconds."""
+        return float(self._worst.max() + self._hops.sum())
+
+    @property
+    def found(self) -> GridCost:
+        return GridCost(
+            data_parallel_s=float(self._worst.max()),
+            pipeline_s=float(self._hops.sum()),
+            grid=tuple(tuple(int(device) for device in row) for row in self.grid),
+        )
+
+    @property
+    def _hops(self) -> Floats:
+        """Eq. 3 of each hop, for these pairs."""
+        slowest: Floats = self._pairs.max(axis=0)
+        return slowest
+
+    def _most(self, stage: int) -> float:
+        return float(self._to[self.grid[:, stage], stage].max())
+
+    def _look(self, hops: range | list[int]) -> None:
+        """Who is slowest there."""
+        for hop in hops:
+            self._slowest[:, hop] = np.argpartition(-self._pairs[:, hop], SLOWEST - 1)[:SLOWEST]
+
+    # ── joined anew ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def rematch(self) -> None:
+        """Who sends to whom, exactly, for these stages in this order (Eq. 3)."""
+        grid = self.grid.copy()
+        for hop in range(self.stages - 1):
+            _, partners = matched(self._passing[np.ix_(grid[:, hop], grid[:, hop + 1])], self._hops[hop])
+            grid[:, hop + 1 :] = grid[partners, hop + 1 :]
+        self.put(grid)
+
+    # ── one step ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def step(self, random: np.random.Generator, batch: int, heat: float) -> None:
+        """Draw `batch` swaps, and do the first that stays below its limit (Metropolis et al., 1953), if any does. `heat` in seconds."""
+        swaps = self._draw(random, batch)
+        limit = self.cost - heat * np.log(random.random(batch))
+        passing = self._passing_after(swaps)
+        rest = self._worst_but(swaps)
+        live = np.flatnonzero(passing + rest <= limit)[: max(1, AT_ONCE // self.replicas)]
+        if not len(live):
+            return
+        few = swaps.some(live)
+        total = passing[live] + np.maximum(rest[live], self._reducing_after(few))
+        changes = (few.ours != few.theirs).any(axis=0)  # or what is no swap would be done instead of one
+        below = np.flatnonzero(changes & (total <= limit[live]))
+        if len(below):
+            self._swap(*(int(number) for end in few for number in end[:, below[0]]))
+
+    def _draw(self, random: np.random.Generator, batch: int) -> _Swaps:
+        """Half of them take a device of a slow pair away, and put one there that is near the other end; the rest are anybody's."""
+        targeted = batch // 2
+        hop = random.integers(self.stages - 1, size=targeted)
+        row = self._slowest[random.integers(SLOWEST, size=targeted), hop]
+        side = random.integers(2, size=targeted)
+        stays = self.grid[row, hop + 1 - side]
+        comes = self._nearest[stays, random.integers(self._nearest.shape[1], size=targeted)]
+        any_row = random.integers(self.replicas, size=(2, batch - targeted))
+        any_column = random.integers(self.stages, size=(2, batch - targeted))
+        ours = np.concatenate([[row, hop + side], [any_row[0], any_column[0]]], axis=1)
+        theirs = np.concatenate([self._where[:, comes], [any_row[1], any_column[1]]], axis=1)
+        order = random.permutation(batch)
+        return _Swaps(ours[:, order], theirs[:, order])
+
+    def _passing_after(self, swaps: _Swaps) -> Floats:
+        """All hops (Eq. 4) after each swap."""
+        entries = [
+            (row, column + side, (column + side >= 0) & (column + side < self.stages - 1))
+            for row, column in swaps
+            for side in (-1, 0)
+        ]
+        prices = [self._pair_after(swaps, row, np.clip(hop, 0, self.stages - 2)) for row, hop, _ in entries]
+        hops = self._hops
+        total = np.full(swaps.ours.shape[1], hops.sum())
+        for number, (_, hop, real) in enumerate(entries):
+            inside = np.clip(hop, 0, self.stages - 2)
+            again = np.zeros(len(total), dtype=np.bool_)
+            slowest = self._others(swaps, inside)
+            for other, (_, beside, there) in enumerate(entries):
+                same = there & (beside == hop)
+                slowest = np.where(same, np.maximum(slowest, prices[other]), slowest)
+                if other < number:
+                    again |= same
+            total += np.where(real & ~again, slowest - hops[inside], 0.0)
+        return total
+
+    def _pair_after(self, swaps: _Swaps, row: Ints, hop: Ints) -> Floats:
+        one, other = self._device_after(swaps, row, hop), self._device_after(swaps, row, hop + 1)
+        prices: Floats = self._passing[one, other]
+        return prices
+
+    def _device_after(self, swaps: _Swaps, row: Ints, column: Ints) -> Ints:
+        ours, theirs = swaps
+        here = (row == ours[0]) & (column == ours[1])
+        there = (row == theirs[0]) & (column == theirs[1])
+        devices = self.grid[row, column]
+        return np.where(
+            here,
+            self.grid[theirs[0], theirs[1]],
+            np.where(there, self.grid[ours[0], ours[1]], devices),
+        )
+
+    def _others(self, swaps: _Swaps, hop: Ints) -> Floats:
+        """The slowest pair of a hop that a swap does not touch."""
+        rows = self._slowest[:, hop]
+        touched = np.zeros(rows.shape, dtype=np.bool_)
+        for row, column in swaps:
+            touched |= (rows == row) & ((column == hop) | (column == hop + 1))
+        slowest: Floats = np.where(touched, -np.inf, self._pairs[rows, hop]).max(axis=0)
+        return slowest
+
+    def _worst_but(self, swaps: _Swaps) -> Floats:
+        """Eq. 2 of the stages that a swap does not change."""
+        three = np.argsort(self._worst)[-3:]
+        rest = np.zeros(swaps.ours.shape[1])
+        same = swaps.ours[1] == swaps.theirs[1]
+        for stage in three:
+            changed = ((swaps.ours[1] == stage) | (swaps.theirs[1] == stage)) & ~same
+            rest = np.where(changed, rest, np.maximum(rest, self._worst[stage]))
+        return rest
+
+    def _reducing_after(self, swaps: _Swaps) -> Floats:
+        """Eq. 2 of the two stages that change; 0 where none does."""
+        one, other = self.grid[swaps.ours[0], swaps.ours[1]], self.grid[swaps.theirs[0], swaps.theirs[1]]
+        here, there = swaps.ours[1], swaps.theirs[1]
+        both = np.maximum(self._joined(one, other, here), self._joined(other, one, there))
+        return np.where(here == there, 0.0, both)
+
+    def _joined(self, leaving: Ints, coming: Ints, stage: Ints) -> Floats:
+        """The most that a device of `stage` pays when `coming` takes the place of `leaving`."""
+        devices, price = self.grid[:, stage], self._reducing
+        paid = self._to[devices, stage] + (price[coming, devices] - price[leaving, devices])
+        own = self._to[coming, stage] - price[coming, leaving]
+        most: Floats = np.where(devices == leaving, own, paid).max(axis=0)
+        return most
+
+    def _swap(self, row: int, column: int, other_row: int, other_column: int) -> None:
+        one, other = self.grid[row, column], self.grid[other_row, other_column]
+        self.grid[row, column], self.grid[other_row, other_column] = other, one
+        self._where[:, one], self._where[:, other] = (other_row, other_column), (row, column)
+        change = self._reducing[:, other] - self._reducing[:, one]
+        self._to[:, column] += change
+        self._to[:, other_column] -= change
+        for stage in {column, other_column}:
+            self._worst[stage] = self._most(stage)
+        touched = {(r, c + side) for r, c in ((row, column), (other_row, other_column)) for side in (-1, 0)}
+        real = [(r, hop) for r, hop in touched if 0 <= hop < self.stages - 1]
+        for r, hop in real:
+            self._pairs[r, hop] = self._passing[self.grid[r, hop], self.grid[r, hop + 1]]
+        self._look(sorted({hop for _, hop in real}))

@@ -1,0 +1,32 @@
+"""Where the search of a grid begins: devices that are near each other next to each other, along chains through all of them (device_clusters.py). Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hetpeer.stages.planning.device_clusters import by_halves, chain, together
+from hetpeer.stages.planning.grids.bottleneck_matching import Ints
+from hetpeer.stages.planning.grids.grid_costs import Prices
+
+STARTS = 4
+"""Chains begin at so many devices."""
+
+
+def beginnings(prices: Prices, stages: int, replicas: int, random: np.random.Generator) -> Ints:
+    """(C, K, R): chains by either price, from neighbour to neighbour, community by community and half by half, and one at random, folded in all ways."""
+    starts = random.permutation(stages * replicas)[:STARTS].tolist()
+    orders = []
+    for price in (prices.passing, prices.reducing):
+        orders += [chain(one, start) for one in (price, together(price, random)) for start in starts]
+        orders.append(by_halves(price))
+    orders.append(random.permutation(stages * replicas))
+    widths = [width for width in range(stages, 0, -1) if stages % width == 0]
+    return np.stack([folded(order, stages, replicas, width) for order in orders for width in widths])
+
+
+def folded(order: Ints, stages: int, replicas: int, width: int) -> Ints:
+    """A chain laid into the grid in strips of `width` stages, pipeline after pipeline, so that neighbours in the chain are in one pipeline. Width 1
+    makes them a stage. `width` divides `stages`. Returns (K, R).
+    """
+    strips = order.reshape(stages // width, replicas, width)
+    return np.ascontiguousarray(strips.transpose(0, 2, 1).reshape(stages, replicas))

@@ -1,0 +1,61 @@
+"""The search for a grid with many pipelines: annealing of one grid as it stands, pipeline by pipeline (pipeline_rows.py). Pure but for `on`.
+
+The cheapest of the beginnings is joined exactly, its stages in their best order (Eq. 4), and cooled down in rounds, each twice as long as the last, all from the best
+that was found; after each the order is looked at again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from hetpeer.stages.planning.grids import group_path
+from hetpeer.stages.planning.grids.bottleneck_matching import Ints
+from hetpeer.stages.planning.grids.grid_costs import GridCost, Prices, as_it_is, cost_of
+from hetpeer.stages.planning.grids.pipeline_rows import Rows
+
+PROPOSED = 512
+"""Swaps in one step."""
+STEPS = 1000
+"""Of the first round."""
+REMATCH = 250
+"""Steps until pipelines are joined anew."""
+HOT = (0.002, 0.0005)
+"""First temperatures, round by round, as a part of the cost."""
+COLD = 1e-5
+"""The last one."""
+
+
+def widely(
+    prices: Prices,
+    grids: Ints,
+    random: np.random.Generator,
+    on: Callable[[], bool],
+    bound: float,
+) -> tuple[GridCost, int]:
+    """The best that comes of the beginnings `grids` (C, K, R) while `on` is true, and how many swaps were looked at."""
+    begun = cost_of(prices, min(grids, key=lambda grid: as_it_is(prices, grid.T)))
+    rows = Rows(prices, np.array(begun.grid))
+    best, cost, evaluations, round_ = rows.grid.copy(), rows.cost, 0, 0
+    while on() and cost > bound:
+        steps, hot = STEPS << round_ // len(HOT), HOT[round_ % len(HOT)]
+        rows.put(best)
+        for step in range(steps):
+            if not on():
+                break
+            rows.step(random, PROPOSED, cost * hot * (COLD / hot) ** (step / steps))
+            evaluations += PROPOSED
+            if step % REMATCH == REMATCH - 1:
+                rows.rematch()
+            if rows.cost < cost:
+                best, cost = rows.grid.copy(), rows.cost
+        if rows.stages > group_path.EXACT and not on():
+            break  # ordering so many takes long
+        ordered = cost_of(prices, best.T)
+        if ordered.total_s < cost:
+            best, cost = np.array(ordered.grid), ordered.total_s
+        round_ += 1
+    rows.put(best)
+    rows.rematch()
+    return rows.found, evaluations

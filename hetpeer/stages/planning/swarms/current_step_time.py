@@ -1,0 +1,110 @@
+"""What a step takes in a swarm as it stands, at best, so that nothing is changed for less than a change brings. Pure.
+
+Microbatches are passed on to whoever holds the next blocks, as the coordinator routes them (bootstrap/routing.py): whoever is faster gets more, in whatever
+pipeline it is. Lines within a pipeline are used; a line to another pipeline that nobody has used counts as no faster than the sender's own, as routes take it (bootstrap/lines.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetpeer.stages.planning.swarms.plan_inputs import Devices, Work
+from hetpeer.stages.planning.swarms.swarm_plan import adding_up, divided
+
+INSTANT_S = 1e-12
+"""Nothing takes less."""
+
+Range = tuple[int, int]
+Seat = tuple[int | None, Range]
+"""A device, or None for an open place, and its blocks."""
+Bools = NDArray[np.bool_]
+
+
+def as_routed(devices: Devices, lines: Sequence[Sequence[Seat]], measured: Bools) -> Devices:
+    """As routes see them: between two that are no neighbours in one of the pipelines `lines`, a line that was not `measured` ((N, N), from row to column)
+    carries no more than the best of the sender's own.
+    """
+    count = len(devices)
+    own = np.zeros((count, count), dtype=np.bool_)
+    for line in lines:
+        for (one, _), (other, _) in pairwise(line):
+            if one is not None and other is not None:
+                own[one, other] = own[other, one] = True
+    rate = np.where(own, devices.bandwidth, 0.0).max(axis=1, initial=0.0)
+    way = np.where(own, devices.latency, np.inf).min(axis=1, initial=np.inf)
+    guessed = ~own & ~measured & (rate > 0)[:, None]
+    return replace(
+        devices,
+        bandwidth=np.where(guessed, np.minimum(devices.bandwidth, rate[:, None]), devices.bandwidth),
+        latency=np.where(guessed, np.maximum(devices.latency, way[:, None]), devices.latency),
+    )
+
+
+def as_it_is(devices: Devices, work: Work, held: Sequence[Range], routed: Devices | None = None) -> float:
+    """Seconds of a step, at best, of devices that hold these blocks and pass microbatches on to whoever holds the next ones; infinite if nobody holds some block.
+    `routed`: the same devices as routes see them (None: as they are).
+
+    At each block its holders divide all microbatches, and none is done with its first before one could be there and back by the quickest way, nor before it has computed and sent it.
+    """
+    holders = holders_at(held, len(work))
+    if not all(holders):
+        return math.inf
+    seen = devices if routed is None else routed
+    busy = [busy_s(seen, work, held, holders, device) for device in range(len(held))]
+    count, fill = work.microbatches, _fill(seen, work, holders)
+    steady = max(count / sum(1.0 / busy[device] for device in some) for some in holders)
+    alone = max(
+        divided([(max(fill, busy[device]), busy[device]) for device in some], count) for some in holders
+    )
+    after = float(adding_up(devices, work, holders).max()) + work.between_s
+    return work.step_s(steady, max(alone, fill), after)
+
+
+def holders_at(held: Sequence[Range], blocks: int) -> list[list[int]]:
+    """Of each block, the devices that hold it."""
+    return [
+        [device for device, (begin, end) in enumerate(held) if begin <= block < end]
+        for block in range(blocks)
+    ]
+
+
+def busy_s(
+    devices: Devices, work: Work, held: Sequence[Range], holders: Sequence[list[int]], device: int
+) -> float:
+    """Seconds that a microbatch keeps a device busy: it computes, and meanwhile sends on and back, each by its best line and both by its uplink."""
+    begin, end = held[device]
+    computing = work.computed * float(work.flops[begin:end].sum()) / float(devices.flops[device])
+    sending = together = 0.0
+    for border, there, times in (
+        (begin, begin - 1, work.compression.backward),
+        (end, end, work.compression.forward),
+    ):
+        if begin < end and 0 < border < len(work):
+            nbytes = float(work.crossing[border]) / times
+            together += nbytes
+            line = float(devices.bandwidth[device, holders[there]].max())
+            sending = max(sending, nbytes / max(line, 1e-300))
+    return max(computing, sending, together / float(devices.uplink[device]), INSTANT_S)
+
+
+def _fill(devices: Devices, work: Work, holders: Sequence[list[int]]) -> float:
+    """Seconds of one microbatch alone, there and back, by the quickest way over `holders` of each block, where lines compress as far as they may."""
+    per_byte = 1.0 / np.maximum(np.minimum(devices.bandwidth, devices.uplink[:, None]), 1e-300)
+    done = np.zeros(len(holders[0]))
+    for block, here in enumerate(holders):
+        if block:
+            before = holders[block - 1]
+            on, back = np.ix_(before, here), np.ix_(here, before)
+            hops = devices.latency[on] + devices.latency[back].T
+            hops += work.crossing[block] / work.compression.forward * per_byte[on]
+            hops += work.crossing[block] / work.compression.backward * per_byte[back].T
+            stays = np.equal.outer(before, here)
+            done = (done[:, None] + np.where(stays, 0.0, hops)).min(axis=0)
+        done = done + work.computed * work.flops[block] / devices.flops[here]
+    return float(done.min())

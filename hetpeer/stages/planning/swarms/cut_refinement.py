@@ -1,0 +1,77 @@
+"""The cuts of a plan, for the whole step's sake: cuts with the least period (pipeline_cuts.py) need not be those with the shortest step, as the first microbatch and the sums
+count too, and pipelines that are cut alike add up with fewer peers. Pure but for `on`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+
+from hetpeer.stages.planning.swarms.pipeline_cuts import Pipelines
+from hetpeer.stages.planning.swarms.plan_inputs import Devices, Work
+from hetpeer.stages.planning.swarms.swarm_plan import Plan, planned
+
+Lines = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+"""Of each pipeline its devices in order, and where the blocks are cut."""
+
+NOTICED = 1e-9
+"""A step that is shorter by less than this part is not."""
+
+
+class Borders:
+    """Of plans of `devices` for `work`, whose `pipelines` are known."""
+
+    def __init__(self, devices: Devices, work: Work, pipelines: Pipelines) -> None:
+        self._devices, self._work, self._pipelines = devices, work, pipelines
+
+    def plan(self, lines: Lines) -> Plan | None:
+        """With these cuts; None where memory or lines do not allow them."""
+        made = []
+        for order, cuts in lines:
+            one = self._pipelines.at(order, cuts)
+            if one is None:
+                return None
+            made.append(one)
+        return planned(self._devices, self._work, made)
+
+    def alike(self, orders: Sequence[tuple[int, ...]]) -> Plan | None:
+        """With equal parts."""
+        blocks = len(self._work)
+        if any(len(order) > blocks for order in orders):
+            return None
+        return self.plan(
+            tuple(
+                (order, tuple(blocks * stage // len(order) for stage in range(len(order) + 1)))
+                for order in orders
+            )
+        )
+
+    def settled(self, plan: Plan, on: Callable[[], bool]) -> Plan:
+        """`plan` with borders moved by one block, of one pipeline or of all that have as many stages, as long as that helps and `on` is true."""
+        better = True
+        while better:
+            better = False
+            for lines in self._moved(tuple((one.devices, one.cuts) for one in plan.pipelines)):
+                if not on():
+                    return plan
+                other = self.plan(lines)
+                if other is not None and other.total_s < plan.total_s * (1.0 - NOTICED):
+                    plan, better = other, True
+                    break
+        return plan
+
+    def _moved(self, lines: Lines) -> Iterator[Lines]:
+        """All that differ in one border."""
+        alike: dict[int, list[int]] = defaultdict(list)
+        for number, (order, _) in enumerate(lines):
+            alike[len(order)].append(number)
+        together = [group for group in alike.values() if len(group) > 1]
+        for group in [*together, *([number] for number in range(len(lines)))]:
+            for border in range(1, len(lines[group[0]][0])):
+                for by in (-1, 1):
+                    moved = list(lines)
+                    for number in group:
+                        order, cuts = lines[number]
+                        moved[number] = (order, (*cuts[:border], cuts[border] + by, *cuts[border + 1 :]))
+                    if all(c[border - 1] < c[border] < c[border + 1] for _, c in (moved[n] for n in group)):
+                        yield tuple(moved)

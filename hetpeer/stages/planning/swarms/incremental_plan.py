@@ -1,0 +1,298 @@
+"""A plan that lives: what to change of a swarm that works, where each change has a price. Any time, seeded. Pure but for `on`.
+
+A device that gets blocks which it does not hold has to fetch their state, and nobody trains meanwhile. So a candidate is worth what the next steps
+take with it, and what moving takes. Candidates begin with the swarm as it is, where the blocks of those who are gone go to their neighbours or to one who is spared, and with the
+best plan that a search from nothing finds; then borders move, devices swap, come in and go out.
+
+The swarm as it is counts for as much as it could do at best (current_step_time.py), and for no less than its pipelines do by themselves; each candidate for what its pipelines do: a change must be worth it in any
+case, and each that follows another makes a shorter step than that was to make.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import islice, pairwise, product
+
+import numpy as np
+
+from hetpeer.stages.planning.swarms.current_step_time import Bools, Range, Seat, as_it_is, as_routed
+from hetpeer.stages.planning.swarms.pipeline_cuts import REMEMBERED, Pipelines
+from hetpeer.stages.planning.swarms.plan_inputs import Devices, Work
+from hetpeer.stages.planning.swarms.plan_search import Search
+from hetpeer.stages.planning.swarms.swarm_plan import Plan, planned
+
+Line = tuple[tuple[int, ...], tuple[int, ...]]
+"""A pipeline: its devices in order, and where the blocks are cut."""
+
+WORTH = 0.1
+"""A step must become shorter by this part, or everything stays."""
+SETTLE_S = 5.0
+"""Whatever is moved, graphs are loaded anew and nothing runs for a while."""
+MOVES = 1500
+HOT, COLD = 0.02, 1e-3
+MENDINGS = 256
+"""Ways to close gaps that are looked at."""
+SEARCHED = 0.3
+"""Part of the moves of a search from nothing, of those that follow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Another plan, and what it takes to come there."""
+
+    plan: Plan
+    moving_s: float
+    """Nobody trains for so long."""
+    moved: int
+    """Blocks that somebody has to fetch. None: other pipelines are made of the same holders."""
+
+
+class Living:
+    """Of `devices`, of which number d holds the blocks `held[d]` ((0, 0): none). `lines`: the places of each pipeline as it is; `measured`: (N, N), of which lines
+    somebody has said what they carry (None: of all); `lost`: the lines that were whole before somebody has gone (None: all); in others places are open because nobody has come yet.
+    """
+
+    def __init__(
+        self,
+        devices: Devices,
+        work: Work,
+        held: Sequence[Range],
+        lines: Sequence[Sequence[Seat]],
+        *,
+        steps: int,
+        seed: int,
+        measured: Bools | None = None,
+        lost: Collection[int] | None = None,
+    ) -> None:
+        self._devices, self._work, self._held, self._lines = devices, work, list(held), lines
+        self._steps = steps
+        self._lost = frozenset(range(len(lines)) if lost is None else lost)
+        self._most = 0
+        """Blocks that may be moved."""
+        self._random = np.random.default_rng(seed)
+        self._pipelines = Pipelines(devices, work)
+        self._search = Search(devices, work, seed)
+        self._at = lru_cache(REMEMBERED)(self._pipelines.at)
+        whole = [line for line in lines if line and all(device is not None for device, _ in line)]
+        self._whole = [next(_closed(line, ())) for line in whole]
+        """Pipelines as they are, without those that lack somebody."""
+        routed = None if measured is None else as_routed(devices, lines, measured)
+        self.before_s = min(as_it_is(devices, work, held, routed), self._by_themselves())
+        """Of a step as things stand; infinite if nothing can run."""
+
+    def run(self, on: Callable[[], bool]) -> Change | None:
+        """The best change that is found while `on` is true; None if all had better stay as it is."""
+        begun: list[list[Line]] = []
+        for most in self._limits():
+            self._most = most
+            begun = [lines for lines in self._beginnings(on) if self._price(lines) < math.inf]
+            if begun:
+                break
+        if not begun:
+            return None
+        best = min(begun, key=self._price)
+        while on():
+            found = self._anneal(best, on)
+            best = min(best, found, key=self._price)
+        change = self.change(best)
+        assert change is not None
+        shorter = change.plan.total_s < (1.0 - WORTH) * self.before_s
+        return change if change.moving_s and shorter and self.pays(change) else None
+
+    def pays(self, change: Change) -> bool:
+        """Whether the steps that are left take longer as things stand than after `change`, with what moving takes."""
+        return self._steps * self.before_s > self._steps * change.plan.total_s + change.moving_s
+
+    def seated(self, change: Change, places: Sequence[Range]) -> Change:
+        """`change`, with what it takes of those whom its plan spares, too: device d is to have the blocks `places[d]`."""
+        moved, moving_s = self._moving(dict(enumerate(places)))
+        return replace(change, moved=moved, moving_s=moving_s)
+
+    def change(self, lines: Sequence[Line]) -> Change | None:
+        """What it is to go over to these pipelines, nothing if all are there; None if memory or lines do not allow one of them."""
+        made = [self._at(order, cuts) for order, cuts in lines]
+        if not made or any(one is None for one in made):
+            return None
+        plan = planned(self._devices, self._work, [one for one in made if one is not None])
+        places = {
+            device: place
+            for pipeline in plan.pipelines
+            for device, place in zip(pipeline.devices, pairwise(pipeline.cuts), strict=True)
+        }
+        moved, moving_s = self._moving(places)
+        there = all((one.devices, one.cuts) in self._whole for one in plan.pipelines)
+        return Change(plan=plan, moving_s=0.0 if there else moving_s, moved=moved)
+
+    def _by_themselves(self) -> float:
+        """Seconds of a step of the first pipelines, of as many as is best: those behind them are of devices that the last change had no use for."""
+        changes = (self.change(self._whole[: count + 1]) for count in range(len(self._whole)))
+        return min((change.plan.total_s for change in changes if change is not None), default=math.inf)
+
+    def _moving(self, places: Mapping[int, Range]) -> tuple[int, float]:
+        """How many blocks have to be fetched by devices that are to have `places`, and the seconds that it takes.
+
+        Everything is stored once, by all uplinks together, and what is new is fetched by all at once. No downlink is taken to be slower than the uplink
+        beside it. Who is alone has no line to another device, and fetches from where everything is stored.
+        """
+        arriving, moved = np.zeros(len(self._devices)), 0
+        for device, place in places.items():
+            begin, end = self._held[device]
+            new = [block for block in range(*place) if not begin <= block < end]
+            arriving[device] = self._work.state[new].sum()
+            moved += len(new)
+        uplink = self._devices.uplink
+        if len(uplink) > 1:
+            uplink = np.minimum(uplink, self._devices.bandwidth.max(axis=1, initial=1e-300))
+        stored = self._work.state.sum() / uplink.sum()
+        fetched = max((arriving / uplink).max(), arriving.sum() / uplink.max())
+        return moved, float(SETTLE_S + stored + fetched)
+
+    def _price(self, lines: Sequence[Line]) -> float:
+        change = self.change(lines)
+        if change is None or change.moved > self._most:
+            return math.inf
+        return self._steps * change.plan.total_s + change.moving_s
+
+    def _limits(self) -> Iterator[int]:
+        """How many blocks may be moved: after a loss those that were lost and a neighbour's, if that is possible; else all."""
+        few = 0
+        for number, line in enumerate(self._lines):
+            if number not in self._lost:
+                continue
+            sizes = [end - begin for _, (begin, end) in line]
+            for place, (device, _) in enumerate(line):
+                beside = [
+                    sizes[n] for n in (place - 1, place + 1) if 0 <= n < len(line) and line[n][0] is not None
+                ]
+                few += sizes[place] + max(beside, default=0) if device is None else 0
+        if few:
+            yield few
+        yield len(self._devices) * len(self._work)
+
+    # ── beginnings ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _beginnings(self, on: Callable[[], bool]) -> Iterator[list[Line]]:
+        yield from self.mendings()
+        left = int(SEARCHED * MOVES)
+
+        def briefly() -> bool:
+            nonlocal left
+            left -= 1
+            return left > 0 and on()
+
+        found = self._search.run(briefly)
+        if found is not None:
+            yield [(pipeline.devices, pipeline.cuts) for pipeline in found.best.pipelines]
+
+    def mendings(self) -> Iterator[list[Line]]:
+        """The pipelines as they are, with the gaps closed: each by the neighbours, who divide it, or by a device that is in no pipeline. One without devices is
+        left out, and so are those that are still being filled, in a second try, and all that have gaps, in a third; their devices are in no pipeline then.
+        """
+        alive = {
+            number: line
+            for number, line in enumerate(self._lines)
+            if any(device is not None for device, _ in line)
+        }
+        whole = frozenset(n for n, line in alive.items() if all(device is not None for device, _ in line))
+        for numbers in dict.fromkeys((frozenset(alive), whole | self._lost & alive.keys(), whole)):
+            yield from self._mended([alive[number] for number in sorted(numbers)])
+
+    def _mended(self, lines: Sequence[Sequence[Seat]]) -> Iterator[list[Line]]:
+        """These pipelines with their gaps closed; those without of which memory or lines allow none."""
+        here = {device for line in lines for device, _ in line}
+        spare = [device for device in range(len(self._devices)) if device not in here]
+        ways = [
+            [way for way in islice(_closed(line, spare), MENDINGS) if self._at(*way) is not None]
+            for line in lines
+        ]
+        if not all(ways):
+            yield from self._mended([line for line, some in zip(lines, ways, strict=True) if some])
+            return
+        for made in islice(product(*ways), MENDINGS):
+            devices = [device for order, _ in made for device in order]
+            if made and len(set(devices)) == len(devices):
+                yield list(made)
+
+    # ── annealing ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _anneal(self, lines: list[Line], on: Callable[[], bool]) -> list[Line]:
+        """The best that comes of so many moves, of which the worse are taken more and more rarely (Metropolis)."""
+        cost = best_cost = self._price(lines)
+        best = lines
+        for move in range(MOVES):
+            if not on():
+                break
+            temperature = HOT * (COLD / HOT) ** (move / MOVES)
+            limit = cost * (1.0 - temperature * math.log(1.0 - self._random.random()))
+            changed = self._changed(lines)
+            if changed is None or (price := self._price(changed)) > limit:
+                continue
+            lines, cost = changed, price
+            if cost < best_cost:
+                best_cost, best = cost, lines
+        return best
+
+    def _changed(self, lines: list[Line]) -> list[Line] | None:
+        """One random move; None if it comes to nothing."""
+        which = int(self._random.integers(len(lines)))
+        order, cuts = [*lines[which][0]], [*lines[which][1]]
+        used = {device for devices, _ in lines for device in devices}
+        spare = [device for device in range(len(self._devices)) if device not in used]
+        place = int(self._random.integers(len(order)))
+        match int(self._random.integers(5)):
+            case 0 if len(order) > 1:
+                border = int(self._random.integers(1, len(order)))
+                cuts[border] += int(self._random.choice((-2, -1, 1, 2)))
+            case 1:
+                return self._swapped(lines, which, place, spare)
+            case 2:
+                best = self._pipelines.best(tuple(order))
+                cuts = cuts if best is None else [*best.cuts]
+            case 3 if spare:
+                order.insert(place, int(self._random.choice(spare)))
+                cuts.insert(place + 1, int(self._random.integers(cuts[place], cuts[place + 1])))
+            case 4 if len(order) > 1:
+                del order[place]
+                inner = place + int(self._random.integers(2))  # the border to which neighbour falls
+                del cuts[min(max(inner, 1), len(cuts) - 2)]
+            case _:
+                return None
+        if any(one >= other for one, other in pairwise(cuts)) or (tuple(order), tuple(cuts)) == lines[which]:
+            return None
+        return [*lines[:which], (tuple(order), tuple(cuts)), *lines[which + 1 :]]
+
+    def _swapped(self, lines: list[Line], which: int, place: int, spare: list[int]) -> list[Line] | None:
+        """The device at a place changes with another one, of a pipeline or spared."""
+        one = lines[which][0][place]
+        others = [device for order, _ in lines for device in order if device != one] + spare
+        if not others:
+            return None
+        other = int(self._random.choice(others))
+        change = {one: other, other: one}
+        return [(tuple(change.get(device, device) for device in order), cuts) for order, cuts in lines]
+
+
+def _closed(line: Sequence[Seat], spare: Sequence[int]) -> Iterator[Line]:
+    """All ways to close the gaps of `line`."""
+    gap = next((place for place, (device, _) in enumerate(line) if device is None), None)
+    if gap is None:
+        cuts = (0, *(end for _, (_, end) in line))
+        yield tuple(device for device, _ in line if device is not None), cuts
+        return
+    end = gap
+    while end < len(line) and line[end][0] is None:
+        end += 1
+    left, right = line[:gap], line[end:]
+    begin_block, end_block = line[gap][1][0], line[end - 1][1][1]
+    for device in spare:
+        rest = [other for other in spare if other != device]
+        yield from _closed([*left, (device, (begin_block, end_block)), *right], rest)
+    for border in range(begin_block, end_block + 1):
+        if (border > begin_block and not left) or (border < end_block and not right):
+            continue
+        nearer = [(d, (b, border)) for d, (b, _) in left[-1:]]
+        further = [(d, (border, e)) for d, (_, e) in right[:1]]
+        yield from _closed([*left[:-1], *nearer, *further, *right[1:]], spare)

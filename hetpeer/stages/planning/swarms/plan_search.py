@@ -1,0 +1,302 @@
+"""The search for a plan: how many pipelines, which devices in which order, and who is spared. Any time, seeded. Pure but for `on`.
+
+Beginnings are chains through all devices, each followed by the best connected that is left or by the next best in memory, uplink or speed, or in the order in which they were given, or
+community by community, or half by half (device_clusters.py): cut into any number of pipelines of about the same speed; laid out so that neighbours are a stage; or their first few alone. Then annealing: devices swap, move and turn round; pipelines fall apart and are joined. Only pipelines that a move touches are
+cut anew, and what was cut once is remembered. What is best gets its borders moved for the whole step's sake (cut_refinement.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from hetpeer.stages.planning import device_clusters
+from hetpeer.stages.planning.swarms.cut_refinement import Borders
+from hetpeer.stages.planning.swarms.pipeline_cuts import Pipeline, Pipelines, roomiest_last
+from hetpeer.stages.planning.swarms.plan_inputs import Devices, Floats, Work
+from hetpeer.stages.planning.swarms.swarm_plan import Plan, planned
+
+Orders = tuple[tuple[int, ...], ...]
+"""The devices of each pipeline; who is in none is spared."""
+
+MOVES = 2000
+"""Of the first annealing; the next are twice as long."""
+HOT, COLD = 0.05, 1e-3
+"""First and last temperature, as parts of the cost."""
+ALIKE = 64
+"""Beginnings that are looked at with equal parts too."""
+STARTS = 3
+"""Devices at which chains begin."""
+ADDED = 0.02
+"""Where sums take more of a step than this, pipelines may be cut alike for their sake."""
+MANY, SOME = 32, 8
+"""Of more devices than MANY no more than SOME numbers of pipelines are tried, and beginnings end when time is over."""
+MORE = 200
+"""Orders at random that are tried where no beginning fits into memory."""
+LEAST = 256
+"""Pipelines that are looked at whatever the time, where none fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best plan, and how many were looked at."""
+
+    best: Plan
+    evaluations: int
+
+
+class Search:
+    """Plans of `devices` for `work`."""
+
+    def __init__(self, devices: Devices, work: Work, seed: int) -> None:
+        self._devices, self._work = devices, work
+        self._random = np.random.default_rng(seed)
+        self._pipelines = Pipelines(devices, work)
+        self._borders = Borders(devices, work, self._pipelines)
+        self.evaluations = 0
+
+    def run(self, on: Callable[[], bool]) -> Found | None:
+        """The best plan that is found while `on` is true; None if no beginning fits into memory."""
+        begun = sorted((self._known(orders).total_s, orders) for orders in self._begun(on))
+        if not begun:
+            return None
+        alike = [self._borders.alike(orders) for _, orders in begun[:ALIKE]]
+        plans = [self._known(begun[0][1]), *(plan for plan in alike if plan is not None)]
+        best = self._borders.settled(min(plans, key=_total), on)
+        moves = MOVES
+        while on():
+            for least, orders in begun[:STARTS]:
+                cost, found = self._anneal(orders, moves, on)
+                if cost < least:
+                    begun.append((cost, found))
+                    best = min(best, self._borders.settled(self._known(found), on), key=_total)
+            begun = sorted(set(begun))
+            moves *= 2
+        return Found(best, self.evaluations)
+
+    def _known(self, orders: Orders) -> Plan:
+        """Of pipelines that can be."""
+        plan = self.plan(orders)
+        assert plan is not None
+        return plan
+
+    def plan(self, orders: Orders) -> Plan | None:
+        """What these pipelines make; None if one of them cannot be."""
+        self.evaluations += 1
+        made: list[Pipeline] = []
+        for order in orders:
+            one = self._pipelines.best(order)
+            if one is None:
+                return None
+            made.append(one)
+        plan = planned(self._devices, self._work, made)
+        if plan.sync_s <= ADDED * plan.total_s or len(orders) < 2:
+            return plan
+        alike = planned(self._devices, self._work, self._cut_alike(made))
+        return min(plan, alike, key=_total)
+
+    def _cut_alike(self, made: list[Pipeline]) -> list[Pipeline]:
+        """Those that are as long as others with the cuts of those, as far as there are some for all."""
+        by_length: dict[int, list[Pipeline]] = defaultdict(list)
+        for one in made:
+            by_length[len(one.devices)].append(one)
+        alike: list[Pipeline] = []
+        for group in by_length.values():
+            alike += self._pipelines.alike([one.devices for one in group]) or group
+        return alike
+
+    # ── beginnings ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _begun(self, on: Callable[[], bool]) -> Iterator[Orders]:
+        """Beginnings that fit; of many devices no more than there is time for, but one. What memory does not allow is left out, and its devices spared."""
+        if not self._pipelines.roomy:
+            return
+        found = False
+        for fitting in self._fitting(self._chains(), on):
+            yield fitting
+            found = True
+            if len(self._devices) > MANY and not on():
+                return
+        if found:
+            return
+        for order in roomiest_last(self._devices, len(self._work)):
+            if self._pipelines.best(order) is not None:
+                yield (order,)
+                found = True
+        # memory is short: whoever has room for what is large must be in the right place
+        for _ in range(0 if found else MORE):
+            chain = self._random.permutation(len(self._devices)).tolist()
+            if begun := list(self._fitting([chain], on)):
+                yield from begun
+                return
+
+    def _chains(self) -> Iterator[list[int]]:
+        """Devices by neighbourhood, by what they have most of, those with most memory at both ends, as they were given, and by communities and halves."""
+        devices, count = self._devices, len(self._devices)
+        starts = self._random.permutation(count)[:STARTS].tolist()
+        seconds = self._seconds()
+        yield from [device_clusters.chain(seconds, start).tolist() for start in starts]
+        for most in (devices.memory, devices.uplink, devices.flops):
+            yield np.argsort(-most, kind="stable").tolist()
+        roomy = np.argsort(-devices.memory, kind="stable").tolist()
+        yield [*roomy[::2], *reversed(roomy[1::2])]
+        yield list(range(count))
+        together = device_clusters.together(seconds, self._random)
+        yield from [device_clusters.chain(together, start).tolist() for start in starts]
+        yield device_clusters.by_halves(seconds).tolist()
+
+    def _fitting(self, chains: Iterable[list[int]], on: Callable[[], bool]) -> Iterator[Orders]:
+        """What of the cuts of `chains` fits; until time is over where nothing does."""
+        found = False
+        for chain in chains:
+            for orders in self._cuts(chain):
+                if not found and self._pipelines.looked_at >= LEAST and not on():
+                    return
+                if fitting := tuple(order for order in orders if self._pipelines.best(order) is not None):
+                    yield fitting
+                    found = True
+
+    def _cuts(self, chain: list[int]) -> Iterator[Orders]:
+        """All of them in any number of pipelines, or in stages that lie across them, or the first few as one; of a few devices in any number of equally long ones, too."""
+        count, blocks = len(chain), len(self._work)
+        yield from (_cut(chain, number, self._devices.flops) for number in _numbers(1, count))
+        yield from (_across(chain, number, count // number) for number in _numbers(2, count // 2))
+        yield from ((tuple(chain[:size]),) for size in _numbers(1, min(count, blocks)))
+        yield from (_along(chain, stages) for stages in _numbers(1, min(count // 2, blocks)))
+        if count <= MANY:
+            for number in range(2, count // 2 + 1):
+                yield from (
+                    _across(chain, number, stages) for stages in range(1, min(count // number, blocks + 1))
+                )
+
+    def _seconds(self) -> Floats:
+        """Of what crosses a border in the middle, from each to each."""
+        nbytes = float(np.median(self._work.crossing[1:-1])) if len(self._work) > 1 else 1.0
+        with np.errstate(divide="ignore"):
+            rates = np.minimum(self._devices.bandwidth, self._devices.uplink[:, None])
+            seconds: Floats = self._devices.latency + nbytes / rates
+        return seconds
+
+    # ── annealing ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _anneal(self, orders: Orders, moves: int, on: Callable[[], bool]) -> tuple[float, Orders]:
+        cost = best_cost = self._known(orders).total_s
+        best = orders
+        for move in range(moves):
+            if not on():
+                break
+            heat = cost * HOT * (COLD / HOT) ** (move / moves)
+            limit = cost - heat * math.log(self._random.random())
+            changed = self._changed(orders)
+            if changed is None:
+                continue
+            plan = self.plan(changed)
+            if plan is None or plan.total_s > limit:
+                continue
+            orders, cost = changed, plan.total_s
+            if cost < best_cost:
+                best_cost, best = cost, orders
+        return best_cost, best
+
+    def _changed(self, orders: Orders) -> Orders | None:
+        """One random move; None if it comes to nothing."""
+        lines = [list(order) for order in orders]
+        used = {device for order in orders for device in order}
+        lines.append([device for device in range(len(self._devices)) if device not in used])
+        spare = len(lines) - 1
+        kind = self._random.integers(8)
+        if kind < 3:
+            self._swap(lines, self._in_the_way(orders) if kind else self._any(lines[:spare]))
+        elif kind < 5:
+            self._move(lines, spare)
+        elif kind == 5:
+            self._turn(lines, spare)
+        elif kind == 6:
+            self._split(lines, spare)
+        else:
+            self._join(lines, spare)
+        changed = tuple(tuple(line) for line in lines[:spare] if line) + tuple(
+            tuple(line) for line in lines[spare + 1 :] if line
+        )
+        return changed if changed and changed != orders else None
+
+    def _any(self, lines: list[list[int]]) -> tuple[int, int]:
+        """Line and place of a random device."""
+        number = int(self._random.integers(sum(map(len, lines))))
+        for line, devices in enumerate(lines):
+            if number < len(devices):
+                return line, number
+            number -= len(devices)
+        raise AssertionError
+
+    def _in_the_way(self, orders: Orders) -> tuple[int, int]:
+        """Line and place of the slowest device of a random pipeline, or of one beside it: what is slow may be the line between them."""
+        line = int(self._random.integers(len(orders)))
+        pipeline = self._pipelines.best(orders[line])
+        assert pipeline is not None
+        place = orders[line].index(pipeline.slowest[1]) + int(self._random.integers(-1, 2))
+        return line, min(max(place, 0), len(orders[line]) - 1)
+
+    def _swap(self, lines: list[list[int]], which: tuple[int, int]) -> None:
+        (a, i), (b, j) = which, self._any(lines)
+        lines[a][i], lines[b][j] = lines[b][j], lines[a][i]
+
+    def _move(self, lines: list[list[int]], spare: int) -> None:
+        line, place = self._any(lines)
+        device = lines[line].pop(place)
+        to = int(self._random.integers(spare + 1))
+        lines[to].insert(int(self._random.integers(len(lines[to]) + 1)), device)
+
+    def _turn(self, lines: list[list[int]], spare: int) -> None:
+        devices = lines[int(self._random.integers(spare))]
+        i, j = sorted(int(one) for one in self._random.integers(len(devices) + 1, size=2))
+        devices[i:j] = devices[i:j][::-1]
+
+    def _split(self, lines: list[list[int]], spare: int) -> None:
+        devices = lines[int(self._random.integers(spare))]
+        place = int(self._random.integers(len(devices) + 1))
+        lines.append(devices[place:])
+        del devices[place:]
+
+    def _join(self, lines: list[list[int]], spare: int) -> None:
+        one, other = (int(n) for n in self._random.integers(spare, size=2))
+        if one != other:
+            lines[one] += lines[other]
+            lines[other] = []
+
+
+def _total(plan: Plan) -> float:
+    return plan.total_s
+
+
+def _across(chain: list[int], number: int, stages: int) -> Orders:
+    """So many pipelines whose stages are neighbours in the chain; the others at its end are spared."""
+    return tuple(tuple(chain[row : stages * number : number]) for row in range(number))
+
+
+def _along(chain: list[int], stages: int) -> Orders:
+    """Pipelines of so many neighbours each; those at its end that make none are spared."""
+    return tuple(tuple(chain[at : at + stages]) for at in range(0, len(chain) - stages + 1, stages))
+
+
+def _numbers(least: int, most: int) -> list[int]:
+    """All of them, or some as far from each other as they are large."""
+    if most - least < MANY:
+        return list(range(least, most + 1))
+    return sorted({round(one) for one in np.geomspace(least, most, SOME)})
+
+
+def _cut(chain: list[int], number: int, flops: np.ndarray) -> Orders:
+    """A chain in so many pieces of about the same speed, one device each at least."""
+    total = np.concatenate([[0.0], np.cumsum(flops[chain])])
+    ends = [int(np.abs(total - total[-1] * piece / number).argmin()) for piece in range(1, number)]
+    borders = [0]
+    for piece, end in enumerate(ends, 1):
+        borders.append(min(max(end, borders[-1] + 1), len(chain) - (number - piece)))
+    borders.append(len(chain))
+    return tuple(tuple(chain[a:b]) for a, b in pairwise(borders))

@@ -1,0 +1,183 @@
+"""A plan: pipelines side by side that share a step's microbatches and add up their gradients, and how long a step of it takes.
+
+T = max over pipelines of (FILL + (n - 1) BOTTLENECK) + SYNC + BETWEEN: pipelines as in FusionLLM's Eq. 3, sums as in DT-FM's Eq. 2 but divided by uplinks, as the
+reduce divides them (docs/averaging.md). Of steps that overlap T = max(n BOTTLENECK, SYNC + BETWEEN, (FILL + (n - 1) BOTTLENECK + SYNC + BETWEEN) / (S + 1)). Pipelines that train batches of their own and average
+after H of them have a T each, with SYNC / H and n = M; together they do 1 / sum of 1 / T batches in a second. Pure.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hetpeer.stages.planning.swarms.pipeline_cuts import Pipeline
+from hetpeer.stages.planning.swarms.plan_inputs import Averaging, Devices, Floats, Work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Seconds of a step, and what makes them."""
+
+    pipelines: tuple[Pipeline, ...]
+    shares: tuple[int, ...]
+    """Microbatches of each."""
+    total_s: float
+    """From one step to the next; where pipelines train batches of their own, from one batch to the next."""
+    pipeline_s: float
+    """Of the pipelines alone."""
+    sync_s: float
+    """Of the sums alone; a batch's part of an averaging."""
+    bottleneck: tuple[str, int]
+    """What is busy for the longest part of a step: (`computing`, `sending` or `adding up`, device)."""
+
+
+def planned(devices: Devices, work: Work, pipelines: Sequence[Pipeline]) -> Plan:
+    """What these pipelines make together, without those that are of no use."""
+    if work.averaging is not None:
+        return _averaging(devices, work, pipelines, work.averaging)
+    shares = _shares(work, pipelines)
+    used = [(one, share) for one, share in zip(pipelines, shares, strict=True) if share]
+    adding = adding_up(devices, work, holders_of([one for one, _ in used]))
+    sync_s = float(adding.max())
+    steady = max(share * one.period for one, share in used)
+    alone = max(one.seconds(share) for one, share in used)
+    pipeline_s = work.step_s(steady, alone, 0.0)
+    last, _ = max(used, key=lambda pair: pair[0].seconds(pair[1]))
+    return Plan(
+        pipelines=tuple(one for one, _ in used),
+        shares=tuple(share for _, share in used),
+        total_s=work.step_s(steady, alone, sync_s + work.between_s),
+        pipeline_s=pipeline_s,
+        sync_s=sync_s,
+        bottleneck=last.slowest if pipeline_s >= sync_s else ("adding up", int(adding.argmax())),
+    )
+
+
+def _averaging(devices: Devices, work: Work, pipelines: Sequence[Pipeline], how: Averaging) -> Plan:
+    """Each does all microbatches of its own batches. Who averages with whom is decided as they are ready; all are taken to average together, which takes longest."""
+    count = work.microbatches
+    adding = adding_up(devices, work, holders_of(pipelines))
+    sync_s = float(adding.max()) / how.interval
+    batches = [work.step_s(count * one.period, one.seconds(count), 0.0) for one in pipelines]
+    pipeline_s = _together(batches)
+    each = [batch + work.between_s for batch in batches]
+    total = [max(batch, sync_s) if how.delayed else batch + sync_s for batch in each]
+    slowest = pipelines[int(np.argmax(batches))].slowest
+    return Plan(
+        pipelines=tuple(pipelines),
+        shares=(count,) * len(pipelines),
+        total_s=_together(total),
+        pipeline_s=pipeline_s,
+        sync_s=sync_s / len(pipelines),
+        bottleneck=slowest if max(batches) >= sync_s else ("adding up", int(adding.argmax())),
+    )
+
+
+def _together(seconds: Sequence[float]) -> float:
+    """From one to the next of what several do, each in so many seconds."""
+    return 1.0 / sum(1.0 / one for one in seconds)
+
+
+def _shares(work: Work, pipelines: Sequence[Pipeline]) -> tuple[int, ...]:
+    """Of pipelines that are never empty none begins later than another."""
+    begun = [replace(one, fill=one.period) for one in pipelines] if work.staleness else pipelines
+    _, shares = share_out(begun, work.microbatches)
+    return shares
+
+
+def share_out(pipelines: Sequence[Pipeline], microbatches: int) -> tuple[float, tuple[int, ...]]:
+    """The least time in which the pipelines do so many, and how many each does.
+
+    All that are done by the time t: floor((t - fill) / period) + 1 each. The time at which they would be done if they could be divided is a
+    lower bound; the few that are left then go one by one to whoever is done with one more first.
+    """
+    least = divided([(one.fill, one.period) for one in pipelines], microbatches)
+    shares = [
+        max(0, min(microbatches, int((least - one.fill) / one.period) + 1)) if least >= one.fill else 0
+        for one in pipelines
+    ]
+    left = microbatches - sum(shares)
+    while left < 0:  # rounding
+        most = max(range(len(shares)), key=lambda n: pipelines[n].seconds(shares[n]))
+        shares[most] -= 1
+        left += 1
+    queue = [
+        (one.seconds(share + 1), n) for n, (one, share) in enumerate(zip(pipelines, shares, strict=True))
+    ]
+    heapq.heapify(queue)
+    for _ in range(left):
+        _, n = queue[0]
+        shares[n] += 1
+        heapq.heapreplace(queue, (pipelines[n].seconds(shares[n] + 1), n))
+    done = max(one.seconds(share) for one, share in zip(pipelines, shares, strict=True))
+    return done, tuple(shares)
+
+
+def divided(ways: Sequence[tuple[float, float]], microbatches: int) -> float:
+    """When all would be done if a microbatch could be shared; a lower bound. Each of `ways` is done with the first after so many seconds, and then with one in so many.
+
+    Sum over those that have begun of (t - fill) / period + 1 = n.
+    """
+    speed = offset = done = 0.0
+    ordered = sorted(ways, key=lambda way: way[0] - way[1])
+    for place, (fill, period) in enumerate(ordered):
+        speed += 1.0 / period
+        offset += fill / period - 1.0
+        done = (microbatches + offset) / speed
+        if place + 1 < len(ordered) and done <= ordered[place + 1][0] - ordered[place + 1][1]:
+            break
+    return done
+
+
+def holders_of(pipelines: Sequence[Pipeline]) -> list[list[int]]:
+    """Of each block, one device of each pipeline."""
+    lines = [np.repeat(pipeline.devices, np.diff(pipeline.cuts)) for pipeline in pipelines]
+    holders: list[list[int]] = np.array(lines).T.tolist()
+    return holders
+
+
+def adding_up(devices: Devices, work: Work, holders: Sequence[Sequence[int]]) -> Floats:
+    """Seconds that each device takes to add up the gradients of its blocks (`holders` of each), as the reduce does it: the shares follow from the uplinks
+    (averaging/shares.py); the slowest uplink and the slowest line are waited for, and two hops. A device with several blocks sends them one after the other.
+    """
+    busy = np.zeros(len(devices))
+    begin = 0
+    for end in range(1, len(work) + 1):  # blocks with the same holders are one
+        if end < len(work) and holders[end] == holders[begin]:
+            continue
+        peers = np.array(holders[begin], dtype=np.intp)
+        if len(peers) < 2:
+            begin = end
+            continue
+        apart = ~np.eye(len(peers), dtype=np.bool_)
+        lines = devices.bandwidth[np.ix_(peers, peers)]
+        latency = devices.latency[np.ix_(peers, peers)] * apart
+        nbytes = work.reduced[begin:end].sum() / work.compression.reduce
+        busy[peers] += (
+            nbytes * _each(devices.uplink[peers], np.where(apart, lines, np.inf)) + 2 * latency.max()
+        )
+        begin = end
+    return busy
+
+
+def _each(uplinks: Floats, lines: Floats) -> float:
+    """Seconds of a byte of the vector that N holders add up. `lines` is (N, N), infinite from one to itself.
+
+    Who reduces the share s of it sends 1 + (N - 2) s of it in all: with the fastest k reducing, all of them are done at (N - 2 + k) / (sum of their uplinks), and
+    nobody else would be done before that. From i to j go i's part of j's share and the sum of i's.
+    """
+    count = len(uplinks)
+    rates = np.minimum(uplinks, np.where(np.isfinite(lines), lines, 0.0).sum(axis=1))
+    order = np.argsort(-rates, kind="stable")
+    done = (count - 2 + np.arange(1, count + 1)) / np.maximum(np.cumsum(rates[order]), 1e-300)
+    beside = np.append(1.0 / np.maximum(rates[order][1:], 1e-300), np.inf)
+    reducing = int((beside >= done).argmax()) + 1
+    shares = np.zeros(count)
+    chosen = order[:reducing]
+    shares[chosen] = (rates[chosen] * done[reducing - 1] - 1.0) / (count - 2) if count > 2 else 1.0 / reducing
+    shares = np.maximum(shares, 0.0)
+    slowest = ((shares[:, None] + shares[None, :]) / np.maximum(lines, 1e-300)).max()
+    return float(max(done[reducing - 1], 1.0 / max(rates.min(), 1e-300), slowest))

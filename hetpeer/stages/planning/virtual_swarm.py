@@ -1,0 +1,282 @@
+"""Steps in virtual time: the pipeline cores that the volunteers run, on workers and lines that take the time they were
+measured to take. Pure.
+
+Nothing of the schedule is modelled: `Pipeline`, `Bench` and `Window` are the real ones (stages/execution), those of one step or of several that
+overlap (docs/asynchronous.md). What lies between the last work of a step and its update is a measured time, which other steps may use; the workers
+and lines that the sums and the update take meanwhile are not free for them. What is left out are lost peers, full memory and the coordinator: a sealed
+slot is counted at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from statistics import NormalDist
+from zlib import crc32
+
+from hetpeer.stages.pipeline import effects as p
+from hetpeer.stages.pipeline.in_flight import MOST, Window
+from hetpeer.stages.pipeline.pipeline import Pipeline
+from hetpeer.stages.pipeline.routes import Route
+from hetpeer.stages.pipeline.worker_queue import Bench
+from hetpeer.stages.planning.timeline import Timeline
+from hetpeer.stages.planning.uplinks import Line, Uplink
+
+MOST_VARIES = 1.0
+"""Beyond it a single long pause among a few dozen times says little of those to come; adverts are claims, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One volunteer's worker and its way out."""
+
+    forward_s: float
+    """Of one microbatch over its blocks."""
+    backward_s: float
+    varies: float = 0.0
+    """How far single ones are from these means: standard deviation over mean. No machine does the same in the same time twice, and a pipeline waits for whoever is late."""
+    update_s: float = 0.0
+    """Of a step: looking at the sums, and the update."""
+    uplink: float = math.inf
+    """Bytes/s of all its lines together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """From the end of one step to that of the next, in seconds."""
+
+    seconds: float
+    computing: Mapping[str, float]
+    """Peer → its worker was busy for so long."""
+    sending: Mapping[str, float]
+    """Peer → its uplink was busy for so long."""
+
+
+class VirtualSwarm:
+    """Volunteers that take `routes` (microbatch → its way) in every step. `lines` are keyed (from, to): each two peers that
+    follow one another on a route need both ways, who adds up gradients with others the ways to them. `most` microbatches have room in a volunteer's memory. Up to `staleness` steps begin before
+    the one that they follow is over; a step is over `between_s` after its last work, or after the end of the one before if that is later, and when its sums have arrived.
+    """
+
+    def __init__(
+        self,
+        machines: Mapping[str, Machine],
+        lines: Mapping[tuple[str, str], Line],
+        routes: Mapping[int, Route],
+        most: int = MOST,
+        *,
+        staleness: int = 0,
+        between_s: float = 0.0,
+    ) -> None:
+        self._roster = {hop.peer: (hop.begin, hop.end) for route in routes.values() for hop in route}
+        self.windows = {peer: Window(most) for peer in self._roster}
+        """Peer → what it has learned of its way there and back."""
+        self._machines = machines
+        self._lines = lines
+        self._routes = routes
+        self._staleness = staleness
+        self._between_s = between_s
+        self._timeline = Timeline()
+        self._benches = {peer: Bench(window) for peer, window in self.windows.items()}
+        self._workers = {peer: _Worker(self._timeline) for peer in self._roster}
+        self._luck = {peer: _luck(peer, machines[peer].varies) for peer in self._roster}
+        ways: dict[str, dict[str, Line]] = {peer: {} for peer in self._roster}
+        for (sender, to), line in lines.items():
+            if sender in ways:
+                ways[sender][to] = line
+        self._uplinks = {
+            peer: Uplink(self._timeline, machines[peer].uplink, own) for peer, own in ways.items()
+        }
+        self._sums = {
+            peer: sums
+            for peer, own in ways.items()
+            if (sums := {to: line.sums_bytes for to, line in own.items() if line.sums_bytes})
+        }
+        """Sender → to → bytes of a step's sums."""
+        self._steps: list[_UnderWay] = []
+        """In their order: the first is the next to be over."""
+        self._opened = self._over = 0
+
+    def step(self) -> Step:
+        """Until one more step is over. The windows remember it for the next, as they do in life."""
+        if not self._opened:
+            self._open()
+        before, over = self._busy(), self._over + 1
+        self._timeline.run(lambda: self._over == over)
+        after = self._busy()
+        return Step(
+            seconds=after.seconds - before.seconds,
+            computing={peer: busy - before.computing[peer] for peer, busy in after.computing.items()},
+            sending={peer: busy - before.sending[peer] for peer, busy in after.sending.items()},
+        )
+
+    def _busy(self) -> Step:
+        """From the beginning until now."""
+        return Step(
+            seconds=self._timeline.now,
+            computing={peer: worker.busy_s for peer, worker in self._workers.items()},
+            sending={peer: uplink.busy_s for peer, uplink in self._uplinks.items()},
+        )
+
+    # ── steps begin and end ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _open(self) -> None:
+        """As many as may be under way."""
+        while len(self._steps) <= self._staleness:
+            count = len(self._routes)
+            cores = {
+                peer: Pipeline(peer, self._roster, count, count, self._benches[peer]) for peer in self._roster
+            }
+            step = _UnderWay(self._opened, cores, count)
+            self._opened += 1
+            self._steps.append(step)
+            for number, route in self._routes.items():
+                first = route[0].peer
+                self._happened(step, first, cores[first].assign(number, route, 0))
+
+    def _decide(self) -> None:
+        """One after the other: when nothing is left to do of the first step, its sums and its update begin."""
+        first = self._steps[0]
+        if first.left or first.awaited:
+            return
+        first.awaited = sum(map(len, self._sums.values())) + 1
+        for peer, worker in self._workers.items():
+            worker.do(self._machines[peer].update_s)
+        for sender, sums in self._sums.items():
+            self._uplinks[sender].send_all(sums, self._nearer)
+        self._timeline.after(self._between_s, self._nearer)
+
+    def _nearer(self) -> None:
+        """It takes what was measured, and no step is over before its sums are where they are to be."""
+        self._steps[0].awaited -= 1
+        if not self._steps[0].awaited:
+            self._end()
+
+    def _end(self) -> None:
+        """The first step is over, and another one may begin."""
+        step = self._steps.pop(0)
+        self._over += 1
+        for peer, core in step.cores.items():
+            core.over()
+            self.windows[peer].end_step(step.number)
+        self._open()
+        self._decide()
+
+    # ── at a volunteer ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _happened(self, step: _UnderWay, peer: str, effects: Iterable[p.Effect]) -> None:
+        """Carry out what the step asks for, and what others do then that share its worker."""
+        self._carry_out(step, peer, effects)
+        for turn in self._benches[peer].turns():
+            other = next(one for one in self._steps if one.cores[peer] is turn)
+            self._carry_out(other, peer, other.cores[peer].resume())
+
+    def _carry_out(self, step: _UnderWay, peer: str, effects: Iterable[p.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case p.RunForward():
+                    self._forward(step, peer, effect)
+                case p.RunBackward():
+                    self._backward(step, peer, effect)
+                case p.SendActivation():
+                    self._send_activation(step, peer, effect)
+                case p.SendGradient():
+                    self._send_gradient(step, peer, effect)
+                case p.ReportSealed(slot=slot):
+                    self._timeline.after(0.0, partial(self._counted, step, peer, slot))
+
+    def _counted(self, step: _UnderWay, peer: str, slot: int) -> None:
+        self._happened(step, peer, step.cores[peer].settled(slot, ()))
+
+    def _forward(self, step: _UnderWay, peer: str, work: p.RunForward) -> None:
+        key, last = work.key, not work.hops_after
+        self.windows[peer].begun((step.number, key), work.hops_after, self._timeline.now)
+
+        def done() -> None:
+            core = step.cores[peer]
+            self._happened(step, peer, core.forward_done(key, None if last else key, 0.0 if last else None))
+
+        self._workers[peer].do(self._machines[peer].forward_s * next(self._luck[peer]), done)
+
+    def _backward(self, step: _UnderWay, peer: str, work: p.RunBackward) -> None:
+        key = work.key
+
+        def done() -> None:
+            self.windows[peer].finished((step.number, key), self._timeline.now)
+            self._happened(step, peer, step.cores[peer].backward_done(key, key if key.begin else None))
+            if not key.begin:
+                step.left -= 1
+                self._decide()
+
+        self._workers[peer].do(self._machines[peer].backward_s * next(self._luck[peer]), done)
+
+    def _send_activation(self, step: _UnderWay, peer: str, what: p.SendActivation) -> None:
+        to = what.route[0].peer
+
+        def arrives() -> None:
+            core = step.cores[to]
+            self._happened(step, to, core.activation(what.id, what.route, what.attempt, peer, what.handle))
+
+        self._uplinks[peer].send(to, self._lines[peer, to].activation_bytes, arrives)
+
+    def _send_gradient(self, step: _UnderWay, peer: str, what: p.SendGradient) -> None:
+        def arrives() -> None:
+            self._happened(step, what.to, step.cores[what.to].gradient(what.id, what.border, what.handle))
+
+        self._uplinks[peer].send(what.to, self._lines[peer, what.to].gradient_bytes, arrives)
+
+
+def _luck(peer: str, varies: float) -> Iterator[float]:
+    """How many times its mean each piece of work takes: as if at random, the same for the same peer. Lognormal, as times of work are that others now and then get in the way of."""
+    spread = math.sqrt(math.log1p(min(varies, MOST_VARIES) ** 2))
+    state, normal = crc32(peer.encode()), NormalDist(-(spread**2) / 2, spread or 1.0)
+    while True:
+        state = (state * 6364136223846793005 + 1442695040888963407) % 2**64  # Knuth, MMIX
+        yield math.exp(normal.inv_cdf(((state >> 12) + 0.5) / 2**52)) if spread else 1.0
+
+
+@dataclass(slots=True, eq=False)
+class _UnderWay:
+    """One step."""
+
+    number: int
+    cores: Mapping[str, Pipeline]
+    left: int
+    """Microbatches whose gradient has not come back to their beginning."""
+    awaited: int = 0
+    """Once nothing is left: its sums that are on their way, and the time that it takes in any case."""
+
+
+class _Worker:
+    """It does one thing after the other."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._queue: deque[tuple[float, Callable[[], None]]] = deque()
+        """What it does is the first."""
+        self._busy_s = self._since = 0.0
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds so far in which it did anything."""
+        return self._busy_s + (self._timeline.now - self._since if self._queue else 0.0)
+
+    def do(self, seconds: float, done: Callable[[], None] = lambda: None) -> None:
+        """Work for so long, after all that it was given before; then `done` happens."""
+        self._queue.append((seconds, done))
+        if len(self._queue) == 1:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._since = self._timeline.now
+        self._timeline.after(self._queue[0][0], self._end)
+
+    def _end(self) -> None:
+        self._busy_s += self._timeline.now - self._since
+        _, done = self._queue.popleft()
+        if self._queue:
+            self._begin()
+        done()

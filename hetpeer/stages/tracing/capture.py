@@ -1,0 +1,158 @@
+"""torch.export on the author's module: a functional graph, with what export would lose silently kept.
+
+Runs on the author's machine only. The first dimension of every input is the batch, and stays open where the model
+allows it. `torch.no_grad` regions are kept as detached results.
+"""
+
+from __future__ import annotations
+
+import operator
+import traceback
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.stages.tracing.refusals import unfit, unsupported
+
+MAX_BATCH = 1 << 20
+DROPOUTS = frozenset({"aten.dropout.default", "aten.dropout_.default", "aten.native_dropout.default"})
+CASTS: Mapping[Any, int] = {torch.ops.aten.to.dtype: 1, torch.ops.aten.to.device: 2}
+"""Where casts have the dtype that the author asked for. (`x.cpu()` has one, too, which nobody asked for: it is left out.)"""
+SDPA = "aten.scaled_dot_product_attention.default"
+
+
+def capture(model: nn.Module, example: Mapping[str, Tensor], autocast: bool) -> ExportedProgram:
+    """The decomposed graph of `model(**example)` in the model's own mode; with `autocast` it is for a run under bf16 autocast.
+
+    Every tensor of `example` has the batch as its first dimension. Raises LocalError HP-MODEL-001 (a region that is
+    not understood), HP-MODEL-003 (a dropout that nothing needs) or HP-MODEL-002 (torch cannot export the model, with
+    the author's line).
+    """
+    batch, several = Dim("batch", min=1, max=MAX_BATCH), example
+    if next(iter(example.values())).shape[0] == 1:  # export would take a batch of one for a constant
+        several = {name: torch.cat([tensor, tensor]) for name, tensor in example.items()}
+    try:
+        return _export(model, several, {name: {0: batch} for name in example}, autocast)
+    except LocalError:
+        raise
+    except Exception:  # noqa: BLE001 - torch has many ways to say that a size must be fixed, or that it cannot at all
+        return _export_fixed(model, example, autocast)
+
+
+def _export_fixed(model: nn.Module, example: Mapping[str, Tensor], autocast: bool) -> ExportedProgram:
+    """With all sizes as they are; what stands in the way now is the model."""
+    try:
+        return _export(model, example, None, autocast)
+    except LocalError:
+        raise
+    except Exception as error:
+        raise LocalError(
+            "HP-MODEL-002",
+            "torch.export cannot trace the model",
+            why=torch_line(error),
+            fix="make forward() free of decisions that depend on tensor values; try torch.export.export(model, ...)",
+            exit_code=ExitCode.CONFIG,
+        ) from error
+
+
+def _export(model: nn.Module, example: Mapping[str, Tensor], dynamic: Any, autocast: bool) -> ExportedProgram:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own, of what torch does in there
+        exported = torch.export.export(model, (), dict(example), strict=False, dynamic_shapes=dynamic)
+        _keep_no_grad(exported)
+        if autocast:
+            _keep_casts(exported)
+        decomposed: ExportedProgram = exported.run_decompositions({})
+    if _dropouts(exported) != _dropouts(decomposed):
+        # torch drops what leads to no result, but eager code runs it: the numbers of all later dropouts would differ.
+        raise unfit(
+            "a dropout of the model has no part in what forward() returns",
+            "a mask depends on a dropout's place among all",
+            "leave it out, or give it the probability 0",
+        )
+    return decomposed
+
+
+def _keep_casts(exported: ExportedProgram) -> None:
+    """Let casts to float32 cast, those of what is float32 in the trace, too: under autocast it may be bfloat16 then.
+
+    Decomposition takes such a cast away, and an author's `x.float()` in front of a norm or a long sum with it.
+    """
+    for graph in _graphs(exported):
+        for node in graph.nodes:
+            position = CASTS.get(node.target)
+            if (
+                position is not None
+                and node.args[position] is torch.float32 is node.args[0].meta["val"].dtype
+            ):
+                node.target, node.args = torch.ops.aten._to_copy.default, node.args[:1]  # noqa: SLF001 (its name)
+                node.kwargs = {"dtype": torch.float32}
+
+
+def _graphs(exported: ExportedProgram) -> list[torch.fx.Graph]:
+    """The program's own, and those of its regions."""
+    return [m.graph for m in exported.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+
+
+def _dropouts(exported: ExportedProgram) -> int:
+    """How often the program draws a mask."""
+    return sum(
+        _draws(node) for graph in _graphs(exported) for node in graph.nodes if node.op == "call_function"
+    )
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    """Whether a call draws a mask: dropout [input, probability, training], attention […, …, …, mask, probability]."""
+    op, args = str(node.target), node.args
+    if op in DROPOUTS:
+        return bool(args[1]) and args[2] is not False
+    return op == SDPA and len(args) > 4 and bool(args[4])
+
+
+def torch_line(error: Exception) -> str:
+    """The first line of torch's message and the author's line that caused it."""
+    message = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    torch_home = Path(torch.__file__).parent
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if torch_home not in Path(f.filename).parents
+    ]
+    own = [f for f in frames if Path(__file__).parents[1] not in Path(f.filename).parents]
+    return f"{message} ({own[-1].filename}:{own[-1].lineno}: {own[-1].line})" if own else message
+
+
+def _keep_no_grad(exported: ExportedProgram) -> None:
+    """Detach what leaves a `torch.no_grad` region, as decomposition dissolves the region itself.
+
+    Export wraps such a region in a higher-order operator. Its results are all a gradient could come back through, so
+    a detach behind each of them means the same as the region did.
+    """
+    graph = exported.graph_module.graph
+    for module in exported.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            if isinstance(node.target, torch._ops.HigherOrderOperator):  # noqa: SLF001 (it has no public name)
+                _check_region(node, nested=module is not exported.graph_module)
+    for node in graph.find_nodes(
+        op="call_function", target=torch.ops.higher_order.wrap_with_set_grad_enabled
+    ):
+        for result in list(node.users):
+            with graph.inserting_after(result):
+                detached = graph.call_function(torch.ops.aten.detach.default, (result,))
+            detached.meta = dict(result.meta)
+            result.replace_all_uses_with(detached, delete_user_cb=lambda user, new=detached: user is not new)
+            for output in exported.graph_signature.output_specs:
+                if output.arg.name == result.name:
+                    output.arg.name = detached.name
+    exported.graph_module.recompile()
+
+
+def _check_region(node: torch.fx.Node, nested: bool) -> None:
+    """Only a plain no_grad region is understood: not enable_grad, autocast or one region inside another."""
+    plain = node.target is torch.ops.higher_order.wrap_with_set_grad_enabled and node.args[0] is False
+    if nested or not plain or any(user.target is not operator.getitem for user in node.users):
+        raise unsupported(str(node.target))

@@ -1,0 +1,205 @@
+"""Where the graph may be cut into blocks.
+
+Operators stand in the author's order, and a border is a place between two of them. Good borders are *narrow*: a single
+tensor crosses, as between the halves of a transformer layer. The pieces between narrow borders that repeat (attention,
+MLP, attention, MLP, ...) are joined to one block per repetition, and pieces of next to no weight join a neighbour.
+Operators that depend on no parameter and no input (positions, masks) are not cut at all: each block gets its own copy.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
+from hetpeer.stages.graph.even_split import Range, even_ranges, too_few
+from hetpeer.stages.graph.own_operators import PASS_OPERATORS
+from hetpeer.stages.tracing.assemble import Mode, make_block, tensor_specs
+from hetpeer.stages.tracing.trace import OpDag
+
+TINY = 1 / 16
+"""A piece with less than this share of the heaviest one's FLOPs, and of its parameters, is not worth a border."""
+
+WORTH = 1 / 8
+"""A cut is useful if both sides have at least this part of an even share of all FLOPs."""
+
+PLAIN = Mode()
+
+
+def cut_blocks(dag: OpDag, target_blocks: int | None = None, mode: Mode = PLAIN) -> list[BlockSpec]:
+    """Cut the graph into blocks, in order; about one for each repeated layer unless `target_blocks` is given.
+
+    With `target_blocks`, neighbours are joined evenly, or pieces cut where few bytes cross; fewer blocks come back only
+    if the graph has no more borders. Raises LocalError HP-MODEL-005 for no blocks at all.
+    """
+    if target_blocks is not None and target_blocks < 1:
+        raise too_few(f"a model cannot be cut into {target_blocks} blocks")
+    line = _Line(dag)
+    pieces = _merge_tiny(line, _join_repeats(line, line.narrow_pieces()))
+    if target_blocks is not None and len(pieces) > target_blocks:
+        grouped = even_ranges([line.flops(piece) for piece in pieces], [1.0] * target_blocks)
+        pieces = [(pieces[begin][0], pieces[end - 1][1]) for begin, end in grouped]
+    elif target_blocks is not None:
+        pieces = _refine(line, pieces, target_blocks)
+    return [
+        make_block(
+            dag,
+            index,
+            line.nodes[begin:end],
+            (line.crossing(begin), line.crossing(end)),
+            line.copied,
+            mode,
+        )
+        for index, (begin, end) in enumerate(pieces)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Border:
+    """What crosses between two positions; a tuple of results may not cross, so it has no border."""
+
+    crossing: tuple[str, ...]
+    nbytes: int
+
+
+class _Line:
+    """The operators that are cut, in order; position p is between node p - 1 and node p."""
+
+    def __init__(self, dag: OpDag) -> None:
+        self.dag = dag
+        fixed = set(dag.buffers)
+        for node in dag.nodes:
+            if node.op not in PASS_OPERATORS and all(name in fixed for name in node.references()):
+                fixed.add(node.name)
+        self.copied = fixed - set(dag.buffers)
+        self.nodes = [node for node in dag.nodes if node.name not in self.copied]
+        self._flops_before = [0, *itertools.accumulate(dag.flops[node.name] for node in self.nodes)]
+        self.borders = self._borders()
+
+    def _borders(self) -> dict[int, _Border]:
+        """Position -> border, for the places where a cut is possible."""
+        last = {name: position for position, node in enumerate(self.nodes) for name in node.references()}
+        live: dict[str, None] = {}
+        borders = {}
+        for position, node in enumerate(self.nodes[:-1], start=1):
+            live[node.name] = None
+            live = {name: None for name in live if last.get(name, 0) >= position}
+            values = [self.dag.at(name) for name in live]
+            tensors = [value for value in values if isinstance(value, TensorSpec)]
+            if len(tensors) == len(values):
+                borders[position] = _Border(tuple(live), sum(spec.nbytes for spec in tensors))
+        return borders
+
+    def narrow_pieces(self) -> list[Range]:
+        """The pieces between all places where one tensor crosses."""
+        cuts = [position for position, border in self.borders.items() if len(border.crossing) == 1]
+        return list(itertools.pairwise([0, *cuts, len(self.nodes)]))
+
+    def crossing(self, position: int) -> tuple[str, ...]:
+        """Names of the values in the bundle at a border; none at the ends."""
+        border = self.borders.get(position)
+        return border.crossing if border else ()
+
+    def bytes_at(self, position: int) -> int:
+        border = self.borders.get(position)
+        return border.nbytes if border else 0
+
+    def flops(self, piece: Range) -> int:
+        begin, end = piece
+        return self._flops_before[end] - self._flops_before[begin]
+
+    def parameters(self, piece: Range) -> set[str]:
+        """Value names of the parameters a piece reads."""
+        names = {name for node in self.nodes[slice(*piece)] for name in node.references()}
+        return names & self.dag.parameters.keys()
+
+    def parameter_bytes(self, piece: Range) -> int:
+        return sum(spec.nbytes for spec in tensor_specs(self.dag, self.parameters(piece)).values())
+
+    def signature(self, piece: Range) -> tuple[object, ...]:
+        """What a piece does, names left out: equal for two layers of one kind."""
+        return tuple(
+            (node.op, self.dag.values[node.name], len(list(node.references())))
+            for node in self.nodes[slice(*piece)]
+        )
+
+
+def _join_repeats(line: _Line, pieces: list[Range]) -> list[Range]:
+    """Join the longest run of repeating pieces to one piece per repetition."""
+    kinds = [line.signature(piece) for piece in pieces]
+    longest, period, start = 0, 1, 0
+    for step in range(1, len(kinds) // 2 + 1):
+        same = [kinds[i] == kinds[i + step] for i in range(len(kinds) - step)]
+        position = 0
+        for equal, group in itertools.groupby(same):
+            run = len(list(group))
+            repeats = run // step + 1
+            if equal and repeats > 1 and repeats * step > longest:
+                longest, period, start = repeats * step, step, position
+            position += run
+    joined = [
+        (pieces[first][0], pieces[first + period - 1][1]) for first in range(start, start + longest, period)
+    ]
+    return [*pieces[:start], *joined, *pieces[start + longest :]]
+
+
+def _merge_tiny(line: _Line, pieces: list[Range]) -> list[Range]:
+    """Join pieces that compute next to nothing with each other, then those of no weight at all with a neighbour.
+
+    The first is for embedding tables: no FLOPs but many parameters, so together they stay a block. The second goes
+    over the border that more bytes would cross (logits stay with their loss), else to the later neighbour.
+    """
+    flops_floor = TINY * max(line.flops(piece) for piece in pieces)
+    bytes_floor = TINY * max(line.parameter_bytes(piece) for piece in pieces)
+    merged: list[Range] = []
+    for idle, group in itertools.groupby(pieces, key=lambda piece: line.flops(piece) < flops_floor):
+        run = list(group)
+        merged += [(run[0][0], run[-1][1])] if idle else run
+
+    def tiny(piece: Range) -> bool:
+        return line.flops(piece) < flops_floor and line.parameter_bytes(piece) < bytes_floor
+
+    while (small := next((i for i, piece in enumerate(merged) if tiny(piece)), None)) is not None:
+        ends = [i for i in (small, small + 1) if 0 < i < len(merged)]
+        end = max(ends, key=lambda i: (line.bytes_at(merged[i][0]), i))
+        merged[end - 1 : end + 1] = [(merged[end - 1][0], merged[end][1])]
+    return merged
+
+
+def _refine(line: _Line, pieces: list[Range], target: int) -> list[Range]:
+    """Cut pieces until there are `target`: the heaviest where no more bytes cross than at the borders there are.
+
+    Then where the fewest bytes cross. Cuts that take next to nothing off a piece (the loss off its logits) come last.
+    """
+    pieces = list(pieces)
+    floor = WORTH * line.flops((0, len(line.nodes))) / target
+    usual = max((line.bytes_at(begin) for begin, _ in pieces[1:]), default=0)
+    cuts = {piece: cut for piece in pieces if (cut := _best_cut(line, piece, floor))}
+
+    def order(piece: Range) -> tuple[Any, ...]:
+        useless, nbytes, _, _ = cuts[piece]
+        weight = -line.flops(piece)
+        return (0, weight) if not useless and nbytes <= usual else (1, useless, nbytes, weight)
+
+    while len(pieces) < target and (divisible := [piece for piece in pieces if piece in cuts]):
+        piece = min(divisible, key=order)
+        position = cuts[piece][-1]
+        parts = [(piece[0], position), (position, piece[1])]
+        at = pieces.index(piece)
+        pieces[at : at + 1] = parts
+        cuts |= {part: cut for part in parts if (cut := _best_cut(line, part, floor))}
+    return pieces
+
+
+def _best_cut(line: _Line, piece: Range, floor: float) -> tuple[bool, int, int, int] | None:
+    """Whether a side is below `floor`, bytes that cross, FLOPs by which the sides differ, position; None: no border."""
+    begin, end = piece
+    whole = line.flops(piece)
+    found = []
+    for position in range(begin + 1, end):
+        if position in line.borders:
+            left = line.flops((begin, position))
+            useless = min(left, whole - left) < floor
+            found.append((useless, line.bytes_at(position), abs(whole - 2 * left), position))
+    return min(found, default=None)

@@ -1,0 +1,236 @@
+"""From torch's exported graph to calls of our own: plain data, with hidden state made explicit.
+
+Sizes that depend on the batch become `Batch(k)`; dropout, attention with dropout and BatchNorm become the operators of
+own_operators.py; checks that export leaves in the graph go.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.stages.graph.batchnorm import BATCH_NORM
+from hetpeer.stages.graph.block_spec import (
+    ITEM_BYTES,
+    Argument,
+    Batch,
+    Node,
+    Ref,
+    Size,
+    Symbol,
+    TensorSpec,
+    Value,
+)
+from hetpeer.stages.graph.call_schema import check_call
+from hetpeer.stages.graph.own_operators import ATTENTION, DROPOUT
+from hetpeer.stages.tracing.refusals import VALUES, unfit, unsupported
+
+ASSERTIONS = frozenset(
+    {
+        "aten._assert_scalar.default",
+        "aten._assert_tensor_metadata.default",
+        "aten.sym_constrain_range.default",
+        "aten.sym_constrain_range_for_size.default",
+    }
+)
+"""Checks that export leaves in the graph; they would pin the author's device on every peer."""
+
+PLACEMENT = frozenset({"device", "pin_memory", "layout"})
+"""Arguments about where a tensor lies: that is for the peer that runs the block to say."""
+
+NATIVE_DROPOUT = "aten.native_dropout.default"
+SDPA = "aten.scaled_dot_product_attention.default"
+NATIVE_BATCH_NORM = "aten._native_batch_norm_legit_functional.default"
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+@dataclass(slots=True)
+class Rewriter:
+    """Turns the nodes of one graph, in order; `nodes` and `values` grow as it goes."""
+
+    nodes: list[Node] = field(default_factory=list)
+    values: dict[str, Value] = field(default_factory=dict)
+    lines: dict[str, str] = field(default_factory=dict)
+    """Call -> the author's line that made it."""
+    running: dict[str, str] = field(default_factory=dict)
+    """Value that is the new content of BatchNorm's running mean or variance -> that buffer's value name."""
+    _first_result: dict[str, str] = field(default_factory=dict)
+    """Name of a `getitem 0` -> the call whose only result that is now."""
+    _dropouts: int = 0
+
+    def add(self, node: fx.Node) -> None:
+        """The next node of the author's program. Raises LocalError HP-MODEL-001, HP-MODEL-003."""
+        op = "getitem" if node.target is operator.getitem else str(node.target)
+        if op in ASSERTIONS or isinstance(node.meta.get("val"), SYMBOLIC):
+            return
+        self.lines[node.name] = _line(node)
+        if any(map(_depends_on_values, _sizes(node.meta["val"]))):
+            raise unsupported(op, "the size of its result depends on values", self.lines[node.name], VALUES)
+        if op == NATIVE_DROPOUT:
+            self._add_dropout(node)
+        elif op == NATIVE_BATCH_NORM:
+            self._add_batch_norm(node)
+        elif op == SDPA and len(node.args) > 4 and node.args[4]:
+            self._add_attention(node)
+        elif op == "getitem" and self._is_part_of_ours(node):
+            self._add_part(node)
+        else:
+            self._emit(node.name, op, self._arguments(node), self._keywords(node), node.meta["val"])
+
+    def _emit(
+        self, name: str, op: str, args: tuple[Argument, ...], kwargs: Mapping[str, Argument], val: Any
+    ) -> None:
+        node = Node(name=name, op=op, args=args, kwargs=kwargs)
+        try:
+            check_call(node)
+        except ProtocolError as error:
+            raise unsupported(op, error.what, self.lines[name]) from error
+        self.nodes.append(node)
+        self.values[name] = describe(val)
+
+    # ── hidden state ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _add_dropout(self, node: fx.Node) -> None:
+        x, probability, *_ = self._arguments(node)
+        number = self._next_dropout(probability)
+        self._emit(node.name, DROPOUT, (x, probability, number), {}, node.meta["val"][0])
+
+    def _add_attention(self, node: fx.Node) -> None:
+        query, key, value, mask, probability, *causal = self._arguments(node)
+        number = self._next_dropout(probability)
+        args = (query, key, value, mask, probability, bool(causal and causal[0]), number)
+        self._emit(node.name, ATTENTION, args, self._keywords(node), node.meta["val"])
+
+    def _next_dropout(self, probability: Argument) -> int:
+        """Its place in the program: a dropout with probability 0 does not count, as it draws nothing."""
+        self._dropouts += bool(probability)
+        return self._dropouts - 1 if probability else 0
+
+    def _add_batch_norm(self, node: fx.Node) -> None:
+        x, weight, bias, mean, variance, training, momentum, epsilon = self._arguments(node)
+        if training is not True or not isinstance(momentum, float):
+            raise unsupported(
+                NATIVE_BATCH_NORM, "its statistics are not plain running values", self.lines[node.name]
+            )
+        if any(isinstance(value, fx.Node) and value.op != "placeholder" for value in node.args[3:5]):
+            raise unsupported(NATIVE_BATCH_NORM, "it runs twice in one forward", self.lines[node.name])
+        args = (x, weight, bias, mean, variance, momentum, epsilon)
+        self._emit(node.name, BATCH_NORM, args, {}, node.meta["val"][0])
+
+    def _is_part_of_ours(self, node: fx.Node) -> bool:
+        source = node.args[0]
+        return isinstance(source, fx.Node) and str(source.target) in (NATIVE_DROPOUT, NATIVE_BATCH_NORM)
+
+    def _add_part(self, node: fx.Node) -> None:
+        source, position = node.args
+        assert isinstance(source, fx.Node)
+        assert isinstance(position, int)
+        if position == 0:
+            self._first_result[node.name] = source.name
+            return
+        if str(source.target) == NATIVE_BATCH_NORM and position in (3, 4):
+            buffer = source.args[position]
+            assert isinstance(buffer, fx.Node)
+            self.running[node.name] = buffer.name
+        elif node.users:
+            raise unsupported(
+                str(source.target), "more than its first result is used", self.lines[source.name]
+            )
+
+    # ── arguments ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _arguments(self, node: fx.Node) -> tuple[Argument, ...]:
+        return tuple(self._argument(node, argument) for argument in node.args)
+
+    def _keywords(self, node: fx.Node) -> dict[str, Argument]:
+        named = {
+            key: self._argument(node, value) for key, value in node.kwargs.items() if key not in PLACEMENT
+        }
+        return {key: argument for key, argument in named.items() if argument is not None}
+
+    def _argument(self, node: fx.Node, argument: Any) -> Argument:
+        if argument is None or type(argument) in (bool, int, float):
+            return argument  # type: ignore[no-any-return]
+        if isinstance(argument, fx.Node):
+            value = argument.meta.get("val")
+            if isinstance(value, SYMBOLIC):
+                if not isinstance(value, torch.SymInt) or _depends_on_values(value):
+                    raise unsupported(str(argument.target), "its result is no size", _line(argument), VALUES)
+                return _size(value)
+            return Ref(self.name(argument.name))
+        if isinstance(argument, (list, tuple)):
+            return tuple(self._argument(node, item) for item in argument)
+        if isinstance(argument, torch.device):
+            return Symbol("device", "")
+        if isinstance(argument, str):
+            return Symbol("text", argument)
+        for kind, family in (("dtype", torch.dtype), ("memory_format", torch.memory_format)):
+            if isinstance(argument, family):
+                return Symbol(kind, str(argument).removeprefix("torch."))
+        raise unsupported(str(node.target), f"it has a {type(argument).__name__}", self.lines[node.name])
+
+    def name(self, exported: str) -> str:
+        """What a value of the exported graph is called here."""
+        return self._first_result.get(exported, exported)
+
+
+def describe(val: Any) -> Value:
+    """The spec of a traced value, without its gradient flag. Raises LocalError HP-MODEL-003 on a size or dtype of no use."""
+    if isinstance(val, (tuple, list)):
+        return tuple(describe_tensor(part) for part in val)
+    return describe_tensor(val)
+
+
+def describe_tensor(tensor: torch.Tensor, *, grad: bool = False) -> TensorSpec:
+    """The same of one tensor."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in ITEM_BYTES:
+        raise unfit(
+            f"the model or its input holds a tensor of {dtype}",
+            "peers do not send such tensors",
+            f"use one of {', '.join(ITEM_BYTES)}",
+        )
+    return TensorSpec(shape=tuple(map(_size, tensor.shape)), dtype=dtype, grad=grad)
+
+
+def _sizes(val: Any) -> list[Any]:
+    """All sizes of a traced value."""
+    return [size for tensor in (val if isinstance(val, (tuple, list)) else [val]) for size in tensor.shape]
+
+
+def _depends_on_values(size: Any) -> bool:
+    return isinstance(size, SYMBOLIC) and bool(free_unbacked_symbols(size))
+
+
+def _size(size: Any) -> Size:
+    """A number, or a multiple of the batch, which is the graph's only symbol."""
+    if isinstance(size, int):
+        return int(size)
+    if isinstance(size, torch.SymInt):
+        factor, symbol = size.node.expr.as_coeff_Mul()
+        if symbol == 1:
+            return int(factor)
+        if symbol.is_Symbol and factor.is_Integer:
+            return Batch(int(factor))
+    raise unfit(
+        f"a size in the model is {size}, which is no multiple of the batch",
+        "the last microbatch of a step may have fewer samples",
+        "let sizes depend on the number of samples by multiplication only",
+    )
+
+
+def _line(node: fx.Node) -> str:
+    """The author's line, from the stack that torch keeps with each node."""
+    frames = re.findall(r'File "([^"]+)", line (\d+)', node.stack_trace or "")
+    home = Path(torch.__file__).parent
+    own = [(Path(file), number) for file, number in frames if home not in Path(file).parents]
+    return f"{own[-1][0]}:{own[-1][1]}" if own else ""

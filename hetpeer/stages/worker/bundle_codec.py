@@ -1,0 +1,127 @@
+"""The worker's part of a link: bundles in the arena written by a codec, and back; residuals of error feedback, and fingerprints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from hetpeer.stages.block.fingerprint import PLACES, fingerprint, pack
+from hetpeer.stages.ipc import results as r
+from hetpeer.stages.ipc.arena import Extent
+from hetpeer.stages.ipc.transfer_commands import Decode, Encode, ForgetResiduals, MarkBundle
+from hetpeer.stages.links.codec import Codec, Written, kept_of, length
+from hetpeer.stages.links.tensor_codecs import decode, encode
+from hetpeer.stages.worker.executor import Executor
+from hetpeer.stages.worker.tensor_staging import CommandError, Staging
+
+Places = Sequence[tuple[str, Extent]]
+"""Dtype and extent of each tensor of a bundle, in its order."""
+
+
+class Encoder(Executor):
+    """Writes bundles that lie in the arena, on behalf of one worker. Elements are chosen and rounded on its device."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+        self._residuals: dict[str, list[Tensor]] = {}
+        super().__init__({Encode: self._encode, ForgetResiduals: self._forget_residuals})
+
+    def _forget_residuals(self, _: ForgetResiduals) -> r.Done:
+        self._residuals.clear()
+        return r.Done()
+
+    def _encode(self, command: Encode) -> r.Encoded:
+        written, nbytes = self.encode(
+            Codec.of(command.codec),
+            command.share,
+            command.tensors,
+            command.into,
+            squeeze=command.squeeze,
+            feedback=command.feedback,
+        )
+        return r.Encoded(nbytes=nbytes, written=written)
+
+    def encode(
+        self, codec: Codec, share: float, places: Places, into: Extent, *, squeeze: bool, feedback: str
+    ) -> tuple[tuple[Written, ...], int]:
+        """Write the bundle's tensors one behind the other; returns what the head says of them, and the bytes.
+
+        Of a sparse codec `share` of each tensor is kept, but no zeros. `feedback` names a residual: what was left out of
+        the last bundle of that name is added, and what is left out of this one takes its place. Raises CommandError when
+        `into` is too small, LocalError HP-NUM-002.
+        """
+        target = self._staging.raw(into)
+        residuals = self._residuals.get(feedback, [])
+        kept_back: list[Tensor] = []
+        written: list[Written] = []
+        used = 0
+        for number, (dtype, extent) in enumerate(places):
+            flat = self._staging.flat(dtype, extent)
+            if feedback or codec.changes(dtype):
+                flat = self._staging.up(flat)
+            if feedback and flat.is_floating_point():
+                old = residuals[number] if number < len(residuals) else None
+                flat = flat.float() if old is None or len(old) != len(flat) else flat.float() + old
+            kept = kept_of(len(flat), share)
+            if codec.sparse and flat.is_floating_point():
+                kept = max(1, min(kept, int(torch.count_nonzero(flat))))
+            try:
+                one, nbytes = encode(codec, flat, kept, target[used:], squeeze=squeeze)
+            except ValueError as error:  # numpy and memoryview say so when there is no room
+                raise CommandError(f"an extent of {len(target)} bytes is too small for a bundle") from error
+            if feedback:
+                kept_back.append(self._left_out(codec, one, target[used : used + nbytes], flat))
+            written.append(one)
+            used += nbytes
+        if feedback:
+            self._residuals[feedback] = kept_back
+        return tuple(written), used
+
+    def _left_out(self, codec: Codec, written: Written, data: memoryview, flat: Tensor) -> Tensor:
+        if not flat.is_floating_point():
+            return torch.empty(0)
+        sent = torch.empty_like(flat, device="cpu")
+        decode(codec, written, data, sent)
+        return flat - self._staging.up(sent)
+
+
+class Decoder(Executor):
+    """Reads bundles into the arena, on behalf of one worker."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+        super().__init__({Decode: self._decode, MarkBundle: self._mark})
+
+    def _decode(self, command: Decode) -> r.Done:
+        self.decode(Codec.of(command.codec), command.written, command.data, command.tensors)
+        return r.Done()
+
+    def decode(self, codec: Codec, written: Sequence[Written], data: Extent, places: Places) -> None:
+        """Fill the bundle's tensors from what `encode` wrote. Raises ProtocolError for anything else."""
+        if len(written) != len(places):
+            raise CommandError(f"{len(written)} encoded tensors for a bundle of {len(places)}")
+        view, used = self._staging.raw(data), 0
+        for one, (dtype, extent) in zip(written, places, strict=True):
+            target = self._staging.flat(dtype, extent)
+            size = length(codec, dtype, len(target), one)
+            decode(codec, one, view[used : used + size], target)
+            used += size
+        if used != len(view):
+            raise CommandError(f"{len(view)} bytes of an encoded bundle, {used} of which mean something")
+
+    def _mark(self, command: MarkBundle) -> r.BundleMarked:
+        total, exact, whole = np.zeros(PLACES), blake3(), blake3()
+        for number, (dtype, extent) in enumerate(command.tensors):
+            data = self._staging.raw(extent)
+            whole.update(data)
+            flat = self._staging.flat(dtype, extent)
+            if flat.is_floating_point():
+                total += fingerprint(flat.float().numpy(), number, 0, command.key)
+            else:
+                exact.update(data)
+        digests = [found.digest(r.DIGEST_BYTES) for found in (exact, whole)]
+        return r.BundleMarked(marks=pack(total), exact=digests[0], digest=digests[1])

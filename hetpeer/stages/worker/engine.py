@@ -1,0 +1,266 @@
+"""The worker's mind: blocks, kept graphs and slots, changed by one command at a time.
+
+No socket and no process here: `Engine.execute(command) -> result` may be called from anywhere, which is what tests do.
+A command that cannot be done is answered by `Failed` and has changed nothing. Only a broken GPU context gets through
+as an exception, for nothing can be computed after it: the process ends and the daemon starts another.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from hetpeer.stages.block import device as devices
+from hetpeer.stages.block.block_state import dump, layout_of, load
+from hetpeer.stages.block.parameter_groups import BlockRules, MakeRules, segments
+from hetpeer.stages.graph.block_spec import BlockSpec
+from hetpeer.stages.graph.safety_check import unpack_block
+from hetpeer.stages.ipc import block_commands as c
+from hetpeer.stages.ipc import results as r
+from hetpeer.stages.ipc import vector_commands as v
+from hetpeer.stages.ipc.arena import Extent
+from hetpeer.stages.links.codec import Codec
+from hetpeer.stages.worker.executor import Executor
+from hetpeer.stages.worker.held_block import HeldBlock, dump_bytes
+from hetpeer.stages.worker.microbatch_tasks import Tasks
+from hetpeer.stages.worker.rehearsal import rehearse
+from hetpeer.stages.worker.tensor_staging import CommandError, Staging, refuse_not_finite
+from hetpeer.stages.worker.vector_sums import Sums, mark
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prepared:
+    """A block without its state."""
+
+    spec: BlockSpec
+    buffers: Mapping[str, torch.Tensor]
+    rules: BlockRules
+
+
+class Engine(Executor):
+    """All that the worker holds on one device."""
+
+    def __init__(self, device: torch.device, staging: Staging, make: MakeRules) -> None:
+        self._device = device
+        self._staging = staging
+        self._make = make
+        self._prepared: dict[int, _Prepared] = {}
+        self._blocks: dict[int, HeldBlock] = {}
+        self._tasks = Tasks(self._staging, self._held)
+        sums = Sums(self._staging, self._round)
+        super().__init__(
+            {
+                c.Prepare: self._prepare,
+                c.Load: self._load,
+                c.Unload: self._unload,
+                c.Forward: self._tasks.forward,
+                c.Backward: self._tasks.backward,
+                c.DropTask: self._tasks.drop,
+                c.MergeSlot: self._merge_slot,
+                c.DropSlot: self._drop_slot,
+                v.ExportSlot: self._export_slot,
+                v.ExportState: self._export_state,
+                v.KeepCopy: self._keep_copy,
+                v.DropCopies: self._drop_copies,
+                c.ClearStep: self._clear_step,
+                v.Sum: sums.add,
+                v.MarkSlot: self._mark_slot,
+                v.MarkVector: sums.mark,
+                v.Inspect: sums.inspect,
+                v.Apply: self._apply,
+                v.Install: self._install,
+                c.DumpState: self._dump_state,
+                c.WarmUp: self._warm_up,
+                c.Rehearse: self._rehearse,
+                c.Info: self._info,
+            }
+        )
+
+    # ── blocks ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _prepare(self, command: c.Prepare) -> r.Prepared:
+        spec = unpack_block(command.graph)
+        if spec.index != command.block:
+            raise CommandError(f"the graph of block {command.block} says it is block {spec.index}")
+        buffers = self._staging.read(f"block {spec.index}", spec.buffer_specs, command.buffers)
+        own = {name: buffer.clone() for name, buffer in buffers.items()}  # the daemon releases the extents
+        rules = BlockRules(
+            segments=segments(spec, command.update, command.groups, self._make.update),
+            keeps=command.keeps,
+            outer=None if command.outer is None else self._make.outer(command.outer),
+        )
+        self._forget(spec.index)
+        self._prepared[spec.index] = _Prepared(spec=spec, buffers=own, rules=rules)
+        return r.Prepared(dump_bytes=dump_bytes(spec, rules))
+
+    def _load(self, command: c.Load) -> r.Loaded:
+        prepared = self._ready_for_state(command.block)
+        spec = prepared.spec
+        data = bytes(self._staging.raw(command.state))
+        state = load(data, spec.index, layout_of(spec), prepared.rules.keeps)
+        held = HeldBlock(spec, prepared.buffers, state, prepared.rules, self._device)
+        self._forget(spec.index)
+        self._blocks[spec.index] = held
+        return r.Loaded(version=held.version, digest=held.state().digest())
+
+    def _ready_for_state(self, block: int) -> _Prepared:
+        if block not in self._prepared:
+            raise CommandError(f"block {block} is not prepared")
+        return self._prepared[block]
+
+    def _unload(self, command: c.Unload) -> r.Done:
+        self._prepared.pop(command.block, None)
+        self._forget(command.block)
+        return r.Done()
+
+    def _forget(self, block: int) -> None:
+        """Drop a block's state, and with it the graphs that were made of it."""
+        self._blocks.pop(block, None)
+        self._tasks.forget(block)
+
+    def _held(self, block: int) -> HeldBlock:
+        if block not in self._blocks:
+            raise CommandError(f"block {block} is not loaded")
+        return self._blocks[block]
+
+    def _apply(self, command: v.Apply) -> r.Applied:
+        started = time.perf_counter()
+        held, gradient = self._to_update(command.block, "gradient", command.gradient)
+        if command.compensation:
+            held.weights(command.base)
+        with self._whole(held):
+            self._tasks.clear(held.version)
+            held.update(gradient, command)
+            held.losses.settle(*v.GRADIENTS, plan=command.plan)
+        return self._applied(held, started)
+
+    def _install(self, command: v.Install) -> r.Applied:
+        started = time.perf_counter()
+        held, total = self._to_update(command.block, "average", command.total)
+        with self._whole(held):
+            self._tasks.forget(command.block)
+            held.install(total, command.coefficient, command.plan)
+            held.losses.settle(v.PARAMETERS[1], plan=command.plan)
+        return self._applied(held, started)
+
+    def _applied(self, held: HeldBlock, started: float) -> r.Applied:
+        digest = held.state().digest()
+        return r.Applied(version=held.version, digest=digest, seconds=time.perf_counter() - started)
+
+    def _to_update(self, block: int, name: str, extent: Extent) -> tuple[HeldBlock, torch.Tensor]:
+        """The block, and what it is to be updated with, on the device."""
+        held = self._held(block)
+        vector = self._staging.floats(extent, held.spec.vector_count)
+        refuse_not_finite(f"block {block}", {name: vector})
+        return held, self._staging.up(vector)
+
+    @contextmanager
+    def _whole(self, held: HeldBlock) -> Iterator[None]:
+        """An update of `held` is done whole, or the block is forgotten: half updated it is of no version."""
+        try:
+            yield
+        except BaseException:
+            self._forget(held.spec.index)
+            raise
+
+    def _dump_state(self, command: c.DumpState) -> r.Dumped:
+        held = self._held(command.block)
+        data = dump(held.state(), command.block, layout_of(held.spec))
+        place = self._staging.raw(command.extent)
+        if len(data) > len(place):
+            raise CommandError(
+                f"the state of block {command.block} takes {len(data)} bytes, not {len(place)}"
+            )
+        place[: len(data)] = data
+        return r.Dumped(nbytes=len(data))
+
+    # ── slots ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _merge_slot(self, command: c.MergeSlot) -> r.Done:
+        self._held(command.block).merge_slot(command.step, command.source, command.target)
+        return r.Done()
+
+    def _drop_slot(self, command: c.DropSlot) -> r.Done:
+        self._held(command.block).drop_slot(command.step, command.slot)
+        return r.Done()
+
+    def _export_slot(self, command: v.ExportSlot) -> r.Exported:
+        return self._export(self._held(command.block).slot(command.step, command.slot), command)
+
+    def _export_state(self, command: v.ExportState) -> r.Exported:
+        held = self._held(command.block)
+        return self._export(held.copy if command.copy else held.vector, command)
+
+    def _keep_copy(self, command: v.KeepCopy) -> r.Done:
+        self._held(command.block).keep_copy()
+        return r.Done()
+
+    def _drop_copies(self, _: v.DropCopies) -> r.Done:
+        for held in self._blocks.values():
+            held.drop_copy()
+            held.losses.drop(*v.PARAMETERS)
+        return r.Done()
+
+    def _export(self, vector: torch.Tensor, command: v.ExportSlot | v.ExportState) -> r.Exported:
+        if not command.begin <= command.end <= len(vector):
+            raise CommandError(
+                f"a vector of {len(vector)} elements has no part [{command.begin}, {command.end})"
+            )
+        part = vector[command.begin : command.end]
+        if command.rounding is not None and self._round(command.rounding, part, command.extent) is not None:
+            return r.Exported(rounded=True)
+        self._staging.down(part, self._staging.floats(command.extent, len(part)))
+        return r.Exported(rounded=False)
+
+    def _round(self, how: v.Rounding, piece: torch.Tensor, into: Extent) -> torch.Tensor | None:
+        return self._held(how.block).losses.round(
+            Codec.of(how.codec),
+            piece,
+            self._staging.raw(into),
+            name=how.keeps,
+            plan=how.plan,
+            begin=how.begin,
+            parts=how.parts,
+        )
+
+    def _mark_slot(self, command: v.MarkSlot) -> r.Marked:
+        slot = self._held(command.marking.block).slot(command.step, command.slot)
+        return r.Marked(marks=mark(slot, 0, command.marking))
+
+    def _clear_step(self, command: c.ClearStep) -> r.Done:
+        self._tasks.clear(command.step)
+        for held in self._blocks.values():
+            held.clear_slots(command.step)
+            held.losses.drop(*v.GRADIENTS)
+        return r.Done()
+
+    # ── the worker itself ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _warm_up(self, _: c.WarmUp) -> r.WarmedUp:
+        return r.WarmedUp(flops_per_second=devices.measure_flops(self._device))
+
+    def _rehearse(self, command: c.Rehearse) -> r.Rehearsed:
+        prepared = self._ready_for_state(command.block)
+        return r.Rehearsed(seconds=rehearse(prepared.spec, prepared.buffers, self._device))
+
+    def _info(self, _: c.Info) -> r.WorkerInfo:
+        on_gpu = self._device.type == "cuda"
+        free, total = devices.memory_of(self._device)
+        return r.WorkerInfo(
+            device=str(self._device),
+            device_name=devices.name_of(self._device),
+            device_uuid=devices.uuid_of(self._device),
+            threads=torch.get_num_threads(),
+            rss_bytes=psutil.Process(os.getpid()).memory_info().rss,
+            device_bytes=torch.cuda.memory_reserved(self._device) if on_gpu else 0,
+            device_free_bytes=free,
+            device_total_bytes=total,
+            blocks=tuple(sorted(self._blocks)),
+            tasks=len(self._tasks),
+        )

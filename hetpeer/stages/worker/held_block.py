@@ -1,0 +1,214 @@
+"""A block as the worker holds it: its graph, its state as flat vectors on the device, and its slots.
+
+Parameters and BatchNorm's running values are views into one flat float32 vector, so the optimizer, the rings and the
+state file see one vector and the graph sees its tensors; where steps overlap there is one for each version that something is computed with
+(weight_versions.py). A slot is a vector of the same layout: the sum of some
+microbatches' gradients and weighted statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hetpeer.stages.block.block import flat_views, statistic_views
+from hetpeer.stages.block.block_state import BlockState, file_bytes, layout_of
+from hetpeer.stages.block.exact_numerics import float32
+from hetpeer.stages.block.parameter_groups import BlockRules
+from hetpeer.stages.block.running_statistics import RunningStatistics
+from hetpeer.stages.graph.block_spec import BlockSpec
+from hetpeer.stages.graph.own_operators import Pass
+from hetpeer.stages.ipc.vector_commands import PARAMETERS, Apply
+from hetpeer.stages.worker.codec_loss import Losses
+from hetpeer.stages.worker.tensor_staging import CommandError
+from hetpeer.stages.worker.weight_versions import Versions, Weights
+
+
+class HeldBlock:
+    """One block's tensors on `device`. `buffers` are kept as given; the state's vectors are taken over."""
+
+    def __init__(
+        self,
+        spec: BlockSpec,
+        buffers: Mapping[str, torch.Tensor],
+        state: BlockState,
+        rules: BlockRules,
+        device: torch.device,
+    ) -> None:
+        self.spec = spec
+        self._averages = state.averages
+        self._rules = rules
+        vector = torch.from_numpy(state.parameters).to(device)
+        self._versions = Versions(state.version, Weights.first(spec, vector, buffers, device))
+        self._optimizer = {
+            name: torch.from_numpy(state.optimizer[name]).to(device)
+            if name in state.optimizer
+            else torch.zeros_like(vector)
+            for name in rules.keeps
+        }
+        if rules.outer is not None and self.version == 0:
+            rules.outer.begin(**self._averaged())
+        self._running = RunningStatistics(spec)
+        self._slots: dict[int, dict[int, torch.Tensor]] = {}
+        """Step → slot → its sum."""
+        self._copy: tuple[int, torch.Tensor] | None = None
+        """Version and vector when a delayed averaging began."""
+        self.losses = Losses(spec.vector_count)
+
+    @property
+    def version(self) -> int:
+        """Updates that are applied."""
+        return self._versions.version
+
+    def weights(self, version: int) -> Weights:
+        """What a step is computed with that began at `version`. Raises CommandError when it is not here."""
+        return self._versions.at(version)
+
+    def state(self) -> BlockState:
+        """The newest state as numpy vectors: on a CPU the memory itself, not a copy."""
+        return BlockState(
+            version=self.version,
+            parameters=self.vector.cpu().numpy(),
+            optimizer={
+                name: vector.cpu().numpy() for name, vector in self._optimizer.items() if self.version
+            },
+            averages=self._averages,
+        )
+
+    def update(self, gradient: torch.Tensor, how: Apply) -> None:
+        """Version s → s + 1. The slots of step s are gone, and versions that nobody needs. Raises CommandError if the version that it is the
+        gradient of is not here.
+        """
+        gradient, coefficient = self._compensated(gradient, how)
+        self._slots.pop(self.version, None)
+        updates = self.version - self._averages
+        after = self._versions.advance(how.needed)
+        for segment in self._rules.segments:
+            part = slice(segment.begin, segment.end)
+            segment.rule.apply(
+                parameters=after.vector[part],
+                state={name: vector[part] for name, vector in self._optimizer.items()},
+                gradient=gradient[part],
+                coefficient=coefficient,
+                update=updates + 1,
+                step=how.batch + 1,
+                workers=how.workers,
+            )
+        self._running.update(after.statistics, gradient[self.spec.parameter_count :], how.microbatches)
+
+    def _compensated(self, gradient: torch.Tensor, how: Apply) -> tuple[torch.Tensor, float]:
+        """The gradient, with what has changed since the version that it is of, and what it is still to be multiplied by."""
+        if not how.compensation or how.base == self.version:
+            return gradient, how.coefficient
+        own, rest = gradient[: self.spec.parameter_count], gradient[self.spec.parameter_count :]
+        change = self.vector - self._versions.at(how.base).vector
+        # g ← c g; g ← g + λ g² (w - w_base), one IEEE operation after the other
+        clipped = own * float32(how.coefficient)
+        more = (clipped * clipped).mul_(change[: len(own)]).mul_(float32(how.compensation))
+        return torch.cat([clipped.add_(more), rest]), 1.0
+
+    def install(self, total: torch.Tensor, coefficient: float, plan: int) -> None:
+        """Version s → s + 1: parameters and statistics are `total`·`coefficient`, or what the outer rule makes of those parameters, and what
+        has changed since `keep_copy` is added, as is what a codec has taken from ours under `plan`; what the updates keep stays
+        (docs/averaging.md).
+        """
+        self._slots.clear()
+        copied, copy = self._copy or (self.version, self.vector)
+        now = None if copied == self.version else self.vector.clone()
+        vector = self._versions.advance(self.version + 1).vector
+        torch.mul(total, float32(coefficient), out=vector)
+        if (lost := self.losses.lost(PARAMETERS[0], plan)) is not None:
+            vector.add_(lost)
+        if self._rules.outer is not None:
+            self._rules.outer.apply(**self._averaged())
+        if now is not None:
+            vector.sub_(copy).add_(now)
+        self._averages += 1
+
+    def _averaged(self) -> dict[str, Any]:
+        """What an outer rule works on: running statistics are averaged, and that is all."""
+        own = slice(self.spec.parameter_count)
+        kept = {name: vector[own] for name, vector in self._optimizer.items()}
+        return {"parameters": self.vector[own], "state": kept}
+
+    def keep_copy(self) -> None:
+        """What is averaged from now on is what the vector is now."""
+        self._copy = (self.version, self.vector.clone())
+
+    def drop_copy(self) -> None:
+        self._copy = None
+
+    @property
+    def vector(self) -> torch.Tensor:
+        """The newest flat parameters and statistics."""
+        return self._versions.newest.vector
+
+    @property
+    def copy(self) -> torch.Tensor:
+        """The copy of them. Raises CommandError when there is none."""
+        if self._copy is None:
+            raise CommandError(f"block {self.spec.index} has no copy")
+        return self._copy[1]
+
+    # ── slots of each step ───────────────────────────────────────────────────────────────────────────────────────
+
+    def room(self, step: int, slot: int) -> torch.Tensor:
+        """The vector of `slot`, or a new one of undefined content that `fold` will make the slot's."""
+        held = self._slots.get(step, {}).get(slot)
+        return torch.empty_like(self.vector) if held is None else held
+
+    def fold(
+        self,
+        step: int,
+        slot: int,
+        room: torch.Tensor,
+        gradients: Mapping[str, torch.Tensor | None],
+        here: Pass,
+    ) -> None:
+        """Add one microbatch's gradients, by parameter name, and its statistics, from the pass that made them.
+
+        None is a parameter that had no part in it. The first microbatch's gradients *are* the sum: nothing is added to
+        zeros, so -0.0 keeps its sign.
+        """
+        slots = self._slots.setdefault(step, {})
+        first = slot not in slots
+        places = {
+            **flat_views(self.spec, room),
+            **statistic_views(self.spec, room[self.spec.parameter_count :]),
+        }
+        parts = {**gradients, **self._running.weighted(here)}
+        for name, place in places.items():
+            part = parts[name]
+            if first:
+                place.zero_() if part is None else place.copy_(part)
+            elif part is not None:
+                place.add_(part)
+        slots[slot] = room
+
+    def slot(self, step: int, slot: int) -> torch.Tensor:
+        """The flat sum of a slot. Raises CommandError when there is none."""
+        held = self._slots.get(step, {}).get(slot)
+        if held is None:
+            raise CommandError(f"block {self.spec.index} has no slot {slot} of step {step}")
+        return held
+
+    def merge_slot(self, step: int, source: int, target: int) -> None:
+        """Add `source` into `target`, or make it `target` where there is none yet; `source` is gone then."""
+        vector = self.slot(step, source)
+        if source != target:
+            slots = self._slots[step]
+            del slots[source]
+            slots[target] = slots[target].add_(vector) if target in slots else vector
+
+    def drop_slot(self, step: int, slot: int) -> None:
+        self._slots.get(step, {}).pop(slot, None)
+
+    def clear_slots(self, step: int) -> None:
+        self._slots.pop(step, None)
+
+
+def dump_bytes(spec: BlockSpec, rules: BlockRules) -> int:
+    """Room that the block's state file needs at most."""
+    return file_bytes(layout_of(spec), 1 + len(rules.keeps))

@@ -1,0 +1,158 @@
+"""How much memory a block range takes while it runs, found by running it on tensors that have shapes but no memory.
+
+The run is the real one (the interpreter, autograd, recomputation) on fake CPU tensors, whose storages are counted as they
+come and go. What a kernel allocates inside itself, as a convolution's workspace, is not seen.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hetpeer.stages.block.block import Block, run_range
+from hetpeer.stages.block.seeded_backward import backpropagate
+from hetpeer.stages.graph.block_spec import ITEM_BYTES, BlockSpec
+from hetpeer.stages.graph.graph_cost import ANY_DRAW, empty
+from hetpeer.stages.graph.own_operators import Pass
+from hetpeer.stages.pipeline.gradient_slots import LIVE
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """Bytes that one full microbatch takes at a holder, without what the blocks own."""
+
+    kept: int
+    """Between its forward and its backward: what entered, what left, and what autograd keeps."""
+    peak: int
+    """The most at any time in its forward and backward; gradients of inputs, outputs and parameters count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """Bytes that a holder of one stage needs at most, by what they are for."""
+
+    state: int
+    """Parameters, running statistics, constants."""
+    optimizer: int
+    """What the optimizer keeps of the parameters, and a delayed averaging."""
+    slots: int
+    in_flight: int
+    """A number of microbatches: those between forward and backward at most, the one at work included."""
+    waiting: int
+    """What all in flight but the one at work keep."""
+    working: int
+    """The peak of the one at work, with its gradients."""
+
+    @property
+    def total(self) -> int:
+        return self.state + self.optimizer + self.slots + self.waiting + self.working
+
+
+def stage_memory(
+    blocks: Sequence[BlockSpec], hops_after: int, kept: int, microbatches: int | None = None
+) -> StageMemory:
+    """What these consecutive blocks take as one stage with `hops_after` stages behind it, by the depth of 1F1B.
+
+    `kept` more numbers are kept of each parameter, as by the optimizer. A step of few `microbatches` has no more of them in flight; None: it has many.
+    """
+    found = footprint(blocks)
+    vectors = ITEM_BYTES["float32"] * sum(block.vector_count for block in blocks)
+    constants = sum(spec.nbytes for block in blocks for spec in block.buffer_specs.values())
+    in_flight = 2 * hops_after + 1  # execution/schedule.py
+    in_flight = in_flight if microbatches is None else min(in_flight, microbatches)
+    return StageMemory(
+        state=vectors + constants,
+        optimizer=kept * vectors,
+        slots=LIVE * vectors,
+        in_flight=in_flight,
+        waiting=(in_flight - 1) * found.kept,
+        working=found.peak,
+    )
+
+
+def footprint(specs: Sequence[BlockSpec]) -> Footprint:
+    """Run a full microbatch forward and backward through consecutive blocks. Raises ProtocolError as they do."""
+    with FakeTensorMode(), torch.enable_grad():
+        blocks, owned = [], []
+        for spec in specs:
+            parameters, buffers, statistics = (
+                {name: empty(tensor, CPU) for name, tensor in kind.items()}
+                for kind in (spec.parameter_specs, spec.buffer_specs, spec.statistic_specs)
+            )
+            blocks.append(Block(spec, parameters, buffers, statistics, CPU))
+            owned += [*parameters.values(), *buffers.values(), *statistics.values()]
+        with LiveBytes(owned) as live:
+            inputs, outputs = _forward(blocks, live)
+            kept = live.now
+            leaves = [*inputs.values(), *(tensor for tensor in owned if tensor.requires_grad)]
+            _backward([tensor for tensor in leaves if tensor.requires_grad], outputs, live)
+            return Footprint(kept=kept, peak=live.peak)
+
+
+def _forward(blocks: Sequence[Block], live: LiveBytes) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What entered and what left; the author's data stays only where autograd keeps it."""
+    full = [block.spec.at(block.spec.batch) for block in blocks]
+    inputs = {name: empty(spec, CPU) for name, spec in full[0].inputs.items()}
+    data = {name: empty(tensor, CPU) for spec in full for name, tensor in spec.data.items()}
+    live.add((*inputs.values(), *data.values()))
+    return inputs, run_range(blocks, inputs, data, full[0].batch, Pass(ANY_DRAW))
+
+
+def _backward(leaves: Sequence[Tensor], outputs: Mapping[str, Tensor], live: LiveBytes) -> None:
+    """As the worker does it: all gradients are there at the end."""
+    roots = [tensor for tensor in outputs.values() if tensor.requires_grad]
+    seeds = [torch.empty_like(tensor) for tensor in roots]
+    live.add(seeds)
+    if leaves and roots:
+        backpropagate(roots, leaves, seeds)
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types there
+    """While active, the bytes of all storages that operators make, for as long as somebody has them.
+
+    Storages of the tensors `apart` do not count, nor do views of them.
+    """
+
+    def __init__(self, apart: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.peak = 0
+        self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        for tensor in apart:
+            self._count(tensor, 0)
+
+    def add(self, tensors: Iterable[Any]) -> None:
+        """Count tensors that no operator made while this was active."""
+        for tensor in tensors:
+            if isinstance(tensor, Tensor):
+                self._count(tensor, tensor.untyped_storage().nbytes())
+
+    def _count(self, tensor: Tensor, nbytes: int) -> None:
+        storage = tensor.untyped_storage()
+        key = id(storage)
+        if key in self._known:
+            return
+
+        def gone(_: weakref.ref[torch.UntypedStorage]) -> None:
+            del self._known[key]
+            self.now -= nbytes
+
+        self._known[key] = weakref.ref(storage, gone)
+        self.now += nbytes
+        self.peak = max(self.peak, self.now)
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.add(tree_leaves(result))
+        return result

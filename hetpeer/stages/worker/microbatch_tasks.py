@@ -1,0 +1,152 @@
+"""Microbatches in the worker: their forward, the graph that is kept of it, and their backward into a slot."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hetpeer.stages.block.block import run_range
+from hetpeer.stages.block.seeded_backward import backpropagate
+from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
+from hetpeer.stages.graph.own_operators import Pass
+from hetpeer.stages.ipc import block_commands as c
+from hetpeer.stages.ipc import results as r
+from hetpeer.stages.worker.held_block import HeldBlock
+from hetpeer.stages.worker.tensor_staging import CommandError, Staging, refuse_not_finite
+from hetpeer.stages.worker.weight_versions import Weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """A microbatch between its forward and its backward."""
+
+    held: Sequence[HeldBlock]
+    weights: Sequence[Weights]
+    """Of each block: what the forward was computed with, and the gradients are of."""
+    here: Pass
+    first: BlockSpec
+    last: BlockSpec
+    inputs: Mapping[str, torch.Tensor]
+    outputs: Mapping[str, torch.Tensor]
+    loss: torch.Tensor | None
+    sparse: bool
+
+
+class Tasks:
+    """Those between forward and backward. `held` gives a loaded block, or raises CommandError."""
+
+    def __init__(self, staging: Staging, held: Callable[[int], HeldBlock]) -> None:
+        self._staging = staging
+        self._held = held
+        self._tasks: dict[tuple[int, str], _Task] = {}
+        """(step, name) → what is kept."""
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def forget(self, block: int) -> None:
+        """Drop the graphs that block `block` is part of."""
+        over = [task for task, kept in self._tasks.items() if any(h.spec.index == block for h in kept.held)]
+        for task in over:
+            del self._tasks[task]
+
+    def clear(self, step: int) -> None:
+        """Drop the graphs of `step`."""
+        self._tasks = {key: task for key, task in self._tasks.items() if key[0] != step}
+
+    def forward(self, command: c.Forward) -> r.Forwarded:
+        """Run the blocks; with `train` their graph is kept."""
+        started = time.perf_counter()
+        where = f"task {command.task}"
+        held = [self._held(block) for block in range(command.begin, command.end)]
+        weights = [one.weights(command.version) for one in held]
+        if not held:
+            raise CommandError(f"{where} runs no block")
+        sized = [one.block.sized(command.batch) for one in weights]
+        first, last = sized[0], sized[-1]
+        here = Pass(command.draw if command.train else None)
+        inputs = self._staging.read(f"{where}, input", first.inputs, command.inputs)
+        refuse_not_finite(f"{where}, input", inputs)
+        data_specs = {name: spec for one in sized for name, spec in one.data.items()}
+        data = self._staging.read(f"{where}, data", data_specs, command.data)
+        for name, spec in first.inputs.items():
+            inputs[name].requires_grad_(command.train and spec.grad)
+        with torch.set_grad_enabled(command.train):
+            outputs = run_range([one.block for one in weights], inputs, data, command.batch, here)
+        loss = outputs.pop(last.loss) if last.loss is not None else None
+        specs = {name: spec for name, spec in last.outputs.items() if name != last.loss}
+        self._staging.write(f"{where}, output", specs, command.outputs, outputs)
+        if loss is not None:
+            refuse_not_finite(where, {"loss": loss})
+        if command.train:
+            self._tasks[command.step, command.task] = _Task(
+                held=held,
+                weights=weights,
+                here=here,
+                first=first,
+                last=last,
+                inputs=inputs,
+                outputs=outputs,
+                loss=loss,
+                sparse=command.sparse,
+            )
+        value = None if loss is None else loss.item()
+        return r.Forwarded(loss=value, seconds=time.perf_counter() - started)
+
+    def backward(self, command: c.Backward) -> r.Backpropagated:
+        """Through the kept graph, and into the slot."""
+        started = time.perf_counter()
+        where = f"task {command.task}"
+        task = self._tasks.pop((command.step, command.task), None)
+        if task is None:
+            raise CommandError(f"no graph is kept of {where}")
+        both = zip(task.held, task.weights, strict=True)
+        folded = [(held, weights.parameters) for held, weights in both if held.spec.index in command.fold]
+        if len(folded) != len(command.fold):
+            raise CommandError(f"{where} did not run all of the blocks {list(command.fold)}")
+        roots, seeds = self._seeds(where, task, command)
+        specs = _with_gradient(task.first.inputs)
+        leaves = [task.inputs[name] for name in specs]
+        leaves += [leaf for _, parameters in folded for leaf in parameters.values()]
+        found = iter(backpropagate(roots, leaves, seeds) if leaves else ())
+        inputs = {name: next(found) for name in specs}
+        gradients = [(held, {name: next(found) for name in parameters}) for held, parameters in folded]
+        for held, parts in gradients:
+            given = {name: part for name, part in parts.items() if part is not None}
+            refuse_not_finite(f"{where}, gradient of block {held.spec.index}", given)
+        rooms = [
+            held.room(command.step, command.slot) for held, _ in folded
+        ]  # the last step that may fail for want of memory
+        back = {
+            name: torch.zeros_like(task.inputs[name]) if part is None else part
+            for name, part in inputs.items()
+        }
+        if task.sparse:
+            back = {name: part.where(task.inputs[name] != 0, 0.0) for name, part in back.items()}
+        self._staging.write(f"{where}, gradient of input", specs, command.input_gradients, back)
+        for (held, parts), room in zip(gradients, rooms, strict=True):
+            held.fold(command.step, command.slot, room, parts, task.here)
+        return r.Backpropagated(seconds=time.perf_counter() - started)
+
+    def _seeds(
+        self, where: str, task: _Task, command: c.Backward
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """What the backward pass starts from, and the gradients there."""
+        if task.loss is not None:
+            return [task.loss], [torch.full_like(task.loss, command.weight)]
+        specs = _with_gradient(task.last.outputs)
+        given = self._staging.read(f"{where}, gradient of output", specs, command.output_gradients)
+        refuse_not_finite(f"{where}, gradient of output", given)
+        return [task.outputs[name] for name in specs], list(given.values())
+
+    def drop(self, command: c.DropTask) -> r.Done:
+        """Forget one."""
+        self._tasks.pop((command.step, command.task), None)
+        return r.Done()
+
+
+def _with_gradient(specs: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    return {name: spec for name, spec in specs.items() if spec.grad}

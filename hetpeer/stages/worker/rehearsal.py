@@ -1,0 +1,66 @@
+"""The short warm-up on a block itself: how long its operators take on this device, before any state is there.
+
+What it finds becomes λ, the efficiency of the device on such blocks (FusionLLM, arXiv 2410.12707, section 3.5). It is no
+lost time: kernels are chosen and caches filled here that the first microbatch would otherwise wait for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from hetpeer.stages.block.block import Block
+from hetpeer.stages.block.seeded_backward import backpropagate
+from hetpeer.stages.graph.block_spec import BlockSpec, TensorSpec
+from hetpeer.stages.graph.call_schema import SYMBOLS
+from hetpeer.stages.graph.graph_cost import ANY_DRAW
+from hetpeer.stages.graph.own_operators import Pass
+
+RUNS = 3
+"""After the first one, in which torch imports, chooses and allocates."""
+ENOUGH_S = 0.5
+"""A block that takes so long is not run again."""
+
+
+def rehearse(spec: BlockSpec, buffers: Mapping[str, Tensor], device: torch.device) -> float:
+    """Seconds of forward and backward of one full microbatch on made-up tensors: the fastest of a few runs.
+
+    A slower one says what else the machine did, and a peer that is thought slow is not asked again.
+
+    Takes as much memory as a microbatch in training, and the block's parameters, and leaves none behind. Raises as
+    `Block.forward` does, and what torch says when the memory is not there.
+    """
+    parameters = {name: _made_up(one, device).requires_grad_() for name, one in spec.parameter_specs.items()}
+    made_up = {name: _made_up(one, device) for name, one in spec.statistic_specs.items()}
+    block = Block(spec, parameters, buffers, made_up, device)
+    full = spec.at(spec.batch)
+    inputs = {name: _made_up(one, device).requires_grad_(one.grad) for name, one in full.inputs.items()}
+    data = {name: _made_up(one, device) for name, one in full.data.items()}
+    leaves = [tensor for tensor in (*inputs.values(), *parameters.values()) if tensor.requires_grad]
+
+    def run() -> float:
+        began = time.perf_counter()
+        outputs = block.forward(inputs, data, spec.batch, Pass(ANY_DRAW))
+        roots = [outputs[name] for name, one in full.outputs.items() if one.grad]
+        seeds = [torch.ones_like(root) for root in roots]
+        if roots and leaves:
+            backpropagate(roots, leaves, seeds)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - began
+
+    run()
+    taken = [run()]
+    while len(taken) < RUNS and sum(taken) < ENOUGH_S:
+        taken.append(run())
+    return min(taken)
+
+
+def _made_up(spec: TensorSpec, device: torch.device) -> Tensor:
+    """Integers of 0 are of every vocabulary and class; other numbers must only not be denormal, which is slow."""
+    dtype = SYMBOLS["dtype"][spec.dtype]
+    value = 0.01 if dtype.is_floating_point else 0
+    return torch.full(spec.sizes, value, dtype=dtype, device=device)

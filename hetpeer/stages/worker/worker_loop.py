@@ -1,0 +1,140 @@
+"""The compute worker's process: read a command, have its lane execute it, answer; nothing else happens here.
+
+A process of its own, so that a CUDA crash, an out-of-memory kill or a pause never stops the daemon's heartbeat, and
+so that nice, cores and GPU memory limits act on it alone. It may die at any moment (`kill -9` is always safe), and it
+never outlives its daemon. Its entry point is averaging/worker_main.py, where the update rule is put in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Self
+
+from hetpeer.dht.base import failpoints
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.stages.ipc.block_commands import Shutdown
+from hetpeer.stages.ipc.command import Command, Lane
+from hetpeer.stages.ipc.results import Done, Result, failed
+from hetpeer.stages.ipc.worker_frames import FrameReader, decode_command, encode_result
+
+PR_SET_PDEATHSIG = 1
+RECEIVE_BYTES = 1 << 20
+
+Execute = Callable[[Command[Any]], Result]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """What the daemon tells the worker on its command line. `socket` and `arena` are inherited descriptors."""
+
+    socket: int
+    arena: int
+    parent: int
+    device: str
+    threads: int
+    nice: int
+    gpu_memory: float
+
+    def arguments(self) -> list[str]:
+        return [f"--{name}={getattr(self, name)}" for name in self.__slots__]
+
+    @classmethod
+    def parse(cls, arguments: Sequence[str]) -> WorkerOptions:
+        parser = argparse.ArgumentParser(description="hetpeer's compute worker; started by its daemon")
+        for name in ("socket", "arena", "parent", "threads", "nice"):
+            parser.add_argument(f"--{name}", type=int, required=True)
+        parser.add_argument("--device", required=True)
+        parser.add_argument("--gpu_memory", type=float, required=True)
+        return cls(**vars(parser.parse_args(arguments)))
+
+
+def settle_in(options: WorkerOptions) -> None:
+    """Tie this process to its daemon's life. Call it first: importing torch takes seconds, and a daemon may die in them."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != options.parent:  # it died before prctl took effect
+        sys.exit(1)
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole terminal; the daemon decides what it means
+    signal.signal(
+        signal.SIGTTOU, signal.SIG_IGN
+    )  # of a group in the background: its words are not to stop it
+    os.nice(options.nice)
+
+
+def serve(connection: socket.socket, lanes: Mapping[Lane, Execute]) -> None:
+    """Answer commands until `Shutdown`, or until the daemon's end of the socket closes. Each lane has its own thread.
+
+    Raises what a lane could not answer: nothing can be computed any more.
+    """
+    gone = contextlib.suppress(
+        BrokenPipeError, ConnectionResetError
+    )  # the daemon, while something was under way
+    with gone, _Lanes(connection, lanes) as running:
+        reader = FrameReader()
+        while data := connection.recv(RECEIVE_BYTES):
+            for number, body in reader.feed(data):
+                try:
+                    command = decode_command(body)
+                except ProtocolError as error:
+                    running.answer(number, failed(error))
+                    continue
+                if isinstance(command, Shutdown):
+                    running.finish()
+                    running.answer(number, Done())
+                    return
+                running.post(number, command)
+
+
+class _Lanes:
+    """A thread for each lane, which does its commands in order and answers them."""
+
+    def __init__(self, connection: socket.socket, lanes: Mapping[Lane, Execute]) -> None:
+        self._connection = connection
+        self._lanes = lanes
+        self._threads = {lane: ThreadPoolExecutor(1, thread_name_prefix=lane.value) for lane in lanes}
+        self._answering = threading.Lock()
+        self._broken: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for thread in self._threads.values():
+            thread.shutdown(cancel_futures=True)
+        if self._broken is not None:
+            raise self._broken
+
+    def post(self, number: int, command: Command[Any]) -> None:
+        """Have the command done after those of its lane."""
+        self._threads[command.lane].submit(self._run, number, command)
+
+    def answer(self, number: int, result: Result) -> None:
+        with self._answering:
+            self._connection.sendall(encode_result(number, result))
+
+    def finish(self) -> None:
+        """Return when everything posted is done."""
+        for thread in self._threads.values():
+            thread.shutdown()
+
+    def _run(self, number: int, command: Command[Any]) -> None:
+        try:
+            failpoints.before(command, "worker_")
+            self.answer(number, self._lanes[command.lane](command))
+        except BaseException as error:  # noqa: BLE001 - raised again by the thread that reads, which this wakes
+            self._broken = self._broken or error
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)

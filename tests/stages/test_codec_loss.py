@@ -1,0 +1,90 @@
+"""What a codec takes from reduced vectors is not lost."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetpeer.stages.links.codec import Codec, Values, Written, value_bytes
+from hetpeer.stages.links.tensor_codecs import decode
+from hetpeer.stages.worker.codec_loss import Losses
+
+COUNT = 1000
+CODECS = [Codec(values) for values in Values]
+
+
+def room(codec, count=COUNT):
+    assert codec.values is not None
+    return memoryview(bytearray(value_bytes(codec.values, count)))
+
+
+def vector(seed, count=COUNT):
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+@given(seed=st.integers(0, 1000), begin=st.integers(0, COUNT), end=st.integers(0, COUNT))
+def test_the_rounder_knows_what_the_reader_reads(codec, seed, begin, end):
+    begin, end = sorted((begin, end))
+    piece, data = vector(seed)[begin:end], room(codec, end - begin)
+    read = Losses(COUNT).round(codec, piece, data, name="x", plan=1, begin=begin)
+    elsewhere = torch.empty(end - begin)
+    decode(codec, Written(end - begin), data, elsewhere)
+    assert torch.equal(read, elsewhere)
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_over_many_steps_everything_arrives(codec):
+    """In other pieces each time, as shares change."""
+    losses, sent, arrived = Losses(COUNT), torch.zeros(COUNT), torch.zeros(COUNT)
+    for step in range(50):
+        whole, cut = vector(step) + 1.0, 17 * step
+        for begin, end in ((0, cut), (cut, COUNT)):
+            data = room(codec, end - begin)
+            read = losses.round(codec, whole[begin:end], data, name="x", plan=1, begin=begin)
+            arrived[begin:end] += read
+        losses.settle("x", plan=1)
+        sent += whole
+    once = (whole - Losses(COUNT).round(codec, whole, room(codec))).abs().max()
+    assert once > 0
+    assert (sent - arrived).abs().max() < 3 * once, "not more is missing than of one step"
+
+
+def test_only_the_plan_that_counts_is_settled():
+    codec, losses = Codec(Values.INT4), Losses(COUNT)
+    first = losses.round(codec, vector(1), room(codec), name="x", plan=1)
+    losses.round(codec, vector(2)[:10], room(codec, 10), name="x", plan=2)
+    losses.settle("x", plan=1)
+    assert torch.equal(losses.round(codec, vector(1), room(codec), name="x", plan=1), first)
+    losses.settle("x", plan=1)
+    with_loss = losses.round(codec, vector(1), room(codec), name="x", plan=3)
+    assert not torch.equal(with_loss, first)
+    losses.drop("x")
+    losses.settle("x", plan=3)
+    assert torch.equal(losses.round(codec, vector(1), room(codec), name="x", plan=4), with_loss)
+
+
+def test_without_a_name_nothing_is_kept():
+    codec, losses = Codec(Values.INT4), Losses(COUNT)
+    first = losses.round(codec, vector(1), room(codec))
+    losses.settle("", plan=0)
+    assert torch.equal(losses.round(codec, vector(1), room(codec)), first)
+
+
+def test_what_a_sum_loses_concerns_the_mean():
+    codec, losses = Codec(Values.INT8), Losses(COUNT)
+    read = losses.round(codec, vector(1), room(codec), name="x", plan=1, parts=4)
+    losses.settle("x", plan=1)
+    lost = (vector(1) - read) / 4
+    found = losses.round(
+        Codec(Values.BF16), torch.zeros(COUNT), room(Codec(Values.BF16)), name="x", plan=2, parts=2
+    )
+    assert torch.equal(found, (2 * lost).bfloat16().float())
+
+
+def test_what_cannot_be_written_is_sent_as_it_is():
+    for codec, wrong in ((Codec(Values.FP16), 1e6), *((codec, float("nan")) for codec in CODECS)):
+        losses, piece = Losses(COUNT), vector(1)
+        piece[-1] = wrong
+        assert losses.round(codec, piece, room(codec), name="x", plan=1) is None
+        assert losses.lost("x", 1) is None

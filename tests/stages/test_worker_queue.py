@@ -1,0 +1,191 @@
+"""The worker's room, shared by steps that are under way side by side."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetpeer.stages.pipeline.effects import (
+    ForgetGraph,
+    ReportSealed,
+    RunBackward,
+    RunForward,
+    SendActivation,
+    TaskKey,
+)
+from hetpeer.stages.pipeline.in_flight import Window
+from hetpeer.stages.pipeline.pipeline import Pipeline
+from hetpeer.stages.pipeline.routes import Hop
+from hetpeer.stages.pipeline.worker_queue import DEPTH, Bench
+
+ROSTER = {"a": (0, 1), "b": (1, 2)}
+ALONE = (Hop("a", 0, 2),)
+ON = (Hop("a", 0, 1), Hop("b", 1, 2))
+
+
+class Room(Window):
+    """Room for so many forwards that wait for their gradient, whatever was measured."""
+
+    def __init__(self, depth, most=64):
+        super().__init__(most)
+        self._depth = depth
+
+    def depth(self, hops_after):
+        return self._depth
+
+
+def sent(one, *numbers, attempt=0):
+    """These are handed out, and their outputs leave."""
+    for number in numbers:
+        assert keys(one.assign(number, ON, attempt), RunForward) == [number]
+        one.forward_done(TaskKey(number, 0), f"output {number}", None)
+
+
+def steps(bench, count, *, roster=ROSTER, capacity=8):
+    return [Pipeline("a", roster, 8, capacity, bench) for _ in range(count)]
+
+
+def keys(effects, kind):
+    return [effect.key.id for effect in effects if isinstance(effect, kind)]
+
+
+def test_the_older_step_comes_first_and_a_backward_before_any_forward():
+    bench = Bench()
+    older, newer = steps(bench, 2, roster={"a": (0, 2)})
+    begun = [effect for n in range(DEPTH) for effect in newer.assign(n, ALONE, 0)]
+    assert keys(begun, RunForward) == [0], "the last hop alternates"
+    key = begun[0].key
+    assert keys(older.assign(5, ALONE, 0), RunForward) == [], (
+        "as many as may wait for their gradient are under way"
+    )
+    assert bench.turn() is None
+    assert keys(newer.forward_done(key, None, 1.0), RunBackward) == [0], (
+        "a backward goes before the older forward"
+    )
+    assert bench.turn() is None
+    after = newer.backward_done(key, None)
+    assert not keys(after, RunForward), "the newer step's own forward is not next"
+    assert bench.turn() is older
+    assert keys(older.resume(), RunForward) == [5]
+
+
+def test_what_needs_the_newest_parameters_waits_for_them_and_holds_nobody_up():
+    bench = Bench(Room(8))
+    older = Pipeline("a", ROSTER, 8, 8, bench)
+    newer = Pipeline("a", ROSTER, 8, 8, bench, early=1)
+    assert keys(newer.assign(2, ON, 0), RunForward) == []
+    assert not newer.held_up, "no room would help it"
+    begun = newer.assign(0, ON, 0)
+    assert keys(begun, RunForward) == [0]
+    assert keys(older.assign(5, ON, 0), RunForward) == [5]
+    for one, number in ((newer, 0), (older, 5)):
+        done = one.forward_done(TaskKey(number, 0), f"output {number}", None)
+        assert keys(done, RunForward) == []
+    assert keys(newer.catch_up(), RunForward) == [2]
+    assert keys(newer.assign(3, ON, 0), RunForward) == [3]
+
+
+def test_what_is_over_takes_no_room():
+    bench = Bench()
+    older, newer = steps(bench, 2)
+    begun = [effect for n in range(4) for effect in older.assign(n, ON, 0)]
+    assert len(keys(begun, RunForward)) == DEPTH
+    assert not newer.assign(0, ON, 0)
+    older.over()
+    assert bench.turn() is newer
+    assert keys(newer.resume(), RunForward) == [0]
+
+
+def test_forwards_of_all_steps_together_wait_for_their_gradient():
+    bench = Bench(Room(3))
+    older, newer = steps(bench, 2)
+    sent = 0
+    work = [effect for one in (older, newer) for n in range(3) for effect in one.assign(n, ON, 0)]
+    owner = {id(effect): one for one in (older, newer) for effect in work}
+    assert owner
+    pending = [(older, effect.key) for effect in work if isinstance(effect, RunForward)]
+    while pending:
+        one, key = pending.pop(0)
+        done = one.forward_done(key, f"output {key.id}", None)
+        sent += sum(isinstance(effect, SendActivation) for effect in done)
+        pending += [(one, effect.key) for effect in done if isinstance(effect, RunForward)]
+        while (turn := bench.turn()) is not None:
+            pending += [(turn, effect.key) for effect in turn.resume() if isinstance(effect, RunForward)]
+    assert sent == 3
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 7)), unique=True, max_size=24), st.randoms())
+def test_all_work_of_all_steps_is_done(tasks, random):
+    """Whatever comes when, and in whatever order the worker's answers are heard."""
+    bench = Bench()
+    pipelines = steps(bench, 3, roster={"a": (0, 2)}, capacity=2)
+    at_work, done, waiting = [], set(), list(tasks)
+
+    def take(one, effects):
+        for effect in effects:
+            if isinstance(effect, RunForward | RunBackward):
+                at_work.append((one, effect))
+            elif isinstance(effect, ReportSealed):
+                waiting.append((one, effect.slot))
+
+    while waiting or at_work:
+        choice = random.randrange(len(waiting) + len(at_work))
+        if choice < len(waiting):
+            which, what = waiting.pop(choice)
+            if isinstance(which, Pipeline):
+                take(which, which.settled(what, ()))
+            else:
+                take(pipelines[which], pipelines[which].assign(what, ALONE, 0))
+        else:
+            one, work = at_work.pop(choice - len(waiting))
+            if isinstance(work, RunForward):
+                take(one, one.forward_done(work.key, None, 1.0))
+            else:
+                done.add((pipelines.index(one), work.key.id))
+                take(one, one.backward_done(work.key, None))
+        while (turn := bench.turn()) is not None:
+            take(turn, turn.resume())
+        assert len(at_work) <= DEPTH
+    assert done == set(tasks)
+
+
+def test_what_only_looked_stuck_is_set_aside_and_its_gradient_is_taken():
+    """In a burst of failures elsewhere: what was sent a moment ago was dropped for what was handed out anew, and nobody did it again before the next time-out."""
+    one = Pipeline("a", ROSTER, 8, 8, Bench(Room(2)))
+    sent(one, 0, 1)
+    assert keys(one.assign(2, ON, 0), RunForward) == [], "there is no room"
+    begun = one.assign(3, ON, 1)
+    assert keys(begun, RunForward) == [3]
+    assert not keys(begun, ForgetGraph)
+    assert (one.held, one.aside) == (3, 1)
+    assert keys(one.gradient(0, 1, "gradient 0"), RunBackward) == [0]
+    one.backward_done(TaskKey(0, 0), None)
+    assert (one.held, one.aside) == (2, 0)
+
+
+def test_what_waits_for_room_and_is_handed_out_again_gets_it():
+    one = Pipeline("a", ROSTER, 8, 8, Bench(Room(1)))
+    sent(one, 0)
+    assert keys(one.assign(1, ON, 0), RunForward) == []
+    assert keys(one.assign(1, ON, 1), RunForward) == [1]
+
+
+def test_beyond_a_windows_worth_or_without_memory_the_oldest_attempt_is_given_up():
+    for room in (Room(1), Room(3, most=2)):
+        one = Pipeline("a", ROSTER, 8, 8, Bench(room))
+        sent(one, 0)
+        if room.most == 2:
+            sent(one, 1)
+            one._schedule._may_begin = lambda reach, one=one: one.in_flight(reach) < 1
+        else:
+            sent(one, 1, attempt=1)
+        begun = one.assign(2, ON, 2)
+        assert keys(begun, ForgetGraph) == [0]
+        assert keys(begun, RunForward) == [2] or room.most == 2
+        assert one.gradient(0, 1, "late"), "it is released"
+
+
+def test_who_was_handed_out_again_is_not_the_one_that_is_given_up():
+    one = Pipeline("a", ROSTER, 8, 8, Bench(Room(1)))
+    sent(one, 0)
+    sent(one, 1, attempt=1)
+    one.assign(0, ON, 3)  # it goes another way, and its gradient comes
+    assert keys(one.assign(2, ON, 2), ForgetGraph) == [1]
