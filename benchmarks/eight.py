@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks import report
 from benchmarks.endtoend import INTERFACE, script, told
 from benchmarks.swarm import ENDLESS, NEVER, Model, Site, Swarm, make_run, running
-from hetpeer.averaging.places import choose_place
+from hetpeer.averaging.member.place_choice import choose_place
 from hetpeer.bootstrap.configuration import coordinator_config
 from hetpeer.bootstrap.membership import Membership, Volunteer
 from hetpeer.bootstrap.rundir import RunDirectory

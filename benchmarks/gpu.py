@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from benchmarks import gpulanes, gpuswarm, overhead, report
-from hetpeer.averaging.updates import Adam, AdamWSettings
+from hetpeer.averaging.optim.update_rules import Adam, AdamWSettings
 from hetpeer.examples.gpt import GPT
 from hetpeer.peer.daemon.offering import memory_offered, on_gpu
 from hetpeer.peer.daemon.settings import WORKER

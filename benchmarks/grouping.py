@@ -26,9 +26,9 @@ from functools import partial
 from typing import Any
 
 from benchmarks import report
-from hetpeer.averaging.groups.scheduler import GroupScheduler, Pipelines
+from hetpeer.averaging.groups.group_scheduler import GroupScheduler, Pipelines
 from hetpeer.averaging.groups.sdpipe import Artifact, Paper
-from hetpeer.averaging.groups.window import Adaptive, Window
+from hetpeer.averaging.groups.wait_window import Adaptive, Window
 from hetpeer.dht.base.child_processes import dying_with_us
 from hetpeer.peer.simulate.grouped import simulate
 from hetpeer.peer.simulate.grouping import RULES, Watch, schedule

@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.journal import Journal, sources
-from hetpeer.averaging.member import Phase
+from hetpeer.averaging.member.member import Phase
 from hetpeer.bootstrap.decisions import State
 from hetpeer.dht.base.child_processes import dying_with_us
 from hetpeer.peer.simulate import overlapping

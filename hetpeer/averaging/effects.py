@@ -168,7 +168,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Inspect:
-    """Join the shards of `block` in order, add what blocks `tied` to it say of tied parameters (averaging/ties.py), and
+    """Join the shards of `block` in order, add what blocks `tied` to it say of tied parameters (averaging/reduce/tied_parameters.py), and
     look at the whole: finite, digest, norm → `Member.inspected`; with `closely` at each of `shards`, too, and of those that are `tied`, in this order.
     """
 

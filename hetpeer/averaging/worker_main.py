@@ -25,8 +25,8 @@ def main(arguments: list[str]) -> int:
 
     import torch
 
-    from hetpeer.averaging.outer import outer_of
-    from hetpeer.averaging.updates import rule_of
+    from hetpeer.averaging.optim.outer_optimizer import outer_of
+    from hetpeer.averaging.optim.update_rules import rule_of
     from hetpeer.stages.block import device
     from hetpeer.stages.block.parameter_groups import MakeRules
     from hetpeer.stages.ipc.arena import SharedMemory

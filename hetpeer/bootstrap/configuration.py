@@ -6,8 +6,8 @@ import random
 import secrets
 
 from hetpeer.averaging.effects import EVERY_ID
-from hetpeer.averaging.ties import Ties
-from hetpeer.averaging.voting import Shape
+from hetpeer.averaging.member.step_vote import Shape
+from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.bootstrap.decisions import CoordinatorConfig
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.bootstrap.membership import BlockCost

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.groups.scheduler import Pipelines
-from hetpeer.averaging.groups.window import Adaptive, Window
+from hetpeer.averaging.groups.group_scheduler import Pipelines
+from hetpeer.averaging.groups.wait_window import Adaptive, Window
 from hetpeer.bootstrap.agenda import is_complete
 from hetpeer.bootstrap.coordinator import Coordinator
 from hetpeer.bootstrap.decisions import CollectCheckpoint, CoordinatorConfig, Effect, State

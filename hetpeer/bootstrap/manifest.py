@@ -18,7 +18,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from hetpeer.averaging.ties import Tie
+from hetpeer.averaging.reduce.tied_parameters import Tie
 from hetpeer.bootstrap.amendment import Coordinators, SignedAmendment, read_amendment
 from hetpeer.bootstrap.files import FILE_NAME
 from hetpeer.bootstrap.settings import (

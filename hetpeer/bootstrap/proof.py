@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.reduction import shares_of
+from hetpeer.averaging.reduce.holder_reduce import shares_of
 from hetpeer.bootstrap.quarrels import Pair
 from hetpeer.bootstrap.spotcheck import EQUAL, CheckRules
 from hetpeer.bootstrap.verdicts import marks_of

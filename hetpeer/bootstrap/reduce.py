@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.reduction import LENGTH, NEWS, length_of
-from hetpeer.averaging.shares import Load, alike, divide
+from hetpeer.averaging.reduce.holder_reduce import LENGTH, NEWS, length_of
+from hetpeer.averaging.reduce.reducer_shares import Load, alike, divide
 from hetpeer.bootstrap.complaints import Complaints, reducers
 from hetpeer.bootstrap.decisions import CoordinatorConfig
 from hetpeer.bootstrap.membership import Range

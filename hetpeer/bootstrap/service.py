@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.heads import Introduction
+from hetpeer.averaging.member.tensor_heads import Introduction
 from hetpeer.bootstrap import decisions as d
 from hetpeer.bootstrap.arranging import Arrangement
 from hetpeer.bootstrap.beginning import Beginning

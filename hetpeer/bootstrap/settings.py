@@ -100,7 +100,7 @@ class LinkSettings(Entry):
 
 
 class Outer(Entry):
-    """An outer optimizer: Nesterov's momentum over what averagings move (DiLoCo; averaging/outer.py)."""
+    """An outer optimizer: Nesterov's momentum over what averagings move (DiLoCo; averaging/optim/outer_optimizer.py)."""
 
     learning_rate: Annotated[float, Field(gt=0, le=2)] = 0.7
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -188,7 +188,7 @@ class TrainingSettings(Entry):
     schedule: Annotated[tuple[tuple[Count, Factor], ...], Field(min_length=1, max_length=10_000)] = (
         (1, 1.0),
     )
-    """(step from 1, by what it multiplies the learning rate), straight in between (averaging/schedule.py)."""
+    """(step from 1, by what it multiplies the learning rate), straight in between (averaging/optim/learning_rate.py)."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.1
     clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Largest 2-norm of the whole model's gradient; None does not clip."""
@@ -213,7 +213,7 @@ class TrainingSettings(Entry):
 
     @property
     def update(self) -> dict[str, Setting]:
-        """What averaging/updates.py makes a rule of."""
+        """What averaging/optim/update_rules.py makes a rule of."""
         common = {name: getattr(self, name) for name in ("learning_rate", "weight_decay", "schedule")}
         return self.optimizer.model_dump() | common
 

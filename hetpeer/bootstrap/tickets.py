@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 import msgpack
 
-from hetpeer.averaging.heads import Introduction
+from hetpeer.averaging.member.tensor_heads import Introduction
 from hetpeer.averaging.messages import Line
 from hetpeer.bootstrap.canonical import pack
 from hetpeer.dht.base.errors import ProtocolError

@@ -5,8 +5,8 @@ Its place are blocks 0 and 1 of a model of two, one microbatch a step, so that i
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member import InStep, Member, Origin, Phase
-from hetpeer.averaging.voting import Shape
+from hetpeer.averaging.member.member import InStep, Member, Origin, Phase
+from hetpeer.averaging.member.step_vote import Shape
 from hetpeer.stages.pipeline import effects as p
 
 ME, LINE = "me", m.Line(term=2, view=1)

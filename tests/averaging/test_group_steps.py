@@ -2,7 +2,7 @@
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member import InStep, Origin, Phase
+from hetpeer.averaging.member.member import InStep, Origin, Phase
 from hetpeer.stages.pipeline.effects import Release
 from tests.averaging.rig import DIGESTS, LINE, ME, STEP, member_in, new_member, place, welcome
 

@@ -4,8 +4,8 @@ import pytest
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.holding import Bundle
-from hetpeer.averaging.member import InStep, Origin, Phase
+from hetpeer.averaging.member.held_step import Bundle
+from hetpeer.averaging.member.member import InStep, Origin, Phase
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.gradient_slots import Drop
 from hetpeer.stages.pipeline.routes import Hop

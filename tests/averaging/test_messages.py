@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from hetpeer.averaging import heads, messages
+from hetpeer.averaging import messages
+from hetpeer.averaging.member import tensor_heads
 from hetpeer.averaging.messages import (
     BlockVote,
     FromCoordinator,
@@ -108,7 +109,7 @@ def attempt(decoder, data):
 @given(JSON)
 def test_nonsense_is_a_protocol_error(data):
     attempt(decode, msgpack.packb(data))
-    attempt(lambda found: heads.decode_head(found, "peer"), data)
+    attempt(lambda found: tensor_heads.decode_head(found, "peer"), data)
 
 
 @settings(max_examples=300)
@@ -140,7 +141,7 @@ def test_nesting_without_end_is_a_protocol_error():
     st.sampled_from(["activation", "gradient", "part", "result"]), st.dictionaries(st.text(max_size=8), JSON)
 )
 def test_a_wrong_head_is_a_protocol_error(kind, fields):
-    attempt(lambda found: heads.decode_head(found, "peer"), {"kind": kind, **fields})
+    attempt(lambda found: tensor_heads.decode_head(found, "peer"), {"kind": kind, **fields})
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member import Phase
+from hetpeer.averaging.member.member import Phase
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.utilization import RECENT_S, Occupation, Shares
 from tests.averaging.rig import LINE, STEP, begin, commit, member_in, reduced

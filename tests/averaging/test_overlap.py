@@ -4,7 +4,7 @@ import pytest
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member import InStep, Origin, Phase
+from hetpeer.averaging.member.member import InStep, Origin, Phase
 from hetpeer.stages.pipeline import effects as p
 from tests.averaging.rig import LINE, STEP, begin, commit, member_in, welcome
 

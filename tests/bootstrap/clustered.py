@@ -1,9 +1,9 @@
 """A grouped run without a network: its coordinator, and what it says and records."""
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.groups.scheduler import Pipelines
-from hetpeer.averaging.groups.window import Adaptive
-from hetpeer.averaging.places import choose_place
+from hetpeer.averaging.groups.group_scheduler import Pipelines
+from hetpeer.averaging.groups.wait_window import Adaptive
+from hetpeer.averaging.member.place_choice import choose_place
 from hetpeer.bootstrap.decisions import CoordinatorConfig
 from hetpeer.bootstrap.grouped.cutting import Cutting
 from hetpeer.bootstrap.grouped.run import Grouped

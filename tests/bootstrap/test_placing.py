@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.places import choose_place
+from hetpeer.averaging.member.place_choice import choose_place
 from hetpeer.bootstrap.membership import BlockCost, Membership, Volunteer
 from hetpeer.bootstrap.placing import MOST, ranked
 from hetpeer.peer.simulate.config import SwarmConfig

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.reduction import shares_of
+from hetpeer.averaging.reduce.holder_reduce import shares_of
 from hetpeer.bootstrap.proof import Proof
 from hetpeer.bootstrap.proofs import Proofs
 from hetpeer.bootstrap.spotcheck import CheckRules

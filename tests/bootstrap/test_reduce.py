@@ -3,7 +3,7 @@
 import pytest
 
 from hetpeer.averaging.messages import BlockVote, Line, Missed, Reducing, Vote
-from hetpeer.averaging.reduction import LENGTH
+from hetpeer.averaging.reduce.holder_reduce import LENGTH
 from hetpeer.bootstrap.decisions import CoordinatorConfig
 from hetpeer.bootstrap.patience import Pace
 from hetpeer.bootstrap.quarrels import Quarrels

@@ -7,7 +7,7 @@ from typing import Any
 import msgpack
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.heads import (
+from hetpeer.averaging.member.tensor_heads import (
     ActivationHead,
     Coded,
     GradientHead,

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import ValidationError
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.heads import Introduction
+from hetpeer.averaging.member.tensor_heads import Introduction
 from hetpeer.bootstrap import canonical, curves, ranking, tickets
 from hetpeer.bootstrap.amendment import Amendment, SignedAmendment, read_amendment, sign_amendment
 from hetpeer.bootstrap.doorkeeper import Admitted, Doorkeeper

@@ -93,7 +93,7 @@ class Liar:
 
 def install(kind_of: Callable[[str], str]) -> None:
     """Change this process: it lies as `kind_of` says of its id."""
-    from hetpeer.averaging.holding import HeldStep
+    from hetpeer.averaging.member.held_step import HeldStep
     from hetpeer.peer.training.proving import Proving
     from hetpeer.peer.transport.dataplane import DataPlane
 

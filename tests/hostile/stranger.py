@@ -26,9 +26,9 @@ from hivemind.p2p import PeerID
 from hivemind.utils.timed_storage import ValueWithExpiration
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.early import MAX_EARLY
 from hetpeer.averaging.effects import StepId
-from hetpeer.averaging.heads import ActivationHead, ShardHead, encode_head
+from hetpeer.averaging.member.early_tensors import MAX_EARLY
+from hetpeer.averaging.member.tensor_heads import ActivationHead, ShardHead, encode_head
 from hetpeer.bootstrap.service import CONTROL
 from hetpeer.bootstrap.serving import PROTOCOL as FILES
 from hetpeer.bootstrap.serving import fetch

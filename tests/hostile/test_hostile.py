@@ -12,7 +12,7 @@ import pytest
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
-from hetpeer.averaging.heads import ActivationHead, encode_head
+from hetpeer.averaging.member.tensor_heads import ActivationHead, encode_head
 from hetpeer.bootstrap.audit import audit
 from hetpeer.bootstrap.hearing import SESSIONS
 from hetpeer.bootstrap.replay import ReferenceRun

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from hetpeer.averaging.member import Phase
+from hetpeer.averaging.member.member import Phase
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.cli.daemon import standing_text
 from hetpeer.peer.cli.options import parse_duration

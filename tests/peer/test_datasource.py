@@ -14,7 +14,7 @@ import uvloop
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
-from hetpeer.averaging.heads import ActivationHead
+from hetpeer.averaging.member.tensor_heads import ActivationHead
 from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.create import create_run
 from hetpeer.bootstrap.rundir import RunDirectory

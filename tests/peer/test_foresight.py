@@ -1,6 +1,6 @@
 """What a volunteer expects to be given while no coordinator answers."""
 
-from hetpeer.averaging.places import choose_place
+from hetpeer.averaging.member.place_choice import choose_place
 from hetpeer.bootstrap.create import create_run
 from hetpeer.bootstrap.settings import TrainingSettings
 from hetpeer.dht.kademlia.adverts import Advert

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from hetpeer.averaging.effects import Stop
-from hetpeer.averaging.member import Phase
+from hetpeer.averaging.member.member import Phase
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import ExitCode
 from hetpeer.peer.daemon import life

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hetpeer.averaging.member import Phase
+from hetpeer.averaging.member.member import Phase
 from hetpeer.bootstrap.manifest import Manifest, validated
 from hetpeer.peer.daemon import progress
 from hetpeer.peer.daemon.progress import (

@@ -4,7 +4,7 @@ import asyncio
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import SaveState
-from hetpeer.averaging.member import Phase
+from hetpeer.averaging.member.member import Phase
 from hetpeer.peer.training.states import HeldStates
 from tests.averaging.rig import LINE, STEP, member_in
 

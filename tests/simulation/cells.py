@@ -3,7 +3,7 @@
 tests/simulation/test_histories.py fails for a cell that is neither reached nor listed, and for a listed one that is.
 """
 
-from hetpeer.averaging.member import Phase
+from hetpeer.averaging.member.member import Phase
 from hetpeer.bootstrap.decisions import State
 from hetpeer.peer.simulate.coverage import MEMBER_MESSAGES
 

@@ -6,7 +6,7 @@ from unittest.mock import patch
 import pytest
 
 from hetpeer.averaging.effects import COPY, STATE
-from hetpeer.averaging.holding import HeldStep
+from hetpeer.averaging.member.held_step import HeldStep
 from hetpeer.bootstrap.credit import Credit
 from hetpeer.bootstrap.grouped.batches import Batches
 from hetpeer.bootstrap.grouped.cluster import Cluster

@@ -5,8 +5,8 @@ A failing seed is replayed by `python -m hetpeer.peer.simulate.grouping --seed N
 
 import pytest
 
-from hetpeer.averaging.groups.line import Line
-from hetpeer.averaging.groups.scheduler import Group
+from hetpeer.averaging.groups.group_scheduler import Group
+from hetpeer.averaging.groups.wait_queue import Line
 from hetpeer.peer.simulate.grouping import Watch, schedule
 
 SEEDS = range(500)

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from hetpeer.averaging.member import Phase
+from hetpeer.averaging.member.member import Phase
 from hetpeer.bootstrap import commits
 from hetpeer.bootstrap.credit import Credit, work_in
 from hetpeer.bootstrap.decisions import State

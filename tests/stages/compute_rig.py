@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from hetpeer.averaging.outer import outer_of
-from hetpeer.averaging.updates import rule_of
+from hetpeer.averaging.optim.outer_optimizer import outer_of
+from hetpeer.averaging.optim.update_rules import rule_of
 from hetpeer.examples.gpt import build
 from hetpeer.stages.block.block_state import BlockState, dump
 from hetpeer.stages.block.parameter_groups import MakeRules

@@ -16,7 +16,7 @@ import pytest
 import torch
 import uvloop
 
-from hetpeer.averaging.updates import rule_of
+from hetpeer.averaging.optim.update_rules import rule_of
 from hetpeer.bootstrap.ledger import clip_coefficient
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.block.block_state import load

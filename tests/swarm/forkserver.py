@@ -58,7 +58,7 @@ def serve(folder: Path) -> None:
     import hivemind.dht.node  # noqa: F401 - what all processes need, imported once
     import torch._dynamo  # noqa: F401 - by the first check of a block
 
-    from hetpeer.averaging import updates  # noqa: F401
+    from hetpeer.averaging.optim import update_rules  # noqa: F401
     from hetpeer.peer.cli import main  # noqa: F401
     from hetpeer.peer.daemon import life  # noqa: F401
     from hetpeer.peer.reliable import peer  # noqa: F401

@@ -65,25 +65,26 @@ def next_version() -> None:
 
 def previous_version() -> None:
     """The version before this one: it does not say whom it shuns, and cuts sums into shards of one length."""
-    from hetpeer.averaging import messages, reduction
-    from hetpeer.averaging.working import Working
+    from hetpeer.averaging import messages
+    from hetpeer.averaging.member.worker_side import Working
+    from hetpeer.averaging.reduce import holder_reduce
 
     _speaks(messages.WIRE_VERSION - 1, oldest=0)
-    shards_of = reduction.shards_of
+    shards_of = holder_reduce.shards_of
 
-    def of_one_length(plan, cover, elements, length=reduction.LENGTH):
+    def of_one_length(plan, cover, elements, length=holder_reduce.LENGTH):
         return shards_of(plan, cover.model_copy(update={"length": 0}), elements, length)
 
-    reduction.shards_of = of_one_length
+    holder_reduce.shards_of = of_one_length
     Working._shuns = lambda _self, **_again: []
 
 
 def _speaks(version: int, oldest: int) -> None:
     from hetpeer.averaging import messages
-    from hetpeer.averaging.messages import volunteer
+    from hetpeer.averaging.messages import from_volunteer
 
-    messages.WIRE_VERSION = volunteer.WIRE_VERSION = version
-    messages.OLDEST_VERSION = volunteer.OLDEST_VERSION = oldest or version
+    messages.WIRE_VERSION = from_volunteer.WIRE_VERSION = version
+    messages.OLDEST_VERSION = from_volunteer.OLDEST_VERSION = oldest or version
     messages.Hello.model_fields["wire_version"].default = version
     messages.Hello.model_rebuild(force=True)
 
@@ -175,7 +176,7 @@ def sends_opposite() -> None:
 
 def votes_falsely() -> None:
     """A volunteer whose votes are on other sums than it has got."""
-    from hetpeer.averaging.holding import HeldStep
+    from hetpeer.averaging.member.held_step import HeldStep
 
     inspected = HeldStep.inspected
 
@@ -239,7 +240,7 @@ def sends_false_bundles() -> None:
     """A volunteer whose bundles, activations and gradients, are the opposite of what it has computed, from the first step with five others on; its sums are right."""
     import numpy as np
 
-    from hetpeer.averaging.holding import HeldStep
+    from hetpeer.averaging.member.held_step import HeldStep
     from hetpeer.peer.transport import dataplane
 
     held, depart = HeldStep.__init__, dataplane._departing

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from hetpeer.averaging.reduction import LENGTH
+from hetpeer.averaging.reduce.holder_reduce import LENGTH
 from hetpeer.bootstrap.replay import ReferenceRun, run_reference
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.bootstrap.settings import AveragingSettings

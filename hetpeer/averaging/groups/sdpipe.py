@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 
-from hetpeer.averaging.groups.line import Line
-from hetpeer.averaging.groups.scheduler import Group
-from hetpeer.averaging.groups.syncgraph import SyncGraph
-from hetpeer.averaging.groups.window import Bounded, Window
+from hetpeer.averaging.groups.group_scheduler import Group
+from hetpeer.averaging.groups.sync_graph import SyncGraph
+from hetpeer.averaging.groups.wait_queue import Line
+from hetpeer.averaging.groups.wait_window import Bounded, Window
 
 ENDLESS = sys.maxsize
 ROUNDS = 10

@@ -13,12 +13,12 @@ from typing import Annotated, get_args
 import msgpack
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from hetpeer.averaging.messages.coordinator import *  # noqa: F403 - all of the protocol is known by one name
-from hetpeer.averaging.messages.coordinator import FromCoordinator
-from hetpeer.averaging.messages.fields import *  # noqa: F403
-from hetpeer.averaging.messages.fields import MAX_KIND, Unknown
-from hetpeer.averaging.messages.volunteer import *  # noqa: F403
-from hetpeer.averaging.messages.volunteer import FromVolunteer
+from hetpeer.averaging.messages.from_coordinator import *  # noqa: F403 - all of the protocol is known by one name
+from hetpeer.averaging.messages.from_coordinator import FromCoordinator
+from hetpeer.averaging.messages.from_volunteer import *  # noqa: F403
+from hetpeer.averaging.messages.from_volunteer import FromVolunteer
+from hetpeer.averaging.messages.message_fields import *  # noqa: F403
+from hetpeer.averaging.messages.message_fields import MAX_KIND, Unknown
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.base.untrusted import first_wrong, unpack
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.groups.scheduler import GroupScheduler
+from hetpeer.averaging.groups.group_scheduler import GroupScheduler
 from hetpeer.bootstrap.decisions import CollectCheckpoint, CoordinatorConfig, Disconnect, Effect, Send, State
 from hetpeer.bootstrap.grouped.averagings import Averagings
 from hetpeer.bootstrap.grouped.batches import Batches

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hetpeer.averaging.groups.scheduler import Group, GroupScheduler
+from hetpeer.averaging.groups.group_scheduler import Group, GroupScheduler
 
 STAGE = 0
 Groups = list[tuple[int, ...]]

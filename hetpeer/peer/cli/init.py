@@ -254,7 +254,7 @@ def init(
     name: Annotated[str | None, typer.Option(help="The run's name (default: the directory's).")] = None,
 ) -> None:
     """Make a run directory from a torch model and its data."""
-    from hetpeer.averaging.schedule import knots_of
+    from hetpeer.averaging.optim.learning_rate import knots_of
     from hetpeer.bootstrap.create import create_run
     from hetpeer.bootstrap.manifest import validated
     from hetpeer.bootstrap.settings import (

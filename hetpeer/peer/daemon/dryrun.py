@@ -11,8 +11,8 @@ import contextlib
 from collections.abc import Mapping
 
 from hetpeer.averaging.effects import Stop
+from hetpeer.averaging.member.place_choice import choose_place
 from hetpeer.averaging.messages import Place
-from hetpeer.averaging.places import choose_place
 from hetpeer.bootstrap.rundir import RunDirectory
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.discovery.roster import Roster

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from hetpeer.averaging.effects import Stop
-from hetpeer.averaging.member import Phase
+from hetpeer.averaging.member.member import Phase
 from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.peer.console import say
 from hetpeer.peer.control.owned import Does

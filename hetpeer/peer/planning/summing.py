@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from hetpeer.averaging.reduction import shards_of
-from hetpeer.averaging.ties import Ties
+from hetpeer.averaging.reduce.holder_reduce import shards_of
+from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.bootstrap.quarrels import Quarrels
 from hetpeer.bootstrap.reduce import divided

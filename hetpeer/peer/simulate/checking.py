@@ -11,8 +11,8 @@ import numpy as np
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.given import Given, Seen
-from hetpeer.averaging.received import Received
+from hetpeer.averaging.member.given_inputs import Given, Seen
+from hetpeer.averaging.reduce.received_parts import Received
 from hetpeer.peer.simulate.lying import Lying
 from hetpeer.peer.simulate.numerics import Numerics
 from hetpeer.stages.block.fingerprint import KEY_BYTES, PLACES, pack

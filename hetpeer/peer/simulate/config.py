@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from hetpeer.averaging.effects import EVERY_ID
-from hetpeer.averaging.reduction import LENGTH
-from hetpeer.averaging.ties import Tie, Ties
-from hetpeer.averaging.voting import Shape
+from hetpeer.averaging.member.step_vote import Shape
+from hetpeer.averaging.reduce.holder_reduce import LENGTH
+from hetpeer.averaging.reduce.tied_parameters import Tie, Ties
 from hetpeer.bootstrap.decisions import CoordinatorConfig
 from hetpeer.bootstrap.membership import BlockCost
 from hetpeer.bootstrap.spotcheck import CheckRules

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member import Phase
+from hetpeer.averaging.member.member import Phase
 from hetpeer.bootstrap.decisions import State
 
 Cell = tuple[str, str]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from hetpeer.averaging.effects import Shard
-from hetpeer.averaging.member import Effect, Member
+from hetpeer.averaging.member.member import Effect, Member
 from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.numerics import Numerics
 from hetpeer.peer.simulate.wires import Wires

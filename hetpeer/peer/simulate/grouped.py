@@ -14,8 +14,8 @@ from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import RecordApplied
-from hetpeer.averaging.groups.scheduler import Pipelines
-from hetpeer.averaging.groups.window import WAITED, Adaptive
+from hetpeer.averaging.groups.group_scheduler import Pipelines
+from hetpeer.averaging.groups.wait_window import WAITED, Adaptive
 from hetpeer.bootstrap.core import Core
 from hetpeer.bootstrap.credit import Contributors, Credit
 from hetpeer.bootstrap.grouped.lineage import lineage

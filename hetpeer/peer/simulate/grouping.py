@@ -13,9 +13,9 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hetpeer.averaging.groups.scheduler import Group, GroupScheduler, Pipelines
+from hetpeer.averaging.groups.group_scheduler import Group, GroupScheduler, Pipelines
 from hetpeer.averaging.groups.sdpipe import Artifact, Paper
-from hetpeer.averaging.groups.window import Adaptive, Window
+from hetpeer.averaging.groups.wait_window import Adaptive, Window
 from hetpeer.peer.simulate.pipelines import Pipelines as Swarm
 from hetpeer.peer.simulate.pipelines import Setting, names
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hetpeer.averaging.effects import StepId
-from hetpeer.averaging.member import Effect, Member
+from hetpeer.averaging.member.member import Effect, Member
 from hetpeer.dht.streams.flow_control import Pool, Queue
 from hetpeer.dht.streams.grants import Budget, Grants, Holding
 from hetpeer.peer.transport.pressure import ACTIVATIONS, Pressure

@@ -11,13 +11,13 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging import working
-from hetpeer.averaging.early import Due, Origin
 from hetpeer.averaging.effects import Effect, StepId, SumParts
-from hetpeer.averaging.holding import HeldStep
-from hetpeer.averaging.member import Member
-from hetpeer.averaging.reduction import Reduction
-from hetpeer.averaging.ties import Ties
+from hetpeer.averaging.member import worker_side
+from hetpeer.averaging.member.early_tensors import Due, Origin
+from hetpeer.averaging.member.held_step import HeldStep
+from hetpeer.averaging.member.member import Member
+from hetpeer.averaging.reduce.holder_reduce import Reduction
+from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.bootstrap import reduce
 from hetpeer.bootstrap.coordinator import Coordinator
 from hetpeer.bootstrap.decisions import CollectCheckpoint
@@ -181,8 +181,8 @@ def steps_by_number() -> AbstractContextManager[None]:
     @contextmanager
     def all_three() -> Iterator[None]:
         own, others = (
-            _patched(working.Working, "_in", in_step),
-            _patched(working.Working, "_at_origin", at_origin),
+            _patched(worker_side.Working, "_in", in_step),
+            _patched(worker_side.Working, "_at_origin", at_origin),
         )
         with own, others, _patched(HeldStep, "due", due):
             yield

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from hetpeer.averaging.groups.scheduler import Group, GroupScheduler
+from hetpeer.averaging.groups.group_scheduler import Group, GroupScheduler
 from hetpeer.stages.planning.timeline import Timeline
 
 

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hetpeer.averaging.reduction import LENGTH
-from hetpeer.averaging.ties import Tie
+from hetpeer.averaging.reduce.holder_reduce import LENGTH
+from hetpeer.averaging.reduce.tied_parameters import Tie
 from hetpeer.peer.simulate.arrangements import Arrangements
 from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.coverage import Coverage

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from hetpeer.averaging import effects as e
-from hetpeer.averaging.holding import Bundle
-from hetpeer.averaging.member import Effect, Member, Origin, StepEffect
+from hetpeer.averaging.member.held_step import Bundle
+from hetpeer.averaging.member.member import Effect, Member, Origin, StepEffect
 from hetpeer.dht.streams.flow_control import Pool
 from hetpeer.peer.simulate.boxes import Boxes
 from hetpeer.peer.simulate.lines import Frame, Line

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member import Effect, Member, Phase
+from hetpeer.averaging.member.member import Effect, Member, Phase
 from hetpeer.peer.simulate.checks import require
 from hetpeer.peer.simulate.worker import Answer, Worker
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
-from hetpeer.averaging.member import Effect as MemberEffect
-from hetpeer.averaging.member import Member, Phase
+from hetpeer.averaging.member.member import Effect as MemberEffect
+from hetpeer.averaging.member.member import Member, Phase
 from hetpeer.bootstrap import decisions as d
 from hetpeer.bootstrap.arranging import Arrangement
 from hetpeer.bootstrap.coordinator import Coordinator

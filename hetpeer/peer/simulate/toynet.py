@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from hetpeer.averaging.ties import Tie, Ties
-from hetpeer.averaging.updates import Adam, AdamWSettings
+from hetpeer.averaging.optim.update_rules import Adam, AdamWSettings
+from hetpeer.averaging.reduce.tied_parameters import Tie, Ties
 from hetpeer.stages.block.exact_numerics import squared_norm
 from hetpeer.stages.block.fingerprint import Fingerprint, fingerprint
 

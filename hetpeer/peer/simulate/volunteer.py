@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member import Effect, InStep, Member, StepEffect
-from hetpeer.averaging.places import choose_place
+from hetpeer.averaging.member.member import Effect, InStep, Member, StepEffect
+from hetpeer.averaging.member.place_choice import choose_place
 from hetpeer.peer.simulate.board import LOOK_S
 from hetpeer.peer.simulate.boxes import Boxes
 from hetpeer.peer.simulate.checking import Checking

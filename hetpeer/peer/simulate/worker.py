@@ -12,7 +12,7 @@ from typing import Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member import Effect, Member
+from hetpeer.averaging.member.member import Effect, Member
 from hetpeer.peer.simulate.boxes import Boxes
 from hetpeer.peer.simulate.checking import Checking
 from hetpeer.peer.simulate.checks import ViolationError

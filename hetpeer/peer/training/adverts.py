@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from hetpeer.averaging.member import Phase
+from hetpeer.averaging.member.member import Phase
 from hetpeer.bootstrap.decisions import State
 from hetpeer.bootstrap.service import CoordinatorService
 from hetpeer.dht.base.errors import RemoteError

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.given import Given, Seen
-from hetpeer.averaging.member import Effect
+from hetpeer.averaging.member.given_inputs import Given, Seen
+from hetpeer.averaging.member.member import Effect
 from hetpeer.peer.transport.posting import Answer, Posts
 from hetpeer.peer.transport.schema import Schema
 from hetpeer.peer.transport.tensors import Tensor

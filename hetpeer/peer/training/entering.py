@@ -10,8 +10,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.heads import Introduction
-from hetpeer.averaging.member import Effect, Member, Origin
+from hetpeer.averaging.member.member import Effect, Member, Origin
+from hetpeer.averaging.member.tensor_heads import Introduction
 from hetpeer.bootstrap.council import Council
 from hetpeer.bootstrap.tickets import check
 from hetpeer.dht.base import failpoints

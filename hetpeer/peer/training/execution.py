@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from hetpeer.averaging import effects as e
-from hetpeer.averaging.member import Effect, Member
+from hetpeer.averaging.member.member import Effect, Member
 from hetpeer.dht.base.errors import LocalError, ProtocolError
 from hetpeer.dht.base.strikes import Kind, OffenceError
 from hetpeer.peer.training.datasource import DataSource

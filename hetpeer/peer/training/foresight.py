@@ -10,8 +10,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
+from hetpeer.averaging.member.place_choice import choose_place
 from hetpeer.averaging.messages import Place
-from hetpeer.averaging.places import choose_place
 from hetpeer.bootstrap.configuration import coordinator_config
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.bootstrap.membership import Membership, Volunteer

@@ -8,8 +8,8 @@ from typing import Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.member import Effect
-from hetpeer.averaging.received import Received
+from hetpeer.averaging.member.member import Effect
+from hetpeer.averaging.reduce.received_parts import Received
 from hetpeer.peer.transport.posting import Answer, Posts
 from hetpeer.peer.transport.schema import Schema
 from hetpeer.peer.transport.tensors import Tensor

@@ -8,9 +8,9 @@ from typing import Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.heads import Coded
-from hetpeer.averaging.member import Effect, Member
-from hetpeer.averaging.ties import Use
+from hetpeer.averaging.member.member import Effect, Member
+from hetpeer.averaging.member.tensor_heads import Coded
+from hetpeer.averaging.reduce.tied_parameters import Use
 from hetpeer.peer.training.proving import Proving
 from hetpeer.peer.transport.linkbook import LinkBook
 from hetpeer.peer.transport.posting import Answer, Posts

@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from hetpeer.averaging.effects import SaveState
-from hetpeer.averaging.member import Member, Phase
+from hetpeer.averaging.member.member import Member, Phase
 from hetpeer.averaging.messages import Line
 from hetpeer.bootstrap.serving import Served
 from hetpeer.dht.base.errors import LocalError

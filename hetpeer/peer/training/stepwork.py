@@ -17,9 +17,9 @@ from typing import Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.heads import ActivationHead, GradientHead, Head, ShardHead
-from hetpeer.averaging.holding import Bundle
-from hetpeer.averaging.member import Effect, Member, Origin, StepEffect
+from hetpeer.averaging.member.held_step import Bundle
+from hetpeer.averaging.member.member import Effect, Member, Origin, StepEffect
+from hetpeer.averaging.member.tensor_heads import ActivationHead, GradientHead, Head, ShardHead
 from hetpeer.peer.training.checking import Checking
 from hetpeer.peer.training.execution import Execution
 from hetpeer.peer.training.figures import Figures

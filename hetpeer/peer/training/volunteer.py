@@ -17,9 +17,9 @@ from typing import Any
 
 from hetpeer.averaging import effects as e
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.heads import ActivationHead, Introduction
-from hetpeer.averaging.member import Effect, InStep, Member, Origin, Phase
-from hetpeer.averaging.places import choose_place
+from hetpeer.averaging.member.member import Effect, InStep, Member, Origin, Phase
+from hetpeer.averaging.member.place_choice import choose_place
+from hetpeer.averaging.member.tensor_heads import ActivationHead, Introduction
 from hetpeer.bootstrap.configuration import shape_of
 from hetpeer.bootstrap.serving import Served
 from hetpeer.dht.base import failpoints

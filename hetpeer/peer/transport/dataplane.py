@@ -15,7 +15,7 @@ from statistics import median
 from typing import Protocol
 
 from hetpeer.averaging.effects import StepId
-from hetpeer.averaging.heads import (
+from hetpeer.averaging.member.tensor_heads import (
     ActivationHead,
     Head,
     Introduction,

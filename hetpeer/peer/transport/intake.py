@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from hetpeer.averaging.heads import ActivationHead, GradientHead, Head, ShardHead
+from hetpeer.averaging.member.tensor_heads import ActivationHead, GradientHead, Head, ShardHead
 from hetpeer.dht.streams.flow_control import Pool
 from hetpeer.dht.streams.grants import Budget, Grants, Holding
 from hetpeer.peer.transport.pressure import ACTIVATIONS, GRADIENTS, SHARDS, pool_at

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
-from hetpeer.averaging.heads import (
+from hetpeer.averaging.member.tensor_heads import (
     ActivationHead,
     GradientHead,
     Head,

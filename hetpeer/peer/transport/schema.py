@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from hetpeer.averaging.ties import Ties
+from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.bootstrap.manifest import Manifest
 from hetpeer.stages.graph.block_spec import ITEM_BYTES, BlockSpec
 from hetpeer.stages.ipc.bundle_layout import BundleLayout

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from hetpeer.averaging import effects as e
-from hetpeer.averaging.heads import ActivationHead, Coded, GradientHead, Head, ShardHead
+from hetpeer.averaging.member.tensor_heads import ActivationHead, Coded, GradientHead, Head, ShardHead
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.base.strikes import Kind, OffenceError
 from hetpeer.peer.transport.linkbook import LinkBook

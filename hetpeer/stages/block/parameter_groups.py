@@ -22,7 +22,7 @@ Groups = Sequence[tuple[str, Settings]]
 
 
 class UpdateRule(Protocol):
-    """How a gradient changes a state; equal inputs must give equal bits on every holder (averaging/updates.py)."""
+    """How a gradient changes a state; equal inputs must give equal bits on every holder (averaging/optim/update_rules.py)."""
 
     def apply(
         self,
@@ -42,7 +42,7 @@ class UpdateRule(Protocol):
 
 
 class OuterRule(Protocol):
-    """What becomes of parameters that were averaged with other clusters' (averaging/outer.py)."""
+    """What becomes of parameters that were averaged with other clusters' (averaging/optim/outer_optimizer.py)."""
 
     def begin(self, *, parameters: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
         """Make zeros what is kept of a run's first parameters, in place."""

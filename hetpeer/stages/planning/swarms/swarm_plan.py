@@ -141,7 +141,7 @@ def holders_of(pipelines: Sequence[Pipeline]) -> list[list[int]]:
 
 def adding_up(devices: Devices, work: Work, holders: Sequence[Sequence[int]]) -> Floats:
     """Seconds that each device takes to add up the gradients of its blocks (`holders` of each), as the reduce does it: the shares follow from the uplinks
-    (averaging/shares.py); the slowest uplink and the slowest line are waited for, and two hops. A device with several blocks sends them one after the other.
+    (averaging/reduce/reducer_shares.py); the slowest uplink and the slowest line are waited for, and two hops. A device with several blocks sends them one after the other.
     """
     busy = np.zeros(len(devices))
     begin = 0

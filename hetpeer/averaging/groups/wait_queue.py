@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from hetpeer.averaging.groups.syncgraph import SyncGraph
-from hetpeer.averaging.groups.window import Window
+from hetpeer.averaging.groups.sync_graph import SyncGraph
+from hetpeer.averaging.groups.wait_window import Window
 
 
 class Line:

@@ -1,6 +1,6 @@
 """The second half of a step at a holder: the plans that add up what is counted, our vote on what comes of them, and the update.
 
-Pure. holding.py has the first half, in which microbatches are computed.
+Pure. held_step.py has the first half, in which microbatches are computed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from hetpeer.averaging.effects import (
     StepId,
     Tell,
 )
-from hetpeer.averaging.reduction import LENGTH, Reduction
-from hetpeer.averaging.ties import Ties
+from hetpeer.averaging.reduce.holder_reduce import LENGTH, Reduction
+from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.pipeline import Pipeline
 

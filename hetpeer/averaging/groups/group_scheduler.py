@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from hetpeer.averaging.groups.line import Line
-from hetpeer.averaging.groups.syncgraph import SyncGraph
-from hetpeer.averaging.groups.window import Window
+from hetpeer.averaging.groups.sync_graph import SyncGraph
+from hetpeer.averaging.groups.wait_queue import Line
+from hetpeer.averaging.groups.wait_window import Window
 
 
 @dataclass(frozen=True, slots=True)

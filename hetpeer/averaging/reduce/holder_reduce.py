@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from hetpeer.averaging.effects import Inspect, Look, Piece, SendPart, SendResult, Shard, SumParts
 from hetpeer.averaging.messages import BlockVote, Cover, Length, Plan, Received
-from hetpeer.averaging.ties import Ties
+from hetpeer.averaging.reduce.tied_parameters import Ties
 from hetpeer.stages.pipeline.effects import Handle, Release
 
 NEWS = 4

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import Inspect, Look, SendPart, SendResult, Shard, SumParts
-from hetpeer.averaging.reduction import (
+from hetpeer.averaging.reduce.holder_reduce import (
     AT_ONCE,
     LENGTH,
     NEWS,
@@ -19,7 +19,7 @@ from hetpeer.averaging.reduction import (
     length_of,
     shards_of,
 )
-from hetpeer.averaging.ties import Tie, Ties
+from hetpeer.averaging.reduce.tied_parameters import Tie, Ties
 from hetpeer.stages.pipeline.effects import Release
 
 SIZES = {0: 10, 1: 7}

@@ -3,7 +3,7 @@
 Pure: messages, tensors (as opaque handles) and finished work in, effects out. The daemon and the simulator drive the
 same object. It trusts nobody's fields about themselves: senders come from the transport, and whatever is not of our
 (term, view, step), or from an incarnation that is not in the roster, changes nothing (docs/protocol.md, fencing).
-This is the side that faces the coordinator; working.py faces peers and worker, holding.py is one step.
+This is the side that faces the coordinator; worker_side.py faces peers and worker, held_step.py is one step.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import enum
 from collections.abc import Callable, Mapping
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.early import Origin
 from hetpeer.averaging.effects import (
     Choose,
     Effect,
@@ -26,9 +25,10 @@ from hetpeer.averaging.effects import (
     Stop,
     Tell,
 )
-from hetpeer.averaging.holding import HeldStep
-from hetpeer.averaging.voting import Shape
-from hetpeer.averaging.working import Working
+from hetpeer.averaging.member.early_tensors import Origin
+from hetpeer.averaging.member.held_step import HeldStep
+from hetpeer.averaging.member.step_vote import Shape
+from hetpeer.averaging.member.worker_side import Working
 from hetpeer.stages.pipeline.in_flight import Window
 
 __all__ = ["Effect", "InStep", "Member", "Origin", "Phase", "StepEffect"]

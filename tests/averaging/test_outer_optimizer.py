@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from hetpeer.averaging.outer import outer_of
+from hetpeer.averaging.optim.outer_optimizer import outer_of
 from hetpeer.dht.base.errors import LocalError
 
 SIZE = 1000

@@ -14,7 +14,7 @@ from typing import Annotated
 import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from hetpeer.averaging.updates import CHUNK, checked
+from hetpeer.averaging.optim.update_rules import CHUNK, checked
 from hetpeer.stages.block.exact_numerics import float32
 from hetpeer.stages.block.parameter_groups import Settings
 
@@ -48,7 +48,7 @@ class OuterNesterov:
 
     def apply(self, *, parameters: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
         """`parameters`, the mean, become the cluster's next ones, in place as `outer_anchor` and `outer_momentum` of `state`: 1-D
-        float32 tensors of one length on one device. Deterministic to the bit for equal inputs (updates.py).
+        float32 tensors of one length on one device. Deterministic to the bit for equal inputs (update_rules.py).
         """
         minus_rate, momentum = float32(-self.settings.learning_rate), float32(self.settings.momentum)
         anchors, moments = state["outer_anchor"], state["outer_momentum"]

@@ -1,4 +1,4 @@
-"""One step at one holder: its tasks, and then its part in the reduce, its vote and the update (voting.py).
+"""One step at one holder: its tasks, and then its part in the reduce, its vote and the update (step_vote.py).
 
 Pure. Ties the pipeline of tasks to the messages of the coordinator. A `HeldStep` lives from Begin to the applied update; what a step of
 another (line, number) has to say is the caller's to refuse.
@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.early import Due, Origin, due_in_step
 from hetpeer.averaging.effects import (
     EVERY_ID,
     Effect,
@@ -20,7 +19,8 @@ from hetpeer.averaging.effects import (
     Tell,
     TestifyParts,
 )
-from hetpeer.averaging.voting import Shape, Voting
+from hetpeer.averaging.member.early_tensors import Due, Origin, due_in_step
+from hetpeer.averaging.member.step_vote import Shape, Voting
 from hetpeer.stages.pipeline import effects as p
 from hetpeer.stages.pipeline.pipeline import Pipeline
 from hetpeer.stages.pipeline.routes import Hop, Route

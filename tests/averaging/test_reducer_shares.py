@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from hetpeer.averaging.shares import PARTS, Load, alike, divide
+from hetpeer.averaging.reduce.reducer_shares import PARTS, Load, alike, divide
 
 
 def load(elements, *peers, senders=None):

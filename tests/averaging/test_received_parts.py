@@ -5,7 +5,7 @@ import pytest
 
 from hetpeer.averaging.effects import Shard, StepId
 from hetpeer.averaging.messages import MOST_RECEIPTS, Line, Mark
-from hetpeer.averaging.received import Received
+from hetpeer.averaging.reduce.received_parts import Received
 from hetpeer.stages.block.fingerprint import fingerprint, unpack
 
 STEP = StepId(Line(term=1, view=0), 3)

@@ -4,7 +4,7 @@ import numpy as np
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
-from hetpeer.averaging.given import Given, Seen
+from hetpeer.averaging.member.given_inputs import Given, Seen
 from hetpeer.stages.block.fingerprint import PLACES, pack
 from hetpeer.stages.pipeline import effects as p
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hetpeer.averaging.messages.fields import (
+from hetpeer.averaging.messages.message_fields import (
     MOST_MARKS,
     Block,
     Count,

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from hetpeer.averaging import messages as m
-from hetpeer.averaging.early import Due, EarlyTensors, Origin, Waiting, due_outside
 from hetpeer.averaging.effects import Effect, EndStep, Look, Shard, StepId, Tell
-from hetpeer.averaging.holding import Bundle, HeldStep
+from hetpeer.averaging.member.early_tensors import Due, EarlyTensors, Origin, Waiting, due_outside
+from hetpeer.averaging.member.held_step import Bundle, HeldStep
 from hetpeer.stages.pipeline.effects import Handle, Release, TaskKey
 from hetpeer.stages.pipeline.gradient_slots import SlotBook
 from hetpeer.stages.pipeline.in_flight import Window

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetpeer.averaging import updates
-from hetpeer.averaging.schedule import PIECES, factor, knots_of
-from hetpeer.averaging.updates import SGD, Adam, AdamWSettings, NAdamSettings, SGDSettings, rule_of
+from hetpeer.averaging.optim import update_rules
+from hetpeer.averaging.optim.learning_rate import PIECES, factor, knots_of
+from hetpeer.averaging.optim.update_rules import SGD, Adam, AdamWSettings, NAdamSettings, SGDSettings, rule_of
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.stages.block import exact_numerics
 from hetpeer.stages.block.exact_numerics import is_finite, squared_norm
@@ -80,13 +80,13 @@ def test_bits_are_those_of_single_ieee_operations(size):
 
 
 def test_bits_do_not_depend_on_threads_chunks_or_alignment(monkeypatch):
-    size = 2 * updates.CHUNK + 12_345
+    size = 2 * update_rules.CHUNK + 12_345
     with threads(1):
         expected = train(size, 2)
     with threads(2):
         assert train(size, 2) == expected
     assert train(size, 2, offset=3) == expected
-    monkeypatch.setattr(updates, "CHUNK", 33_331)
+    monkeypatch.setattr(update_rules, "CHUNK", 33_331)
     assert train(size, 2) == expected
 
 
@@ -128,14 +128,14 @@ def test_follows_torch_adam(name, betas):
 
 def test_the_momentum_is_the_same_however_the_updates_come():
     """A worker that is started anew at update 5000 has what one has that was there from the first."""
-    always, anew = updates.Momentum(0.9), updates.Momentum(0.9)
+    always, anew = update_rules.Momentum(0.9), update_rules.Momentum(0.9)
     for update in range(1, 5001):
         last = always.at(update)
     assert last == anew.at(5000)
     mu, following, product = last
     assert mu < following < 0.9
     assert product < 1e-30
-    assert always.at(3) == updates.Momentum(0.9).at(3)
+    assert always.at(3) == update_rules.Momentum(0.9).at(3)
 
 
 SGDS = SGDSettings(name="SGD", learning_rate=3e-2, momentum=0.9, weight_decay=0.1)

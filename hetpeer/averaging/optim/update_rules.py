@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from hetpeer.averaging.schedule import factor
+from hetpeer.averaging.optim.learning_rate import factor
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.block.exact_numerics import float32, power
 from hetpeer.stages.block.parameter_groups import Settings, UpdateRule
@@ -36,7 +36,7 @@ class _Common(BaseModel):
     weight_decay: Annotated[float, Field(ge=0, le=1)]
     """Applied to every parameter."""
     schedule: Annotated[tuple[tuple[float, float], ...], Field(min_length=1)] = ((1, 1.0),)
-    """Knots of what multiplies the learning rate (averaging/schedule.py)."""
+    """Knots of what multiplies the learning rate (averaging/optim/learning_rate.py)."""
 
     def rate(self, step: int) -> float:
         """The learning rate of update number `step`."""
