@@ -29,12 +29,12 @@ from safetensors.torch import load_file
 from benchmarks import report
 from benchmarks.networks import network
 from benchmarks.swarm import NEVER, Site, running
-from hetpeer.bootstrap.audit import audit
-from hetpeer.bootstrap.create import create_run
-from hetpeer.bootstrap.export import export
-from hetpeer.bootstrap.replay import run_reference
-from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.settings import LinkSettings, TrainingSettings
+from hetpeer.bootstrap.audit.audit import audit
+from hetpeer.bootstrap.audit.replay import run_reference
+from hetpeer.bootstrap.authoring.create import create_run
+from hetpeer.bootstrap.authoring.export import export
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.settings import LinkSettings, TrainingSettings
 from hetpeer.examples.digits import data as digits
 from hetpeer.examples.resnet import ResNet
 from tests.wanlab.lab import Lab

@@ -31,9 +31,9 @@ from scipy.optimize import linprog
 
 from benchmarks import report
 from benchmarks.swarm import NEVER, Site, running
-from hetpeer.bootstrap.create import create_run
-from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.settings import DenseCodecName, LinkSettings, TrainingSettings
+from hetpeer.bootstrap.authoring.create import create_run
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.settings import DenseCodecName, LinkSettings, TrainingSettings
 from hetpeer.dht.base.errors import HetpeerError
 from hetpeer.peer.children import Child, end_all
 from tests.wanlab.lab import Lab

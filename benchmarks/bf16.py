@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from benchmarks import report
 from benchmarks.swarm import Model, make_run, running
-from hetpeer.bootstrap.settings import TrainingSettings
+from hetpeer.bootstrap.run.settings import TrainingSettings
 
 VOLUNTEERS = (1, 2)
 GOAL = 0.01

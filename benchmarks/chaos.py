@@ -26,10 +26,10 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.swarm import ENDLESS, Model, Site, Swarm, make_run, running
-from hetpeer.bootstrap.audit import audit
-from hetpeer.bootstrap.replay import compare, run_reference
-from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.settings import TrainingSettings
+from hetpeer.bootstrap.audit.audit import audit
+from hetpeer.bootstrap.audit.replay import compare, run_reference
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.children import end_all
 from hetpeer.peer.demo.feed import recovery_seconds

@@ -22,7 +22,7 @@ import psutil
 
 from benchmarks import report
 from benchmarks.swarm import WITHOUT_END, Model, Swarm, cpu_seconds, make_run, running
-from hetpeer.bootstrap.settings import TrustSettings
+from hetpeer.bootstrap.run.settings import TrustSettings
 
 VOLUNTEERS, STAGES = 6, 2
 SHARES = (0.0, 0.01, 0.05, 0.2, 1.0)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.swarm import POLL_S, Model, Site, Swarm, make_run, running
-from hetpeer.bootstrap.audit import audit
-from hetpeer.bootstrap.settings import AveragingSettings, LinkSettings, TrainingSettings
+from hetpeer.bootstrap.audit.audit import audit
+from hetpeer.bootstrap.run.settings import AveragingSettings, LinkSettings, TrainingSettings
 from hetpeer.peer.demo.feed import Seen
 from tests.wanlab.lab import Lab
 

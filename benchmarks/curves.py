@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks import clusters, report
 from benchmarks.clusters import CLUSTERS, LATENCY_MS, STAGES
 from benchmarks.swarm import NEVER, Model
-from hetpeer.bootstrap.settings import AveragingSettings, LinkSettings, Outer, TrainingSettings
+from hetpeer.bootstrap.run.settings import AveragingSettings, LinkSettings, Outer, TrainingSettings
 from tests.wanlab.lab import Lab
 
 UP_MBPS, DOWN_MBPS = 20.0, 100.0

@@ -25,10 +25,10 @@ from benchmarks import report
 from benchmarks.endtoend import INTERFACE, script, told
 from benchmarks.swarm import ENDLESS, NEVER, Model, Site, Swarm, make_run, running
 from hetpeer.averaging.member.place_choice import choose_place
-from hetpeer.bootstrap.configuration import coordinator_config
-from hetpeer.bootstrap.membership import Membership, Volunteer
-from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.settings import LinkSettings, TrainingSettings
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.settings import LinkSettings, TrainingSettings
+from hetpeer.bootstrap.service.core_config import coordinator_config
+from hetpeer.bootstrap.state.membership import Membership, Volunteer
 from hetpeer.peer.children import end_all
 from hetpeer.stages.planning.device_network import Network
 from hetpeer.stages.planning.grids.grid_costs import Prices, Traffic

@@ -26,8 +26,8 @@ import psutil
 from benchmarks import report
 from benchmarks.networks import network
 from benchmarks.swarm import NEVER, Model, Site, make_run, running
-from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.settings import LinkSettings, TrainingSettings
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.settings import LinkSettings, TrainingSettings
 from hetpeer.peer.children import Child, end_all
 from tests.wanlab.lab import Lab
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.swarm import ENDLESS, NEVER, POLL_S, Model
-from hetpeer.bootstrap.create import create_run
-from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.settings import TrainingSettings
+from hetpeer.bootstrap.authoring.create import create_run
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.peer.children import Child, end_all
 from hetpeer.peer.demo.feed import LedgerFeed

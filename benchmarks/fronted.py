@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks import report
 from benchmarks.networks import network
 from benchmarks.swarm import NEVER, Model, Site, make_run, running
-from hetpeer.bootstrap.settings import LinkSettings, TrainingSettings
+from hetpeer.bootstrap.run.settings import LinkSettings, TrainingSettings
 from tests.wanlab.lab import Lab
 
 PEERS = 4

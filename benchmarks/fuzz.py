@@ -8,8 +8,8 @@ Each process is noted when it ends, in `--folder`, and the result file is writte
 commit, as long as no decoder differs.
 
     make fuzz
-    python -m benchmarks.fuzz --executions 20000 --targets bootstrap/manifest stages/state
-    python -m tests.fuzz bootstrap/manifest FILE        # one input again, with a traceback
+    python -m benchmarks.fuzz --executions 20000 --targets bootstrap/run/manifest stages/state
+    python -m tests.fuzz bootstrap/run/manifest FILE        # one input again, with a traceback
 """
 
 from __future__ import annotations

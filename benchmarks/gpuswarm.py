@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.swarm import Model, make_run, running
-from hetpeer.bootstrap.audit import audit
-from hetpeer.bootstrap.replay import compare, run_reference
-from hetpeer.bootstrap.settings import TrainingSettings
+from hetpeer.bootstrap.audit.audit import audit
+from hetpeer.bootstrap.audit.replay import compare, run_reference
+from hetpeer.bootstrap.run.settings import TrainingSettings
 
 STEPS, KILLED_AT = 16, 5
 ON_CPU = 4

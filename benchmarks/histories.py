@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks import report
 from benchmarks.journal import Journal, sources
 from hetpeer.averaging.member.member import Phase
-from hetpeer.bootstrap.decisions import State
+from hetpeer.bootstrap.state.effects import State
 from hetpeer.dht.base.child_processes import dying_with_us
 from hetpeer.peer.simulate import overlapping
 from hetpeer.peer.simulate.coverage import COORDINATOR_EVENTS, MEMBER_MESSAGES, Coverage

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks import report
-from hetpeer.bootstrap.spotchecks import SpotChecks
+from hetpeer.bootstrap.trust.step_spot_checks import SpotChecks
 from hetpeer.peer.simulate.arrangements import Arrangements
 from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.faults import Faults

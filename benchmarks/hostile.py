@@ -31,9 +31,9 @@ from benchmarks import report
 from benchmarks.chaos import collect, look
 from benchmarks.goodput import SlowWorkers, Watch
 from benchmarks.swarm import ENDLESS, START_S, Model, Site, Swarm, make_run, running
-from hetpeer.bootstrap.audit import audit
-from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.settings import LinkSettings, TrainingSettings
+from hetpeer.bootstrap.audit.audit import audit
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.settings import LinkSettings, TrainingSettings
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.children import Child, end_all

@@ -20,8 +20,8 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.swarm import POLL_S, Model, Site, Swarm, make_run, running
-from hetpeer.bootstrap.credit import Contributors
-from hetpeer.bootstrap.settings import TrainingSettings, TrustSettings
+from hetpeer.bootstrap.log.credit import Contributors
+from hetpeer.bootstrap.run.settings import TrainingSettings, TrustSettings
 from hetpeer.dht.identity.peer_identity import Identity
 from tests.hostile.lies import LIES, OTHERS, SAID, tell
 

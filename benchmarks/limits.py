@@ -26,9 +26,9 @@ import psutil
 
 from benchmarks import report
 from benchmarks.swarm import ENDLESS, NEVER, Model, Swarm, make_run, running
-from hetpeer.bootstrap.audit import Verdict, audit
-from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.settings import TrainingSettings
+from hetpeer.bootstrap.audit.audit import Verdict, audit
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.peer.control.client import ask
 from hetpeer.peer.control.wire import Request
 from hetpeer.peer.daemon.configfile import NAME, write

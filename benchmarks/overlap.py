@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks import report
 from benchmarks.links import WAYS, Ends, rated
 from benchmarks.swarm import ENDLESS, NEVER, Model, Site, Swarm, make_run, running
-from hetpeer.bootstrap.settings import TrainingSettings
+from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.peer.watching.perfetto import perfetto
 from tests.wanlab.lab import Lab
 

@@ -29,8 +29,8 @@ import psutil
 
 from benchmarks import report
 from benchmarks.swarm import ENDLESS, KINDS, NEVER, Model, Swarm, cpu_seconds, make_run, running
-from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.settings import TrainingSettings
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.dht.base.child_processes import dying_with_us
 
 WARM_UP_STEPS = 5

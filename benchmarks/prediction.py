@@ -26,8 +26,8 @@ from typing import Any
 from benchmarks import report
 from benchmarks.networks import VOLUNTEERS, network
 from benchmarks.swarm import ENDLESS, NEVER, Model, Site, Swarm, make_run, running
-from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.settings import LinkSettings, TrainingSettings
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.settings import LinkSettings, TrainingSettings
 from hetpeer.peer.planning.devices import devices_in
 from hetpeer.peer.planning.workload import work_of
 from hetpeer.stages.planning.swarms.pipeline_cuts import Pipelines

@@ -25,9 +25,9 @@ from typing import Any
 from benchmarks import report
 from benchmarks.lives import Life, Watch, slope
 from benchmarks.swarm import Model, Site, Swarm, make_run, running
-from hetpeer.bootstrap.audit import audit
-from hetpeer.bootstrap.replay import replay
-from hetpeer.bootstrap.settings import TrainingSettings
+from hetpeer.bootstrap.audit.audit import audit
+from hetpeer.bootstrap.audit.replay import replay
+from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.peer.children import COMMAND
 
 SAMPLE_S = 2.0

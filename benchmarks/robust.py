@@ -23,7 +23,7 @@ import torch
 
 from benchmarks import report
 from benchmarks.swarm import NEVER, POLL_S, Model, Site, make_run, running
-from hetpeer.bootstrap.settings import AveragingSettings, TrainingSettings
+from hetpeer.bootstrap.run.settings import AveragingSettings, TrainingSettings
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.stages.block.robust_mean import centered_clip
 from tests.hostile.lies import tell

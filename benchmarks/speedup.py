@@ -31,7 +31,7 @@ import torch
 from benchmarks import clusters as laboratory
 from benchmarks import report
 from benchmarks.swarm import NEVER, Model
-from hetpeer.bootstrap.settings import AveragingSettings, TrainingSettings
+from hetpeer.bootstrap.run.settings import AveragingSettings, TrainingSettings
 from hetpeer.dht.base.child_processes import dying_with_us
 from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.coverage import Coverage

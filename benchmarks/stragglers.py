@@ -31,8 +31,8 @@ import psutil
 from benchmarks import clusters, report
 from benchmarks.clusters import CLUSTERS, STAGES
 from benchmarks.swarm import NEVER, Model, Swarm
-from hetpeer.bootstrap.eventlog import read_event, read_events
-from hetpeer.bootstrap.settings import AveragingSettings, TrainingSettings
+from hetpeer.bootstrap.log.volunteer_log import read_event, read_events
+from hetpeer.bootstrap.run.settings import AveragingSettings, TrainingSettings
 from hetpeer.peer.demo.feed import Seen
 from tests.wanlab.lab import Lab
 

@@ -17,10 +17,10 @@ from pathlib import Path
 import psutil
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from hetpeer.bootstrap.create import create_run
-from hetpeer.bootstrap.manifest import sign
-from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.settings import AveragingSettings, LinkSettings, TrainingSettings, TrustSettings
+from hetpeer.bootstrap.authoring.create import create_run
+from hetpeer.bootstrap.run.manifest import sign
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.settings import AveragingSettings, LinkSettings, TrainingSettings, TrustSettings
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.peer.children import COMMAND, Child, end_all
 from hetpeer.peer.demo.feed import LedgerFeed

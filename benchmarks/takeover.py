@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks import report
 from benchmarks.networks import network
 from benchmarks.swarm import ENDLESS, NEVER, POLL_S, Model, Site, Step, Swarm, make_run, running
-from hetpeer.bootstrap.settings import TrainingSettings
+from hetpeer.bootstrap.run.settings import TrainingSettings
 from tests.wanlab.lab import Lab
 
 SETTLE = 3

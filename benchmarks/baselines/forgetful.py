@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from hetpeer.bootstrap.decisions import Effect as Order
-from hetpeer.bootstrap.training import CoordinatedStep
+from hetpeer.bootstrap.coordinator.step import CoordinatedStep
+from hetpeer.bootstrap.state.effects import Effect as Order
 from hetpeer.stages.pipeline.effects import Effect, Handle
 from hetpeer.stages.pipeline.pipeline import Pipeline
 from hetpeer.stages.pipeline.routes import Route

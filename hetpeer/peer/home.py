@@ -11,9 +11,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetpeer.bootstrap.files import atomic_write, disk_errors, safe_join
-from hetpeer.bootstrap.manifest import FileRef, SignedManifest
-from hetpeer.bootstrap.rundir import FOLDERS, RunDirectory
+from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors, safe_join
+from hetpeer.bootstrap.run.manifest import FileRef, SignedManifest
+from hetpeer.bootstrap.run.run_directory import FOLDERS, RunDirectory
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.tracing import SUFFIX

@@ -11,7 +11,7 @@ import logging
 from pathlib import Path
 from typing import IO, Any
 
-from hetpeer.bootstrap.files import disk_errors
+from hetpeer.bootstrap.run.durable_files import disk_errors
 from hetpeer.dht.base.clock import Clock
 
 SUFFIX = ".trace.jsonl"

@@ -4,10 +4,10 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.groups.group_scheduler import Pipelines
 from hetpeer.averaging.groups.wait_window import Adaptive
 from hetpeer.averaging.member.place_choice import choose_place
-from hetpeer.bootstrap.decisions import CoordinatorConfig
-from hetpeer.bootstrap.grouped.cutting import Cutting
-from hetpeer.bootstrap.grouped.run import Grouped
-from hetpeer.bootstrap.membership import BlockCost
+from hetpeer.bootstrap.grouped.cluster_cut import Cutting
+from hetpeer.bootstrap.grouped.grouped_run import Grouped
+from hetpeer.bootstrap.state.effects import CoordinatorConfig
+from hetpeer.bootstrap.state.membership import BlockCost
 from tests.bootstrap.court import BLOCKS, CONFIG, note
 
 FIRST, LAST, WHOLE = (0, 1), (1, BLOCKS), (0, BLOCKS)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.identity.peer_identity import Identity
 from tests.bootstrap.engine import Engine, make_run
 

@@ -3,11 +3,11 @@
 import numpy as np
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.coordinator import Coordinator
-from hetpeer.bootstrap.decisions import CollectCheckpoint, CoordinatorConfig, Record, Send, State
-from hetpeer.bootstrap.history import History
-from hetpeer.bootstrap.membership import BlockCost
-from hetpeer.bootstrap.reigning import over_all
+from hetpeer.bootstrap.coordinator.coordinator import Coordinator
+from hetpeer.bootstrap.coordinator.status_view import over_all
+from hetpeer.bootstrap.log.history import History
+from hetpeer.bootstrap.state.effects import CollectCheckpoint, CoordinatorConfig, Record, Send, State
+from hetpeer.bootstrap.state.membership import BlockCost
 from hetpeer.stages.block.fingerprint import KEY_BYTES, PLACES, pack
 
 BLOCKS = 2

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from hetpeer.bootstrap.audit import audit
-from hetpeer.bootstrap.eventlog import sign_event
-from hetpeer.bootstrap.log import Log, read_log
-from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.settings import AveragingSettings
+from hetpeer.bootstrap.audit.audit import audit
+from hetpeer.bootstrap.log.record_log import Log, read_log
+from hetpeer.bootstrap.log.volunteer_log import sign_event
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.settings import AveragingSettings
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.peer_identity import Identity
 from tests.bootstrap.engine import Engine, rewrite_log
@@ -350,7 +350,7 @@ def test_while_it_is_served_a_hole_is_one(trained: RunDirectory, volunteers: lis
 def test_while_it_is_served_so_many_steps_are_not_on_the_way(
     trained: RunDirectory, volunteers: list[Identity], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetpeer.bootstrap.audit.ON_THE_WAY", 1)
+    monkeypatch.setattr("hetpeer.bootstrap.audit.audit.ON_THE_WAY", 1)
     without(trained, volunteers, 2, 3)
     with contextlib.closing(Log.open(trained.log_path)):
         verdict = audit(trained.path)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from hetpeer.bootstrap.grouped.batches import Batches
+from hetpeer.bootstrap.log.batches import Batches
 
 
 def founded(cluster, version=0):

@@ -10,9 +10,9 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from hetpeer.bootstrap.checkpoints import CheckpointStore, initial_record
-from hetpeer.bootstrap.log import Log
-from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.log.record_log import Log
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.storage.checkpoints import CheckpointStore, initial_record
 from hetpeer.dht.base.errors import LocalError, ProtocolError
 from hetpeer.stages.block import block_state
 from hetpeer.stages.block.block_state import BlockState

@@ -4,11 +4,11 @@ import typer
 from typer.testing import CliRunner
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.audit import audit
-from hetpeer.bootstrap.contributions import Contributions, Tally
-from hetpeer.bootstrap.deciding import decisions_of
-from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.testimony import Applied
+from hetpeer.bootstrap.audit.audit import audit
+from hetpeer.bootstrap.log.contributions import Contributions, Tally
+from hetpeer.bootstrap.log.evidence import Applied
+from hetpeer.bootstrap.log.logged_decision import decisions_of
+from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.peer.cli import audit as command
 from tests.bootstrap.court import BLOCKS, Court
 from tests.bootstrap.engine import rewrite_log

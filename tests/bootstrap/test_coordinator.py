@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.decisions import CollectCheckpoint, Record, Send, State
+from hetpeer.bootstrap.state.effects import CollectCheckpoint, Record, Send, State
 from tests.bootstrap.court import COURTS, Court, halted_court, kinds, objection, reducing, training
 
 

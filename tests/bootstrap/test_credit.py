@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetpeer.bootstrap.audit import audit
-from hetpeer.bootstrap.credit import Credit, work_in, written
-from hetpeer.bootstrap.history import History
+from hetpeer.bootstrap.audit.audit import audit
+from hetpeer.bootstrap.log.credit import Credit, work_in, written
+from hetpeer.bootstrap.log.history import History
 from tests.bootstrap.court import BLOCKS, Court
 from tests.bootstrap.engine import rewrite_log
 

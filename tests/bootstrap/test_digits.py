@@ -8,13 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hetpeer.bootstrap import reference
-from hetpeer.bootstrap.audit import audit
-from hetpeer.bootstrap.author import build_model
-from hetpeer.bootstrap.create import create_run
-from hetpeer.bootstrap.export import export, generate
-from hetpeer.bootstrap.replay import compare, run_reference
-from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.audit import reference
+from hetpeer.bootstrap.audit.audit import audit
+from hetpeer.bootstrap.audit.replay import compare, run_reference
+from hetpeer.bootstrap.authoring.create import create_run
+from hetpeer.bootstrap.authoring.export import export, generate
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.user_code import build_model
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.peer_identity import Identity
 from tests.bootstrap.engine import DIGITS, Engine, make_digits_run

@@ -6,12 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.amendment import Amendment
-from hetpeer.bootstrap.doorkeeper import Admitted, Doorkeeper
-from hetpeer.bootstrap.manifest import public_bytes
-from hetpeer.bootstrap.proofofwork import find_proof, is_proof
-from hetpeer.bootstrap.settings import AdmissionSettings
-from hetpeer.bootstrap.vouchers import (
+from hetpeer.bootstrap.run.amendment import Amendment
+from hetpeer.bootstrap.run.manifest import public_bytes
+from hetpeer.bootstrap.run.proof_of_work import find_proof, is_proof
+from hetpeer.bootstrap.run.settings import AdmissionSettings
+from hetpeer.bootstrap.run.vouchers import (
     VOUCHER,
     Voucher,
     as_text,
@@ -20,6 +19,7 @@ from hetpeer.bootstrap.vouchers import (
     read_voucher,
     sign_voucher,
 )
+from hetpeer.bootstrap.service.admission import Admitted, Doorkeeper
 
 RUN, OTHER_RUN = "3f" * 16, "a0" * 16
 OWNER, STRANGER = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()

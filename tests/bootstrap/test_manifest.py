@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgpack import packb
 
-from hetpeer.bootstrap.amendment import read_amendment
-from hetpeer.bootstrap.canonical import unpack
-from hetpeer.bootstrap.manifest import (
+from hetpeer.bootstrap.run.amendment import read_amendment
+from hetpeer.bootstrap.run.canonical_bytes import unpack
+from hetpeer.bootstrap.run.manifest import (
     Manifest,
     TrainingSettings,
     public_bytes,
@@ -20,8 +20,8 @@ from hetpeer.bootstrap.manifest import (
     sign,
     validated,
 )
-from hetpeer.bootstrap.settings import AveragingSettings
-from hetpeer.bootstrap.signing import MANIFEST
+from hetpeer.bootstrap.run.owner_signature import MANIFEST
+from hetpeer.bootstrap.run.settings import AveragingSettings
 from hetpeer.dht.base.errors import ExitCode, LocalError
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))

@@ -3,10 +3,18 @@
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.decisions import Halt, Send, State
-from hetpeer.bootstrap.failures import ALONE, ENOUGH, LONE, MAX_FAILURES, Failure, Failures, room_s
-from hetpeer.bootstrap.ledger import MAX_REOPENED
-from hetpeer.bootstrap.membership import Standing
+from hetpeer.bootstrap.coordinator.step_ledger import MAX_REOPENED
+from hetpeer.bootstrap.state.effects import Halt, Send, State
+from hetpeer.bootstrap.state.failed_microbatches import (
+    ALONE,
+    ENOUGH,
+    LONE,
+    MAX_FAILURES,
+    Failure,
+    Failures,
+    room_s,
+)
+from hetpeer.bootstrap.state.membership import Standing
 from hetpeer.dht.base.errors import ProtocolError
 from tests.bootstrap.court import BLOCKS, Court, failed, kinds, one_each, sole_holder
 

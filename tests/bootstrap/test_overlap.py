@@ -3,8 +3,8 @@
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.arranging import Arrangement
-from hetpeer.bootstrap.decisions import Record, Send, State
+from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
+from hetpeer.bootstrap.state.effects import Record, Send, State
 from tests.bootstrap.court import BLOCKS, Court
 
 

@@ -3,7 +3,7 @@
 import msgpack
 import pytest
 
-from hetpeer.bootstrap.raft.messages import TakeOver, decode, encode
+from hetpeer.bootstrap.consensus.raft_messages import TakeOver, decode, encode
 from hetpeer.dht.base.errors import ProtocolError
 
 

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetpeer.bootstrap import reference
-from hetpeer.bootstrap.log import Log, read_log
-from hetpeer.bootstrap.replay import (
+from hetpeer.bootstrap.audit import reference
+from hetpeer.bootstrap.audit.replay import (
     GRADIENT_GATE,
     LOSS_GATE,
     PARAMETER_GATE,
@@ -18,8 +17,9 @@ from hetpeer.bootstrap.replay import (
     replay,
     run_reference,
 )
-from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.settings import AveragingSettings
+from hetpeer.bootstrap.log.record_log import Log, read_log
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.settings import AveragingSettings
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.peer_identity import Identity
 from tests.bootstrap.engine import Engine, make_frozen_run

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import uvloop
 
-from hetpeer.bootstrap.amending import Amending
-from hetpeer.bootstrap.amendment import Amendment, sign_amendment
-from hetpeer.bootstrap.council import FILE, Council
-from hetpeer.bootstrap.decisions import Halt
-from hetpeer.bootstrap.log import Log, read_log
-from hetpeer.bootstrap.raft.messages import Append, Entry
-from hetpeer.bootstrap.replica import Replica, run_logs
-from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.consensus.raft_messages import Append, Entry
+from hetpeer.bootstrap.consensus.reconfiguration import Amending
+from hetpeer.bootstrap.consensus.replica import Replica, run_logs
+from hetpeer.bootstrap.log.record_log import Log, read_log
+from hetpeer.bootstrap.run.amendment import Amendment, sign_amendment
+from hetpeer.bootstrap.run.membership_config import FILE, Council
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.state.effects import Halt
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.peer_identity import Identity

@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
-from hetpeer.bootstrap.lines import Lines
-from hetpeer.bootstrap.membership import BlockCost, Membership, Standing, Volunteer
-from hetpeer.bootstrap.routing import Assignments, assign_routes
+from hetpeer.bootstrap.coordinator.routing import Assignments, assign_routes
+from hetpeer.bootstrap.state.link_costs import Lines
+from hetpeer.bootstrap.state.membership import BlockCost, Membership, Standing, Volunteer
 from hetpeer.stages.pipeline.routes import Hop
 
 BLOCKS = 4

@@ -3,8 +3,8 @@
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.opinions import Opinion, Word
-from hetpeer.bootstrap.verdicts import Case, Outcome, Verdict
+from hetpeer.bootstrap.trust.checker_reports import Opinion, Word
+from hetpeer.bootstrap.trust.verdicts import Case, Outcome, Verdict
 
 OUT, BACK = (7, False), (3, True)
 """Border, and whether it is the gradient."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hetpeer.bootstrap.log import Log
+from hetpeer.bootstrap.log.record_log import Log
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.identity_lock import hold, in_use
 

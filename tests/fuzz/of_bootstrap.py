@@ -17,18 +17,20 @@ from pydantic import ValidationError
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.tensor_heads import Introduction
-from hetpeer.bootstrap import canonical, curves, ranking, tickets
-from hetpeer.bootstrap.amendment import Amendment, SignedAmendment, read_amendment, sign_amendment
-from hetpeer.bootstrap.doorkeeper import Admitted, Doorkeeper
-from hetpeer.bootstrap.eventlog import Record, read_event, sign_event
-from hetpeer.bootstrap.keeping import _Keep
-from hetpeer.bootstrap.log import _frame, read_log
-from hetpeer.bootstrap.manifest import Manifest, SignedManifest, public_bytes, read, sign, validated
-from hetpeer.bootstrap.raft import messages as raft
-from hetpeer.bootstrap.settings import AdmissionSettings
-from hetpeer.bootstrap.signing import AMENDMENT, MANIFEST, Kind
-from hetpeer.bootstrap.testimony import Applied, Event, read_record
-from hetpeer.bootstrap.vouchers import VOUCHER, Voucher, as_text, of_text, read_voucher, sign_voucher
+from hetpeer.bootstrap.consensus import raft_messages as raft
+from hetpeer.bootstrap.log import credit_ranking, loss_curves
+from hetpeer.bootstrap.log.evidence import Applied, Event, read_record
+from hetpeer.bootstrap.log.record_log import _frame, read_log
+from hetpeer.bootstrap.log.volunteer_log import Record, read_event, sign_event
+from hetpeer.bootstrap.run import canonical_bytes
+from hetpeer.bootstrap.run.amendment import Amendment, SignedAmendment, read_amendment, sign_amendment
+from hetpeer.bootstrap.run.manifest import Manifest, SignedManifest, public_bytes, read, sign, validated
+from hetpeer.bootstrap.run.owner_signature import AMENDMENT, MANIFEST, Kind
+from hetpeer.bootstrap.run.settings import AdmissionSettings
+from hetpeer.bootstrap.run.vouchers import VOUCHER, Voucher, as_text, of_text, read_voucher, sign_voucher
+from hetpeer.bootstrap.service import step_tickets
+from hetpeer.bootstrap.service.admission import Admitted, Doorkeeper
+from hetpeer.bootstrap.storage.replication import _Keep
 from hetpeer.dht.base.errors import LocalError, ProtocolError
 from hetpeer.dht.streams.frames import decode_header
 from tests.fuzz.target import RUN, A, B, Target, known, same
@@ -40,11 +42,11 @@ OWNER = public_bytes(KEY)
 def sealed(kind: Kind, body: bytes) -> bytes:
     """A file whose owner has signed whatever `body` is."""
     signature = KEY.sign(f"hetpeer {kind.name}\0".encode() + body)
-    return canonical.pack({kind.name: body, "signature": signature})
+    return canonical_bytes.pack({kind.name: body, "signature": signature})
 
 
 def body_of(kind: Kind, data: bytes) -> bytes:
-    body: bytes = canonical.unpack(data)[kind.name]
+    body: bytes = canonical_bytes.unpack(data)[kind.name]
     return body
 
 
@@ -179,7 +181,7 @@ def is_decided(found: Any) -> None:
             assert m.decode(m.encode(one)) == one
         else:
             assert isinstance(one, Admitted)
-            canonical.pack(one.record)
+            canonical_bytes.pack(one.record)
 
 
 def hellos() -> Iterable[bytes]:
@@ -188,7 +190,7 @@ def hellos() -> Iterable[bytes]:
 
 
 def ticket(data: bytes) -> bytes:
-    tickets.check(RUN, (known().peer_id,), B, introduction(data))
+    step_tickets.check(RUN, (known().peer_id,), B, introduction(data))
     return data
 
 
@@ -242,20 +244,20 @@ def keep_bytes(found: _Keep) -> bytes:
 
 
 def value(data: bytes) -> Any:
-    return canonical.unpack(data)
+    return canonical_bytes.unpack(data)
 
 
-def ranks(data: bytes) -> ranking.Ranking:
-    return ranking.decode(data, A)
+def ranks(data: bytes) -> credit_ranking.Ranking:
+    return credit_ranking.decode(data, A)
 
 
-def curve(data: bytes) -> curves.Curves:
-    return curves.Curves.decode(data, A)
+def curve(data: bytes) -> loss_curves.Curves:
+    return loss_curves.Curves.decode(data, A)
 
 
 def rankings() -> Iterable[bytes]:
-    yield ranking.encode(ranking.ranking({A: 100, B: 7}, A))
-    yield ranking.encode(ranking.ranking({}))
+    yield credit_ranking.encode(credit_ranking.ranking({A: 100, B: 7}, A))
+    yield credit_ranking.encode(credit_ranking.ranking({}))
 
 
 # ── logs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -292,14 +294,14 @@ def event(data: bytes) -> tuple[str, Record]:
 
 def is_event(found: tuple[str, Record]) -> None:
     assert found[0] == known().peer_id
-    canonical.pack(found[1])
+    canonical_bytes.pack(found[1])
 
 
 def testimony(data: bytes) -> Event | None:
     """What is behind the signature of a volunteer's line."""
     try:
         record = json.loads(data)
-        canonical.pack(record)
+        canonical_bytes.pack(record)
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise ProtocolError("it cannot be signed") from error
     if not isinstance(record, dict):
@@ -355,7 +357,7 @@ TARGETS = {
     "ticket": Target(
         decode=ticket,
         refuses=(ProtocolError,),
-        seeds=lambda: [tickets.ticket(RUN, B, introduction(b""), known())],
+        seeds=lambda: [step_tickets.ticket(RUN, B, introduction(b""), known())],
         max_len=2048,
     ),
     "raft-message": Target(
@@ -370,16 +372,18 @@ TARGETS = {
     "canonical": Target(
         decode=value,
         refuses=(ValueError,),
-        seeds=lambda: [canonical.pack(APPLIED), canonical.pack({"a": [1, {"b": b"x"}]})],
+        seeds=lambda: [canonical_bytes.pack(APPLIED), canonical_bytes.pack({"a": [1, {"b": b"x"}]})],
     ),
     "ranking": Target(
-        decode=ranks, refuses=(ProtocolError,), seeds=rankings, holds=same(ranking.encode, ranks)
+        decode=ranks, refuses=(ProtocolError,), seeds=rankings, holds=same(credit_ranking.encode, ranks)
     ),
     "curves": Target(
         decode=curve,
         refuses=(ProtocolError,),
-        seeds=lambda: [curves.Curves(training=((1.0, 2.5), (2.0, 2.25)), evaluation=((2.0, 2.5),)).encode()],
-        holds=same(curves.Curves.encode, curve),
+        seeds=lambda: [
+            loss_curves.Curves(training=((1.0, 2.5), (2.0, 2.25)), evaluation=((2.0, 2.5),)).encode()
+        ],
+        holds=same(loss_curves.Curves.encode, curve),
     ),
     "event": Target(
         decode=event,

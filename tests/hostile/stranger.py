@@ -29,9 +29,9 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.member.early_tensors import MAX_EARLY
 from hetpeer.averaging.member.tensor_heads import ActivationHead, ShardHead, encode_head
-from hetpeer.bootstrap.service import CONTROL
-from hetpeer.bootstrap.serving import PROTOCOL as FILES
-from hetpeer.bootstrap.serving import fetch
+from hetpeer.bootstrap.service.driver import CONTROL
+from hetpeer.bootstrap.storage.file_service import PROTOCOL as FILES
+from hetpeer.bootstrap.storage.file_service import fetch
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import LocalError, RemoteError
 from hetpeer.dht.discovery.roster import Roster

@@ -13,13 +13,13 @@ import pytest
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.member.tensor_heads import ActivationHead, encode_head
-from hetpeer.bootstrap.audit import audit
-from hetpeer.bootstrap.hearing import SESSIONS
-from hetpeer.bootstrap.replay import ReferenceRun
-from hetpeer.bootstrap.service import CONTROL
-from hetpeer.bootstrap.serving import PROTOCOL as FILES
-from hetpeer.bootstrap.serving import fetch
-from hetpeer.bootstrap.settings import LinkSettings
+from hetpeer.bootstrap.audit.audit import audit
+from hetpeer.bootstrap.audit.replay import ReferenceRun
+from hetpeer.bootstrap.run.settings import LinkSettings
+from hetpeer.bootstrap.service.driver import CONTROL
+from hetpeer.bootstrap.service.rate_limit import SESSIONS
+from hetpeer.bootstrap.storage.file_service import PROTOCOL as FILES
+from hetpeer.bootstrap.storage.file_service import fetch
 from hetpeer.dht.base.errors import PeerLostError, RemoteError
 from hetpeer.dht.identity.addresses import parse_address
 from hetpeer.dht.identity.peer_identity import Identity

@@ -9,8 +9,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.settings import AveragingSettings, Outer
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.settings import AveragingSettings, Outer
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.cli import audit, init, result

@@ -15,12 +15,12 @@ import uvloop
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.member.tensor_heads import ActivationHead
-from hetpeer.bootstrap.council import Council
-from hetpeer.bootstrap.create import create_run
-from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.serving import PROTOCOL, FileService
-from hetpeer.bootstrap.settings import TrainingSettings
-from hetpeer.bootstrap.shelf import RunShelf
+from hetpeer.bootstrap.authoring.create import create_run
+from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.settings import TrainingSettings
+from hetpeer.bootstrap.storage.file_service import PROTOCOL, FileService
+from hetpeer.bootstrap.storage.run_files import RunShelf
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.dht.identity.addresses import parse_address

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
-from hetpeer.bootstrap.log import Log
+from hetpeer.bootstrap.log.record_log import Log
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.peer_identity import Identity

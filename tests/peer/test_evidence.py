@@ -8,8 +8,8 @@ import pytest
 
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.messages import Line
-from hetpeer.bootstrap.eventlog import sign_event
-from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.log.volunteer_log import sign_event
+from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.discovery.task_board import Leftover
 from hetpeer.dht.identity.peer_identity import Identity

@@ -16,18 +16,18 @@ import pytest_asyncio
 import uvloop
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap import keeping
-from hetpeer.bootstrap.amending import Amending
-from hetpeer.bootstrap.amendment import Change
-from hetpeer.bootstrap.checkpoints import Record, record_of
-from hetpeer.bootstrap.council import Council
-from hetpeer.bootstrap.decisions import CollectCheckpoint
-from hetpeer.bootstrap.keeping import KEEP, Checkpoints
-from hetpeer.bootstrap.log import Log
-from hetpeer.bootstrap.replica import Replica, run_logs
-from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.serving import PROTOCOL, FileService, Served, fetch, fetch_file
-from hetpeer.bootstrap.shelf import RunShelf
+from hetpeer.bootstrap.consensus.reconfiguration import Amending
+from hetpeer.bootstrap.consensus.replica import Replica, run_logs
+from hetpeer.bootstrap.log.record_log import Log
+from hetpeer.bootstrap.run.amendment import Change
+from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.state.effects import CollectCheckpoint
+from hetpeer.bootstrap.storage import replication
+from hetpeer.bootstrap.storage.checkpoints import Record, record_of
+from hetpeer.bootstrap.storage.file_service import PROTOCOL, FileService, Served, fetch, fetch_file
+from hetpeer.bootstrap.storage.replication import KEEP, Checkpoints
+from hetpeer.bootstrap.storage.run_files import RunShelf
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import ExitCode, LocalError, RemoteError
 from hetpeer.dht.identity.addresses import Address, parse_address
@@ -343,11 +343,11 @@ async def test_who_copies_a_large_checkpoint_is_given_longer(
     slow = keeper.network.empty
     await slow.serve(KEEP, slowly)
     others = [slow.peer_id, keeper.others[0]]
-    monkeypatch.setattr(keeping, "REQUEST_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(keeping, "SLOWEST", 1e9)
+    monkeypatch.setattr(replication, "REQUEST_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(replication, "SLOWEST", 1e9)
     with pytest.raises(RemoteError, match="is on 1 of 3"):
         await keeper.collect(40, others)
-    monkeypatch.setattr(keeping, "SLOWEST", 1e3)
+    monkeypatch.setattr(replication, "SLOWEST", 1e3)
     await keeper.collect(40, others)
 
 

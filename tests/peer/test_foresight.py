@@ -1,8 +1,8 @@
 """What a volunteer expects to be given while no coordinator answers."""
 
 from hetpeer.averaging.member.place_choice import choose_place
-from hetpeer.bootstrap.create import create_run
-from hetpeer.bootstrap.settings import TrainingSettings
+from hetpeer.bootstrap.authoring.create import create_run
+from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.dht.kademlia.adverts import Advert
 from hetpeer.peer.training.figures import Offer
 from hetpeer.peer.training.foresight import places_seen

@@ -7,9 +7,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hetpeer.bootstrap.create import create_run
-from hetpeer.bootstrap.inspection import inspect_run
-from hetpeer.bootstrap.settings import TrainingSettings
+from hetpeer.bootstrap.authoring.create import create_run
+from hetpeer.bootstrap.authoring.model_costs import inspect_run
+from hetpeer.bootstrap.run.settings import TrainingSettings
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.examples import gpt
 from hetpeer.peer.cli import inspect

@@ -10,7 +10,7 @@ import pytest
 import segno
 from typer.testing import CliRunner
 
-from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.addresses import EXAMPLE, at_socket, parse_address
 from hetpeer.dht.identity.peer_identity import Identity

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hetpeer.bootstrap.council import Council
-from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.serving import PROTOCOL, FileService, Served
-from hetpeer.bootstrap.shelf import RunShelf
+from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.storage.file_service import PROTOCOL, FileService, Served
+from hetpeer.bootstrap.storage.run_files import RunShelf
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.identity.addresses import Address, parse_address

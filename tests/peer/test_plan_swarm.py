@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import typer
 
-from hetpeer.bootstrap.settings import LinkSettings
-from hetpeer.bootstrap.workload import of_links
+from hetpeer.bootstrap.run.settings import LinkSettings
+from hetpeer.bootstrap.run.step_workload import of_links
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.cli.plan import Cost, plan
 from hetpeer.peer.cli.plan_grid import Question, plan_grid

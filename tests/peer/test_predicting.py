@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.kademlia.adverts import Advert, LinkNote
 from hetpeer.peer.cli.plan import _lines

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hetpeer.averaging.member.member import Phase
-from hetpeer.bootstrap.manifest import Manifest, validated
+from hetpeer.bootstrap.run.manifest import Manifest, validated
 from hetpeer.peer.daemon import progress
 from hetpeer.peer.daemon.progress import (
     EVERY_S,

@@ -15,7 +15,7 @@ import torch
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.member.tensor_heads import Coded, Head, ShardHead, encode_head
-from hetpeer.bootstrap.settings import LinkSettings
+from hetpeer.bootstrap.run.settings import LinkSettings
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import PeerLostError
 from hetpeer.dht.base.task_set import TaskSet

@@ -8,15 +8,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from hetpeer.bootstrap.configuration import IN_FLIGHT
-from hetpeer.bootstrap.coordinator import Coordinator
-from hetpeer.bootstrap.grouped.cutting import Cutting
-from hetpeer.bootstrap.history import History
-from hetpeer.bootstrap.membership import BlockCost, Membership, Volunteer
-from hetpeer.bootstrap.reigning import over_all
-from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.service import CoordinatorService
-from hetpeer.bootstrap.workload import of_manifest
+from hetpeer.bootstrap.coordinator.coordinator import Coordinator
+from hetpeer.bootstrap.coordinator.status_view import over_all
+from hetpeer.bootstrap.grouped.cluster_cut import Cutting
+from hetpeer.bootstrap.log.history import History
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.step_workload import of_manifest
+from hetpeer.bootstrap.service.core_config import IN_FLIGHT
+from hetpeer.bootstrap.service.driver import CoordinatorService
+from hetpeer.bootstrap.state.membership import BlockCost, Membership, Volunteer
 from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.kademlia.adverts import Advert, LinkNote
 from hetpeer.peer.planning.devices import devices_in

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hetpeer.bootstrap.manifest import FileRef
+from hetpeer.bootstrap.run.manifest import FileRef
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.home import place_file
 from hetpeer.peer.training.room import Room, check_room, make_room, taken

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.beginning import Beginning
-from hetpeer.bootstrap.coordinator import Coordinator
-from hetpeer.bootstrap.council import Council
-from hetpeer.bootstrap.eventlog import keep_event, read_event, read_events, sign_event
-from hetpeer.bootstrap.hearing import SESSIONS
-from hetpeer.bootstrap.keeping import Checkpoints
-from hetpeer.bootstrap.log import read_log
-from hetpeer.bootstrap.replica import Replica, run_logs
-from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.service import CONTROL, CoordinatorService
-from hetpeer.bootstrap.volunteerlogs import AT_FIRST
+from hetpeer.bootstrap.consensus.replica import Replica, run_logs
+from hetpeer.bootstrap.coordinator.coordinator import Coordinator
+from hetpeer.bootstrap.log.record_log import read_log
+from hetpeer.bootstrap.log.volunteer_log import keep_event, read_event, read_events, sign_event
+from hetpeer.bootstrap.log.volunteer_log_files import AT_FIRST
+from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.service.driver import CONTROL, CoordinatorService
+from hetpeer.bootstrap.service.leader_start import Beginning
+from hetpeer.bootstrap.service.rate_limit import SESSIONS
+from hetpeer.bootstrap.storage.replication import Checkpoints
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.channels import channel

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hetpeer.bootstrap.create import create_run
-from hetpeer.bootstrap.settings import AveragingSettings
+from hetpeer.bootstrap.authoring.create import create_run
+from hetpeer.bootstrap.run.settings import AveragingSettings
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.planning.workload import work_of
 from hetpeer.peer.simulate.playing import Outcome, play

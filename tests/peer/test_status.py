@@ -13,13 +13,13 @@ from types import SimpleNamespace
 import pytest
 import uvloop
 
-from hetpeer.bootstrap.council import Council
-from hetpeer.bootstrap.manifest import DataSettings
-from hetpeer.bootstrap.ranking import ranking
-from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.serving import PROTOCOL, FileService
-from hetpeer.bootstrap.settings import AveragingSettings, LinkSettings, TrustSettings
-from hetpeer.bootstrap.shelf import RunShelf
+from hetpeer.bootstrap.log.credit_ranking import ranking
+from hetpeer.bootstrap.run.manifest import DataSettings
+from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.settings import AveragingSettings, LinkSettings, TrustSettings
+from hetpeer.bootstrap.storage.file_service import PROTOCOL, FileService
+from hetpeer.bootstrap.storage.run_files import RunShelf
 from hetpeer.dht.base.errors import ExitCode
 from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.identity.addresses import parse_address

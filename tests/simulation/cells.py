@@ -4,7 +4,7 @@ tests/simulation/test_histories.py fails for a cell that is neither reached nor 
 """
 
 from hetpeer.averaging.member.member import Phase
-from hetpeer.bootstrap.decisions import State
+from hetpeer.bootstrap.state.effects import State
 from hetpeer.peer.simulate.coverage import MEMBER_MESSAGES
 
 _OVER = "after Finished or Rejected the driver ends, and with it the core"

@@ -6,7 +6,10 @@ from unittest.mock import patch
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.contributions import (
+from hetpeer.bootstrap.coordinator.coordinator import Coordinator
+from hetpeer.bootstrap.coordinator.step import CoordinatedStep
+from hetpeer.bootstrap.coordinator.step_ledger import StepLedger
+from hetpeer.bootstrap.log.contributions import (
     AFTERWARDS,
     DUPLICATE,
     GIVEN_UP,
@@ -17,14 +20,11 @@ from hetpeer.bootstrap.contributions import (
     USED,
     Contributions,
 )
-from hetpeer.bootstrap.coordinator import Coordinator
-from hetpeer.bootstrap.deciding import decisions_of
-from hetpeer.bootstrap.grouped.lineage import lineage
-from hetpeer.bootstrap.history import History
-from hetpeer.bootstrap.ledger import StepLedger
-from hetpeer.bootstrap.testimony import Applied
-from hetpeer.bootstrap.training import CoordinatedStep
-from hetpeer.bootstrap.unused import Afterwards, Unused
+from hetpeer.bootstrap.log.evidence import Applied
+from hetpeer.bootstrap.log.history import History
+from hetpeer.bootstrap.log.lineage import lineage
+from hetpeer.bootstrap.log.logged_decision import decisions_of
+from hetpeer.bootstrap.log.unused_work import Afterwards, Unused
 from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.overlapping import simulate
 from hetpeer.peer.simulate.run import BLOCKS

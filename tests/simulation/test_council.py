@@ -4,8 +4,7 @@ from collections import Counter
 
 import pytest
 
-from hetpeer.bootstrap.raft.core import Raft
-from hetpeer.bootstrap.raft.effects import (
+from hetpeer.bootstrap.consensus.effects import (
     Decided,
     Durable,
     RaftConfig,
@@ -14,8 +13,9 @@ from hetpeer.bootstrap.raft.effects import (
     SaveEntries,
     Send,
 )
-from hetpeer.bootstrap.raft.entries import StoredEntries
-from hetpeer.bootstrap.raft.messages import Append, Appended, Entry, Vote
+from hetpeer.bootstrap.consensus.raft import Raft
+from hetpeer.bootstrap.consensus.raft_entries import StoredEntries
+from hetpeer.bootstrap.consensus.raft_messages import Append, Appended, Entry, Vote
 from hetpeer.peer.simulate.checks import ViolationError
 from hetpeer.peer.simulate.council import Council, CouncilConfig, Trouble
 

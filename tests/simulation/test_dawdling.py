@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from hetpeer.bootstrap.border import ADVANCE, SHARE
+from hetpeer.bootstrap.coordinator.step_barrier import ADVANCE, SHARE
 from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.numerics import Symbols

@@ -5,7 +5,7 @@ That it ends in the state of one machine is looked at in each history.
 
 import pytest
 
-from hetpeer.bootstrap.norms import ENOUGH
+from hetpeer.bootstrap.state.norm_outliers import ENOUGH
 from hetpeer.peer.simulate.checks import ViolationError
 from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.coverage import Coverage

@@ -7,10 +7,10 @@ import pytest
 
 from hetpeer.averaging.effects import COPY, STATE
 from hetpeer.averaging.member.held_step import HeldStep
-from hetpeer.bootstrap.credit import Credit
-from hetpeer.bootstrap.grouped.batches import Batches
+from hetpeer.bootstrap.grouped.averaging_round import Round
 from hetpeer.bootstrap.grouped.cluster import Cluster
-from hetpeer.bootstrap.grouped.round import Round
+from hetpeer.bootstrap.log.batches import Batches
+from hetpeer.bootstrap.log.credit import Credit
 from hetpeer.peer.simulate.grouped import simulate
 from hetpeer.peer.simulate.swarm import Swarm
 

@@ -10,9 +10,9 @@ from unittest.mock import patch
 import pytest
 
 from hetpeer.averaging.member.member import Phase
-from hetpeer.bootstrap import commits
-from hetpeer.bootstrap.credit import Credit, work_in
-from hetpeer.bootstrap.decisions import State
+from hetpeer.bootstrap.coordinator import commits
+from hetpeer.bootstrap.log.credit import Credit, work_in
+from hetpeer.bootstrap.state.effects import State
 from hetpeer.peer.simulate.coverage import COORDINATOR_EVENTS, MEMBER_MESSAGES, Coverage
 from hetpeer.peer.simulate.run import simulate
 from tests.simulation.cells import (

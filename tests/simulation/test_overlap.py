@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from hetpeer.averaging.effects import StepId
-from hetpeer.bootstrap.history import History
+from hetpeer.bootstrap.log.history import History
 from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.numerics import Symbols

@@ -5,7 +5,7 @@ That a run ends in the state of one machine is looked at in each history: one fa
 
 import pytest
 
-from hetpeer.bootstrap.complaints import CONTRADICTS
+from hetpeer.bootstrap.trust.reduce_complaints import CONTRADICTS
 from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.run import LAYOUTS, TIES
 from tests.simulation.liars import PAIRS, STEPS, lying, said

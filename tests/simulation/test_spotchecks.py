@@ -8,7 +8,7 @@ from statistics import fmean
 
 import pytest
 
-from hetpeer.bootstrap.standing import LAPSES
+from hetpeer.bootstrap.state.reputation import LAPSES
 from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.run import LAYOUTS
 from tests.simulation.liars import history, said

@@ -10,7 +10,7 @@ from collections import defaultdict
 import pytest
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.coordinator import Coordinator
+from hetpeer.bootstrap.coordinator.coordinator import Coordinator
 from hetpeer.peer.simulate.checks import ViolationError
 from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.coverage import Coverage

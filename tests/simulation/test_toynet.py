@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hetpeer.bootstrap.history import History
+from hetpeer.bootstrap.log.history import History
 from hetpeer.peer.simulate.checks import ViolationError
 from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.coverage import Coverage

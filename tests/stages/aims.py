@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from hetpeer.bootstrap.membership import Volunteer
-from hetpeer.bootstrap.targets import targets
+from hetpeer.bootstrap.state.link_targets import targets
+from hetpeer.bootstrap.state.membership import Volunteer
 
 
 def target_of(links: Sequence[float], computing: Sequence[float], most: float) -> float:

@@ -17,7 +17,7 @@ import torch
 import uvloop
 
 from hetpeer.averaging.optim.update_rules import rule_of
-from hetpeer.bootstrap.ledger import clip_coefficient
+from hetpeer.bootstrap.coordinator.step_ledger import clip_coefficient
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.block.block_state import load
 from hetpeer.stages.ipc import compute as compute_module

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.settings import LinkSettings
+from hetpeer.bootstrap.run.settings import LinkSettings
 from hetpeer.peer.transport.claim import EASE, LEAST, Claim
 from hetpeer.peer.transport.linkbook import RECENT, LinkBook
 from hetpeer.peer.transport.outflow import ARRIVALS, KNOWN, SEEN, SEVERAL, WINDOW_S, WINDOWS

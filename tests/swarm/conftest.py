@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from hetpeer.bootstrap.replay import ReferenceRun, run_reference
-from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.audit.replay import ReferenceRun, run_reference
+from hetpeer.bootstrap.run.run_directory import RunDirectory
 from tests.swarm.child import until
 from tests.swarm.forkserver import ROOT, ForkServer
 from tests.swarm.swarm import Swarm, resign

@@ -22,9 +22,9 @@ def gives_up_soon() -> None:
 
 def expects_nobody() -> None:
     """A coordinator that leaves the place of who fails alone to others for four seconds each time, and not for minutes."""
-    from hetpeer.bootstrap import coordinator, losing
+    from hetpeer.bootstrap.coordinator import coordinator, failure_handling
 
-    coordinator.room_s = losing.room_s = lambda _config: 4.0
+    coordinator.room_s = failure_handling.room_s = lambda _config: 4.0
 
 
 def soon_calm() -> None:
@@ -50,7 +50,7 @@ def soon_enough() -> None:
 
 def begins_with(count: str) -> None:
     """A coordinator that begins no step before so many volunteers are ready: nobody has the run to itself because another one starts slowly."""
-    from hetpeer.bootstrap.membership import Membership
+    from hetpeer.bootstrap.state.membership import Membership
 
     uncovered, clusters = Membership.uncovered, WeakSet()
     begun = False
@@ -67,7 +67,7 @@ def begins_with(count: str) -> None:
 
 def even_handed() -> None:
     """A coordinator for which all are as fast: what a busy machine measures may leave somebody without work."""
-    from hetpeer.bootstrap.membership import Membership
+    from hetpeer.bootstrap.state.membership import Membership
 
     rates = Membership.rates
     Membership.rates = lambda self: dict.fromkeys(rates(self), 1.0)
@@ -75,10 +75,10 @@ def even_handed() -> None:
 
 def patient() -> None:
     """A coordinator that gives up nobody because the machine is busy."""
-    from hetpeer.bootstrap import decisions
+    from hetpeer.bootstrap.state import effects
 
-    config = decisions.CoordinatorConfig
-    decisions.CoordinatorConfig = lambda **known: config(**known, lease_s=60.0, grace_s=20.0, return_s=90.0)
+    config = effects.CoordinatorConfig
+    effects.CoordinatorConfig = lambda **known: config(**known, lease_s=60.0, grace_s=20.0, return_s=90.0)
 
 
 def polite() -> None:
@@ -90,7 +90,7 @@ def polite() -> None:
 
 def never_impatient() -> None:
     """A coordinator that hands nothing out again only because time has passed."""
-    from hetpeer.bootstrap.training import CoordinatedStep
+    from hetpeer.bootstrap.coordinator.step import CoordinatedStep
 
     CoordinatedStep.is_overdue = lambda self, now: False
 

@@ -14,13 +14,13 @@ from typing import Any
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from hetpeer.bootstrap.audit import Verdict, audit
-from hetpeer.bootstrap.eventlog import read_event, read_events
-from hetpeer.bootstrap.history import History
-from hetpeer.bootstrap.log import read_log
-from hetpeer.bootstrap.manifest import SignedManifest, sign
-from hetpeer.bootstrap.replay import ReferenceRun, compare, run_reference
-from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.audit.audit import Verdict, audit
+from hetpeer.bootstrap.audit.replay import ReferenceRun, compare, run_reference
+from hetpeer.bootstrap.log.history import History
+from hetpeer.bootstrap.log.record_log import read_log
+from hetpeer.bootstrap.log.volunteer_log import read_event, read_events
+from hetpeer.bootstrap.run.manifest import SignedManifest, sign
+from hetpeer.bootstrap.run.run_directory import RunDirectory
 from tests.swarm.child import BUSY_S, Child, over, until
 from tests.swarm.forkserver import ForkServer
 from tests.wanlab.lab import Lab

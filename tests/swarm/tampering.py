@@ -91,9 +91,9 @@ def _speaks(version: int, oldest: int) -> None:
 
 def serve_damaged_manifest() -> None:
     """A bootstrap node whose manifest is sound on the disk and has a flipped byte when it is asked for."""
-    from hetpeer.bootstrap import rundir
+    from hetpeer.bootstrap.run import run_directory
 
-    read = rundir.read_file
+    read = run_directory.read_file
 
     def damaged(path):
         signed = read(path)
@@ -101,7 +101,7 @@ def serve_damaged_manifest() -> None:
         data[len(data) // 2] ^= 1
         return dataclasses.replace(signed, data=bytes(data))
 
-    rundir.read_file = damaged
+    run_directory.read_file = damaged
 
 
 def without_pickle() -> None:

@@ -5,7 +5,7 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from hetpeer.bootstrap.settings import AdmissionSettings
+from hetpeer.bootstrap.run.settings import AdmissionSettings
 from hetpeer.dht.base.errors import ExitCode
 from hetpeer.peer.cli import main
 from tests.swarm.child import Child

@@ -7,10 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hetpeer.bootstrap.audit import audit
-from hetpeer.bootstrap.export import export
-from hetpeer.bootstrap.replay import replay
-from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.audit.audit import audit
+from hetpeer.bootstrap.audit.replay import replay
+from hetpeer.bootstrap.authoring.export import export
+from hetpeer.bootstrap.run.run_directory import RunDirectory
 from tests.swarm.swarm import Swarm, resign
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]

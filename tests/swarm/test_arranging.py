@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetpeer.bootstrap.replay import ReferenceRun
+from hetpeer.bootstrap.audit.replay import ReferenceRun
 from tests.swarm.child import until
 from tests.swarm.swarm import Swarm
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Page, expect
 
-from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.run.run_directory import RunDirectory
 from tests.browser.chromium import chromium
 from tests.swarm.child import POLL_S, Child, until
 from tests.swarm.swarm import Swarm, resign

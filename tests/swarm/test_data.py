@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetpeer.bootstrap.replay import ReferenceRun
+from hetpeer.bootstrap.audit.replay import ReferenceRun
 from hetpeer.dht.base.errors import ExitCode
 from tests.swarm.swarm import Swarm
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import pytest
 
-from hetpeer.bootstrap.replay import ReferenceRun
+from hetpeer.bootstrap.audit.replay import ReferenceRun
 from tests.swarm.child import Child
 from tests.swarm.swarm import Swarm
 

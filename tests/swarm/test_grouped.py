@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from hetpeer.bootstrap.audit import audit
-from hetpeer.bootstrap.settings import AveragingSettings, LinkSettings, Outer
+from hetpeer.bootstrap.audit.audit import audit
+from hetpeer.bootstrap.run.settings import AveragingSettings, LinkSettings, Outer
 from hetpeer.peer.watching.perfetto import perfetto
 from tests.swarm.child import Child, until
 from tests.swarm.swarm import Swarm, resign

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ExitCode
 from tests.swarm.conftest import SETTINGS
 from tests.swarm.forkserver import ROOT

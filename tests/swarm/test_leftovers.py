@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from hetpeer.bootstrap.audit import audit
-from hetpeer.bootstrap.eventlog import read_event, read_events
-from hetpeer.bootstrap.replay import ReferenceRun, run_reference
+from hetpeer.bootstrap.audit.audit import audit
+from hetpeer.bootstrap.audit.replay import ReferenceRun, run_reference
+from hetpeer.bootstrap.log.volunteer_log import read_event, read_events
 from hetpeer.dht.identity.peer_identity import Identity
 from tests.swarm.child import Child, until
 from tests.swarm.swarm import Swarm, resign

@@ -6,10 +6,10 @@ from statistics import median
 
 import pytest
 
-from hetpeer.bootstrap.audit import audit
-from hetpeer.bootstrap.history import History
-from hetpeer.bootstrap.replay import ReferenceRun, compare
-from hetpeer.bootstrap.settings import LinkSettings
+from hetpeer.bootstrap.audit.audit import audit
+from hetpeer.bootstrap.audit.replay import ReferenceRun, compare
+from hetpeer.bootstrap.log.history import History
+from hetpeer.bootstrap.run.settings import LinkSettings
 from tests.swarm.swarm import Swarm, resign
 from tests.wanlab.lab import Lab, needs_lab
 

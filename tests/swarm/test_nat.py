@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from hetpeer.bootstrap.audit import audit
+from hetpeer.bootstrap.audit.audit import audit
 from tests.swarm.child import Child, until
 from tests.swarm.swarm import Swarm, resign
 from tests.wanlab.lab import Lab, needs_lab

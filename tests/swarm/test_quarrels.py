@@ -2,9 +2,9 @@
 
 import pytest
 
-from hetpeer.bootstrap.complaints import DIFFERS
-from hetpeer.bootstrap.quarrels import TIMES
-from hetpeer.bootstrap.replay import ReferenceRun
+from hetpeer.bootstrap.audit.replay import ReferenceRun
+from hetpeer.bootstrap.state.disputed_pairs import TIMES
+from hetpeer.bootstrap.trust.reduce_complaints import DIFFERS
 from tests.swarm.swarm import Swarm, resign
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]

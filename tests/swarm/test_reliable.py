@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from hetpeer.bootstrap.audit import audit
-from hetpeer.bootstrap.history import History
-from hetpeer.bootstrap.log import read_log
-from hetpeer.bootstrap.replay import ReferenceRun
-from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.audit.audit import audit
+from hetpeer.bootstrap.audit.replay import ReferenceRun
+from hetpeer.bootstrap.log.history import History
+from hetpeer.bootstrap.log.record_log import read_log
+from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ExitCode
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.home import Home

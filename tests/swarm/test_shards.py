@@ -7,9 +7,9 @@ import signal
 import pytest
 
 from hetpeer.averaging.reduce.holder_reduce import LENGTH
-from hetpeer.bootstrap.replay import ReferenceRun, run_reference
-from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.settings import AveragingSettings
+from hetpeer.bootstrap.audit.replay import ReferenceRun, run_reference
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.settings import AveragingSettings
 from tests.swarm.child import Child, until
 from tests.swarm.forkserver import ROOT, ForkServer
 from tests.swarm.swarm import Swarm, resign

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hetpeer.bootstrap.replay import ReferenceRun
-from hetpeer.bootstrap.settings import TrustSettings
+from hetpeer.bootstrap.audit.replay import ReferenceRun
+from hetpeer.bootstrap.run.settings import TrustSettings
 from tests.swarm.swarm import Swarm, resign
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]

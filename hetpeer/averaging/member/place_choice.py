@@ -1,7 +1,7 @@
 """Which place a volunteer takes: its own choice, from what the coordinator offers.
 
 Pure. Open places that fit its memory count. Blocks without a holder come first, since nothing runs without them; then the places with which a step is shortest, as far as the
-coordinator knows (bootstrap/placing.py). Of equal ones the one whose blocks have the fewest holders helps most; where they have as many, the one
+coordinator knows (bootstrap/state/placement.py). Of equal ones the one whose blocks have the fewest holders helps most; where they have as many, the one
 whose holders have gone most often, which it can take over without a download (a backup of the least reliable holder:
 Ravnest, 3.5.2); then the largest one, so that strong machines leave the small ones to others, then the first
 cluster, so that clusters fill up.

@@ -39,7 +39,7 @@ class Kept(Schema):
 
 
 class Amended(Schema):
-    """Said after Hello, and when it is new: the latest amendment of the manifest (bootstrap/amendment.py), if there is one."""
+    """Said after Hello, and when it is new: the latest amendment of the manifest (bootstrap/run/amendment.py), if there is one."""
 
     kind: Literal["amended"] = "amended"
     amendment: Annotated[bytes, Field(max_length=1 << 16)]
@@ -131,7 +131,7 @@ class Begin(Schema):
     entry: Count = 0
     """0 at the step's beginning; the n-th who comes in while it runs has n."""
     ticket: Ticket = b""
-    """For who comes in later: the coordinator's word that it takes part (admission ticket, bootstrap/tickets.py)."""
+    """For who comes in later: the coordinator's word that it takes part (admission ticket, bootstrap/service/step_tickets.py)."""
 
 
 class Joined(Schema):

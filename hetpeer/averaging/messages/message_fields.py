@@ -50,7 +50,7 @@ Ids = Many[Id]
 Peers = Annotated[tuple[Peer, ...], Field(max_length=1 << 8)]
 Range = tuple[Block, Block]
 Event = Annotated[str, Field(max_length=1 << 19, pattern=r"^[^\n]*$")]
-"""A signed line (bootstrap/eventlog.py), one and not several: it is kept among others."""
+"""A signed line (bootstrap/log/volunteer_log.py), one and not several: it is kept among others."""
 Ticket = Annotated[bytes, Field(max_length=2048)]
 Share = Annotated[int, Field(ge=1, lt=1 << 32)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -178,7 +178,7 @@ class Place(Schema):
     departures: Count = 0
     """How often those volunteers have gone before, all together; of several such blocks the worst."""
     rank: Count = 0
-    """0: the run is served best if the receiver takes this one, or nothing is known; 1: another one serves it better (bootstrap/placing.py)."""
+    """0: the run is served best if the receiver takes this one, or nothing is known; 1: another one serves it better (bootstrap/state/placement.py)."""
     open: bool
 
 

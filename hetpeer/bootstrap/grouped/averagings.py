@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hetpeer.bootstrap.decisions import Effect
-from hetpeer.bootstrap.grouped.round import Round
-from hetpeer.bootstrap.patience import Pace
-from hetpeer.bootstrap.quarrels import Quarrels
-from hetpeer.bootstrap.reign import Reign
+from hetpeer.bootstrap.grouped.averaging_round import Round
+from hetpeer.bootstrap.state.context import Reign
+from hetpeer.bootstrap.state.disputed_pairs import Quarrels
+from hetpeer.bootstrap.state.effects import Effect
+from hetpeer.bootstrap.state.timeouts import Pace
 
 Record = Mapping[str, Any]
 

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.commits import average_message
-from hetpeer.bootstrap.coordinator import Coordinator
-from hetpeer.bootstrap.decisions import Effect, Send, State
-from hetpeer.bootstrap.failures import room_s
-from hetpeer.bootstrap.grouped.cutting import Cutting
-from hetpeer.bootstrap.membership import Standing, Volunteer
-from hetpeer.bootstrap.reign import Reign
+from hetpeer.bootstrap.coordinator.commits import average_message
+from hetpeer.bootstrap.coordinator.coordinator import Coordinator
+from hetpeer.bootstrap.grouped.cluster_cut import Cutting
+from hetpeer.bootstrap.state.context import Reign
+from hetpeer.bootstrap.state.effects import Effect, Send, State
+from hetpeer.bootstrap.state.failed_microbatches import room_s
+from hetpeer.bootstrap.state.membership import Standing, Volunteer
 
 STALLS = 6
 """So often in a row a step's work is handed out again in vain, each time after twice as long: a quarter of an hour in which nothing is counted."""

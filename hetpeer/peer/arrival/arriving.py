@@ -12,8 +12,8 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
-from hetpeer.bootstrap.manifest import SignedManifest
-from hetpeer.bootstrap.service import CONTROL
+from hetpeer.bootstrap.run.manifest import SignedManifest
+from hetpeer.bootstrap.service.driver import CONTROL
 from hetpeer.dht.base.errors import LocalError, RemoteError
 from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.dht.discovery.roster import Roster

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from hetpeer.bootstrap.files import atomic_write
-from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.run.durable_files import atomic_write
+from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.addresses import Address, parse_address
 from hetpeer.dht.identity.peer_identity import Identity

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from hetpeer.bootstrap.files import atomic_write
+from hetpeer.bootstrap.run.durable_files import atomic_write
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.identity.addresses import Address, parse_address
 from hetpeer.dht.kademlia.adverts import Advert

@@ -8,9 +8,9 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from hetpeer.bootstrap.manifest import SignedManifest, read
-from hetpeer.bootstrap.serving import FILE_TIMEOUT_S, fetch
-from hetpeer.bootstrap.signing import AMENDMENT, MANIFEST
+from hetpeer.bootstrap.run.manifest import SignedManifest, read
+from hetpeer.bootstrap.run.owner_signature import AMENDMENT, MANIFEST
+from hetpeer.bootstrap.storage.file_service import FILE_TIMEOUT_S, fetch
 from hetpeer.dht.base.errors import ExitCode, HetpeerError, LocalError, PeerLostError, RemoteError
 from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.identity.addresses import Address

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hetpeer.bootstrap.files import disk_errors
+from hetpeer.bootstrap.run.durable_files import disk_errors
 from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.dht.identity.addresses import Address, is_far, parse_address
 from hetpeer.dht.node.node import Node, NodeConfig

@@ -18,7 +18,7 @@ from contextlib import closing, suppress
 from importlib import metadata
 from pathlib import Path
 
-from hetpeer.bootstrap.files import disk_errors
+from hetpeer.bootstrap.run.durable_files import disk_errors
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.checkup.findings import Finding, document
 from hetpeer.peer.logs.reading import LogReader

@@ -12,7 +12,7 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
-from hetpeer.bootstrap.files import disk_errors
+from hetpeer.bootstrap.run.durable_files import disk_errors
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.checkup import judging

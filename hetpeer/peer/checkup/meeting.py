@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable
 
-from hetpeer.bootstrap.files import temporary_folder
+from hetpeer.bootstrap.run.durable_files import temporary_folder
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import HetpeerError, LocalError, RemoteError
 from hetpeer.dht.identity.peer_identity import Identity

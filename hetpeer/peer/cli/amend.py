@@ -48,7 +48,7 @@ def amend(
     ] = None,
 ) -> None:
     """Say who the reliable peers of a run are, and who may take part. Nothing is interrupted."""
-    from hetpeer.bootstrap.amendment import Change
+    from hetpeer.bootstrap.run.amendment import Change
     from hetpeer.dht.identity.addresses import parse_address
     from hetpeer.peer.cli.options import run_loop
     from hetpeer.peer.reliable.amend import amended, deliver

@@ -13,9 +13,9 @@ from hetpeer.peer.cli.options import RunDir
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from hetpeer.bootstrap.audit import Verdict
-    from hetpeer.bootstrap.contributions import Contribution, Tally
-    from hetpeer.bootstrap.replay import Comparison
+    from hetpeer.bootstrap.audit.audit import Verdict
+    from hetpeer.bootstrap.audit.replay import Comparison
+    from hetpeer.bootstrap.log.contributions import Contribution, Tally
 
 FIRST = 100
 """Of the ranking by credit."""
@@ -41,8 +41,8 @@ def audit(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Check from the volunteers' signed logs that every microbatch was counted exactly once."""
-    from hetpeer.bootstrap.audit import audit as run_audit
-    from hetpeer.bootstrap.replay import replay as run_replay
+    from hetpeer.bootstrap.audit.audit import audit as run_audit
+    from hetpeer.bootstrap.audit.replay import replay as run_replay
 
     verdict = run_audit(directory, contributions=contributions)
     comparison = run_replay(directory) if replay else None
@@ -62,7 +62,7 @@ def _verdict_json(verdict: Verdict, comparison: Comparison | None, ok: bool) -> 
 
 
 def _verdict_text(verdict: Verdict, comparison: Comparison | None, ok: bool) -> str:
-    from hetpeer.bootstrap.audit import RULES
+    from hetpeer.bootstrap.audit.audit import RULES
 
     counts = f"{verdict.counted} of {verdict.microbatches_expected} counted exactly once"
     lines = [

@@ -84,7 +84,7 @@ def bootstrap(
 
     if lan:
         need_lan()
-    from hetpeer.bootstrap.rundir import RunDirectory
+    from hetpeer.bootstrap.run.run_directory import RunDirectory
     from hetpeer.peer.reliable.mirroring import mirror
     from hetpeer.peer.reliable.peer import BootstrapOptions, serve_run
     from hetpeer.peer.where import parse_where

@@ -255,9 +255,9 @@ def init(
 ) -> None:
     """Make a run directory from a torch model and its data."""
     from hetpeer.averaging.optim.learning_rate import knots_of
-    from hetpeer.bootstrap.create import create_run
-    from hetpeer.bootstrap.manifest import validated
-    from hetpeer.bootstrap.settings import (
+    from hetpeer.bootstrap.authoring.create import create_run
+    from hetpeer.bootstrap.run.manifest import validated
+    from hetpeer.bootstrap.run.settings import (
         AdmissionSettings,
         AveragingSettings,
         LinkSettings,

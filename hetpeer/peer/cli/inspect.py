@@ -17,7 +17,7 @@ from hetpeer.peer.watching.units import bytes_text, count_text, flops_text
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from hetpeer.bootstrap.inspection import Inspection
+    from hetpeer.bootstrap.authoring.model_costs import Inspection
     from hetpeer.stages.graph.cost_report import OperatorCost
 
 BLOCK_HEADS = ("block", "ops", "params", "bytes", "forward", "backward", "keeps", "sends", "data", "tied")
@@ -77,11 +77,11 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a model costs: its blocks, the stages and their memory. Nothing is trained, and no weights are needed."""
-    from hetpeer.bootstrap.inspection import inspect_run, plan_model, text_sample
+    from hetpeer.bootstrap.authoring.model_costs import inspect_run, plan_model, text_sample
 
     if not Path(target).is_dir() and (":" in target or target.endswith(".py")):
-        from hetpeer.bootstrap.manifest import validated
-        from hetpeer.bootstrap.settings import TrainingSettings
+        from hetpeer.bootstrap.run.manifest import validated
+        from hetpeer.bootstrap.run.settings import TrainingSettings
 
         settings = validated(TrainingSettings, {"dtype": dtype, "recompute": recompute})
         found = plan_model(
@@ -108,7 +108,7 @@ def inspect(
 
 
 def _draw(found: Inspection, path: Path) -> None:
-    from hetpeer.bootstrap.files import atomic_write
+    from hetpeer.bootstrap.run.durable_files import atomic_write
     from hetpeer.peer.watching.picture import picture
 
     stages = [(stage.begin, stage.end) for stage in found.layouts[0]]

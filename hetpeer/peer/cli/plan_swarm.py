@@ -38,7 +38,7 @@ class SwarmQuestion:
 
 def plan_swarm(asked: SwarmQuestion, *, as_json: bool) -> None:
     """Search, and print the best plan. Raises `LocalError` HP-PLAN-002 … HP-PLAN-005."""
-    from hetpeer.bootstrap.files import atomic_write
+    from hetpeer.bootstrap.run.durable_files import atomic_write
     from hetpeer.peer.cli.allowance import within
     from hetpeer.peer.planning.devices import read_devices
     from hetpeer.peer.planning.fitting import too_small

@@ -27,7 +27,7 @@ def export(
     ],
 ) -> None:
     """Write the newest checkpoint's weights under the author's parameter names."""
-    from hetpeer.bootstrap.export import export as run_export
+    from hetpeer.bootstrap.authoring.export import export as run_export
 
     exported = run_export(directory, out)
     if not exported.version:
@@ -44,7 +44,7 @@ def generate(
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same text.")] = 0,
 ) -> None:
     """Continue a text with the trained model."""
-    from hetpeer.bootstrap.export import generate as run_generate
+    from hetpeer.bootstrap.authoring.export import generate as run_generate
 
     pieces = run_generate(directory, prompt, tokens=tokens, temperature=temperature, seed=seed)
     print(prompt + b"".join(pieces).decode(errors="replace"))

@@ -25,7 +25,7 @@ def trace(
     """Put the traces of `join --trace` together, for ui.perfetto.dev: computing, sending and receiving side by side."""
     import json
 
-    from hetpeer.bootstrap.files import atomic_write
+    from hetpeer.bootstrap.run.durable_files import atomic_write
     from hetpeer.peer.watching.perfetto import perfetto
 
     picture = perfetto(folder)

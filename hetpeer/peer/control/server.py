@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
-from hetpeer.bootstrap.files import disk_errors
+from hetpeer.bootstrap.run.durable_files import disk_errors
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.identity.identity_lock import in_use
 from hetpeer.peer.control.wire import (

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hetpeer.bootstrap.files import atomic_write, disk_errors
+from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.peer.daemon.settings import (
     Layer,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from hetpeer.averaging.effects import Stop
 from hetpeer.averaging.member.place_choice import choose_place
 from hetpeer.averaging.messages import Place
-from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.kademlia.adverts import Advert

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hetpeer.bootstrap.council import Council
-from hetpeer.bootstrap.serving import PROTOCOL as FILES
-from hetpeer.bootstrap.serving import FileService, Served
-from hetpeer.bootstrap.shelf import RunShelf, StateSource
+from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.storage.file_service import PROTOCOL as FILES
+from hetpeer.bootstrap.storage.file_service import FileService, Served
+from hetpeer.bootstrap.storage.run_files import RunShelf, StateSource
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.dht.discovery.roster import Roster

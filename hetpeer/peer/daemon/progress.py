@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from hetpeer.averaging.member.member import Member, Phase
-from hetpeer.bootstrap.manifest import Manifest
+from hetpeer.bootstrap.run.manifest import Manifest
 from hetpeer.peer.console import EVERY_S, LOOK_S, say
 from hetpeer.peer.training.foresight import state_bytes
 from hetpeer.peer.training.volunteer import Volunteer

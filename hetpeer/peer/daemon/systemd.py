@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from blake3 import blake3
 
-from hetpeer.bootstrap.files import atomic_write, disk_errors
+from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors
 from hetpeer.dht.base.errors import ExitCode, LocalError
 
 SYSTEMCTL_S = 60.0

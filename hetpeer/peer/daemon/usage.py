@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hetpeer.bootstrap.files import atomic_write
+from hetpeer.bootstrap.run.durable_files import atomic_write
 
 NAME = "transfer.json"
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetpeer.bootstrap.history import History, Record
-from hetpeer.bootstrap.log import read_log
+from hetpeer.bootstrap.log.history import History, Record
+from hetpeer.bootstrap.log.record_log import read_log
 from hetpeer.dht.base.clock import Clock
 
 RECENT = 10

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hetpeer.bootstrap.audit import Verdict, audit
-from hetpeer.bootstrap.export import export, generate
-from hetpeer.bootstrap.files import atomic_write
-from hetpeer.bootstrap.history import History
-from hetpeer.bootstrap.replay import Comparison, ReferenceRun, compare, run_reference
-from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.audit.audit import Verdict, audit
+from hetpeer.bootstrap.audit.replay import Comparison, ReferenceRun, compare, run_reference
+from hetpeer.bootstrap.authoring.export import export, generate
+from hetpeer.bootstrap.log.history import History
+from hetpeer.bootstrap.run.durable_files import atomic_write
+from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.identity.peer_identity import Identity
 from hetpeer.peer.demo.feed import LedgerFeed
 from hetpeer.peer.demo.settings import DemoSettings

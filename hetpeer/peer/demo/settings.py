@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from hetpeer.dht.base.errors import ExitCode, LocalError
 
 if TYPE_CHECKING:
-    from hetpeer.bootstrap.rundir import RunDirectory
+    from hetpeer.bootstrap.run.run_directory import RunDirectory
 
 MARKER = ".hetpeer-demo"
 BATCH_SIZE, MICROBATCH_SIZE, SEQUENCE_LENGTH, SLOT_SIZE = 32, 4, 64, 2
@@ -94,7 +94,7 @@ def claimed(settings: DemoSettings) -> Iterator[None]:
 
     Raises `LocalError`: HP-DISK-003 if something else is there, HP-DEMO-006 if another demo runs in it, HP-DISK-001.
     """
-    from hetpeer.bootstrap.files import disk_errors
+    from hetpeer.bootstrap.run.durable_files import disk_errors
 
     out, marker = settings.out, settings.out / MARKER
     if out.exists() and not marker.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -131,9 +131,9 @@ def claimed(settings: DemoSettings) -> Iterator[None]:
 
 def make_run(settings: DemoSettings) -> RunDirectory:
     """The run that the demo trains. Raises HP-DEMO-005 for data that is no text, and what `create_run` raises."""
-    from hetpeer.bootstrap.create import create_run
-    from hetpeer.bootstrap.datasets import FUNCTION
-    from hetpeer.bootstrap.settings import TrainingSettings
+    from hetpeer.bootstrap.authoring.create import create_run
+    from hetpeer.bootstrap.authoring.datasets import FUNCTION
+    from hetpeer.bootstrap.run.settings import TrainingSettings
 
     if any(FUNCTION.fullmatch(str(path)) for path in settings.data):
         raise LocalError(

@@ -11,7 +11,7 @@ from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
-from hetpeer.bootstrap.files import disk_errors
+from hetpeer.bootstrap.run.durable_files import disk_errors
 from hetpeer.dht.base.errors import HetpeerError
 from hetpeer.peer.console import SAID
 from hetpeer.peer.logs.formats import JsonFormatter

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
 
-from hetpeer.bootstrap.grouped.cutting import Cutting
-from hetpeer.bootstrap.manifest import Manifest
-from hetpeer.bootstrap.workload import of_manifest
+from hetpeer.bootstrap.grouped.cluster_cut import Cutting
+from hetpeer.bootstrap.run.manifest import Manifest
+from hetpeer.bootstrap.run.step_workload import of_manifest
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.kademlia.adverts import Advert
 from hetpeer.peer.planning.devices import devices_in

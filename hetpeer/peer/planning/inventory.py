@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hetpeer.bootstrap.manifest import Manifest
-from hetpeer.bootstrap.workload import of_manifest
+from hetpeer.bootstrap.run.manifest import Manifest
+from hetpeer.bootstrap.run.step_workload import of_manifest
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.kademlia.adverts import Advert
 from hetpeer.dht.reach.reachability import Reach

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from hetpeer.bootstrap.lines import Lines
-from hetpeer.bootstrap.manifest import Manifest, SignedManifest
-from hetpeer.bootstrap.rates import leaving
-from hetpeer.bootstrap.routing import assign_routes
+from hetpeer.bootstrap.coordinator.routing import assign_routes
+from hetpeer.bootstrap.run.manifest import Manifest, SignedManifest
+from hetpeer.bootstrap.state.link_costs import Lines
+from hetpeer.bootstrap.state.volunteer_rates import leaving
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.kademlia.adverts import Advert, LinkNote
 from hetpeer.peer.planning.inventory import believed, uplink_of

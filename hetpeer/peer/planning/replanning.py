@@ -11,11 +11,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from hetpeer.bootstrap.arranging import Arrangement
-from hetpeer.bootstrap.configuration import IN_FLIGHT
-from hetpeer.bootstrap.manifest import Manifest
-from hetpeer.bootstrap.membership import Membership, Range
-from hetpeer.bootstrap.workload import of_manifest
+from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
+from hetpeer.bootstrap.run.manifest import Manifest
+from hetpeer.bootstrap.run.step_workload import of_manifest
+from hetpeer.bootstrap.service.core_config import IN_FLIGHT
+from hetpeer.bootstrap.state.membership import Membership, Range
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.dht.kademlia.adverts import Advert
 from hetpeer.peer.planning.devices import devices_in

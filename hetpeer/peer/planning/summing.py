@@ -1,4 +1,4 @@
-"""What adding up a step's gradients sends from whom to whom: the coordinator's division (bootstrap/reduce.py) and the holders' shards, counted. Pure."""
+"""What adding up a step's gradients sends from whom to whom: the coordinator's division (bootstrap/coordinator/reduction.py) and the holders' shards, counted. Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from hetpeer.averaging.reduce.holder_reduce import shards_of
 from hetpeer.averaging.reduce.tied_parameters import Ties
-from hetpeer.bootstrap.manifest import Manifest
-from hetpeer.bootstrap.quarrels import Quarrels
-from hetpeer.bootstrap.reduce import divided
+from hetpeer.bootstrap.coordinator.reduction import divided
+from hetpeer.bootstrap.run.manifest import Manifest
+from hetpeer.bootstrap.state.disputed_pairs import Quarrels
 from hetpeer.peer.transport.schema import FLOAT_BYTES
 from hetpeer.stages.links.codec import Codec, value_bytes
 from hetpeer.stages.pipeline.routes import Roster, Route

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.workload import FLOAT, of_manifest
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.step_workload import FLOAT, of_manifest
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.stages.pipeline.gradient_slots import LIVE
 from hetpeer.stages.planning.swarms.plan_inputs import Work

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from hetpeer.bootstrap.amending import offer
-from hetpeer.bootstrap.amendment import Change
-from hetpeer.bootstrap.council import Council, amend
-from hetpeer.bootstrap.files import temporary_folder
-from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.consensus.reconfiguration import offer
+from hetpeer.bootstrap.run.amendment import Change
+from hetpeer.bootstrap.run.durable_files import temporary_folder
+from hetpeer.bootstrap.run.membership_config import Council, amend
+from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ExitCode, LocalError, RemoteError
 from hetpeer.dht.identity.addresses import Address
 from hetpeer.dht.identity.peer_identity import Identity

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from hetpeer.bootstrap.history import Record
-from hetpeer.bootstrap.keeping import Checkpoints
-from hetpeer.bootstrap.replica import Replica
+from hetpeer.bootstrap.consensus.replica import Replica
+from hetpeer.bootstrap.log.history import Record
+from hetpeer.bootstrap.storage.replication import Checkpoints
 from hetpeer.dht.base.errors import RemoteError
 
 LOOK_S = 0.5

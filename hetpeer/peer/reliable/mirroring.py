@@ -6,11 +6,11 @@ import asyncio
 import os
 from pathlib import Path
 
-from hetpeer.bootstrap.council import Council
-from hetpeer.bootstrap.create import made_beside
-from hetpeer.bootstrap.files import atomic_write, disk_errors
-from hetpeer.bootstrap.rundir import FOLDERS, RunDirectory
-from hetpeer.bootstrap.serving import fetch_file
+from hetpeer.bootstrap.authoring.create import made_beside
+from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors
+from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.run.run_directory import FOLDERS, RunDirectory
+from hetpeer.bootstrap.storage.file_service import fetch_file
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.node.node import Node, NodeConfig
 from hetpeer.peer.arrival.invites import Destination

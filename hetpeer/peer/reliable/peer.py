@@ -9,21 +9,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetpeer.bootstrap.agenda import is_complete
-from hetpeer.bootstrap.amending import Amending
-from hetpeer.bootstrap.beginning import Beginning
-from hetpeer.bootstrap.configuration import coordinator_config
-from hetpeer.bootstrap.core import is_over
-from hetpeer.bootstrap.council import Council
-from hetpeer.bootstrap.decisions import Halt
-from hetpeer.bootstrap.keeping import Checkpoints
-from hetpeer.bootstrap.ranking import encode, ranking
-from hetpeer.bootstrap.replica import Replica, run_logs
-from hetpeer.bootstrap.rundir import RunDirectory
-from hetpeer.bootstrap.service import CONTROL, CoordinatorService
-from hetpeer.bootstrap.serving import PROTOCOL as FILES
-from hetpeer.bootstrap.serving import FileService
-from hetpeer.bootstrap.shelf import Answer, RunShelf
+from hetpeer.bootstrap.consensus.reconfiguration import Amending
+from hetpeer.bootstrap.consensus.replica import Replica, run_logs
+from hetpeer.bootstrap.log.credit_ranking import encode, ranking
+from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.service.core_config import coordinator_config
+from hetpeer.bootstrap.service.core_interface import is_over
+from hetpeer.bootstrap.service.driver import CONTROL, CoordinatorService
+from hetpeer.bootstrap.service.leader_start import Beginning
+from hetpeer.bootstrap.state.agenda import is_complete
+from hetpeer.bootstrap.state.effects import Halt
+from hetpeer.bootstrap.storage.file_service import PROTOCOL as FILES
+from hetpeer.bootstrap.storage.file_service import FileService
+from hetpeer.bootstrap.storage.replication import Checkpoints
+from hetpeer.bootstrap.storage.run_files import Answer, RunShelf
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.base.errors import ExitCode, LocalError
 from hetpeer.dht.channels.channel_server import ChannelServer

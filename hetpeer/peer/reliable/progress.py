@@ -6,8 +6,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from hetpeer.bootstrap.replica import Replica
-from hetpeer.bootstrap.service import CoordinatorService
+from hetpeer.bootstrap.consensus.replica import Replica
+from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.peer.console import EVERY_S, LOOK_S, say
 
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from hetpeer.bootstrap.coordinator import Coordinator
-from hetpeer.bootstrap.grouped.run import Grouped
-from hetpeer.bootstrap.manifest import Manifest
-from hetpeer.bootstrap.service import CoordinatorService
+from hetpeer.bootstrap.coordinator.coordinator import Coordinator
+from hetpeer.bootstrap.grouped.grouped_run import Grouped
+from hetpeer.bootstrap.run.manifest import Manifest
+from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.dht.base.errors import RemoteError
 from hetpeer.dht.discovery.roster import Roster
 from hetpeer.peer.planning.forming import cutting

@@ -12,8 +12,8 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from hetpeer.bootstrap.files import disk_errors
-from hetpeer.bootstrap.service import CoordinatorService
+from hetpeer.bootstrap.run.durable_files import disk_errors
+from hetpeer.bootstrap.service.driver import CoordinatorService
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.children import Child, end_all
 from hetpeer.peer.home import Home

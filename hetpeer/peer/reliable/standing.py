@@ -9,7 +9,7 @@ from hetpeer.peer.control.owned import Does
 from hetpeer.peer.control.wire import Member, Reliable
 
 if TYPE_CHECKING:
-    from hetpeer.bootstrap.rundir import RunDirectory
+    from hetpeer.bootstrap.run.run_directory import RunDirectory
     from hetpeer.peer.reliable.peer import ReliablePeer
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 from itertools import pairwise
 from random import Random
 
-from hetpeer.bootstrap.arranging import Arrangement
-from hetpeer.bootstrap.coordinator import Coordinator
+from hetpeer.bootstrap.coordinator.coordinator import Coordinator
+from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
 from hetpeer.bootstrap.grouped.cluster import Cluster
-from hetpeer.bootstrap.grouped.cutting import Cutting
-from hetpeer.bootstrap.grouped.run import Grouped
-from hetpeer.bootstrap.membership import Range
+from hetpeer.bootstrap.grouped.cluster_cut import Cutting
+from hetpeer.bootstrap.grouped.grouped_run import Grouped
+from hetpeer.bootstrap.state.membership import Range
 from hetpeer.peer.simulate.swarm import Swarm
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import RecordApplied
-from hetpeer.bootstrap.credit import Contributors, Credit, work_in
-from hetpeer.bootstrap.history import History
+from hetpeer.bootstrap.log.credit import Contributors, Credit, work_in
+from hetpeer.bootstrap.log.history import History
 from hetpeer.peer.simulate.config import SwarmConfig
 from hetpeer.peer.simulate.numerics import Numerics
 from hetpeer.stages.pipeline.gradient_slots import LIVE, SlotBook

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from hetpeer.bootstrap.raft.core import Raft
-from hetpeer.bootstrap.raft.effects import (
+from hetpeer.bootstrap.consensus.effects import (
     Decided,
     Deposed,
     Durable,
@@ -24,7 +23,8 @@ from hetpeer.bootstrap.raft.effects import (
     SaveEntries,
     Send,
 )
-from hetpeer.bootstrap.raft.messages import Entry, Message
+from hetpeer.bootstrap.consensus.raft import Raft
+from hetpeer.bootstrap.consensus.raft_messages import Entry, Message
 from hetpeer.peer.simulate.checks import ViolationError
 from hetpeer.peer.simulate.world import World
 

@@ -9,7 +9,7 @@ from itertools import product
 
 from hetpeer.averaging import messages as m
 from hetpeer.averaging.member.member import Phase
-from hetpeer.bootstrap.decisions import State
+from hetpeer.bootstrap.state.effects import State
 
 Cell = tuple[str, str]
 """(state, event), by their names."""

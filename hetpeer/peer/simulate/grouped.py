@@ -16,10 +16,10 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import RecordApplied
 from hetpeer.averaging.groups.group_scheduler import Pipelines
 from hetpeer.averaging.groups.wait_window import WAITED, Adaptive
-from hetpeer.bootstrap.core import Core
-from hetpeer.bootstrap.credit import Contributors, Credit
-from hetpeer.bootstrap.grouped.lineage import lineage
-from hetpeer.bootstrap.grouped.run import Grouped
+from hetpeer.bootstrap.grouped.grouped_run import Grouped
+from hetpeer.bootstrap.log.credit import Contributors, Credit
+from hetpeer.bootstrap.log.lineage import lineage
+from hetpeer.bootstrap.service.core_interface import Core
 from hetpeer.peer.simulate.arrangements import Arrangements
 from hetpeer.peer.simulate.checks import Checks, Digests, require
 from hetpeer.peer.simulate.config import SwarmConfig

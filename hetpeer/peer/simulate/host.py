@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from hetpeer.bootstrap.core import Core
-from hetpeer.bootstrap.decisions import Effect
+from hetpeer.bootstrap.service.core_interface import Core
+from hetpeer.bootstrap.state.effects import Effect
 from hetpeer.peer.simulate.coverage import Coverage
 from hetpeer.peer.simulate.world import Gate, World
 

@@ -18,13 +18,13 @@ from hetpeer.averaging.member.held_step import HeldStep
 from hetpeer.averaging.member.member import Member
 from hetpeer.averaging.reduce.holder_reduce import Reduction
 from hetpeer.averaging.reduce.tied_parameters import Ties
-from hetpeer.bootstrap import reduce
-from hetpeer.bootstrap.coordinator import Coordinator
-from hetpeer.bootstrap.decisions import CollectCheckpoint
-from hetpeer.bootstrap.ledger import StepLedger, Verdict
-from hetpeer.bootstrap.patience import Pace
-from hetpeer.bootstrap.reduce import Reduce
-from hetpeer.bootstrap.saving import Saving
+from hetpeer.bootstrap.coordinator import reduction
+from hetpeer.bootstrap.coordinator.checkpoint_collection import Saving
+from hetpeer.bootstrap.coordinator.coordinator import Coordinator
+from hetpeer.bootstrap.coordinator.reduction import Reduce
+from hetpeer.bootstrap.coordinator.step_ledger import StepLedger, Verdict
+from hetpeer.bootstrap.state.effects import CollectCheckpoint
+from hetpeer.bootstrap.state.timeouts import Pace
 from hetpeer.peer.simulate.swarm import Swarm
 from hetpeer.stages.pipeline.effects import Handle, TaskKey
 from hetpeer.stages.pipeline.gradient_slots import SlotBook
@@ -75,7 +75,7 @@ def fold_twice() -> AbstractContextManager[None]:
 
 def tied_apart() -> AbstractContextManager[None]:
     """Holders of one block of a tied parameter update it by that block's uses alone."""
-    divided = reduce.divided
+    divided = reduction.divided
 
     def without_ties(sums: Any, roster: Any, sizes: Any, _ties: Any, *known: Any, **how: Any) -> Any:
         return divided(sums, roster, sizes, {}, *known, **how)
@@ -85,7 +85,7 @@ def tied_apart() -> AbstractContextManager[None]:
 
     @contextmanager
     def both() -> Iterator[None]:
-        with _patched(reduce, "divided", without_ties), _patched(Ties, "partners", partners):
+        with _patched(reduction, "divided", without_ties), _patched(Ties, "partners", partners):
             yield
 
     return both()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hetpeer.bootstrap.decisions import CollectCheckpoint
+from hetpeer.bootstrap.state.effects import CollectCheckpoint
 from hetpeer.peer.simulate.host import Host
 from hetpeer.peer.simulate.numerics import Numerics
 from hetpeer.peer.simulate.world import World

@@ -16,14 +16,14 @@ from hetpeer.averaging import messages as m
 from hetpeer.averaging.effects import StepId
 from hetpeer.averaging.member.member import Effect as MemberEffect
 from hetpeer.averaging.member.member import Member, Phase
-from hetpeer.bootstrap import decisions as d
-from hetpeer.bootstrap.arranging import Arrangement
-from hetpeer.bootstrap.coordinator import Coordinator
-from hetpeer.bootstrap.core import Core
-from hetpeer.bootstrap.grouped.cutting import Cutting
-from hetpeer.bootstrap.grouped.run import Grouped
-from hetpeer.bootstrap.history import History
-from hetpeer.bootstrap.reigning import over_all
+from hetpeer.bootstrap.coordinator.coordinator import Coordinator
+from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
+from hetpeer.bootstrap.coordinator.status_view import over_all
+from hetpeer.bootstrap.grouped.cluster_cut import Cutting
+from hetpeer.bootstrap.grouped.grouped_run import Grouped
+from hetpeer.bootstrap.log.history import History
+from hetpeer.bootstrap.service.core_interface import Core
+from hetpeer.bootstrap.state import effects as d
 from hetpeer.peer.simulate.board import Board
 from hetpeer.peer.simulate.checks import Checks, ViolationError
 from hetpeer.peer.simulate.config import SwarmConfig

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from hetpeer.averaging.member.member import Phase
-from hetpeer.bootstrap.decisions import State
-from hetpeer.bootstrap.service import CoordinatorService
+from hetpeer.bootstrap.service.driver import CoordinatorService
+from hetpeer.bootstrap.state.effects import State
 from hetpeer.dht.base.errors import RemoteError
 from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.kademlia.adverts import LEFT, MAX_LINKS, Advert, LinkNote

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 
 from hetpeer.averaging import effects as e
-from hetpeer.bootstrap.eventlog import EventLog, read_event
-from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.log.volunteer_log import EventLog, read_event
+from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.errors import ProtocolError
 from hetpeer.dht.discovery.task_board import Leftover
 from hetpeer.dht.identity.peer_identity import Identity
@@ -26,7 +26,7 @@ class Evidence:
         self._log = EventLog(home.events_path(run), identity)
         self._found_in: e.StepId | None = None
         self._most = len(run.manifest.blocks)
-        """Lines on leftovers of a step: for one of each block a coordinator always has room (bootstrap/volunteerlogs)."""
+        """Lines on leftovers of a step: for one of each block a coordinator always has room (bootstrap/log/volunteer_log_files)."""
         self._lines = 0
         self._found: set[tuple[str, int, int]] = set()
         """(sender, border, id) of leftovers that are written down for that step."""

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 from hetpeer.averaging.member.place_choice import choose_place
 from hetpeer.averaging.messages import Place
-from hetpeer.bootstrap.configuration import coordinator_config
-from hetpeer.bootstrap.manifest import Manifest
-from hetpeer.bootstrap.membership import Membership, Volunteer
-from hetpeer.bootstrap.placing import ranked
-from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.run.manifest import Manifest
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.service.core_config import coordinator_config
+from hetpeer.bootstrap.state.membership import Membership, Volunteer
+from hetpeer.bootstrap.state.placement import ranked
 from hetpeer.dht.base.errors import RemoteError
 from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.kademlia.adverts import Advert

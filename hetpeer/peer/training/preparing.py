@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from hetpeer.averaging.effects import FetchState
-from hetpeer.bootstrap.council import Council
-from hetpeer.bootstrap.manifest import FileRef
-from hetpeer.bootstrap.rundir import RunDirectory, check_file
-from hetpeer.bootstrap.serving import fetch, fetch_file, state_name
+from hetpeer.bootstrap.run.manifest import FileRef
+from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.run.run_directory import RunDirectory, check_file
+from hetpeer.bootstrap.storage.file_service import fetch, fetch_file, state_name
 from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError, RemoteError
 from hetpeer.dht.base.task_set import going_on
 from hetpeer.dht.node.node import Node

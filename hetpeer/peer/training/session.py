@@ -15,8 +15,8 @@ from itertools import chain
 from typing import Any
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.council import Council
-from hetpeer.bootstrap.service import CONTROL
+from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.service.driver import CONTROL
 from hetpeer.dht.base.errors import PeerLostError
 from hetpeer.dht.channels.channel import Channel
 from hetpeer.dht.channels.channel_server import dial

@@ -10,7 +10,7 @@ from typing import Any
 from hetpeer.averaging.effects import SaveState
 from hetpeer.averaging.member.member import Member, Phase
 from hetpeer.averaging.messages import Line
-from hetpeer.bootstrap.serving import Served
+from hetpeer.bootstrap.storage.file_service import Served
 from hetpeer.dht.base.errors import LocalError
 from hetpeer.peer.transport.posting import Posts
 from hetpeer.stages.ipc.results import CommandFailedError

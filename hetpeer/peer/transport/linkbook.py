@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median, pstdev
 
 from hetpeer.averaging import messages as m
-from hetpeer.bootstrap.settings import LinkSettings
+from hetpeer.bootstrap.run.settings import LinkSettings
 from hetpeer.peer.transport.claim import Claim
 from hetpeer.peer.transport.outflow import Outflow
 from hetpeer.stages.links.adaptive_ratio import Coding, coding_for, gentler

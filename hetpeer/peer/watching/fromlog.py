@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TypeVar
 
-from hetpeer.bootstrap import ranking
-from hetpeer.bootstrap.curves import MAX_BYTES, Curves
-from hetpeer.bootstrap.serving import fetch
-from hetpeer.bootstrap.shelf import Answer
+from hetpeer.bootstrap.log import credit_ranking
+from hetpeer.bootstrap.log.loss_curves import MAX_BYTES, Curves
+from hetpeer.bootstrap.storage.file_service import fetch
+from hetpeer.bootstrap.storage.run_files import Answer
 from hetpeer.dht.base.errors import RemoteError
 from hetpeer.dht.node.node import Node
 
@@ -32,9 +32,9 @@ class FromLog:
         self._node = node
         self._answers = answers
 
-    async def ranking(self, reliable: Iterable[str], peer: str = "") -> ranking.Ranking | None:
+    async def ranking(self, reliable: Iterable[str], peer: str = "") -> credit_ranking.Ranking | None:
         """The ranking by credit, with what `peer` has, as the first of `reliable` says that answers. None: nobody does. Never raises."""
-        return await self._first(reliable, "credit", peer, ranking.MAX_BYTES, ranking.decode)
+        return await self._first(reliable, "credit", peer, credit_ranking.MAX_BYTES, credit_ranking.decode)
 
     async def curves(self, reliable: Iterable[str]) -> Curves | None:
         """The loss curves, likewise."""

@@ -30,9 +30,9 @@ from hetpeer.peer.watching.swarm import (
 )
 
 if TYPE_CHECKING:
-    from hetpeer.bootstrap.curves import Curves
-    from hetpeer.bootstrap.manifest import Manifest, SignedManifest
-    from hetpeer.bootstrap.ranking import Contribution, Ranking
+    from hetpeer.bootstrap.log.credit_ranking import Contribution, Ranking
+    from hetpeer.bootstrap.log.loss_curves import Curves
+    from hetpeer.bootstrap.run.manifest import Manifest, SignedManifest
     from hetpeer.dht.discovery.roster import Roster
     from hetpeer.dht.discovery.task_board import Board, Note
     from hetpeer.dht.kademlia.adverts import Advert
@@ -143,7 +143,7 @@ class Onlooker:
 @asynccontextmanager
 async def observing(goal: Destination, peer: str = "") -> AsyncIterator[Onlooker]:
     """Join the swarm as an onlooker, to whom `peer`'s credit matters. Raises `LocalError` HP-NET-002 (nobody answers), HP-NET-006 (nobody serves the run), HP-RUN-016."""
-    from hetpeer.bootstrap.files import temporary_folder
+    from hetpeer.bootstrap.run.durable_files import temporary_folder
     from hetpeer.dht.discovery.roster import Roster
     from hetpeer.dht.discovery.task_board import Board
     from hetpeer.dht.identity.peer_identity import Identity
@@ -222,7 +222,7 @@ def _leftovers(board: Mapping[str, Sequence[Note]]) -> Iterator[LeftoverRow]:
 
 
 def _unchecked(manifest: Manifest, rows: Sequence[PeerRow]) -> tuple[str, ...]:
-    from hetpeer.bootstrap.checkers import unchecked
+    from hetpeer.bootstrap.trust.checker_choice import unchecked
 
     if not manifest.trust.spot_checks:
         return ()

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hetpeer.bootstrap.curves import Curve
+from hetpeer.bootstrap.log.loss_curves import Curve
 from hetpeer.peer.watching.swarm import PeerRow, SwarmStatus
 
 MAX_EVENTS = 200

@@ -39,7 +39,7 @@ from hetpeer.peer.web.you import you_of
 from hetpeer.peer.where import Where
 
 if TYPE_CHECKING:
-    from hetpeer.bootstrap.rundir import RunDirectory
+    from hetpeer.bootstrap.run.run_directory import RunDirectory
     from hetpeer.dht.node.node import Node
     from hetpeer.peer.control.attending import AttendedDaemon
     from hetpeer.peer.control.owned import OwnedDaemon

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import psutil
 from prometheus_client.metrics_core import Metric
 
-from hetpeer.bootstrap.decisions import State
+from hetpeer.bootstrap.state.effects import State
 from hetpeer.peer.daemon.amounts import rate, volume
 from hetpeer.peer.daemon.holds import Reason
 from hetpeer.peer.watching.metrics import (

@@ -6,7 +6,7 @@ import re
 import secrets
 from pathlib import Path
 
-from hetpeer.bootstrap.files import atomic_write
+from hetpeer.bootstrap.run.durable_files import atomic_write
 
 FILE = "dashboard.token"
 BYTES = 18

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hetpeer.bootstrap.curves import Curves, Point
+from hetpeer.bootstrap.log.loss_curves import Curves, Point
 from hetpeer.dht.base.task_set import TaskSet
 from hetpeer.peer.watching.nvml import GpuState
 from hetpeer.peer.watching.status import Onlooker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from hetpeer.bootstrap.files import temporary_folder
+from hetpeer.bootstrap.run.durable_files import temporary_folder
 from hetpeer.peer.arrival.invites import Destination
 from hetpeer.peer.lifecycle import unless
 from hetpeer.peer.watching.status import observing

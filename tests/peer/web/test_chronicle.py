@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.kademlia.adverts import Advert
 from hetpeer.peer.watching.status import summarise
 from hetpeer.peer.watching.swarm import LeftoverRow, SwarmStatus

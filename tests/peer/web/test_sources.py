@@ -16,9 +16,9 @@ import pytest_asyncio
 import uvloop
 from prometheus_client.metrics_core import Metric
 
-from hetpeer.bootstrap.council import Council
-from hetpeer.bootstrap.replica import Replica, run_logs
-from hetpeer.bootstrap.rundir import RunDirectory
+from hetpeer.bootstrap.consensus.replica import Replica, run_logs
+from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.run.run_directory import RunDirectory
 from hetpeer.dht.base.clock import SystemClock
 from hetpeer.dht.discovery.roster import Roster
 from hetpeer.dht.discovery.task_board import Board

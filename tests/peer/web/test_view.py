@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from hetpeer.bootstrap.manifest import Manifest, validated
+from hetpeer.bootstrap.run.manifest import Manifest, validated
 from hetpeer.dht.base.errors import RemoteError
 from hetpeer.dht.kademlia.adverts import Advert
 from hetpeer.peer.watching.status import summarise

@@ -1,7 +1,7 @@
 """What a step takes in a swarm as it stands, at best, so that nothing is changed for less than a change brings. Pure.
 
-Microbatches are passed on to whoever holds the next blocks, as the coordinator routes them (bootstrap/routing.py): whoever is faster gets more, in whatever
-pipeline it is. Lines within a pipeline are used; a line to another pipeline that nobody has used counts as no faster than the sender's own, as routes take it (bootstrap/lines.py).
+Microbatches are passed on to whoever holds the next blocks, as the coordinator routes them (bootstrap/coordinator/routing.py): whoever is faster gets more, in whatever
+pipeline it is. Lines within a pipeline are used; a line to another pipeline that nobody has used counts as no faster than the sender's own, as routes take it (bootstrap/state/link_costs.py).
 """
 
 from __future__ import annotations

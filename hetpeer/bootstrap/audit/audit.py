@@ -1,0 +1,308 @@
+"""`hetpeer audit`: was every microbatch counted exactly once? Answered from the volunteers' own signed logs.
+
+For each step that survives in the coordinator's log, each block's holders say which ids were in the gradient they
+applied, which gradient it was and which state came out. The audit counts those ids; it does not take the coordinator's
+word for them. What most of those say who have applied the same counts; who has signed something else is named. Each rule
+below is a promise of docs/protocol.md, by its name there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hetpeer.bootstrap.audit.credit_claims import check_credit
+from hetpeer.bootstrap.audit.log_order import out_of_order, undecided
+from hetpeer.bootstrap.audit.majority import Heard
+from hetpeer.bootstrap.log.contributions import Contribution, Contributions, Tally
+from hetpeer.bootstrap.log.evidence import Applied, Found, Key, Testimony
+from hetpeer.bootstrap.log.history import History, Record
+from hetpeer.bootstrap.log.lineage import lineage
+from hetpeer.bootstrap.log.logged_decision import Decision, decisions_of
+from hetpeer.bootstrap.log.record_log import in_use, read_log
+from hetpeer.bootstrap.run.manifest import Manifest
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+
+MAX_PROBLEMS = 100
+"""Problems listed one by one; the counts go on."""
+ON_THE_WAY = 16
+"""Committed steps of a cluster, the newest, of which volunteers may not have told yet while the run is served."""
+
+RULES: Mapping[str, str] = {
+    "F1": "each microbatch is counted once at each block of each committed step",
+    "F2": "all holders of a block apply the same gradient, the committed one, and get the same state",
+    "F3": "what was committed was applied at every block by somebody",
+    "F4": "a checkpoint is made of states that holders had at that version",
+    "F5": "who was given up changes nothing: nobody applies under an incarnation that it has left",
+    "F6": "one coordinator at a time decides one step after the other",
+    "G1": "no batch of a grouped run is in its parameters twice",
+    "S1": "each step is computed with parameters that are as old as was decided, and no older than the run allows",
+    "I3": "nothing is applied that was not decided",
+    "I5": "a run goes back to its last complete checkpoint only",
+    "C1": "a commit credits each peer with what is its own in the sums that were applied",
+}
+"""Of docs/protocol.md, as far as logs can show them; C1 is of docs/credit.md. I2 is F1 at all steps."""
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What the audit found. `ok` is the answer; the rest says why."""
+
+    run: str
+    steps_planned: int
+    steps: int = 0
+    """Committed steps of the surviving history, without the awaited ones."""
+    awaited: int = 0
+    """Newer ones that are not looked at: the run is being served, and not everything has been told of them."""
+    rollbacks: int = 0
+    microbatches_expected: int = 0
+    counted: int = 0
+    """Microbatches that are in the gradient of every block exactly once."""
+    lost: int = 0
+    """Microbatches missing at one block at least."""
+    duplicated: int = 0
+    """Microbatches counted twice or more at one block at least."""
+    leftovers: int = 0
+    """Microbatches that reached a holder through the task board and are counted there."""
+    staleness: dict[int, int] = field(default_factory=dict)
+    """Updates by which the parameters of a step were behind → how many committed steps."""
+    contributed: Tally = field(default_factory=Tally)
+    """What was used, late and lost, step by step."""
+    contributions: list[Contribution] | None = None
+    """One by one, if they were asked for."""
+    volunteers: int = 0
+    events: int = 0
+    unit: str = ""
+    """What credit is counted in: so many of them, times blocks."""
+    credit: dict[str, int] = field(default_factory=dict)
+    """Peer → what it has in the surviving commits, by the coordinator's log; most first."""
+    outvoted: list[str] = field(default_factory=list)
+    """Who has signed something else than most who applied the same, or what was never committed, a line each. The first is their doing alone: the run is judged by what most say."""
+    problems: list[str] = field(default_factory=list)
+    problem_count: int = 0
+    broken: dict[str, int] = field(default_factory=dict)
+    """Rule → how many problems show that it was broken."""
+
+    @property
+    def ok(self) -> bool:
+        return self.problem_count == 0 and self.counted == self.microbatches_expected
+
+    def complain(self, problem: str, rule: str = "") -> None:
+        self.problem_count += 1
+        if rule:
+            self.broken[rule] = self.broken.get(rule, 0) + 1
+        if self.problem_count <= MAX_PROBLEMS:
+            self.problems.append(problem)
+
+
+def audit(directory: Path, *, contributions: bool = False) -> Verdict:
+    """Check a run directory: its files, its log and the volunteers' logs in `volunteers/`. `contributions`: list each of them, too.
+
+    While the run is served it is right as well, up to the last steps of which everything has been told.
+
+    Raises `LocalError` when the manifest, a file it names or the coordinator's log is damaged; what is wrong with the
+    history or with a volunteer's log is a problem in the verdict.
+    """
+    run = RunDirectory.open(directory)
+    run.verify()
+    training, blocks = run.manifest.training, len(run.manifest.blocks)
+    served = in_use(run.log_path)
+    records = list(read_log(run.log_path))
+    history = History.of(records)
+    said = Testimony.read(run.volunteers, run.run_id)
+    heard = Heard.of(said.applied)
+    decided = list(read_log(run.log_path)) if served else records
+    """What has been decided by the time that it was told."""
+    verdict = Verdict(
+        run=run.run_id,
+        steps_planned=run.manifest.training.steps,
+        rollbacks=history.rollbacks,
+        volunteers=said.volunteers,
+        events=said.updates,
+        unit=run.manifest.data.unit,
+        outvoted=list(heard.findings({one.key for record in decided for one in decisions_of(record)})),
+    )
+    for line in said.unsound:
+        verdict.complain(line)
+    for problem, rule in (*out_of_order(records), *undecided(decided, said.applied)):
+        verdict.complain(problem, rule)
+    surviving = _surviving(run.manifest, records, verdict)
+    told, awaited = _told(surviving, said.applied, blocks) if served else (surviving, [])
+    verdict.awaited = sum(one.trains for one in awaited)
+    _check_steps(run.manifest, told, heard, verdict)
+    _check_credit(run.manifest, told, records, heard.applied, verdict)
+    _check_checkpoints(records, heard.applied, {(one.cluster, one.step + 1) for one in awaited}, verdict)
+    _check_lives(said.lives, verdict)
+    verdict.leftovers = len(_counted_leftovers(records, said.found, heard.applied))
+    each = Contributions(
+        records, surviving, heard.applied, training.microbatches, blocks, training.head_start
+    )
+    verdict.contributed = each.tally()
+    verdict.contributions = list(each) if contributions else None
+    return verdict
+
+
+def _check_steps(
+    manifest: Manifest,
+    surviving: Sequence[Decision],
+    heard: Heard,
+    verdict: Verdict,
+) -> None:
+    """F1 to F3: count the microbatches of every step that is part of the result, and the clusters of every averaging."""
+    trained = [one for one in surviving if one.trains]
+    microbatches = range(manifest.training.microbatches)
+    verdict.steps = len(trained)
+    verdict.microbatches_expected = verdict.steps * len(microbatches)
+    if not verdict.steps:
+        nothing = "not everything has been told yet of any committed step"
+        verdict.complain(nothing if verdict.awaited else "no step was committed")
+    for one in trained:
+        verdict.staleness[one.behind] = verdict.staleness.get(one.behind, 0) + 1
+        batch = one.step if manifest.averaging is None else one.batch  # an exact one's batch is its step
+        if not 0 <= one.behind <= manifest.training.most_behind(one.step, batch):
+            verdict.complain(f"{one} is of parameters {one.behind} updates old", "S1")
+    for one in surviving:
+        expected = microbatches if one.trains else one.clusters
+        tallies: list[Counter[int]] = []
+        for block in range(len(manifest.blocks)):
+            events = heard.applied.get((*one.key, block), [])
+            tallies += [event.tally() for event in events] or [Counter()]
+            if not events:
+                problem = f"{one} block {block}: no volunteer says it applied a committed plan"
+                verdict.complain(problem, "F3")
+            if one.trains and {event.base for event in events} - {None, one.step - one.behind}:
+                verdict.complain(f"{one} block {block}: computed with another version than was decided", "S1")
+            if torn := heard.torn.get((*one.key, block)):
+                words = (
+                    f"{one} block {block}: nothing is what most say: {', '.join(torn)} contradict each other"
+                )
+                verdict.complain(words, "F2")
+            for problem in _disagreements(one, block, events):
+                verdict.complain(f"{one} block {block}: {problem}", "F2")
+        lost = {m for m in expected if any(tally[m] == 0 for tally in tallies)}
+        duplicated = {m for m in expected if any(tally[m] > 1 for tally in tallies)}
+        strangers = {m for tally in tallies for m in tally if m not in expected}
+        if one.trains:
+            verdict.lost += len(lost)
+            verdict.duplicated += len(duplicated)
+            verdict.counted += len(microbatches) - len(lost | duplicated)
+        for what, found in (("lost", lost), ("counted twice", duplicated), ("unknown", strangers)):
+            if found:
+                names = ", ".join(map(str, sorted(found)))
+                verdict.complain(
+                    f"{one}: {'microbatches' if one.trains else 'clusters'} {what}: {names}", "F1"
+                )
+
+
+def _check_credit(
+    manifest: Manifest,
+    surviving: Sequence[Decision],
+    records: Sequence[Record],
+    applied: Mapping[Key, list[Applied]],
+    verdict: Verdict,
+) -> None:
+    """C1, and who has how much."""
+    training = manifest.training
+    sizes = {number: training.samples_of(number) for number in range(training.microbatches)}
+    credit, problems = check_credit(surviving, records, applied, sizes, len(manifest.blocks))
+    verdict.credit = {peer: n * manifest.data.tokens_per_sample for peer, n in credit.most_common()}
+    for problem in problems:
+        verdict.complain(problem, "C1")
+
+
+def _surviving(manifest: Manifest, records: Sequence[Record], verdict: Verdict) -> list[Decision]:
+    """What the run's parameters are made of. In a grouped run no batch may be in them twice."""
+    if manifest.averaging is None:
+        history = History.of(records)
+        steps = [history.commits.get(step, _gap(step)) for step in range(history.version)]
+        return [one for commit in steps for one in decisions_of(commit)]
+    found = lineage(records)
+    if found.twice:
+        names = ", ".join(map(str, sorted(found.twice)))
+        verdict.complain(f"batches that are in the parameters twice: {names}", "G1")
+    return list(found.decisions)
+
+
+def _told(
+    surviving: Sequence[Decision], applied: Mapping[Key, list[Applied]], blocks: int
+) -> tuple[list[Decision], list[Decision]]:
+    """Those of which somebody has told at each block, or that are older than such a one of their cluster; and the newest others, `ON_THE_WAY` at most."""
+    awaited: dict[int, list[Decision]] = {}
+    over: set[int] = set()
+    for one in reversed(surviving):
+        others = awaited.setdefault(one.cluster, [])
+        if len(others) == ON_THE_WAY or all(applied.get((*one.key, block)) for block in range(blocks)):
+            over.add(one.cluster)
+        elif one.cluster not in over:
+            others.append(one)
+    late = {one.key for others in awaited.values() for one in others}
+    return [one for one in surviving if one.key not in late], [one for one in surviving if one.key in late]
+
+
+def _gap(step: int) -> Record:
+    """In the place of a commit that the log lacks: nobody can have applied it."""
+    return {"kind": "commit", "view": 0, "step": step, "plan": -1, "gradients": {}}
+
+
+def _disagreements(one: Decision, block: int, events: Sequence[Applied]) -> Iterator[str]:
+    """What is wrong between the holders of one block at one step, and between them and the commit."""
+    if not events:
+        return
+    if any(event.gradient != one.digests.get(block) for event in events):
+        yield "the gradient applied is not the gradient committed"
+    if len({event.gradient for event in events}) > 1:
+        yield "the holders' gradients differ"
+    if len({event.state for event in events}) > 1:
+        yield "the holders' states differ"
+
+
+def _check_checkpoints(
+    records: Iterable[Record],
+    applied: Mapping[Key, list[Applied]],
+    awaited: Collection[tuple[int, int]],
+    verdict: Verdict,
+) -> None:
+    """F4: a checkpoint must hold the very states that holders say came out of the last step before it; of those `awaited` (cluster, version) not all have said so yet."""
+    states = {(event.step + 1, event.block, event.state) for events in applied.values() for event in events}
+    for record in records:
+        if record["kind"] == "checkpoint" and (record.get("cluster", 0), record["version"]) not in awaited:
+            for block, digest in enumerate(record["blocks"]):
+                if (record["version"], block, digest) not in states:
+                    problem = f"checkpoint {record['version']} block {block}: no holder had that state"
+                    verdict.complain(problem, "F4")
+
+
+def _check_lives(lives: Mapping[str, Sequence[Applied]], verdict: Verdict) -> None:
+    """F5: in the order of its log a volunteer's incarnations rise, and within a view it applies each step of a block once."""
+    for peer, events in lives.items():
+        incarnation = 0
+        done: set[tuple[int, int, int, int]] = set()
+        for event in events:
+            where = f"{peer}: step {event.step} block {event.block}"
+            if event.incarnation < incarnation:
+                left = f"incarnation {event.incarnation}, which it had left"
+                verdict.complain(f"{where} was applied under {left}", "F5")
+            incarnation = max(incarnation, event.incarnation)
+            key = (event.cluster, event.view, event.step, event.block)
+            if key in done and event.incarnation == incarnation:
+                verdict.complain(f"{where} was applied twice in view {event.view}", "F5")
+            done.add(key)
+
+
+def _counted_leftovers(
+    records: Sequence[Record], found: Iterable[Found], applied: Mapping[Key, list[Applied]]
+) -> set[tuple[int, int, int]]:
+    """(cluster, step, id) of microbatches that the board showed to a volunteer, and whose gradient is that volunteer's there."""
+    plans = {(one.cluster, one.view, one.step): one.plan for r in records for one in decisions_of(r)}
+    return {
+        (one.cluster, one.step, microbatch)
+        for one in found
+        for event in applied.get(
+            (one.cluster, one.view, one.step, plans.get((one.cluster, one.view, one.step), 0), one.border), []
+        )[:1]
+        for holder, ids in event.cover
+        if holder == one.peer
+        for microbatch in set(ids).intersection(one.ids)
+    }

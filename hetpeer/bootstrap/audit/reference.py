@@ -1,0 +1,79 @@
+"""The oracle: the author's eager module and torch's optimizer on one machine. `python -m hetpeer.bootstrap.audit.reference DIR OUT.json [0,…]`"""
+
+import fnmatch
+import functools
+import inspect
+import json
+import runpy
+import sys
+from pathlib import Path
+from statistics import fmean
+
+import msgpack
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from hetpeer.stages.data.eager_reference import Delayed, DrawnDropout
+from hetpeer.stages.data.microbatches import Batches, DataPlan
+from hetpeer.stages.graph.random_draws import Draw
+
+
+def train(directory: Path, behind: list[int]) -> tuple[dict[str, object], dict[str, Tensor]]:
+    """Losses, norms, held-out losses, the final state by its file's names. Each step's parameters are so many updates old."""
+    manifest = msgpack.unpackb(msgpack.unpackb((directory / "manifest.hetpeer").read_bytes())["manifest"])
+    settings, plan = manifest["training"], DataPlan.of(manifest)
+    data, clip = Batches(directory / "data", plan), settings["clip_norm"] or torch.inf
+    author, run = json.loads((directory / "author.json").read_text()), functools.cache(runpy.run_path)
+    names = [author[part].rpartition(":") for part in ("model", "loss") if author[part]]
+    sys.path[:0] = [str(Path(module).parent) for module, _, _ in names]
+    build, *outside = [run(module)[name] for module, _, name in names]
+    torch.manual_seed(manifest["seed"])
+    model = build()
+    groups = []
+    for name, parameter in model.named_parameters():
+        group = next((g for g in settings["groups"] if fnmatch.fnmatchcase(name, g["pattern"])), settings)
+        own = [settings[k] if group[k] is None else group[k] for k in ("learning_rate", "weight_decay")]
+        groups.append({"params": [parameter], "lr": own[0], "weight_decay": own[1]})
+    rule, (at, height) = dict(settings["optimizer"]), np.array(settings["schedule"], dtype=np.float64).T
+    optimizer = getattr(torch.optim, rule.pop("name"))(groups, **rule)
+    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: float(np.interp(done + 1, at, height)))
+    named, steps = inspect.signature(model.forward).parameters, len(behind)
+
+    def loss_of(step: int, number: int) -> Tensor:
+        batch = {name: torch.from_numpy(array) for name, array in data.microbatch(step, number).items()}
+        outputs = model(**{name: tensor for name, tensor in batch.items() if name in named})
+        loss = outside[0](outputs, batch) if outside else getattr(outputs, "loss", outputs)
+        return loss if isinstance(loss, Tensor) else loss["loss" if isinstance(loss, dict) else 0]
+
+    losses, norms, evaluations, delayed = [], [], {}, Delayed(model, behind, settings.get("head_start"))
+    for step in range(steps + 1):
+        if step % settings["eval_every"] == 0 or step == steps:
+            model.eval()
+            with torch.no_grad():
+                evaluations[step] = fmean(loss_of(step, number).item() for number in plan.evaluation)
+        if step < steps:
+            model.train().zero_grad()
+            parts: list[Tensor] = []
+            for number, size in enumerate(plan.sizes):
+                delayed.back(behind[step], number)
+                with DrawnDropout(Draw(manifest["seed"], step, number, plan.microbatches)):
+                    parts.append(loss_of(step, number))
+                    torch.autograd.backward(parts[-1] * (size / plan.batch_size))
+            losses.append(fmean([part.item() for part in parts], plan.sizes))
+            norms.append(nn.utils.clip_grad_norm_(model.parameters(), clip).item())
+            delayed.forth(settings.get("compensation", 0.0))
+            optimizer.step()
+            rate.step()
+    state = {n: t.detach().clone() for n, t in (*model.named_parameters(), *model.named_buffers())}
+    for name, parameter in model.named_parameters():
+        state |= {f"{k}:{name}": v for k, v in optimizer.state.get(parameter, {}).items() if k != "step"}
+    return {"losses": losses, "norms": norms, "evaluations": evaluations}, state
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(2)
+    records, final = train(Path(sys.argv[1]), json.loads(sys.argv[3]))
+    save_file(final, Path(sys.argv[2]).with_suffix(".safetensors"))
+    Path(sys.argv[2]).write_text(json.dumps(records))

@@ -1,0 +1,194 @@
+"""`hetpeer audit --replay`: train the run again on one machine and compare every number.
+
+The reference runs in a process of its own (reference.py, two threads) and takes about as long as one machine needs for
+the run. AdamW divides the scale of a gradient out again, so losses alone would not tell a gradient that is wrong by a
+constant factor: the gradients' norms and the last checkpoint's parameters and moments are compared too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import safe_open
+
+from hetpeer.bootstrap.log.history import History, Record
+from hetpeer.bootstrap.log.record_log import read_log
+from hetpeer.bootstrap.run.durable_files import temporary_folder
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.storage.checkpoints import CheckpointStore
+from hetpeer.dht.base.child_processes import dying_with_us
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.stages.block import block_state
+
+LOSS_GATE = 1e-6
+"""Largest relative difference of a training or evaluation loss: float32 sums in another order stay below it."""
+GRADIENT_GATE = 1e-4
+"""Largest relative difference of a gradient's norm, and of a moment as a vector (2-norm)."""
+PARAMETER_GATE = 1e-3
+"""The same for the parameters. Where a gradient is zero but for rounding, AdamW makes whole steps of the rounding."""
+SPARING = {"OMP_WAIT_POLICY": "passive"}
+"""Threads that spin while they wait are slow on a machine that does something else as well."""
+
+
+@dataclass(slots=True)
+class Comparison:
+    """How far the run is from one machine's."""
+
+    steps: int
+    max_relative_loss_difference: float = 0.0
+    """Over all steps' training losses and all evaluations."""
+    max_relative_norm_difference: float = 0.0
+    """Over all steps' gradient norms before clipping."""
+    relative_moment_difference: float | None = None
+    """The largest difference of what the optimizer keeps; None if the last step has no checkpoint to compare with."""
+    relative_parameter_difference: float | None = None
+    lossy: bool = False
+    """Whether the run's codec or dtype rounds what one machine does not: then the differences are told and not judged."""
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceRun:
+    """What one machine computed: `records` and `state` as reference.py's `train` returns them."""
+
+    records: Mapping[str, Any]
+    state: Mapping[str, np.ndarray[Any, Any]]
+
+
+def replay(directory: Path) -> Comparison:
+    """Train as many steps again as were committed, and compare.
+
+    Raises `LocalError`: HP-AUDIT-001 if the reference cannot run here, HP-AUDIT-002 for a grouped run.
+    """
+    run = RunDirectory.open(directory)
+    if run.manifest.averaging is not None:
+        raise LocalError(
+            "HP-AUDIT-002",
+            "a grouped run cannot be trained again on one machine",
+            why="which clusters were ready together is part of what came out",
+            fix="leave out --replay: the audit itself needs the logs alone",
+            exit_code=ExitCode.CONFIG,
+        )
+    history = History.of(read_log(run.log_path))
+    behind = [history.commits[step].get("behind", 0) for step in range(history.version)]
+    return compare(directory, run_reference(directory, history.version, behind))
+
+
+def run_reference(directory: Path, steps: int, behind: Sequence[int] = ()) -> ReferenceRun:
+    """Train `steps` steps in a process of its own, each with parameters that are so many updates `behind` the newest (default: none).
+    Raises `LocalError` HP-AUDIT-001, HP-DISK-*.
+    """
+    with temporary_folder("replay") as folder:
+        out = folder / "reference.json"
+        arguments = [str(directory), str(out), json.dumps([*behind] or [0] * steps)]
+        finished = subprocess.run(
+            [sys.executable, "-P", "-m", "hetpeer.bootstrap.audit.reference", *arguments],
+            env=os.environ | SPARING | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            preexec_fn=dying_with_us(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if finished.returncode:
+            raise LocalError(
+                "HP-AUDIT-001",
+                "the reference cannot run here",
+                why=(finished.stderr.strip().splitlines() or ["it was killed"])[-1],
+                fix="run the audit on the machine where hetpeer init was run",
+            )
+        return ReferenceRun(json.loads(out.read_text()), _trained(out.with_suffix(".safetensors")))
+
+
+def _trained(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """What training may change: float32 alone. A frozen tensor may have a type that numpy does not know."""
+    with safe_open(path, "np") as file:
+        return {n: file.get_tensor(n) for n in file.keys() if file.get_slice(n).get_dtype() == "F32"}  # noqa: SIM118
+
+
+def compare(directory: Path, reference: ReferenceRun) -> Comparison:
+    """Compare the run's surviving history and its last checkpoint with a reference of as many steps."""
+    run = RunDirectory.open(directory)
+    history = History.of(read_log(run.log_path))
+    manifest = run.manifest
+    lossy = manifest.links.lossy or manifest.training.dtype != "float32"
+    comparison = Comparison(steps=history.version, lossy=lossy)
+    _compare_losses(history, reference.records, comparison)
+    if history.checkpoint and history.checkpoint_version == history.version:
+        _compare_states(run, history.checkpoint, reference.state, comparison)
+    if not comparison.lossy:
+        _judge(comparison)
+    return comparison
+
+
+def _compare_losses(history: History, records: Mapping[str, Any], comparison: Comparison) -> None:
+    commits = history.commits
+    losses = [(commits[step]["loss"], loss) for step, loss in enumerate(records["losses"]) if step in commits]
+    for version, loss in records["evaluations"].items():
+        if int(version) in history.evaluations:
+            losses.append((history.evaluations[int(version)], loss))
+    norms = [(commits[step]["norm"], norm) for step, norm in enumerate(records["norms"]) if step in commits]
+    comparison.max_relative_loss_difference = _max_relative(losses)
+    comparison.max_relative_norm_difference = _max_relative(norms)
+
+
+def _max_relative(pairs: Sequence[tuple[float, float]]) -> float:
+    ours, theirs = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
+    return float(np.max(np.abs(ours - theirs) / np.maximum(np.abs(theirs), 1e-30), initial=0.0))
+
+
+def _compare_states(
+    run: RunDirectory,
+    checkpoint: Record,
+    reference: Mapping[str, np.ndarray[Any, Any]],
+    comparison: Comparison,
+) -> None:
+    """Relative 2-norm of the difference, over the whole model."""
+    layouts = run.layouts()
+    store = CheckpointStore(run, layouts)
+    states = [store.load_state(checkpoint, block) for block in range(len(layouts))]
+    names = [name for layout in layouts for name, _ in layout]
+    differences = []
+    for kind in ("", *run.manifest.optimizer_state):
+        ours = np.concatenate([_vector(one, kind) for one in states]).astype(np.float64)
+        zeros = [np.zeros(math.prod(shape)) for layout in layouts for _, shape in layout]
+        theirs = np.concatenate(
+            [
+                reference.get(block_state.tensor_name(kind, n), zero).ravel()
+                for n, zero in zip(names, zeros, strict=True)
+            ]
+        ).astype(np.float64)  # BatchNorm's running values have no moments
+        differences.append(float(np.linalg.norm(ours - theirs) / (np.linalg.norm(theirs) or 1.0)))
+    comparison.relative_parameter_difference = differences[0]
+    comparison.relative_moment_difference = float(np.max(differences[1:], initial=0.0))
+
+
+def _vector(one: block_state.BlockState, kind: str) -> block_state.Vector:
+    return one.vectors().get(kind, np.zeros_like(one.parameters))
+
+
+def _judge(comparison: Comparison) -> None:
+    """Numpy's maxima keep what is not a number, and that is not within a gate."""
+    gates = [
+        ("losses", comparison.max_relative_loss_difference, LOSS_GATE),
+        ("gradient norms", comparison.max_relative_norm_difference, GRADIENT_GATE),
+        ("final moments", comparison.relative_moment_difference or 0.0, GRADIENT_GATE),
+        ("final parameters", comparison.relative_parameter_difference or 0.0, PARAMETER_GATE),
+    ]
+    for what, difference, gate in gates:
+        if not difference <= gate:
+            comparison.problems.append(
+                f"{what} differ from one machine's by {difference:.1e}, allowed is {gate:.0e}"
+            )

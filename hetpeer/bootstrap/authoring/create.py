@@ -1,0 +1,150 @@
+"""`hetpeer init`: from the author's model and data to a run directory, ready to be served.
+
+Everything is made in a folder beside the target and renamed at the end: the run directory is complete or not there.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import BaseModel
+
+from hetpeer.bootstrap.authoring.datasets import absolute_data, write_data
+from hetpeer.bootstrap.authoring.package_model import ship
+from hetpeer.bootstrap.run.amendment import Coordinators
+from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors, sync_folder
+from hetpeer.bootstrap.run.manifest import Manifest, Name, public_bytes, sign, validated
+from hetpeer.bootstrap.run.run_directory import FOLDERS, RunDirectory
+from hetpeer.bootstrap.run.settings import (
+    AdmissionSettings,
+    AveragingSettings,
+    Count,
+    LinkSettings,
+    Positive,
+    TrainingSettings,
+    TrustSettings,
+)
+from hetpeer.bootstrap.run.user_code import LOSS, Author, absolute_reference, build_objective
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.identity.peer_identity import Identity
+from hetpeer.stages.data.microbatches import Batches, DataPlan
+
+Fields = dict[str, Any]
+
+
+class _Asked(BaseModel):
+    """What is used before there is a manifest that could be checked."""
+
+    name: Name
+    coordinators: Coordinators
+    seed: Count
+    sequence_length: Positive
+
+
+def create_run(
+    directory: Path,
+    *,
+    model: str,
+    loss: str | None = None,
+    data: Sequence[Path | str] = (),
+    name: str | None = None,
+    seed: int = 0,
+    sequence_length: int = 64,
+    stages: Sequence[int] = (),
+    training: TrainingSettings | None = None,
+    links: LinkSettings | None = None,
+    averaging: AveragingSettings | None = None,
+    reliable: Sequence[str] = (),
+    admission: AdmissionSettings | None = None,
+    trust: TrustSettings | None = None,
+) -> RunDirectory:
+    """Make a run directory from the author's functions `model` and `loss` ("module.py:function"; bootstrap/run/loss_module.py).
+
+    `data` is one such function, which yields the samples, or the paths of texts, of which samples of `sequence_length`
+    tokens are made; without it, Python's standard library. `stages` has one number for each way in which clusters cut the
+    model: cluster c is a pipeline of `stages[c % len(stages)]` stages. With `averaging` these are clusters of a grouped run. `reliable` are the ids of the other reliable peers. Raises `LocalError`: HP-MODEL-*, HP-DATA-*,
+    HP-RUN-001 (a setting), HP-DISK-*; then nothing is left at `directory`.
+    """
+    training = training or TrainingSettings()
+    author = Author(
+        model=absolute_reference(model),
+        loss=None if loss is None else absolute_reference(loss, LOSS),
+        data=absolute_data(data),
+    )
+    with made_beside(directory) as folder:
+        asked: Fields = {
+            "name": name or name_of(directory),
+            "coordinators": [Identity.create(folder / "identity.key").peer_id, *reliable],
+            "seed": seed,
+        }
+        validated(_Asked, {**asked, "sequence_length": sequence_length})
+        for part in FOLDERS:
+            (folder / part).mkdir()
+        decided: Fields = {
+            "seed": seed,
+            "data": write_data(folder / "data", author.data, seed, sequence_length),
+            "training": training.model_dump(),
+        }
+        example = Batches(folder / "data", DataPlan.of(decided)).microbatch(0, 0)
+        built = build_objective(author.model, author.loss, seed, example)
+        owner_key = _write_owner_key(folder)
+        fields: Fields = {
+            **asked,
+            **decided,
+            "links": (links or LinkSettings()).model_dump(),
+            "averaging": averaging and averaging.model_dump(),
+            "admission": (admission or AdmissionSettings()).model_dump(),
+            "trust": (trust or TrustSettings()).model_dump(),
+            "owner": public_bytes(owner_key),
+            **ship(folder, built, example, training, stages),
+        }
+        atomic_write(folder / "manifest.hetpeer", sign(validated(Manifest, fields), owner_key))
+        atomic_write(folder / "author.json", author.model_dump_json(indent=1).encode() + b"\n")
+    return RunDirectory.open(directory)
+
+
+def name_of(directory: Path) -> str:
+    """The name of a run that is made there, where its author gives none: the folder's, as far as names may have its letters."""
+    return re.sub(r"[^a-z0-9._-]+", "-", directory.resolve().name.lower()).strip("._-")[:64] or "run"
+
+
+@contextmanager
+def made_beside(directory: Path) -> Iterator[Path]:
+    """A folder that becomes `directory` if the body succeeds and vanishes if it does not."""
+    if directory.is_dir() and any(directory.iterdir()):
+        raise LocalError(
+            "HP-DISK-003",
+            f"{directory} exists and is not empty",
+            why="nothing is written over what may be a run",
+            fix="choose another directory, or remove this one",
+            exit_code=ExitCode.CONFIG,
+        )
+    target = directory.resolve()
+    with disk_errors(directory):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        yield folder
+        with disk_errors(directory):
+            folder.chmod(0o755)
+            for part in (*folder.iterdir(), folder):
+                if part.is_dir():
+                    sync_folder(part)
+            folder.rename(target)
+            sync_folder(target.parent)
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+
+
+def _write_owner_key(folder: Path) -> Ed25519PrivateKey:
+    key = Ed25519PrivateKey.generate()
+    atomic_write(folder / "owner.key", key.private_bytes_raw(), mode=0o600)
+    return key

@@ -1,0 +1,143 @@
+"""What a run's model, or one that is not made into a run yet, costs: blocks, the stages of each layout, and their memory.
+
+A model is planned without its weights: built, traced and cut on torch's meta device, so one that no machine here could
+hold takes seconds and no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hetpeer.bootstrap.authoring.package_model import DEFAULT_STAGES
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.settings import TrainingSettings
+from hetpeer.bootstrap.run.user_code import build_objective
+from hetpeer.stages.data.shards import TARGETS, TOKENS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hetpeer.stages.graph.block_spec import BlockSpec
+    from hetpeer.stages.graph.cost_report import BlockCost
+    from hetpeer.stages.worker.memory_footprint import StageMemory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A stage of a layout: blocks [begin, end), for a full microbatch."""
+
+    begin: int
+    end: int
+    flops_forward: int
+    flops_backward: int
+    leaves: Mapping[str, int]
+    """What is sent to the next stage: value -> bytes; of the last one the loss."""
+    memory: StageMemory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """A model in blocks and all that they cost."""
+
+    name: str
+    run_id: str
+    """Empty for a model that is planned."""
+    specs: Sequence[BlockSpec]
+    costs: Sequence[BlockCost]
+    layouts: Sequence[Sequence[Stage]]
+    tied: Mapping[str, Sequence[int]]
+    """Parameters that several blocks use -> those blocks."""
+
+    @property
+    def batch(self) -> int:
+        """Samples of a full microbatch."""
+        return self.specs[0].batch
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all parameters; a tied one counts once."""
+        counts = {name: tensor.count for spec in self.specs for name, tensor in spec.parameter_specs.items()}
+        return sum(counts.values())
+
+
+def inspect_run(directory: Path) -> Inspection:
+    """Of a run directory. Raises `LocalError` HP-RUN-*."""
+    run = RunDirectory.open(directory)
+    manifest = run.manifest
+    specs = [run.block_spec(block) for block in manifest.blocks]
+    microbatches = manifest.training.microbatches
+    return _inspection(manifest.name, run.run_id, specs, manifest.layouts, manifest.kept, microbatches)
+
+
+def plan_model(
+    model: str,
+    sample: Mapping[str, Tensor],
+    *,
+    loss: str | None = None,
+    stages: Sequence[int] = (),
+    training: TrainingSettings,
+) -> Inspection:
+    """Of the author's function `model` ("module.py:function"), for a microbatch like `sample` (tensors on meta).
+
+    `stages` as for `create_run`; of `training` its way to compute counts. Raises `LocalError` HP-MODEL-*.
+    """
+    import torch
+
+    from hetpeer.stages.graph.even_split import balanced_ranges
+    from hetpeer.stages.tracing.assemble import Mode
+    from hetpeer.stages.tracing.cut import cut_blocks
+    from hetpeer.stages.tracing.trace import trace
+
+    with torch.device("meta"):
+        built = build_objective(model, loss, 0, sample)
+    mode = Mode(autocast=training.dtype == "bf16", recompute=training.recompute)
+    specs = cut_blocks(trace(built, sample, autocast=mode.autocast), mode=mode)
+    counts = stages or [min(DEFAULT_STAGES, len(specs))]
+    layouts = [balanced_ranges(specs, count) for count in counts]
+    return _inspection(Path(model).name, "", specs, layouts, len(training.optimizer.keeps), None)
+
+
+def text_sample(batch: int, sequence_length: int) -> dict[str, Tensor]:
+    """A microbatch of text without its content: tokens and targets, int64 [batch, sequence_length]."""
+    import torch
+
+    shape = (batch, sequence_length)
+    return {name: torch.empty(shape, dtype=torch.int64, device="meta") for name in (TOKENS, TARGETS)}
+
+
+def _inspection(
+    name: str,
+    run_id: str,
+    specs: Sequence[BlockSpec],
+    layouts: Sequence[Sequence[tuple[int, int]]],
+    kept: int,
+    microbatches: int | None,
+) -> Inspection:
+    from hetpeer.stages.graph.cost_report import block_cost, tied_parameters
+    from hetpeer.stages.worker.memory_footprint import stage_memory
+
+    costs = [block_cost(spec) for spec in specs]
+    return Inspection(
+        name=name,
+        run_id=run_id,
+        specs=specs,
+        costs=costs,
+        layouts=[
+            [
+                Stage(
+                    begin=begin,
+                    end=end,
+                    flops_forward=sum(cost.flops_forward for cost in costs[begin:end]),
+                    flops_backward=sum(cost.flops_backward for cost in costs[begin:end]),
+                    leaves=costs[end - 1].leaves,
+                    memory=stage_memory(specs[begin:end], len(layout) - 1 - number, kept, microbatches),
+                )
+                for number, (begin, end) in enumerate(layout)
+            ]
+            for layout in layouts
+        ],
+        tied=tied_parameters(specs),
+    )

@@ -1,0 +1,162 @@
+"""The model's part of a run directory: traced, cut, written block by block, with what export needs to undo it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blake3 import blake3
+
+from hetpeer.bootstrap.run.durable_files import atomic_write
+from hetpeer.bootstrap.run.settings import TrainingSettings
+from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
+from hetpeer.stages.block import block_state
+from hetpeer.stages.data.shards import Arrays
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from hetpeer.stages.graph.block_spec import BlockSpec
+    from hetpeer.stages.tracing.trace import OpDag
+
+DEFAULT_STAGES = 2
+
+Fields = dict[str, Any]
+
+_log = logging.getLogger(__name__)
+
+
+def ship(
+    folder: Path, model: nn.Module, example: Arrays, training: TrainingSettings, stages: Sequence[int]
+) -> Fields:
+    """Write the blocks of `model` under `folder`; returns the manifest's entries about them.
+
+    `example` is the first microbatch. Raises `LocalError` HP-MODEL-*.
+    """
+    import torch
+
+    from hetpeer.bootstrap.authoring.equivalence import check_likeness, memory_of
+    from hetpeer.stages.block.device import survey
+    from hetpeer.stages.tracing.assemble import Mode
+    from hetpeer.stages.tracing.cut import cut_blocks
+    from hetpeer.stages.tracing.trace import trace
+
+    first = {name: torch.from_numpy(array) for name, array in example.items()}
+    mode = Mode(autocast=training.dtype == "bf16", recompute=training.recompute)
+    dag = trace(model, first, autocast=mode.autocast)
+    if not dag.dynamic and training.batch_size % training.microbatch_size:
+        raise LocalError(
+            "HP-MODEL-009",
+            "the model computes microbatches of one size only",
+            why=f"{training.batch_size} samples are no multiple of {training.microbatch_size}",
+            fix="choose a --batch-size that is, or let no size in forward() be a constant that is the batch's",
+            exit_code=ExitCode.CONFIG,
+        )
+    last = training.samples_of(training.microbatches - 1)
+    specs = cut_blocks(dag, mode=mode)
+    _check_last(specs, last)
+    takes, free = memory_of(specs), survey().ram_free_bytes
+    if takes <= free:
+        check_likeness(model, first, dag, specs)
+    else:
+        _log.warning(
+            "blocks and module are not compared, which would take %.1f GiB of memory, and %.1f are free: see to it that no backward of your own and no hook is in the model",
+            takes / 2**30,
+            free / 2**30,
+        )
+    return {
+        "blocks": [_write_block(folder, spec, dag.tensors) for spec in specs],
+        "layouts": _layouts(specs, stages),
+        "ties": _ties(specs),
+        "counters": dict(dag.counters),
+        "state_dict": dict(dag.state_dict),
+        "rest": _write_rest(folder, dag),
+    }
+
+
+def _check_last(specs: Sequence[BlockSpec], samples: int) -> None:
+    """The last microbatch of a step must not be too small for the model."""
+    from hetpeer.stages.graph.safety_check import check_at
+    from hetpeer.stages.graph.structure_check import DEFAULT_LIMITS
+
+    try:
+        for spec in specs:
+            check_at(spec, samples, DEFAULT_LIMITS)
+    except ProtocolError as error:
+        raise LocalError(
+            "HP-MODEL-009",
+            f"the model cannot compute the last microbatch, of {samples} samples",
+            why=error.detail,
+            fix="choose a --batch-size that is a multiple of --microbatch-size",
+            exit_code=ExitCode.CONFIG,
+        ) from error
+
+
+def _layouts(specs: Sequence[BlockSpec], stages: Sequence[int]) -> list[list[tuple[int, int]]]:
+    from hetpeer.stages.graph.even_split import balanced_ranges
+
+    return [balanced_ranges(specs, count) for count in stages or [min(DEFAULT_STAGES, len(specs))]]
+
+
+def _ties(specs: Sequence[BlockSpec]) -> list[Fields]:
+    """Where the parameters that several blocks use lie in the blocks' vectors."""
+    uses: dict[str, list[tuple[int, int, int]]] = {}
+    for spec in specs:
+        begin = 0
+        for name, tensor in spec.parameter_specs.items():
+            uses.setdefault(name, []).append((spec.index, begin, begin + tensor.count))
+            begin += tensor.count
+    return [{"uses": places} for places in uses.values() if len(places) > 1]
+
+
+def _write_block(folder: Path, spec: BlockSpec, tensors: Mapping[str, Tensor]) -> Fields:
+    """Write a block's graph, initial state and constants; returns its manifest entry."""
+    from hetpeer.stages.graph.block_wire import pack_block
+
+    initial = _initial_state(spec, tensors)
+    state_bytes = block_state.dump(initial, spec.index, block_state.layout_of(spec))
+    full = spec.at(spec.batch)
+    entry: Fields = {
+        "index": spec.index,
+        "graph": _write_file(folder / "graph" / f"block-{spec.index:03}.graph", pack_block(spec)),
+        "state": _write_file(folder / "state" / f"initial-{spec.index:03}.safetensors", state_bytes),
+        "state_digest": initial.digest(),
+        "parameter_count": spec.parameter_count,
+        "vector_count": spec.vector_count,
+        "parameter_bytes": spec.parameter_bytes,
+        "flops_forward": spec.flops_forward,
+        "activation_bytes": spec.activation_bytes,
+        "output_bytes": sum(output.nbytes for output in full.outputs.values()),
+    }
+    if spec.buffer_specs:
+        constants = {name: tensors[name] for name in spec.buffer_specs}
+        entry["buffers"] = _write_tensors(
+            folder / "state" / f"buffers-{spec.index:03}.safetensors", constants
+        )
+    return entry
+
+
+def _initial_state(spec: BlockSpec, tensors: Mapping[str, Tensor]) -> block_state.BlockState:
+    import numpy as np
+
+    vector = np.zeros(spec.vector_count, dtype=np.float32)
+    for name, part in block_state.split(vector, block_state.layout_of(spec)):
+        part[...] = tensors[name].numpy()
+    return block_state.BlockState(version=0, parameters=vector)
+
+
+def _write_rest(folder: Path, dag: OpDag) -> Fields | None:
+    return _write_tensors(folder / "state" / "rest.safetensors", dag.rest) if dag.rest else None
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Fields:
+    from safetensors.torch import save
+
+    return _write_file(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}))
+
+
+def _write_file(path: Path, content: bytes) -> Fields:
+    atomic_write(path, content)
+    return {"name": path.name, "blake3": blake3(content).hexdigest(), "bytes": len(content)}

@@ -1,0 +1,321 @@
+"""Raft: one log on several reliable peers, as long as most of them are there.
+
+After Ongaro and Ousterhout, "In search of an understandable consensus algorithm" (2014), with pre-vote, check-quorum,
+leadership transfer and membership changes by one server at a time from Ongaro's dissertation (2014; 9.6, 6.4.1, 3.10, 4.1).
+Pure: messages and time in, effects out. Effects are carried out in order, and what is to be saved is durable before anything
+behind it is begun, so a peer's word on what it has is always true. With one member every entry is decided when it is durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from blake3 import blake3
+
+from hetpeer.bootstrap.consensus.effects import (
+    SPREAD,
+    Decided,
+    Deposed,
+    Durable,
+    Effect,
+    Leading,
+    RaftConfig,
+    Role,
+    SaveBallot,
+    SaveEntries,
+    Send,
+)
+from hetpeer.bootstrap.consensus.raft_entries import MEMBERS, Entries
+from hetpeer.bootstrap.consensus.raft_followers import Followers
+from hetpeer.bootstrap.consensus.raft_messages import (
+    Append,
+    Appended,
+    Entry,
+    Message,
+    RequestVote,
+    TakeOver,
+    Vote,
+)
+
+
+class Raft:
+    """One member, with what it had made `durable` before."""
+
+    def __init__(self, config: RaftConfig, durable: Durable, now: float) -> None:
+        self._config = config
+        self._me = config.me
+        self.term = durable.term
+        self._voted_for = durable.voted_for
+        self.log = Entries(config.members, durable.entries)
+        self.decided = 0
+        """So many entries are decided, as far as we know."""
+        self._said_decided = 0
+        """And as the leader has said; of some we may not know yet that we have them as it does, or we lack them."""
+        self.role = Role.FOLLOWER
+        self.leader: str | None = None
+        self.leading = False
+        """Whether proposals may come."""
+        self._draws = 0
+        self._heard_at = float("-inf")
+        self._deadline = now if self.log.members == (self._me,) else now + self._patience()
+        self._votes: set[str] = set()
+        self._followers = Followers((), now)
+        self._learners: tuple[str, ...] = ()
+        self._beat_at = now
+        self._successor: str | None = None
+
+    # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def tick(self, now: float) -> list[Effect]:
+        """Time passes. To be called a few times in `heartbeat_s`."""
+        if self.role is Role.LEADER:
+            return self._lead_on(now)
+        if now >= self._deadline and self._may_run():
+            self.leader = None
+            return self._ask(now)
+        if self.role is Role.FOLLOWER or now < self._beat_at:
+            return []
+        asking = self.role is Role.ASKING  # what we asked, or the answer, may be lost
+        return self._canvass(self.term + asking, now, pre=asking)
+
+    def receive(self, peer: str, message: Message, now: float) -> list[Effect]:
+        """A message of `peer` (the transport's word)."""
+        match message:
+            case RequestVote():
+                return self._requested(peer, message, now)
+            case Vote():
+                return self._voted(peer, message, now)
+            case Append():
+                return self._append(peer, message, now)
+            case Appended():
+                return self._appended(peer, message, now)
+            case TakeOver():
+                return self._taking_over(peer, message, now)
+
+    def propose(self, record: Mapping[str, Any], now: float) -> list[Effect]:
+        """Have `record` decided; only while `leading`. Its place is the number of entries before."""
+        assert self.leading
+        return self._extend(dict(record), now)
+
+    def change(self, peers: Sequence[str], now: float) -> list[Effect]:
+        """Make `peers` the members, one step with each call; only while `leading`. To be called until they are.
+
+        At most one is added or removed at a time, and only when the change before is decided. Who is added has caught up as
+        a learner before: a peer that is not there cannot take the majority away.
+        """
+        members = self.log.members
+        self._learners = tuple(peer for peer in peers if peer not in members)
+        self._followers.welcome(self._learners, now)
+        if self.log.changed_at > self.decided:
+            return []
+        ready = [peer for peer in self._learners if self._followers.caught_up(peer, len(self.log))]
+        removed = [peer for peer in members if peer not in peers]
+        if ready:
+            return self.propose({"kind": MEMBERS, "peers": [*members, ready[0]]}, now)
+        if removed and not self._learners:
+            kept = [peer for peer in members if peer != removed[0]]
+            return self.propose({"kind": MEMBERS, "peers": kept}, now)
+        return []
+
+    def leave(self) -> list[Effect]:
+        """We are about to go: whoever has most of the log takes over as soon as it has all."""
+        others = self._others()
+        if self.role is not Role.LEADER or not others:
+            return []
+        self._successor = max(others, key=lambda peer: (self._followers.match(peer), peer))
+        return self._hand_over()
+
+    def lacks(self, peer: str) -> int | None:
+        """So many entries `peer` lacks: of ours, if it follows us; of what the leader has decided, of ourselves. None: it is not known here."""
+        if peer == self._me:
+            return 0 if self.role is Role.LEADER else max(self._said_decided - self.decided, 0)
+        return len(self.log) - self._followers.match(peer) if self.role is Role.LEADER else None
+
+    def silent_s(self, peer: str, now: float) -> float | None:
+        """Seconds since `peer`, which follows or leads us, last answered or spoke; None: no word of it is to be expected here, or none has come."""
+        heard = self._followers.answered_at(peer) if self.role is Role.LEADER else None
+        if self.role is not Role.LEADER and peer == self.leader:
+            heard = self._heard_at
+        return None if heard is None else now - heard
+
+    # ── elections ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _others(self) -> list[str]:
+        return [peer for peer in self.log.members if peer != self._me]
+
+    def _may_run(self) -> bool:
+        """Whose removal is not decided may have more of the log than those that stay, and must lead them to it."""
+        return self._me in self.log.members or self._me in self.log.members_at(self.decided)
+
+    def _is_most(self, peers: set[str]) -> bool:
+        members = self.log.members
+        return 2 * len(peers.intersection(members)) > len(members)
+
+    def _patience(self) -> float:
+        """Different at every member and every time, so that two rarely run against each other."""
+        self._draws += 1
+        drawn = blake3(f"{self._me} {self.term} {self._draws}".encode()).digest(4)
+        return self._config.election_s * (1 + SPREAD * int.from_bytes(drawn, "little") / 2**32)
+
+    def _ask(self, now: float) -> list[Effect]:
+        """Pre-vote: a member that was cut off must not depose anybody when it is back."""
+        self.role, self._votes = Role.ASKING, {self._me}
+        self._deadline = now + self._patience()
+        if self._is_most(self._votes):
+            return self._run(now)
+        return self._canvass(self.term + 1, now, pre=True)
+
+    def _run(self, now: float, *, transfer: bool = False) -> list[Effect]:
+        self.role, self._votes = Role.CANDIDATE, {self._me}
+        self.term, self._voted_for, self.leader = self.term + 1, self._me, None
+        self._deadline = now + self._patience()
+        ballot = SaveBallot(self.term, self._voted_for)
+        if self._is_most(self._votes):
+            return [ballot, *self._win(now)]
+        return [ballot, *self._canvass(self.term, now, transfer=transfer)]
+
+    def _canvass(self, term: int, now: float, *, pre: bool = False, transfer: bool = False) -> list[Effect]:
+        self._beat_at = now + self._config.heartbeat_s
+        last_term, length = self.log.end
+        request = RequestVote(term=term, length=length, last_term=last_term, pre=pre, transfer=transfer)
+        return [Send(peer, request) for peer in self._others() if peer not in self._votes]
+
+    def _requested(self, peer: str, request: RequestVote, now: float) -> list[Effect]:
+        led = self.role is Role.LEADER or now - self._heard_at < self._config.election_s
+        complete = (request.last_term, request.length) >= self.log.end
+        if request.pre:
+            granted = request.term > self.term and complete and not led
+            if (
+                granted and self.role is Role.ASKING
+            ):  # two at a time would split the votes: one of them gives way
+                granted = ((request.last_term, request.length), peer) > (self.log.end, self._me)
+                if granted:
+                    self._follow(None, now)
+            term = request.term if granted else self.term
+            return [Send(peer, Vote(term=term, granted=granted, pre=True))]
+        if request.term > self.term and led and not request.transfer:
+            return []
+        effects = self._see(request.term, now)
+        granted = request.term == self.term and self._voted_for in (None, peer) and complete
+        if granted and self._voted_for is None:
+            self._voted_for = peer
+            self._deadline = now + self._patience()
+            effects.append(SaveBallot(self.term, peer))
+        return [*effects, Send(peer, Vote(term=self.term, granted=granted))]
+
+    def _voted(self, peer: str, vote: Vote, now: float) -> list[Effect]:
+        if not vote.granted:
+            return self._see(vote.term, now)
+        awaited = (Role.ASKING, self.term + 1) if vote.pre else (Role.CANDIDATE, self.term)
+        if (self.role, vote.term) != awaited:
+            return []
+        self._votes.add(peer)
+        if not self._is_most(self._votes):
+            return []
+        return self._run(now) if vote.pre else self._win(now)
+
+    def _taking_over(self, peer: str, message: TakeOver, now: float) -> list[Effect]:
+        if (self.role, self.leader, self.term) != (Role.FOLLOWER, peer, message.term):
+            return []
+        return self._run(now, transfer=True)
+
+    def _win(self, now: float) -> list[Effect]:
+        """A leader knows what is decided once an entry of its own term is (section 8)."""
+        self.role, self.leader = Role.LEADER, self._me
+        self._followers, self._learners, self._successor = Followers(self._others(), now), (), None
+        self._beat_at = now + self._config.heartbeat_s
+        return self._extend(None, now)
+
+    def _see(self, term: int, now: float) -> list[Effect]:
+        """Somebody is in `term`."""
+        if term <= self.term:
+            return []
+        self.term, self._voted_for = term, None
+        return [SaveBallot(term, None), *self._follow(None, now)]
+
+    def _follow(self, leader: str | None, now: float) -> list[Effect]:
+        was, self.role, self.leader = self.role, Role.FOLLOWER, leader
+        self.leading = False
+        self._deadline = now + self._patience()
+        return [Deposed()] if was is Role.LEADER else []
+
+    # ── the leader ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _lead_on(self, now: float) -> list[Effect]:
+        """A leader that most do not answer is none: somebody else may be."""
+        longest = self._config.election_s * (1 + SPREAD)
+        if not self._is_most(self._followers.heard_since(now - longest) | {self._me}):
+            return self._follow(None, now)
+        if now < self._beat_at:
+            return []
+        self._beat_at = now + self._config.heartbeat_s
+        return [self._update(peer) for peer in (*self._others(), *self._learners)]
+
+    def _update(self, peer: str) -> Effect:
+        return Send(peer, self._followers.append(peer, self.log, self.term, self.decided))
+
+    def _extend(self, record: dict[str, Any] | None, now: float) -> list[Effect]:
+        place, entry = len(self.log), Entry(term=self.term, record=record)
+        self.log.replace(place, (entry,))
+        others = self._others()
+        self._followers.welcome(others, now)
+        sends = [self._update(peer) for peer in others if self._followers.idle(peer, place)]
+        return [SaveEntries(place, (entry,)), *sends, *self._count(now)]
+
+    def _appended(self, peer: str, answer: Appended, now: float) -> list[Effect]:
+        if answer.term > self.term:
+            return self._see(answer.term, now)
+        known = peer in self.log.members or peer in self._learners
+        if self.role is not Role.LEADER or answer.term < self.term or not known:
+            return []
+        lacks = self._followers.answered(peer, answer, len(self.log), now)
+        return [*([self._update(peer)] if lacks else []), *self._count(now), *self._hand_over()]
+
+    def _count(self, now: float) -> list[Effect]:
+        """What most members have, and is of this term, is decided, and all before it (section 5.4.2)."""
+        length = self._followers.had_by_most(self.log.members, self._me, len(self.log))
+        if length <= self.decided or self.log.term_before(length) != self.term:
+            return []
+        effects = self._decide(length)
+        if not self.leading:
+            self.leading = True
+            effects.append(Leading(self.term))
+        if self._me not in self.log.members_at(self.decided):
+            effects += self._follow(None, now)
+        return effects
+
+    def _hand_over(self) -> list[Effect]:
+        successor = self._successor
+        if successor is None or self._followers.match(successor) < len(self.log):
+            return []
+        self._successor = None
+        return [Send(successor, TakeOver(term=self.term))]
+
+    # ── the log ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _append(self, peer: str, message: Append, now: float) -> list[Effect]:
+        if message.term < self.term:
+            return [Send(peer, Appended(term=self.term, fits=False, length=len(self.log)))]
+        effects = [*self._see(message.term, now), *self._follow(peer, now)]
+        self._heard_at = now
+        self._said_decided = message.committed
+        begin, log = message.begin, self.log
+        if begin > len(log) or log.term_before(begin) != message.last_term:
+            again = len(log) if begin > len(log) else log.conflict(begin)
+            return [*effects, Send(peer, Appended(term=self.term, fits=False, length=again))]
+        place, entries = begin, message.entries
+        while entries and place < len(log) and log.term_at(place) == entries[0].term:
+            place, entries = place + 1, entries[1:]
+        if entries:
+            assert place >= self.decided, "a decided entry would be replaced"
+            log.replace(place, entries)
+            effects.append(SaveEntries(place, entries))
+        length = begin + len(message.entries)
+        effects += self._decide(min(message.committed, length))
+        return [*effects, Send(peer, Appended(term=self.term, fits=True, length=length))]
+
+    def _decide(self, length: int) -> list[Effect]:
+        told: list[Effect] = [Decided(place) for place in range(self.decided, length)]
+        self.decided = max(self.decided, length)
+        return told

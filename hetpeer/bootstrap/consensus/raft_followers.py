@@ -1,0 +1,76 @@
+"""What a leader knows of those who follow it: how much of the log they have, and when they last answered. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from hetpeer.bootstrap.consensus.raft_entries import Entries
+from hetpeer.bootstrap.consensus.raft_messages import Append, Appended
+
+BATCH = 64
+"""Entries of one message at most."""
+WINDOW = 256
+"""Entries that may be under way to one follower."""
+NEAR = 8
+"""A learner that lacks fewer entries has caught up."""
+
+
+class Followers:
+    """In one term of ours, which begins at `now`."""
+
+    def __init__(self, peers: Iterable[str], now: float) -> None:
+        self._next: dict[str, int] = {}
+        self._match: dict[str, int] = {}
+        self._answered = dict.fromkeys(peers, now)
+
+    def match(self, peer: str) -> int:
+        """So many entries are durable at `peer`."""
+        return self._match.get(peer, 0)
+
+    def welcome(self, peers: Iterable[str], now: float) -> None:
+        """These follow us too from now on."""
+        for peer in peers:
+            self._answered.setdefault(peer, now)
+
+    def heard_since(self, at: float) -> set[str]:
+        """Those who have answered after `at`."""
+        return {peer for peer, answered in self._answered.items() if answered > at}
+
+    def answered_at(self, peer: str) -> float | None:
+        """When `peer` last did, or began to follow us; None: it does not follow."""
+        return self._answered.get(peer)
+
+    def idle(self, peer: str, place: int) -> bool:
+        """Whether `peer` may be sent what is new at `place` without waiting for an answer."""
+        return self._next.get(peer, place) - self.match(peer) < WINDOW
+
+    def caught_up(self, peer: str, length: int) -> bool:
+        """Whether `peer` lacks next to nothing of a log of `length` entries."""
+        return peer in self._match and length - self._match[peer] < NEAR
+
+    def append(self, peer: str, log: Entries, term: int, decided: int) -> Append:
+        """What `peer` lacks, as far as we know; nothing is a heartbeat."""
+        begin = self._next.setdefault(peer, max(len(log) - 1, 0))
+        entries = log.part(begin, BATCH)
+        self._next[peer] = begin + len(entries)
+        return Append(
+            term=term, begin=begin, last_term=log.term_before(begin), entries=entries, committed=decided
+        )
+
+    def answered(self, peer: str, answer: Appended, length: int, now: float) -> bool:
+        """An answer of this term; returns whether `peer` is to be sent more at once. `length`: of our log.
+
+        Who lacks what it had said to have is not answered at once: it would refuse that, too, and so on without end.
+        """
+        self._answered[peer] = now
+        if answer.fits:
+            self._match[peer] = max(self.match(peer), answer.length)
+            self._next[peer] = max(self._next.get(peer, 0), self._match[peer])
+            return self._next[peer] < length
+        self._next[peer] = max(self.match(peer), min(answer.length, length))
+        return answer.length >= self.match(peer)
+
+    def had_by_most(self, members: Sequence[str], me: str, length: int) -> int:
+        """So many entries are durable at most `members`; all `length` are at `me`."""
+        lengths = sorted(length if peer == me else self.match(peer) for peer in members)
+        return lengths[(len(members) - 1) // 2]

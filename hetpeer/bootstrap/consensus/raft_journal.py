@@ -1,0 +1,54 @@
+"""What a member of the log has made durable: ballots and entries, one frame after the other in an append-only file.
+
+An entry is written with its place; one at a place that is taken cuts off what was there, and nothing is ever overwritten.
+Files as bootstrap/log/record_log.py keeps them: a torn tail was never acknowledged, and damage to anything else is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from hetpeer.bootstrap.consensus.effects import Durable, SaveBallot, SaveEntries
+from hetpeer.bootstrap.consensus.raft_messages import Entry
+from hetpeer.bootstrap.log.record_log import Log
+
+
+class Journal:
+    """One member's, open for this process alone."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self.durable = _folded(log)
+        """What was there when it was opened."""
+
+    @classmethod
+    def open(cls, path: Path) -> Journal:
+        """Raises `LocalError` as `Log.open` does."""
+        return cls(Log.open(path))
+
+    def save(self, effect: SaveBallot | SaveEntries) -> None:
+        """Durable when it returns. Raises `LocalError` HP-DISK-002 (or 001), and then nothing of it is there."""
+        match effect:
+            case SaveBallot(term, voted_for):
+                self._log.append({"kind": "ballot", "term": term, "for": voted_for})
+            case SaveEntries(begin, entries):
+                frames = [
+                    {"kind": "entry", "place": place, "term": entry.term, "record": entry.record}
+                    for place, entry in enumerate(entries, begin)
+                ]
+                self._log.append(*frames)
+
+    def close(self) -> None:
+        self._log.close()
+
+
+def _folded(frames: Iterable[dict[str, Any]]) -> Durable:
+    durable = Durable()
+    for frame in frames:
+        if frame["kind"] == "ballot":
+            durable.term, durable.voted_for = frame["term"], frame["for"]
+        else:
+            durable.entries.replace(frame["place"], (Entry(term=frame["term"], record=frame["record"]),))
+    return durable

@@ -1,0 +1,162 @@
+"""How an amendment of the manifest comes into effect, at every reliable peer.
+
+Whoever hears of one (from its directory, or from somebody who offers it) tells the leader. The leader has it recorded: from then
+on every member has it, whoever leads next. Then the leader changes the log's members step by step, until they are those that
+it names; nobody goes before most of those who stay have the newest checkpoint. Who is not named any more ends once that is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from hetpeer.bootstrap.consensus.replica import DeposedError, Replica
+from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.run.owner_signature import AMENDMENT
+from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError, RemoteError
+from hetpeer.dht.node.node import Node
+from hetpeer.dht.p2pd.listener import CONTROL as CONTROL_BUDGET
+from hetpeer.dht.streams.stream import Stream
+
+AMEND: Final = "hetpeer/1/amend"
+LOOK_S = 0.5
+ASK_AGAIN_S = 2.0
+ANSWER_S = 8.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a reliable peer answers."""
+
+    sequence: int
+    """The number of the latest amendment that it knows."""
+    in_effect: bool
+    """Whether that is so already, by the word of a leader."""
+    checkpoint: int
+    """The version of the newest checkpoint on its disk."""
+    data: bytes
+    """That amendment; empty: it knows none."""
+
+
+async def offer(node: Node, peer: str, data: bytes) -> Told:
+    """Tell a reliable peer of an amendment. Raises `RemoteError`."""
+    async with await node.open(peer, AMEND) as stream:
+        await stream.send({}, data, timeout_s=ANSWER_S)
+        header = (await stream.receive(payload_limit=AMENDMENT.max_bytes, timeout_s=ANSWER_S)).header
+        known = await stream.receive_bytes(AMENDMENT.max_bytes, timeout_s=ANSWER_S)
+    sequence, in_effect, checkpoint = map(header.get, ("sequence", "in_effect", "checkpoint"))
+    if not (isinstance(sequence, int) and isinstance(in_effect, bool) and isinstance(checkpoint, int)):
+        raise ProtocolError("an answer to an amendment that is none", peer=peer)
+    return Told(sequence, in_effect, checkpoint, bytes(known))
+
+
+class Amending:
+    """At the reliable peer that `node` is; `checkpoint` is the version of the newest one on its disk."""
+
+    def __init__(self, node: Node, replica: Replica, checkpoint: Callable[[], int]) -> None:
+        self._node = node
+        self._replica = replica
+        self._checkpoint = checkpoint
+
+    @property
+    def _council(self) -> Council:
+        return self._replica.council
+
+    @property
+    def _recorded(self) -> bool:
+        """Whether the latest amendment is decided, so that it survives us."""
+        return bytes.fromhex(self._replica.history.amendment) == self._council.data
+
+    async def run(self) -> None:
+        """Until cancelled. Raises `LocalError` HP-RUN-014 once this peer is not named any more, HP-DISK-*."""
+        await self._node.serve(AMEND, self._asked, CONTROL_BUDGET)
+        asked_at = 0.0
+        while True:
+            self._look()
+            now = asyncio.get_running_loop().time()
+            if self._replica.is_leading:
+                await self._lead()
+            elif self._pressing and now >= asked_at + ASK_AGAIN_S:
+                asked_at = now
+                await self._ask_the_others()
+            await asyncio.sleep(LOOK_S)
+
+    def _look(self) -> None:
+        """What the log says, and the file that `hetpeer amend` writes."""
+        council = self._council
+        if recorded := self._replica.history.amendment:
+            council.learn(bytes.fromhex(recorded), instead=True)
+        try:
+            council.look()
+        except LocalError as error:
+            _log.warning("%s", error)
+
+    @property
+    def _pressing(self) -> bool:
+        """Whether the others should know what we know, or we should know what became of us."""
+        return not self._recorded or self._node.peer_id not in self._council.peers
+
+    async def _lead(self) -> None:
+        if self._recorded:
+            await self._shape()
+            return
+        record = {"kind": "amendment", "sequence": self._council.sequence, "data": self._council.data.hex()}
+        try:
+            await self._replica.record(record)
+        except DeposedError:
+            _log.info("amendment %d is left to the next leader", self._council.sequence)
+
+    async def _shape(self) -> None:
+        """One step towards the members that are named: first who is new comes in, then who is not named goes."""
+        members, named = self._replica.members, self._council.peers
+        new = [peer for peer in named if peer not in members]
+        if new:
+            self._replica.shape((*members, *new))
+        elif set(members) != set(named) and await self._furnished(named):
+            self._replica.shape(named)
+
+    async def _furnished(self, named: Sequence[str]) -> bool:
+        """Whether most of those who stay have the newest checkpoint: it goes with those who leave."""
+        newest = self._replica.history.checkpoint_version
+        have = sum(peer == self._node.peer_id for peer in named)
+        for peer in named:
+            if peer != self._node.peer_id:
+                try:
+                    have += (await offer(self._node, peer, self._council.data)).checkpoint >= newest
+                except RemoteError as error:
+                    _log.debug("%s does not say what it has: %s", peer, error)
+        return 2 * have > len(named)
+
+    async def _ask_the_others(self) -> None:
+        council, us = self._council, self._node.peer_id
+        for peer in sorted(self._replica.company()):
+            try:
+                told = await offer(self._node, peer, council.data)
+                if told.in_effect and told.data:
+                    council.hear(told.data, peer, instead=True)
+            except RemoteError as error:
+                _log.debug("%s was not told of amendment %d: %s", peer, council.sequence, error)
+                continue
+            if told.in_effect and told.sequence >= council.sequence and us not in council.peers:
+                raise LocalError(
+                    "HP-RUN-014",
+                    "this machine is not one of the run's reliable peers any more",
+                    why=f"amendment {told.sequence} of the manifest names others",
+                    fix="nothing: the others have all that it had",
+                    exit_code=ExitCode.RUN_CLOSED,
+                )
+
+    async def _asked(self, stream: Stream) -> None:
+        await stream.receive(payload_limit=AMENDMENT.max_bytes, timeout_s=ANSWER_S)
+        data = await stream.receive_bytes(AMENDMENT.max_bytes)
+        council = self._council
+        if data:
+            council.hear(bytes(data), stream.peer_id)
+        in_effect = self._recorded and self._replica.settled(council.peers)
+        header = {"sequence": council.sequence, "in_effect": in_effect, "checkpoint": self._checkpoint()}
+        await stream.send(header, council.data, timeout_s=ANSWER_S)

@@ -1,0 +1,309 @@
+"""One reliable peer's part in the log at work: the Raft core driven by channels, the real clock and the disk.
+
+What is decided goes, in order, into the ledger, the file that everybody reads (audit, export, status). The journal beside it is what
+this peer has promised to the others; with one reliable peer it promises itself. Effects are carried out one after the other by
+one consumer, so nothing is said before what it rests on is on the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hetpeer.bootstrap.consensus import effects as e
+from hetpeer.bootstrap.consensus import raft_messages as m
+from hetpeer.bootstrap.consensus.raft import Raft
+from hetpeer.bootstrap.consensus.raft_journal import Journal
+from hetpeer.bootstrap.consensus.run_credit import credit_in
+from hetpeer.bootstrap.log.history import History, Record
+from hetpeer.bootstrap.log.loss_curves import GroupedCurves, LogCurves
+from hetpeer.bootstrap.log.record_log import FirstRecords, Log
+from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.dht.base import failpoints
+from hetpeer.dht.base.clock import Clock
+from hetpeer.dht.base.errors import ExitCode, LocalError, PeerLostError
+from hetpeer.dht.base.task_set import to_its_end
+from hetpeer.dht.channels.channel import Channel
+from hetpeer.dht.channels.channel_server import ChannelServer, dial
+from hetpeer.dht.channels.outbox import Parcel
+from hetpeer.dht.node.node import Node
+from hetpeer.dht.p2pd.listener import CONTROL as CONTROL_BUDGET
+from hetpeer.dht.streams.stream import Stream
+
+LOG: Final = "hetpeer/1/log"
+TICK_S = 0.1
+BACKLOG = 64
+"""Messages that may wait for a member that is away: it is told anew anyway."""
+RENEWAL_S = 0.2
+LEAVE_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class DeposedError(Exception):
+    """We do not lead any more: what was to be recorded may be decided yet, by somebody else, or not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunLogs:
+    """The two files: what is decided, and what this peer has promised."""
+
+    ledger: Log
+    journal: Journal
+
+
+@contextmanager
+def run_logs(run: RunDirectory) -> Iterator[RunLogs]:
+    """Those of `run`, open for this process alone. Raises `LocalError` as `Log.open`."""
+    with (
+        contextlib.closing(Log.open(run.log_path)) as ledger,
+        contextlib.closing(Journal.open(run.journal_path)) as journal,
+    ):
+        yield RunLogs(ledger, journal)
+
+
+class Replica:
+    """Of the run in `run`, at the peer whose `node` it is; `run()` it for as long as the files are open."""
+
+    def __init__(self, node: Node, run: RunDirectory, council: Council, logs: RunLogs, clock: Clock) -> None:
+        self._node = node
+        self.council = council
+        self._journal, self._ledger = journal, ledger = logs.journal, logs.ledger
+        self._clock = clock
+        self.records = FirstRecords(ledger)
+        """What is decided, as far as it was told here: on the disk. All that is folded here has the same records."""
+        self.history = History(whole=False)
+        """The same, folded."""
+        self.credit = credit_in(run.manifest, ())
+        """And whose work is in it."""
+        self.curves: LogCurves | GroupedCurves = (
+            LogCurves() if run.manifest.averaging is None else GroupedCurves(lambda: self.credit.counting)
+        )
+        for record in self.records:
+            self._fold(record)
+        self._known = len(self.records)
+        self._told = 0
+        self._told_entries = 0
+        """The same, counted in entries of the log: some have no record."""
+        config = e.RaftConfig(me=node.peer_id, members=run.manifest.coordinators)
+        self._raft = Raft(config, journal.durable, clock.monotonic())
+        self._effects: asyncio.Queue[e.Effect] = asyncio.Queue()
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._leading = asyncio.Event()
+        self._deposed = asyncio.Event()
+        self._channels: dict[str, Channel] = {}
+        self._served = ChannelServer(self._accept, m.MAX_MESSAGE_BYTES)
+
+    # ── what the coordinator uses ────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def me(self) -> str:
+        return self._node.peer_id
+
+    @property
+    def leader(self) -> str | None:
+        """Who leads, as far as we know."""
+        return self._raft.leader
+
+    @property
+    def members(self) -> Sequence[str]:
+        """The reliable peers that the log knows, this one among them unless it is new or was replaced."""
+        return self._raft.log.members
+
+    @property
+    def term(self) -> int:
+        """The number of elections that we know of."""
+        return self._raft.term
+
+    def lacks(self, peer: str) -> int | None:
+        """So many records of the log `peer` lacks, ourselves among others; None: it is not known here."""
+        return self._raft.lacks(peer)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether `records` has all that is known here to be decided."""
+        return self.lacks(self.me) == 0 and self._told_entries == self._raft.decided
+
+    def silent_s(self, peer: str) -> float | None:
+        """Seconds since `peer`, which follows or leads us, was last heard; None: nothing is to be heard of it here."""
+        return self._raft.silent_s(peer, self._clock.monotonic())
+
+    def company(self) -> set[str]:
+        """The other reliable peers: members, those who are to be some, and those who were until just now."""
+        return {*self.members, *self.council.peers} - {self.me}
+
+    @property
+    def is_leading(self) -> bool:
+        return self._raft.leading
+
+    def settled(self, peers: Sequence[str]) -> bool:
+        """Whether it is decided, and we know it as the leader, that `peers` are the members."""
+        log = self._raft.log
+        decided = log.members_at(self._raft.decided)
+        return self.is_leading and set(decided) == set(log.members) == set(peers)
+
+    def shape(self, peers: Sequence[str]) -> None:
+        """As the leader, go one step towards `peers` as the members, if one can be gone."""
+        if self.is_leading and set(self.members) != set(peers):
+            self._queue(self._raft.change(peers, self._clock.monotonic()))
+
+    async def leading(self) -> None:
+        """Return when we lead, and `records` has everything that is decided."""
+        await self._leading.wait()
+
+    async def deposed(self) -> None:
+        """Return when we lead no longer."""
+        await self._deposed.wait()
+
+    async def record(self, record: Mapping[str, Any]) -> None:
+        """Have `record` decided: it is on the disks of most members when this returns. Raises `DeposedError`."""
+        if not self._raft.leading:
+            raise DeposedError
+        place = len(self._raft.log)
+        decided = self._waiting[place] = asyncio.get_running_loop().create_future()
+        self._queue(self._raft.propose(record, self._clock.monotonic()))
+        await decided
+
+    async def leave(self) -> None:
+        """Have somebody else lead before we go; returns soon, whether there is anybody or not."""
+        if self._leading.is_set() and len(self.members) > 1:
+            self._queue(self._raft.leave())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LEAVE_S):
+                    await self.deposed()
+
+    # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def run(self) -> None:
+        """Take part until cancelled. Raises `LocalError` when the disk does not keep what must be kept."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._consume())
+                await self._node.serve(LOG, self._served.handle, CONTROL_BUDGET)
+                tasks.create_task(self._tick())
+                tasks.create_task(self._keep_company(tasks))
+        finally:
+            self._served.close()
+
+    async def _tick(self) -> None:
+        while True:
+            self._queue(self._raft.tick(self._clock.monotonic()))
+            await asyncio.sleep(TICK_S)
+
+    def _queue(self, effects: Sequence[e.Effect]) -> None:
+        for effect in effects:
+            self._effects.put_nowait(effect)
+
+    async def _consume(self) -> None:
+        while True:
+            effect = await self._effects.get()
+            failpoints.before(effect)
+            match effect:
+                case e.SaveBallot() | e.SaveEntries():
+                    await to_its_end(self._journal.save, effect)
+                case e.Send(to, message):
+                    self._say(to, message)
+                case e.Decided(place):
+                    await self._decided(place)
+                case e.Leading(term):
+                    _log.info("leading in term %d, with %d records", term, len(self.records))
+                    self._deposed.clear()
+                    self._leading.set()
+                case e.Deposed():
+                    self._leading.clear()
+                    self._deposed.set()
+                    for waiting in self._waiting.values():
+                        if not waiting.done():
+                            waiting.set_exception(DeposedError())
+                    self._waiting.clear()
+
+    async def _decided(self, place: int) -> None:
+        decided = self._raft.log.records
+        record: Record | None = decided[place]
+        if record is not None:
+            if self._told >= self._known:
+                await to_its_end(self._ledger.append, record)
+                self._fold(record)
+                self.records.length += 1
+            elif self.records[self._told] != record:
+                raise LocalError(
+                    "HP-LOG-003",
+                    f"{self._ledger.path} does not tell what was decided: record {self._told} is another",
+                    why="one of the run's logs was replaced by another run's, or by an older copy",
+                    fix="put the folder log/ back as a whole if this is the only reliable peer; of several, name another in its place (hetpeer amend)",
+                    exit_code=ExitCode.VERSION,
+                )
+            decided.shelve(place, self.records, self._told)
+            self._told += 1
+        self._told_entries = place + 1
+        if (waiting := self._waiting.pop(place, None)) is not None and not waiting.done():
+            waiting.set_result(None)
+
+    def _fold(self, record: Record) -> None:
+        self.history.add(record)
+        self.credit.add(record)
+        self.curves.add(record)
+
+    # ── the others ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _say(self, to: str, message: m.Message) -> None:
+        channel = self._channels.get(to)
+        if channel is not None and len(channel.outbox) < BACKLOG:
+            channel.send(Parcel({}, (m.encode(message),)))
+
+    async def _keep_company(self, tasks: asyncio.TaskGroup) -> None:
+        touched: dict[str, asyncio.Task[None]] = {}
+        while True:
+            company = self.company()
+            for peer in company - touched.keys():
+                touched[peer] = tasks.create_task(self._keep_in_touch(peer))
+            for peer in touched.keys() - company:
+                touched.pop(peer).cancel()
+            await asyncio.sleep(TICK_S)
+
+    async def _keep_in_touch(self, peer: str) -> None:
+        """A channel for what we say to `peer`; it says what it has to in one of its own."""
+        number = 0
+        while True:
+            number += 1
+            key = f"{self._clock.monotonic()}.{number}"
+            channel = self._channels[peer] = Channel(peer, key, _Member(self, peer), m.MAX_MESSAGE_BYTES)
+            try:
+                await dial(self._node, LOG, channel)
+            except PeerLostError as error:
+                _log.debug("a new channel to %s: %s", peer, error.why)
+            finally:
+                channel.close()
+            await asyncio.sleep(RENEWAL_S)
+
+    def _accept(self, peer: str, _key: str) -> _Member | None:
+        return _Member(self, peer) if peer in self.company() else None
+
+    def received(self, peer: str, message: m.Message) -> None:
+        """A message of another member has arrived."""
+        self._queue(self._raft.receive(peer, message, self._clock.monotonic()))
+
+
+class _Member:
+    """The receiver of another member's channel."""
+
+    def __init__(self, replica: Replica, peer: str) -> None:
+        self._replica = replica
+        self._peer = peer
+
+    async def frame(
+        self, _channel: Channel, _header: Mapping[str, Any], payload: Stream, _length: int
+    ) -> None:
+        self._replica.received(self._peer, m.decode(await payload.receive_bytes(m.MAX_MESSAGE_BYTES)))
+
+    def beat(self, _channel: Channel) -> None: ...
+
+    def up(self, _channel: Channel) -> None: ...
+
+    def down(self, _channel: Channel) -> None: ...

@@ -1,0 +1,71 @@
+"""Who comes into a step while it runs: newcomers that share its work, and those without whom it cannot end.
+
+Pure. A step is too long to wait for its end where peers come and go in minutes. Whoever is prepared fetches the state with which the
+step began, from those who hold it, or from the checkpoint store if a block has lost its last holder, and comes in. The step
+need not be given up for an orphaned block: everybody else keeps what is done, and what is left over finds its way to whoever comes
+(docs/protocol.md, leftovers). Only when nobody comes, and somebody could be spared elsewhere, does the run go back.
+"""
+
+from __future__ import annotations
+
+from hetpeer.bootstrap.coordinator.step import CoordinatedStep
+from hetpeer.bootstrap.coordinator.step_barrier import PAYS, Border
+from hetpeer.bootstrap.state.context import Reign
+from hetpeer.bootstrap.state.effects import Effect
+from hetpeer.bootstrap.state.membership import Standing, Volunteer
+
+
+class Entering:
+    """The side door of one reign."""
+
+    def __init__(self, reign: Reign, border: Border) -> None:
+        self._reign = reign
+        self._border = border
+        self._hopeless_since: float | None = None
+
+    def can_wait(self, step: CoordinatedStep) -> bool:
+        """Whether `step` may go on without a holder of some block: others can have its state, and there is work to keep."""
+        return self._reign.stored and bool(step.roster)
+
+    def fetch(self, step: CoordinatedStep, now: float) -> list[Effect]:
+        """Volunteers who are prepared for blocks of `step` are told to fetch their state, if there is time enough to be of use."""
+        return [
+            self._border.fetch(volunteer, now)
+            for volunteer in self._outside(step)
+            if volunteer.standing is Standing.PREPARED
+            and (self._is_missing(step, volunteer) or self._pays(step, volunteer, now))
+        ]
+
+    def takes(self, step: CoordinatedStep | None, volunteer: Volunteer) -> bool:
+        """Whether `volunteer`, who has the current state, comes into the running step."""
+        if step is None or volunteer not in self._outside(step):
+            return False
+        welcome = not step.shuts_out(volunteer.peer) and not step.sums.under_way
+        return self._is_missing(step, volunteer) or welcome
+
+    def hopeless(self, step: CoordinatedStep, now: float) -> bool:
+        """Whether nobody prepares for an orphaned block for too long, while a redundant volunteer could move there."""
+        members, blocks = self._reign.members, step.orphaned
+        coming = {b for v in self._outside(step) if not v.slow for b in range(*(v.place or (0, 0)))}
+        if coming.issuperset(blocks):
+            self._hopeless_since = None
+            return False
+        if self._hopeless_since is None:
+            self._hopeless_since = now
+        return now - self._hopeless_since >= self._reign.config.move_s and members.spare() is not None
+
+    def _outside(self, step: CoordinatedStep) -> list[Volunteer]:
+        """Who could come in."""
+        here = [v for v in self._reign.members.volunteers.values() if v.place is not None]
+        return [v for v in here if v.peer not in step.roster and not self._reign.failures.rests(v.peer)]
+
+    def _is_missing(self, step: CoordinatedStep, volunteer: Volunteer) -> bool:
+        """Whether the step cannot end without somebody at its place."""
+        return not set(step.orphaned).isdisjoint(range(*(volunteer.place or (0, 0))))
+
+    def _pays(self, step: CoordinatedStep, volunteer: Volunteer, now: float) -> bool:
+        if step.shuts_out(volunteer.peer) or step.sums.under_way:
+            return False
+        if not self._border.available(volunteer.place):
+            return False
+        return step.remaining_s(now) >= PAYS * self._border.fetch_s

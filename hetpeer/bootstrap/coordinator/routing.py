@@ -1,0 +1,366 @@
+"""Which holders each microbatch of a step passes: first routes in proportion to measured speed, and others when it is stuck.
+
+Pure. Ids are routed one after another over the cheapest path, where a block at a peer costs the time at which that
+peer would be done with it, and so does a line (link_costs.py): a greedy list schedule, so a peer twice as fast is given twice the work.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import pairwise
+from types import MappingProxyType
+from zlib import crc32
+
+from hetpeer.averaging.messages import Task
+from hetpeer.bootstrap.state.link_costs import Lines
+from hetpeer.stages.pipeline.routes import Hop, Roster, Route, cheapest_path, splice, stands
+
+BEEN, IDLE = 1e4, 5e3
+"""How much dearer a peer is each time that an id has gone there and got stuck; and one that has counted nothing of the step, where others have."""
+MIXED = 100.0
+"""Ids that get stuck go so different ways that some get by whoever holds them up: then who counts nothing is known."""
+UNDER_WAY = 4
+"""So many ids a peer may have begun already: they stay where they are."""
+LOOKS = 512
+"""Beginnings of a path that are gone on with, times peers: a step's routes are to take the coordinator a moment."""
+LEAST_LOOKS = 2
+"""The same where some are to be kept apart: nobody is to make it take long by naming them."""
+TRIES = 16
+"""Peers that are left out one after the other for that."""
+APART = 1e12
+"""How much dearer it is to pass between two that are to be kept apart."""
+LAST = 1e9
+"""How much dearer a peer is that is not to be given any more: it is where nobody else can do it."""
+
+
+def assign_routes(
+    ids: Iterable[int],
+    roster: Roster,
+    blocks: int,
+    speeds: Mapping[str, float],
+    lines: Lines | None = None,
+    limits: Mapping[str, int] = MappingProxyType({}),
+    apart: Collection[frozenset[str]] = frozenset(),
+) -> dict[int, Route]:
+    """A route over blocks 0..`blocks` for every id. `roster` must cover every block. `limits`: peer → how many it is given at most, if others can do
+    the rest. Nothing passes between two that are to be kept `apart`, if there is another way.
+    """
+    lines, left = lines or Lines(), dict(limits)
+    fastest = max(speeds.values(), default=1.0)
+    slowness = {peer: fastest / max(speeds.get(peer, fastest), 1e-9) for peer in roster}
+    load = dict.fromkeys(roster, 0.0)
+    routes: dict[int, Route] = {}
+    for microbatch in ids:
+        cost = {peer: load[peer] + slowness[peer] + LAST * (left.get(peer, 1) <= 0) for peer in roster}
+        route = _around(roster, 0, blocks, cost, apart, lines)
+        assert route is not None, "the caller has checked that every block has a holder"
+        for hop in route:
+            load[hop.peer] += slowness[hop.peer] * (hop.end - hop.begin)
+        for peer in left.keys() & {hop.peer for hop in route}:
+            left[peer] -= 1
+        lines.used(route)
+        routes[microbatch] = route
+    return routes
+
+
+def _path(roster: Roster, begin: int, end: int, cost: Mapping[str, float], lines: Lines) -> Route | None:
+    """The cheapest, with lines and all; in swarms of more than some dozens a cheap one, and where routes are to be mixed one that settles where to begin before it looks at lines."""
+    beginnings = 1 if lines.mixed or not roster else max(1, LOOKS // len(roster))
+    return cheapest_path(roster, begin, end, cost, lines, beginnings)
+
+
+def _around(
+    roster: Roster,
+    begin: int,
+    end: int,
+    cost: Mapping[str, float],
+    apart: Collection[frozenset[str]],
+    lines: Lines | None = None,
+) -> Route | None:
+    """A cheap path (`_path`) on which nothing passes between two that are `apart`: without whichever of them is apart from more others. Where that is not found in a few looks, one on
+    which little does. None if some block has no holder.
+    """
+
+    def cheap(some: Roster) -> Route | None:
+        return (
+            cheapest_path(some, begin, end, cost) if lines is None else _path(some, begin, end, cost, lines)
+        )
+
+    def between(sender: str, to: str) -> float:
+        return (lines or Lines())(sender, to) + APART * (frozenset((sender, to)) in apart)
+
+    others, route = dict(roster), cheap(roster)
+    for _ in range(TRIES):
+        if route is None or not _meets(route, apart):
+            break
+        met = next(pair for pair in _pairs(route) if pair in apart)
+        del others[min(met, key=lambda peer: (-sum(peer in pair for pair in apart), peer))]
+        route = cheap(others)
+    if route is not None and not _meets(route, apart):
+        return route
+    return cheapest_path(roster, begin, end, cost, between, max(LEAST_LOOKS, LOOKS // max(len(roster), 1)))
+
+
+def _pairs(route: Route) -> list[frozenset[str]]:
+    """Who passes something on to whom."""
+    return [frozenset((hop.peer, to.peer)) for hop, to in pairwise(route)]
+
+
+def _meets(route: Route, apart: Collection[frozenset[str]]) -> int:
+    """How often the route leads from one to another that are `apart`."""
+    return sum(pair in apart for pair in _pairs(route)) if apart else 0
+
+
+class Assignments:
+    """The ways of a step's ids, and how often each was handed out. `roster` is the step's own, as it changes; `undone` says which
+    ids are not counted yet, `counted` who counts an id at a block. `lines` say what lies between two peers, `limits` who is given at most so many, `apart` between whom nothing is to pass.
+    """
+
+    def __init__(
+        self,
+        ids: Iterable[int],
+        roster: Roster,
+        blocks: int,
+        speeds: Mapping[str, float],
+        undone: Callable[[], set[int]],
+        counted: Callable[[int, int], str | None],
+        lines: Lines | None = None,
+        limits: Mapping[str, int] = MappingProxyType({}),
+        apart: Collection[frozenset[str]] = frozenset(),
+    ) -> None:
+        self._roster = roster
+        self._blocks = blocks
+        self._speeds = dict(speeds)
+        self._fastest = max(speeds.values(), default=1.0)
+        self._undone = undone
+        self._counted = counted
+        self._limits = limits
+        self._routes = assign_routes(ids, roster, blocks, speeds, lines, limits, apart)
+        self.taken: Counter[str] = Counter()
+        """Peer → how many ids go another way now, because nothing came of them where it was to do them."""
+        self._been = {i: Counter(hop.peer for hop in way) for i, way in self._routes.items()}
+        """Who is or was on the way of each id, and how often it was sent there."""
+        self._attempts: dict[int, int] = {}
+        self._stalled: set[int] = set()
+        self._hedged: set[int] = set()
+        self._apart = set(apart)
+        """Peers between which nothing is to pass."""
+
+    def __contains__(self, microbatch: int) -> bool:
+        return microbatch in self._routes
+
+    def tasks(self, first: str, ids: Collection[int] | None = None) -> tuple[Task, ...]:
+        """Those of `ids` (default: all) that begin at `first`, as it is told."""
+        return tuple(
+            self._task(i)
+            for i, route in sorted(self._routes.items())
+            if route[0].peer == first and (ids is None or i in ids)
+        )
+
+    def may_be_at(self, microbatch: int, peer: str) -> bool:
+        """Whether this id has come to `peer`, as far as is known here: by one of its ways, or in place of somebody on it who has left. Senders go around
+        a link that is down without asking, too; where that leads nobody knows, and it is not waited for long.
+        """
+        begin, end = self._roster[peer]
+        gaps = (hop for hop in self._routes[microbatch] if not stands(hop, self._roster))
+        return peer in self._been[microbatch] or any(hop.begin < end and begin < hop.end for hop in gaps)
+
+    def beginning_at(self, peers: Collection[str]) -> set[int]:
+        """Ids whose first hop is one of `peers`."""
+        return {i for i, route in self._routes.items() if route[0].peer in peers}
+
+    def left_by(self, peer: str) -> set[int]:
+        """Ids on whose way `peer` is, and which nobody else counts at its blocks."""
+        return {
+            i
+            for i, route in self._routes.items()
+            for hop in route
+            if hop.peer == peer
+            and any(self._counted(block, i) in (None, peer) for block in range(hop.begin, hop.end))
+        }
+
+    def without_beginning(self) -> set[int]:
+        """Ids whose first block nobody held when they were to be handed out."""
+        return {i for i, route in self._routes.items() if not stands(route[0], self._roster)}
+
+    def again(self, ids: Iterable[int], roster: Roster | None = None) -> dict[str, set[int]]:
+        """Hand `ids` out again, around who is not in `roster` (default: the step's): first hop → its ids.
+
+        An id that nobody can begin is left out: it is handed out once somebody has joined.
+        """
+        roster = self._roster if roster is None else roster
+        handed: dict[str, set[int]] = {}
+        concerned = sorted(self._routes.keys() & set(ids))
+        if not concerned:
+            return handed
+        slow, cost = {peer: self._slow(peer) for peer in self._roster}, self._costs()
+        for microbatch in concerned:
+            before = self.trodden(microbatch, roster)
+            way = splice(before, roster, cost)
+            if met := _meets(way, self._apart):
+                other = _around(roster, 0, self._blocks, cost, self._apart)
+                way = other if other is not None and _meets(other, self._apart) < met else way
+            if stands(way[0], roster):
+                for hop in set(way) - set(before):
+                    cost[hop.peer] += slow[hop.peer] * (hop.end - hop.begin)
+                self._goes(microbatch, way)
+                self._attempts[microbatch] = self._attempts.get(microbatch, 0) + 1
+                handed.setdefault(way[0].peer, set()).add(microbatch)
+        return handed
+
+    def trodden(self, microbatch: int, roster: Roster | None = None) -> Route:
+        """Its route, over those of `roster` (default: the step's) who have counted it, whichever way it went: they answer with what they have kept."""
+        roster = self._roster if roster is None else roster
+        hops = []
+        for hop in self._routes[microbatch]:
+            holders = {self._counted(block, microbatch) for block in range(hop.begin, hop.end)}
+            holder = holders.pop() if len(holders) == 1 else None
+            known = hop if holder is None else hop._replace(peer=holder)
+            hops.append(known if stands(known, roster) else hop)
+        return tuple(hops)
+
+    def share(self, newcomer: str, speed: float) -> dict[str, tuple[Task, ...]]:
+        """Give `newcomer`, who is in the roster by now, its part of what is not done: peer → what it is to be told.
+
+        The last ids of whoever has most left to do for its speed, as nobody has begun them most likely: it is advice, and no new attempt
+        (`Pipeline.assign`). Who was to begin an id is told if somebody else is to.
+        """
+        self._speeds[newcomer] = speed
+        self._fastest = max(self._fastest, speed)
+        held = {newcomer: self._roster[newcomer]}
+        waiting: dict[str, list[tuple[int, Hop]]] = {}
+        for microbatch in sorted(self._undone() & self._routes.keys()):
+            for hop in self._routes[microbatch]:
+                if hop.peer in self._roster and stands(hop._replace(peer=newcomer), held):
+                    waiting.setdefault(hop.peer, []).append((microbatch, hop))
+        told: dict[str, set[int]] = {}
+        taken = len(waiting.pop(newcomer, ()))  # ids that were to pass it in its former life
+        while waiting:
+            busiest = max(waiting, key=lambda peer: (len(waiting[peer]) * self._slow(peer), peer))
+            left = waiting[busiest]
+            fair = (taken + 1) * self._slow(newcomer) < len(left) * self._slow(busiest)
+            if not fair or len(left) <= UNDER_WAY:
+                break
+            microbatch, hop = left.pop()
+            before = self._routes[microbatch]
+            instead = tuple(hop._replace(peer=newcomer) if one == hop else one for one in before)
+            way = splice(instead, self._roster, {})
+            if _meets(way, self._apart):
+                continue
+            self._on(microbatch, way)
+            taken += 1
+            if stands(way[0], self._roster):  # else nobody can begin it yet
+                for first in {before[0].peer, way[0].peer} & self._roster.keys():
+                    told.setdefault(first, set()).add(microbatch)
+        return {peer: tuple(map(self._task, sorted(ids))) for peer, ids in told.items()}
+
+    def _task(self, microbatch: int) -> Task:
+        return Task(id=microbatch, route=self._routes[microbatch], attempt=self._attempts.get(microbatch, 0))
+
+    def _slow(self, peer: str) -> float:
+        """How long a block takes at `peer`, relative to the fastest."""
+        return self._fastest / max(self._speeds.get(peer, 1.0), 1e-9)
+
+    def _costs(self) -> dict[str, float]:
+        """When each peer of the roster would be done with one more block."""
+        return {
+            peer: seconds + self._slow(peer) + LAST * (peer in self._limits)
+            for peer, seconds in self._busy().items()
+        }
+
+    def _busy(self) -> dict[str, float]:
+        """How long each peer of the roster would be busy with all that is not done and goes there."""
+        blocks = dict.fromkeys(self._roster, 0)
+        for microbatch in self._undone() & self._routes.keys():
+            for hop in self._routes[microbatch]:
+                if hop.peer in blocks:
+                    blocks[hop.peer] += hop.end - hop.begin
+        return {peer: count * self._slow(peer) for peer, count in blocks.items()}
+
+    def stuck(self, undone: set[int]) -> None:
+        """`undone` made no progress for too long: what was so the last time, too, goes another way from now on."""
+        again, self._stalled = undone & self._stalled, undone
+        for microbatch, way in self._detours(again).items():
+            self._goes(microbatch, way)
+
+    def hedge(self, last: set[int]) -> set[int]:
+        """Choose another way for `last`, once for each id; returns those for which there is one."""
+        fresh = last - self._hedged
+        self._hedged |= fresh
+        other = self._detours(fresh)
+        for microbatch, way in other.items():
+            self._goes(microbatch, way)
+        return set(other)
+
+    def part(self, one: str, other: str) -> set[int]:
+        """Nothing is to pass between these two any more, whichever of them is to blame: what was to, and is not done, goes another way where there is
+        one. Returns those ids. Who blames everybody ends alone.
+        """
+        pair = frozenset((one, other))
+        if pair in self._apart:
+            return set()
+        self._apart.add(pair)
+        cost, moved = self._costs(), set()
+        for microbatch in sorted(self._undone() & self._routes.keys()):
+            before = self._routes[microbatch]
+            if not _meets(before, {pair}):
+                continue
+            way = _around(self._roster, 0, self._blocks, cost, self._apart)
+            if way is not None and _meets(way, self._apart) < _meets(before, self._apart):
+                for hop in way:
+                    cost[hop.peer] += self._slow(hop.peer) * (hop.end - hop.begin)
+                self._on(microbatch, way)  # nobody on its way has sat on it
+                moved.add(microbatch)
+        return moved
+
+    def _goes(self, microbatch: int, way: Route) -> None:
+        """From now on `microbatch` goes this `way`. Who has left the step is not to blame."""
+        before = self._routes[microbatch]
+        count = {self._counted(block, microbatch) for hop in before for block in range(hop.begin, hop.end)}
+        instead = {hop.peer for hop in before} - {hop.peer for hop in way} - count
+        self.taken.update(instead & self._roster.keys())
+        self._on(microbatch, way)
+
+    def _on(self, microbatch: int, way: Route) -> None:
+        self._routes[microbatch] = way
+        self._been[microbatch].update(hop.peer for hop in way)
+
+    def _detours(self, ids: set[int]) -> dict[int, Route]:
+        """Other ways for ids that got stuck, where there are some: past everybody on their ways so far, then past who counts nothing, then each its own way."""
+        if not ids:
+            return {}
+        cost, idle = self._costs(), self._idle()
+        found = {}
+        for microbatch in sorted(ids):
+            been = self._been[microbatch]
+            price = {
+                peer: cost[peer]
+                + BEEN * been[peer]
+                + IDLE * (peer in idle)
+                + MIXED * _chance(microbatch, peer)
+                for peer in cost
+            }
+            way = _around(self._roster, 0, self._blocks, price, self._apart)
+            before = self._routes[microbatch]
+            if way not in (None, before) and _meets(way, self._apart) <= _meets(before, self._apart):
+                found[microbatch] = way
+        return found
+
+    def _idle(self) -> set[str]:
+        """Who counts nothing at any of its blocks, though somebody counts something there."""
+        counted = {
+            block: {self._counted(block, microbatch) for microbatch in self._routes}
+            for block in range(self._blocks)
+        }
+        return {
+            peer
+            for peer, (begin, end) in self._roster.items()
+            if all(peer not in counted[block] for block in range(begin, end))
+            and any(counted[block] - {None} for block in range(begin, end))
+        }
+
+
+def _chance(microbatch: int, peer: str) -> float:
+    """A number in [0, 1) for each pair, the same everywhere."""
+    return crc32(f"{microbatch} {peer}".encode()) / 2**32

@@ -1,0 +1,322 @@
+"""One step at the coordinator: from Begin to the exact cover, which is then summed (step_sum.py).
+
+Pure. It hands out ids and keeps the books (step_ledger.py); what the outcome means for the run is the coordinator's business: it
+looks at `sums`, `trouble`, `failure` and `evaluated_only` after each event.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.coordinator.routing import Assignments
+from hetpeer.bootstrap.coordinator.step_ledger import StepLedger
+from hetpeer.bootstrap.coordinator.step_sum import Summing
+from hetpeer.bootstrap.state.context import Reign
+from hetpeer.bootstrap.state.effects import Effect, Send, Work
+from hetpeer.bootstrap.state.failed_microbatches import Failure, Reports
+from hetpeer.bootstrap.state.membership import Range
+from hetpeer.bootstrap.state.timeouts import Lull, Pace, few
+from hetpeer.dht.base.errors import ProtocolError
+
+
+class CoordinatedStep:
+    """The next step of `reign`, with the ready members as they are now; `behind` others are to be committed before it."""
+
+    def __init__(
+        self,
+        reign: Reign,
+        work: Work,
+        pace: Pace,
+        now: float,
+        behind: int = 0,
+    ) -> None:
+        config, members = reign.config, reign.members
+        first = config.microbatches
+        train = range(first if work.trains else 0)
+        evaluation = range(first, first + (config.evaluation_microbatches if work.evaluates else 0))
+        self.number = reign.version + behind
+        self.behind = behind
+        """So many versions older than `number` are the parameters with which it is computed."""
+        self.batch = work.batch
+        self.workers = work.workers
+        self.began_at = now
+        self.roster = members.roster()
+        self.ledger = StepLedger(train, evaluation, members.blocks)
+        self.sizes = dict(enumerate(config.sizes))
+        """Training id → how many samples it has."""
+        self._failure: Failure | None = None
+        self._reign = reign
+        self._pace = pace
+        self.line = reign.line
+        self._blocks = members.blocks
+        self._incarnations = {peer: members.volunteers[peer].incarnation for peer in self.roster}
+        self._entries = 0
+        self._entrants: dict[str, m.Entrant] = {}
+        """Who came in later and was not made known to everybody."""
+        self._targets = members.targets(config.link_ratio, reign.allowances.limited)
+        self._ways = Assignments(
+            (*train, *evaluation),
+            self.roster,
+            members.blocks,
+            members.rates(),
+            self.ledger.undone,
+            self.ledger.holder,
+            members.lines(config.compression, self._targets, mixed=config.spot_checks),
+            reign.allowances.limits(self.roster, len(train) or len(evaluation)),
+            reign.standings.apart | members.shunned(),
+        )
+        self.sums = Summing(reign, self.number, self.roster, self.ledger, self._ways.trodden, pace, now)
+        self._failures = Reports()
+        self._lull = Lull(now)
+        self.stalls = 0
+        """Times that its work was handed out again since anything was counted."""
+
+    def begin(self) -> list[Effect]:
+        """Tell everybody who takes part, and hand out the first routes."""
+        return [Send(peer, self._begin(peer, self._ways.tasks(peer))) for peer in self.roster]
+
+    def _begin(self, peer: str, tasks: tuple[m.Task, ...], entry: int = 0) -> m.Begin:
+        return m.Begin(
+            line=self.line,
+            step=self.number,
+            batch=self.batch,
+            microbatches=self._reign.config.microbatches,
+            roster=dict(self.roster),
+            incarnations=dict(self._incarnations),
+            tasks=tasks,
+            target=self._targets.get(peer, max(self._targets.values(), default=0.0)),
+            behind=self.behind,
+            entry=entry,
+        )
+
+    @property
+    def is_next(self) -> bool:
+        """Whether all steps before it are committed: one is reduced at a time."""
+        return self.number == self._reign.version
+
+    @property
+    def evaluated_only(self) -> bool:
+        """Whether this was an evaluation of the final state without training, and it is complete."""
+        return not self.ledger.ids and self.ledger.complete()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the run cannot go on."""
+        return self.sums.trouble
+
+    def failed(self) -> Failure | None:
+        """What all who hold some block have failed, since this was last asked."""
+        failure, self._failure = self._failure, None
+        return failure
+
+    @property
+    def taken(self) -> Mapping[str, int]:
+        """Holder → how many ids were taken from it, because nothing came of them."""
+        return self._ways.taken
+
+    def counted(self) -> dict[str, int]:
+        """Holder → how many ids it counts, by the latest plan."""
+        counted: dict[str, int] = {}
+        for sums in self.sums.covers.values():
+            for holder, ids in sums:
+                counted[holder] = max(counted.get(holder, 0), len(ids))
+        return counted
+
+    # ── what holders say ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def receive(self, peer: str, message: m.Message, now: float) -> list[Effect]:
+        """A word of `peer`, who is on the roster, on this step. Raises `ProtocolError` for what no honest peer says: it changes nothing."""
+        match message:
+            case m.Sealed():
+                return self._sealed(peer, message, now)
+            case m.Evaluated():
+                return self._evaluated(peer, message, now)
+            case m.Failed():
+                return self._failed(peer, message, now)
+            case _:
+                return self.sums.receive(peer, message, now)
+
+    def _sealed(self, peer: str, message: m.Sealed, now: float) -> list[Effect]:
+        """A holder's report of a slot: block by block it counts or not. What it says of blocks that it does not hold never does."""
+        self._check(peer, message)
+        begin, end = self.roster[peer]
+        theirs = [part for part in message.contents if begin <= part.begin and part.end <= end]
+        verdict = self.ledger.report(peer, message.slot, theirs, message.losses)
+        if verdict is None:
+            return []
+        settled = m.Settled(line=self.line, step=self.number, slot=message.slot, refused=verdict.refused)
+        effects: list[Effect] = [Send(peer, settled)]
+        if verdict.progress:
+            effects += self.sums.checks.accepted(peer, theirs, verdict.refused)
+        for rival, blocks in verdict.evicted.items():
+            self.sums.checks.lost(rival)
+            evict = m.Evict(line=self.line, step=self.number, blocks=tuple(blocks))
+            effects.append(Send(rival, evict))
+        if verdict.progress:
+            self._counted(now)
+        return [*effects, *self._hand_out(verdict.reopened), *self.advance(now)]
+
+    def _check(self, peer: str, message: m.Sealed) -> None:
+        """Every block once, in order, and ids of this step, each once: else thousands would be handed out again for one word."""
+        border = 0
+        for part in message.contents:
+            ids = self.ledger.ids.intersection(part.ids)
+            if len(ids) < len(part.ids):
+                raise ProtocolError(f"a report of ids that are not of step {self.number}", peer=peer)
+            if not border <= part.begin < part.end:
+                raise ProtocolError("a report whose blocks are out of order", peer=peer)
+            border = part.end
+        if not message.losses.keys() <= self.ledger.ids:
+            raise ProtocolError(f"losses of ids that are not of step {self.number}", peer=peer)
+
+    def _evaluated(self, peer: str, message: m.Evaluated, now: float) -> list[Effect]:
+        """Losses of evaluation microbatches, as they come out of the last block."""
+        holds_the_last = self.roster[peer][1] == self._blocks
+        if not holds_the_last or not self.ledger.evaluated(message.losses):
+            return []
+        self._counted(now)
+        return self.advance(now)
+
+    def _counted(self, now: float) -> None:
+        if self.stalls and self._ways.taken:
+            self._pace.found()
+        self.stalls = 0
+        self._lull.over(now)
+
+    def _failed(self, peer: str, message: m.Failed, now: float) -> list[Effect]:
+        """`peer` could not compute a microbatch: others are to, around whoever is to blame. What somebody sent is no fault of the microbatch, and who
+        says so may be wrong: only who has failed it itself counts where nobody else is left.
+        """
+        known = message.id in self._ways and self.ledger.is_undone(message.id)
+        there = known and self._ways.may_be_at(message.id, peer)
+        if not (there and self._failures.hears(message.id, peer)):
+            return self.part(peer, message.given)  # however it came there
+        culprit = message.given or peer
+        self._failures.add(message.id, peer, culprit if culprit in self.roster else "")
+        self._lull.over(now)
+        if blocks := self._failures.nobody_can(message.id, self.roster):
+            times = self._failures.times(message.id)
+            why = f"microbatch {message.id} of step {self.number} failed {times} times: {message.why}"
+            why = why[: m.MAX_TEXT]
+            holders = [p for p, (begin, end) in self.roster.items() if any(begin <= b < end for b in blocks)]
+            self._failure = Failure(self.batch, blocks, tuple(sorted(holders)), why)
+            return []
+        again = self._hand_out({message.id}, self._failures.who_else(message.id, self.roster, self._blocks))
+        return [*again, *self.part(peer, culprit)]
+
+    def part(self, peer: str, other: str) -> list[Effect]:
+        """`peer` takes nothing of `other`: what was to pass between them goes another way."""
+        known = peer != other and {peer, other} <= self.roster.keys()
+        return self._hand_out(self._ways.part(peer, other)) if known else []
+
+    # ── who comes and goes ───────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def orphaned(self) -> list[int]:
+        """Blocks that nobody in the step holds."""
+        return [b for b in range(self._blocks) if not any(i <= b < j for i, j in self.roster.values())]
+
+    def remaining_s(self, now: float) -> float:
+        """How long what is left would take at the pace so far; infinite while nothing is counted."""
+        ids = len(self.ledger.ids)
+        left = len(self.ledger.undone() & self.ledger.ids)
+        return (now - self.began_at) * left / (ids - left) if left < ids else math.inf
+
+    def enter(self, peer: str, incarnation: int, place: Range, speed: float, now: float) -> list[Effect]:
+        """`peer` holds the state with which the step began, and takes part from now on.
+
+        Who shares the work of others is made known to all. Who fills a gap introduces itself to those who wait for it: n who come at
+        once would be n² messages.
+        """
+        self._entries += 1
+        self.roster[peer], self._incarnations[peer] = place, incarnation
+        self._entrants[peer] = m.Entrant(peer=peer, incarnation=incarnation, begin=place[0], end=place[1])
+        self._lull.over(now)
+        begin = Send(peer, self._begin(peer, (), self._entries))
+        fresh = self._hand_out(self._ways.without_beginning() & self.ledger.undone())
+        shared = {} if peer in self._reign.allowances else self._ways.share(peer, speed)
+        known = self._make_known() if shared else []
+        return [begin, *fresh, *known, *(self._tell(first, tasks) for first, tasks in sorted(shared.items()))]
+
+    def shuts_out(self, peer: str) -> bool:
+        """Whether `peer` was turned out of it, or rests, and the others get on without."""
+        return not self.stalls and (peer in self.sums.unwanted or self._reign.quarrels.rests(peer))
+
+    def leave(self, peers: Iterable[str]) -> list[str]:
+        """Strike `peers` off the roster; returns those that were on it."""
+        left = [peer for peer in peers if self.roster.pop(peer, None) is not None]
+        for peer in left:
+            del self._incarnations[peer]
+            self._entrants.pop(peer, None)
+        self._failures.forget(left)
+        return left
+
+    def without(self, peers: Sequence[str], now: float) -> list[Effect]:
+        """`peers` have left the roster, and the others know; the caller has checked that every block keeps a holder, or may wait for one."""
+        for peer in peers:
+            self.ledger.unused.lost(peer, self.ledger.ids & self._ways.left_by(peer))
+        lost = [peer for peer in peers if self.ledger.lose(peer)]
+        self._lull.over(now)
+        self.sums.left(peers)
+        effects = self._hand_out(self._ways.beginning_at(peers) & self.ledger.undone())
+        if self.sums.under_way and not lost and self.ledger.complete():
+            return effects + self.sums.plan(now)
+        self.sums.reduce.void()
+        return effects + self.advance(now)
+
+    # ── patience ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def tick(self, now: float) -> list[Effect]:
+        """Make a plan anew that is not voted on for too long; urge, and hedge the last ids, where it takes unusually long."""
+        if self.sums.under_way:
+            return self.sums.tick(now)
+        if self.orphaned:
+            self._lull.over(now)
+        undone = self.ledger.undone()
+        last = len(undone) <= few(len(self.ledger.ids)) and self._lull.is_unusual(now)
+        urged = [self._tell(peer, ()) for peer in sorted(self.roster)] if self._lull.urges(now) else []
+        return [*urged, *(self._hand_out(self._ways.hedge(undone)) if last else [])]  # who is first counts
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether nothing was counted for too long, though every block has a holder and no sum is under way."""
+        patience = self._pace.patience(self._reign.config.stall_s)
+        return not self.sums.under_way and not self.orphaned and now - self._lull.since >= patience
+
+    def again(self, now: float) -> list[Effect]:
+        """Hand out what is not counted once more."""
+        self.stalls += 1
+        self._lull.over(now)
+        known = self._make_known()
+        undone = self.ledger.undone()
+        self._ways.stuck(undone)
+        return [*known, *self._hand_out(undone)]
+
+    def _make_known(self) -> list[Effect]:
+        """Tell everybody of those who came in while the step ran: they may not have found all who wait for them."""
+        entrants, self._entrants = tuple(self._entrants.values()), {}
+        joined = m.Joined(line=self.line, step=self.number, entrants=entrants)
+        return [Send(peer, joined) for peer in sorted(self.roster)] if entrants else []
+
+    def _hand_out(self, ids: set[int], roster: Mapping[str, Range] | None = None) -> list[Effect]:
+        """Route `ids` again from the start; peers on the way pass on what they have kept."""
+        again = sorted(self._ways.again(ids, roster).items())
+        return [self._tell(first, self._ways.tasks(first, mine)) for first, mine in again]
+
+    def _tell(self, first: str, tasks: tuple[m.Task, ...]) -> Effect:
+        return Send(first, m.Reroute(line=self.line, step=self.number, tasks=tasks))
+
+    # ── when all is counted ──────────────────────────────────────────────────────────────────────────────────────
+
+    def advance(self, now: float) -> list[Effect]:
+        """All counted, and it is its turn: reduce."""
+        if not self.is_next or self.sums.under_way or not self.ledger.ids or not self.ledger.complete():
+            return []
+        return self.sums.plan(now)
+
+    def comes_next(self, now: float) -> list[Effect]:
+        """All before it are committed: from now on it is waited for."""
+        self.sums.awaited_at = now
+        self._lull.over(now)
+        return self.advance(now)

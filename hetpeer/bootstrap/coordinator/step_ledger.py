@@ -1,0 +1,179 @@
+"""The books of one step: which holder counts each microbatch at each block, and when that is an exact cover.
+
+Pure. Per block a mapping id → holder; an id is counted once or not at all, whatever is reported how often. Sums are
+reported slot by slot and accepted block by block: what is disjoint from the books counts; of two that overlap, the
+smaller is dropped and what it alone held is open again (docs/protocol.md, step 4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hetpeer.averaging.messages import Contents
+from hetpeer.bootstrap.log.unused_work import Unused
+
+CLIP_EPSILON = 1e-6
+"""As torch.nn.utils.clip_grad_norm_ adds it to the norm."""
+MAX_REOPENED = 3
+"""So often one holder's refused reports open the same id again at once; after that it waits until nothing is counted for too long."""
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What became of a report: blocks that do not count, holders whose sums were displaced, ids open again."""
+
+    refused: tuple[int, ...] = ()
+    evicted: dict[str, list[int]] = field(default_factory=dict)
+    reopened: set[int] = field(default_factory=set)
+    displaced: set[int] = field(default_factory=set)
+    """Those of them that had counted."""
+    progress: bool = False
+
+
+class StepLedger:
+    """The books of a step with training ids `ids`, evaluation ids `evaluation` and `blocks` blocks."""
+
+    def __init__(self, ids: Iterable[int], evaluation: Iterable[int], blocks: int) -> None:
+        self.ids = frozenset(ids)
+        self.evaluation = frozenset(evaluation)
+        self.unused = Unused()
+        """What was computed, or was to be, and does not count."""
+        self._counted: list[dict[int, str]] = [{} for _ in range(blocks)]
+        self._settled: dict[str, tuple[int, tuple[int, ...]]] = {}
+        """Holder → its last slot, and the blocks of it that do not count: it seals one after the other, and numbers them upwards."""
+        self._reopened: Counter[tuple[str, int]] = Counter()
+        """Holder and id → how often its reports opened it again."""
+        self._losses: dict[tuple[str, int], float] = {}
+        self._evaluated: dict[int, float] = {}
+
+    # ── counting ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def report(
+        self, holder: str, slot: int, contents: Sequence[Contents], losses: Mapping[int, float]
+    ) -> Verdict | None:
+        """`holder` has sealed `slot`. Its last slot, reported twice, gets the same answer and changes nothing; one before that gets none. What is
+        said of the last block counts with the losses of its ids: a commit without one would be no number.
+        """
+        settled, known = self._settled.get(holder, (-1, ()))
+        if slot <= settled:
+            return Verdict(refused=known) if slot == settled else None
+        verdict = Verdict()
+        refused: list[int] = []
+        last = len(self._counted) - 1
+        for part in contents:
+            ids = self.ids.intersection(part.ids)
+            for block in range(part.begin, min(part.end, len(self._counted))):
+                sound = len(ids) == len(part.ids) and (block < last or ids <= losses.keys())
+                if sound and self._count(holder, block, ids, verdict):
+                    verdict.progress = True
+                else:
+                    refused.append(block)
+                    counted = self._counted[block].keys()
+                    verdict.reopened |= ids - counted
+                    self.unused.late(holder, ids & counted)
+                    self.unused.lost(holder, ids - counted)
+        verdict.reopened = self._may_reopen(holder, verdict.reopened) | verdict.displaced
+        for microbatch in self.ids & losses.keys():
+            self._losses[holder, microbatch] = losses[microbatch]
+        verdict.refused = tuple(refused)
+        self._settled[holder] = slot, verdict.refused
+        return verdict
+
+    def _may_reopen(self, holder: str, ids: set[int]) -> set[int]:
+        """Those of `ids` which the reports of `holder` have not opened too often."""
+        fresh = {i for i in ids if self._reopened[holder, i] < MAX_REOPENED}
+        self._reopened.update((holder, i) for i in fresh)
+        return fresh
+
+    def _count(self, holder: str, block: int, ids: frozenset[int], verdict: Verdict) -> bool:
+        counted = self._counted[block]
+        rivals = {counted[i] for i in ids if i in counted}
+        if rivals:
+            theirs = {i for i, h in counted.items() if h in rivals}
+            if holder in rivals or len(ids) <= len(theirs):
+                return False
+            for rival in rivals:
+                verdict.evicted.setdefault(rival, []).append(block)
+            for microbatch in theirs:
+                note = self.unused.late if microbatch in ids else self.unused.lost
+                note(counted.pop(microbatch), (microbatch,))
+            verdict.displaced |= theirs - ids
+        counted.update(dict.fromkeys(ids, holder))
+        return True
+
+    def evaluated(self, losses: Mapping[int, float]) -> bool:
+        """Losses of evaluation microbatches; the first one of an id counts. Whether anything was new."""
+        fresh = {i: x for i, x in losses.items() if i in self.evaluation and i not in self._evaluated}
+        self._evaluated.update(fresh)
+        return bool(fresh)
+
+    def lose(self, holder: str) -> bool:
+        """`holder` is gone and its slots with it. Whether anything counted is open again."""
+        lost = False
+        for counted in self._counted:
+            theirs = [i for i, h in counted.items() if h == holder]
+            for microbatch in theirs:
+                del counted[microbatch]
+            self.unused.lost(holder, theirs)
+            lost = lost or bool(theirs)
+        self._settled.pop(holder, None)  # it may come back, and number its slots from the beginning
+        for key in [key for key in self._losses if key[0] == holder]:
+            del self._losses[key]
+        return lost
+
+    def give_up(self) -> None:
+        """The step comes to nothing: all that counts is lost."""
+        for counted in self._counted:
+            for microbatch, holder in counted.items():
+                self.unused.lost(holder, (microbatch,))
+
+    def holder(self, block: int, microbatch: int) -> str | None:
+        """Who counts `microbatch` at `block`."""
+        return self._counted[block].get(microbatch)
+
+    def undone(self) -> set[int]:
+        """Ids that are not counted at every block, and evaluation ids without a loss."""
+        train = {i for counted in self._counted for i in self.ids - counted.keys()}
+        return train | (self.evaluation - self._evaluated.keys())
+
+    def is_undone(self, microbatch: int) -> bool:
+        """Whether this id of the step is among the undone ones."""
+        if microbatch in self.evaluation:
+            return microbatch not in self._evaluated
+        return any(microbatch not in counted for counted in self._counted)
+
+    def complete(self) -> bool:
+        """Whether every block has its exact cover and every evaluation microbatch its loss."""
+        return not self.undone()
+
+    def covers(self) -> dict[int, tuple[tuple[str, tuple[int, ...]], ...]]:
+        """The exact cover of every block: (holder, ids that it counts), in a fixed order."""
+        covers = {}
+        for block, counted in enumerate(self._counted):
+            held: dict[str, list[int]] = {}
+            for microbatch in sorted(counted):
+                held.setdefault(counted[microbatch], []).append(microbatch)
+            covers[block] = tuple((holder, tuple(held[holder])) for holder in sorted(held))
+        return covers
+
+    # ── deciding ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def train_loss(self, sizes: Mapping[int, int]) -> float:
+        """Mean loss of the step's samples; `sizes`: how many each id has. The loss of an id is that of the holder that
+        counts it at the last block.
+        """
+        last = self._counted[-1]
+        losses = {i: self._losses[last[i], i] for i in self.ids}
+        return math.fsum(sizes[i] * losses[i] for i in losses) / sum(sizes[i] for i in losses)
+
+    def evaluation_loss(self) -> float:
+        """Mean loss of the evaluation microbatches."""
+        return math.fsum(self._evaluated[i] for i in sorted(self.evaluation)) / len(self.evaluation)
+
+
+def clip_coefficient(norm: float, clip_norm: float | None) -> float:
+    """Factor that scales a gradient of global 2-norm `norm` to at most `clip_norm` (torch's clip_grad_norm_)."""
+    return 1.0 if clip_norm is None else min(1.0, clip_norm / (norm + CLIP_EPSILON))

@@ -1,0 +1,231 @@
+"""How the sums of one step come about: plans, votes, proofs and spot checks, until there is a decision.
+
+Pure. What there is to sum, and when all of it is counted, is the step's business (step.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.coordinator.reduction import Reduce, Sums
+from hetpeer.bootstrap.coordinator.step_ledger import StepLedger
+from hetpeer.bootstrap.state.context import Reign
+from hetpeer.bootstrap.state.effects import Effect, Send
+from hetpeer.bootstrap.state.membership import Range
+from hetpeer.bootstrap.state.outliers import Lengths, lengths
+from hetpeer.bootstrap.state.timeouts import Pace
+from hetpeer.bootstrap.trust.step_spot_checks import SpotChecks
+from hetpeer.bootstrap.trust.sum_proofs import Proofs
+from hetpeer.stages.pipeline.routes import Route
+
+
+class Summing:
+    """Of step `number`; `roster` is the step's own, as it changes, `trodden` says which way an id has gone."""
+
+    def __init__(
+        self,
+        reign: Reign,
+        number: int,
+        roster: Mapping[str, Range],
+        ledger: StepLedger,
+        trodden: Callable[[int], Route],
+        pace: Pace,
+        now: float,
+    ) -> None:
+        config = reign.config
+        self.reduce = Reduce(
+            config, reign.members.uplinks(), reign.quarrels, pace, now, guarded=config.spot_checks
+        )
+        self.covers: Mapping[int, Sequence[Sums]] = {}
+        """Block → whose slots, with which ids, the latest plan adds."""
+        elements = [cost.elements for cost in config.costs]
+        self.proofs = Proofs(
+            config.checks if config.proves else None, reign.line, number, dict(enumerate(elements))
+        )
+        self.checks = SpotChecks(
+            config.checks,
+            reign.standings,
+            reign.line,
+            number,
+            roster,
+            elements,
+            trodden,
+        )
+        self.awaited_at = now
+        """Since when the step is waited for: all before it are committed."""
+        self.unwanted: set[str] = set()
+        """Who was turned out of its reduce: the others are to end it among themselves, if they can."""
+        self._line, self._number = reign.line, number
+        self._quarrels = reign.quarrels
+        self._members = reign.members
+        self._roster = roster
+        self._ledger = ledger
+        self._guard = reign.guard
+        self._pace = pace
+        self._reduce_s = config.reduce_s
+        self._told: dict[int, m.Cover] = {}
+        """Block → its part of the latest plan."""
+        self._said_at = self._decided_at = self._checked_at = now
+        """When somebody last said something that proves a sum, when all was proven, and when a spot check last went on."""
+        self._waits = 0
+        """Times that a proof has taken longer than our patience."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether there is a plan, decided or not."""
+        return self.reduce.under_way
+
+    @property
+    def decision(self) -> Mapping[int, m.BlockVote] | None:
+        """What is to be committed: all have voted alike, it is what was sent, and nothing is left to be checked."""
+        proven = self.proofs.over and not self.proofs.found_false
+        return self.reduce.decision if proven and self.checks.over else None
+
+    @property
+    def trouble(self) -> str | None:
+        """Why there will be no decision."""
+        return None if self.reduce.trouble is None else f"{self.reduce.trouble} at step {self._number}"
+
+    def plan(self, now: float) -> list[Effect]:
+        """All is counted: a plan that adds it up, in place of the one before."""
+        self.covers = self._ledger.covers()
+        self.checks.void()
+        says_length = self._members.speak(m.SAYS_LENGTH, self._roster)
+        told = self.reduce.make(self.covers, self._roster, now, self.proofs.choose, says_length=says_length)
+        self._told = {cover.block: cover for covers in told.values() for cover in covers}
+        self.proofs.plan(self.reduce.plan, self._told.values())
+        self._quarrels.waited_in_vain(self.proofs.fled())
+        return [Send(peer, self._plan(peer, covers)) for peer, covers in told.items()]
+
+    def _plan(self, peer: str, covers: tuple[m.Cover, ...]) -> m.Plan:
+        return m.Plan(
+            line=self._line,
+            step=self._number,
+            plan=self.reduce.plan,
+            covers=covers,
+            closely=self.reduce.closely,
+            marks=self.proofs.marks(peer),
+        )
+
+    # ── what holders say ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def receive(self, peer: str, message: m.Message, now: float) -> list[Effect]:
+        """A word of `peer`, who is on the roster, on plans and spot checks. Raises `ProtocolError` for what no honest peer says."""
+        match message:
+            case m.Reducing():
+                self.reduce.moves(peer, message, now)
+            case m.Missed():
+                self.reduce.missed(peer, message)
+            case m.Objection():
+                return self.plan(now) if self.reduce.objected(peer, message) else []
+            case m.Vote():
+                return self._vote(peer, message, now)
+            case m.Proved() | m.Testimony() if not self.proofs.over:
+                before = self.proofs.silent
+                effects = self.proofs.receive(peer, message)
+                self._said_at = self._said_at if self.proofs.silent == before else now
+                return [*effects, *self._proven(now)]
+            case m.Checked() | m.Compared() | m.Shown():
+                self._checked_at = now
+                return [*self.checks.receive(peer, message), *self._compare()]
+            case _:
+                pass
+        return []
+
+    def _vote(self, peer: str, message: m.Vote, now: float) -> list[Effect]:
+        """A holder's word on the reduced gradients of its blocks; the last one decides."""
+        if self.reduce.decision is not None:
+            return []
+        if self.reduce.vote(peer, message, self._roster, now):
+            return self.plan(now)
+        if self.reduce.decision is None:
+            return []
+        self._said_at, self._waits = now, 0
+        return [*self.proofs.begin(), *self._proven(now)]
+
+    def _proven(self, now: float) -> list[Effect]:
+        """What follows from the proofs, if they are over: the sums are added up anew, or what they are made of is checked."""
+        if not self.proofs.over:
+            return []
+        if pairs := self.proofs.quarrels():
+            self.reduce.complaints.proven(pairs)
+        if huge := self.proofs.huge():
+            self.reduce.complaints.drowns(huge)
+        if liars := self.proofs.contradict():
+            self.reduce.complaints.contradict(liars)
+        if self.proofs.found_false:
+            return [] if self.reduce.complaints.pending else self.plan(now)
+        self._decided_at = self._checked_at = now
+        suspects = sorted(self._guard.unusual(self.lengths)) if self.checks.wanted else []
+        effects = [effect for one in suspects for effect in self.checks.suspect(one, self._contents(one))]
+        return [*effects, *self._compare()]
+
+    @property
+    def lengths(self) -> Lengths:
+        """How long what everybody counts is, by those who have added it up."""
+        return lengths(self.reduce.votes, self._told.values())
+
+    def _contents(self, peer: str) -> list[m.Contents]:
+        """What `peer` counts."""
+        return [
+            m.Contents(begin=block, end=block + 1, ids=ids)
+            for block, sums in sorted(self.covers.items())
+            for holder, ids in sums
+            if holder == peer
+        ]
+
+    def _compare(self) -> list[Effect]:
+        """The sums are decided: what was computed once more is compared with what they are made of."""
+        if self.reduce.decision is None or not self.proofs.over:
+            return []
+        return self.checks.compare(self.reduce.plan, self.covers, self._told.values(), self.proofs.said)
+
+    # ── who has to go, and time ──────────────────────────────────────────────────────────────────────────────────
+
+    def turned_out(self) -> dict[str, str]:
+        """Who is to leave because of what came of the plans, with the reason for each."""
+        out = {peer: why for peer, why in self.reduce.complaints.turned_out().items() if peer in self._roster}
+        self.unwanted |= out.keys()
+        return out
+
+    def left(self, peers: Sequence[str]) -> None:
+        """`peers` are not on the roster any more: who has voted may have to vote again."""
+        for peer in peers:
+            self.checks.lost(peer)
+        self.proofs.void()
+        self.reduce.left()
+
+    def mute(self, now: float) -> dict[str, str]:
+        """Who does not say what it is waited for, with the reason for which it is to leave."""
+        mute = dict.fromkeys(self.reduce.mute(self._roster, now), "it did not vote on three plans")
+        return mute | dict.fromkeys(self._unsaid(now), "it did not say what it had sent or received")
+
+    def _unsaid(self, now: float) -> list[str]:
+        """Who has not proven anything for too long, the second time that it seems so: the first time all may be slow."""
+        if self.proofs.over or now - self._said_at < self._pace.patience(self._reduce_s):
+            return []
+        self._pace.ran_out()
+        self._said_at, self._waits = now, self._waits + 1
+        if self._waits < 2:
+            return []
+        self._pace.blamed()
+        return sorted(self.proofs.silent & self._roster.keys())
+
+    def tick(self, now: float) -> list[Effect]:
+        """Make a plan anew that is not voted on for too long; do not wait for spot checks for ever."""
+        if self.reduce.decision is not None:
+            if self.proofs.over:
+                self._hurry(now)
+        elif self.reduce.overdue(now) and self.reduce.ran_out():
+            return self.plan(now)
+        return []
+
+    def _hurry(self, now: float) -> None:
+        """Spot checks are not waited for longer than a plan would be while nothing comes of them, and no longer than it took to get so far:
+        a third opinion is all that somebody counts, computed once more.
+        """
+        patience = self._pace.patience(self._reduce_s)
+        longest = max(self._decided_at - self.awaited_at, patience)
+        if now - self._checked_at >= patience or now - self._decided_at >= patience + longest:
+            self.checks.expire()

@@ -1,0 +1,166 @@
+"""An averaging at the coordinator: clusters that are at rest add up their parameters, or copies of them, and all install the mean.
+
+Pure. It has a plan and votes as a step has; what becomes of the decision in each cluster is the run's business. Who leaves is left out of the next
+plan. It always ends in a decision, be it of one cluster.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.coordinator.reduction import Reduce
+from hetpeer.bootstrap.state.context import Reign
+from hetpeer.bootstrap.state.disputed_pairs import Quarrels
+from hetpeer.bootstrap.state.effects import Effect, Send
+from hetpeer.bootstrap.state.membership import Range
+from hetpeer.bootstrap.state.timeouts import Pace
+
+
+class Round:
+    """Group `number` of the clusters with these reigns, all at rest and whole. `delayed`: they train on meanwhile."""
+
+    def __init__(
+        self,
+        number: int,
+        reigns: Mapping[int, Reign],
+        known: Quarrels,
+        pace: Pace,
+        now: float,
+        *,
+        delayed: bool,
+    ) -> None:
+        self.number = number
+        self.delayed = delayed
+        self.began_at = now
+        self._copies = {cluster: (reign.line, reign.version) for cluster, reign in sorted(reigns.items())}
+        self._rosters = {cluster: dict(reign.members.roster()) for cluster, reign in sorted(reigns.items())}
+        self._incarnations = {
+            peer: reigns[cluster].members.volunteers[peer].incarnation
+            for cluster, roster in self._rosters.items()
+            for peer in roster
+        }
+        uplinks = {peer: rate for reign in reigns.values() for peer, rate in reign.members.uplinks().items()}
+        self._says_length = all(
+            reign.members.speak(m.SAYS_LENGTH, reign.members.roster()) for reign in reigns.values()
+        )
+        first = next(iter(reigns.values()))
+        self._blocks = first.members.blocks
+        self.reduce = Reduce(first.config, uplinks, known, pace, now)
+
+    @property
+    def clusters(self) -> tuple[int, ...]:
+        """Who takes part."""
+        return tuple(self._rosters)
+
+    @property
+    def copies(self) -> dict[int, int]:
+        """Cluster → which version of its parameters is averaged."""
+        return {cluster: self._copies[cluster][1] for cluster in self._rosters}
+
+    def roster(self) -> dict[str, Range]:
+        """All members, with their blocks."""
+        return {peer: place for roster in self._rosters.values() for peer, place in roster.items()}
+
+    def begin(self, now: float) -> list[Effect]:
+        """Tell everybody who takes part, and make the first plan."""
+        roster = self.roster()
+        told: list[Effect] = [
+            Send(
+                peer,
+                m.Begin(
+                    line=line,
+                    step=version,
+                    batch=0,
+                    group=self.number,
+                    delayed=self.delayed,
+                    microbatches=0,
+                    roster=roster,
+                    incarnations=self._incarnations,
+                    tasks=(),
+                ),
+            )
+            for peer, (line, version) in self._addresses()
+        ]
+        return told + self._plan(now)
+
+    def _addresses(self) -> Iterable[tuple[str, tuple[m.Line, int]]]:
+        """Every member, with its line and the version that is averaged."""
+        return ((peer, self._copies[c]) for c, roster in self._rosters.items() for peer in sorted(roster))
+
+    def _plan(self, now: float) -> list[Effect]:
+        covers = self.reduce.make(self._sums(), self.roster(), now, says_length=self._says_length)
+        return [
+            Send(
+                peer,
+                m.Plan(
+                    line=line,
+                    step=version,
+                    group=self.number,
+                    plan=self.reduce.plan,
+                    covers=covers[peer],
+                    closely=self.reduce.closely,
+                ),
+            )
+            for peer, (line, version) in self._addresses()
+        ]
+
+    def _sums(self) -> dict[int, list[tuple[str, tuple[int, ...]]]]:
+        """Of each block one holder of each cluster, in the clusters' order; the work shared within a cluster."""
+        load: Counter[str] = Counter()
+        sums: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
+        for block in range(self._blocks):
+            sums[block] = []
+            for cluster, roster in self._rosters.items():
+                holders = sorted(peer for peer, (i, j) in roster.items() if i <= block < j)
+                sender = min(holders, key=lambda peer: load[peer])
+                load[sender] += 1
+                sums[block].append((sender, (cluster,)))
+        return sums
+
+    # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def receive(self, peer: str, message: m.Message, now: float) -> list[Effect]:
+        """A member's word on the sums of its blocks: the last vote decides."""
+        match message:
+            case m.Vote() if self.reduce.vote(peer, message, self.roster(), now):
+                return self._plan(now)
+            case m.Objection() if self.reduce.objected(peer, message):
+                return self._plan(now)
+            case m.Reducing():
+                self.reduce.moves(peer, message, now)
+            case m.Missed():
+                self.reduce.missed(peer, message)
+            case _:
+                pass
+        return []
+
+    def without(self, clusters: Iterable[int], now: float) -> list[Effect]:
+        """`clusters` have fallen apart; the others average without them, if there are any."""
+        gone = tuple(sorted(peer for cluster in clusters for peer in self._rosters.pop(cluster)))
+        self.reduce.left()
+        told: list[Effect] = [
+            Send(peer, m.Gone(line=line, group=self.number, peers=gone))
+            for peer, (line, _) in self._addresses()
+        ]
+        return told + self._plan(now) if self._rosters else []
+
+    def tick(self, now: float) -> list[Effect]:
+        """A plan of which nothing comes for too long is made anew."""
+        return self._plan(now) if self.reduce.overdue(now) and self.reduce.ran_out() else []
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def decided(self, now: float) -> dict[str, Any]:
+        """What the log says of it: of the averaging itself, and of clusters that install it."""
+        assert self.reduce.decision is not None
+        return {
+            "term": next(iter(self._copies.values()))[0].term,
+            "group": self.number,
+            "plan": self.reduce.plan,
+            "clusters": list(self.copies.items()),
+            "sums": {block: vote.digest for block, vote in sorted(self.reduce.decision.items())},
+            "seconds": now - self.began_at,
+        }

@@ -1,0 +1,154 @@
+"""What each cluster of a grouped run does next: which batch it trains, when it stores its parameters, and who does what comes last.
+
+Pure: it looks at the clusters and at the books (batches.py, averagings.py). A cluster's agenda is its share of the run. Docs: averaging.md, "Grouped runs".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.grouped.averagings import Averagings
+from hetpeer.bootstrap.grouped.cluster import Cluster
+from hetpeer.bootstrap.grouped.cluster_list import Clusters
+from hetpeer.bootstrap.log.batches import Batches
+from hetpeer.bootstrap.state.effects import CoordinatorConfig, Work
+from hetpeer.bootstrap.state.membership import Volunteer
+
+
+class Sharing:
+    """All methods take clusters by their numbers."""
+
+    def __init__(
+        self, config: CoordinatorConfig, clusters: Clusters, batches: Batches, averagings: Averagings
+    ) -> None:
+        self._config = config
+        self._clusters = clusters
+        self._batches = batches
+        self._averagings = averagings
+
+    # ── opening clusters ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, now: float) -> None:
+        """Open the clusters that live by the log."""
+        for number in sorted(self._batches.living):
+            self._open(number, now, founded=True)
+
+    def places(self, volunteer: Volunteer, now: float) -> list[m.Place]:
+        """All places of clusters that others have begun to form; if `volunteer` fits none that is open, those of one that nobody has begun, too."""
+        forming = [cluster for cluster in self._clusters if not cluster.founded and cluster.dissolved is None]
+        begun = [cluster for cluster in forming if cluster.members.volunteers]
+        places = [place for cluster in begun for place in cluster.places_for(volunteer)]
+        fits = [place for place in places if place.open and volunteer.memory_bytes >= place.memory_bytes]
+        if fits or (not volunteer.memory_bytes and any(place.open for place in places)):
+            return places
+        empty = next((cluster for cluster in forming if cluster not in begun), None)
+        if empty is None:
+            empty = self._open(self._clusters.unused, now, founded=False)
+        empty.members.recut(self._clusters.usual(empty.number))  # those for whom it was cut have left
+        return [*places, *empty.members.places()]
+
+    def _open(self, number: int, now: float, *, founded: bool) -> Cluster:
+        share = _Share(self, self._clusters, number)
+        return self._clusters.open(number, share, now, founded=founded)
+
+    # ── what clusters ask ────────────────────────────────────────────────────────────────────────────────────────
+
+    def take(self, number: int, ahead: int) -> Work | None:
+        """What `number` does next, beside `ahead` steps under way."""
+        cluster = self._clusters[number]
+        if self._averagings.stops(number):
+            return None
+        if self._ending:
+            evaluates = cluster is self.heir and not self._evaluated and not ahead
+            return Work(self._config.steps, trains=False, evaluates=True) if evaluates else None
+        if self._averagings.due(number, cluster.history.version + ahead):
+            return None
+        batch = self._batches.take(number)
+        if batch is None:
+            return None
+        due = self._evaluates(batch)
+        if ahead and (due or batch < self._config.fresh_steps):
+            self._batches.hand_back(number, batch)
+            return None
+        averages = cluster.history.averages
+        last = len(averages[max(averages)]["clusters"]) if averages else 1
+        return Work(batch, evaluates=due, workers=last if self._config.corrected else 1)
+
+    def _evaluates(self, batch: int) -> bool:
+        config = self._config
+        return config.evaluation_microbatches > 0 and batch % config.evaluate_every == 0
+
+    def saves(self, number: int) -> bool:
+        """Whether `number` is to store its parameters now. Not while others fetch the last ones that were stored."""
+        saver = self._clusters.saver
+        if saver is not None and saver.number != number:
+            return False
+        if any(cluster.founded and not cluster.whole for cluster in self._clusters):
+            return False
+        if self._ending:
+            return number == self.heir.number
+        wanted = any(not cluster.founded and cluster.complete for cluster in self._clusters)
+        return self._batches.unsaved >= (1 if wanted else self._config.checkpoint_every)
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def trains_on(self) -> bool:
+        """Whether some batch is in no living cluster."""
+        return not self._batches.exhausted
+
+    @property
+    def may_found(self) -> bool:
+        """Whether a new cluster may begin from the last checkpoint: it is of use, and that is as new as can be."""
+        batches = self._batches
+        return not self._clusters.living or (self.trains_on and not batches.unsaved and batches.compatible)
+
+    @property
+    def agreed(self) -> bool:
+        """Whether all clusters have the same parameters, by a last averaging of all of them."""
+        living = self._clusters.living
+        last = {c.number: c.history.version - 1 for c in living}
+        records = [c.history.averages.get(c.history.version - 1, {}) for c in living]
+        return len(living) == 1 or all(dict(one.get("clusters", ())) == last for one in records)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to do: all batches are in, averaged, evaluated and stored."""
+        return self._ending and self._evaluated and self.heir.history.stored
+
+    @property
+    def _ending(self) -> bool:
+        """Whether only the last evaluation and the last checkpoint are left to do, by the heir."""
+        return not self.trains_on and bool(self._clusters.living) and self.agreed
+
+    @property
+    def heir(self) -> Cluster:
+        """Who does what is left to do."""
+        return min(self._clusters.living, key=lambda cluster: cluster.number)
+
+    @property
+    def _evaluated(self) -> bool:
+        history = self.heir.history
+        return not self._config.evaluation_microbatches or history.version in history.evaluations
+
+
+class _Share:
+    """The agenda of one cluster: its part of the run."""
+
+    over = False
+
+    def __init__(self, sharing: Sharing, clusters: Clusters, number: int) -> None:
+        self._sharing = sharing
+        self._clusters = clusters
+        self._number = number
+
+    def take(self, ahead: int = 0) -> Work | None:
+        return self._sharing.take(self._number, ahead)
+
+    def saves(self, version: int) -> bool:  # noqa: ARG002 - whatever its version
+        return self._sharing.saves(self._number)
+
+    def logged(self, record: Mapping[str, Any]) -> None:
+        self._clusters.logged(self._number, record)

@@ -1,0 +1,206 @@
+"""The course of a grouped run: what follows for all clusters from what has happened in one of them.
+
+Pure. Clusters that have fallen apart are buried, averagings are decided and installed, clusters are founded, stand in line and average, and at the end
+the run is closed. Docs: averaging.md, "Grouped runs".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.grouped.averagings import Averagings
+from hetpeer.bootstrap.grouped.cluster import Cluster
+from hetpeer.bootstrap.grouped.cluster_agenda import Sharing
+from hetpeer.bootstrap.grouped.cluster_list import Clusters
+from hetpeer.bootstrap.grouped.group_queue import Waiting
+from hetpeer.bootstrap.grouped.unassigned import Door
+from hetpeer.bootstrap.state.effects import (
+    CollectCheckpoint,
+    CoordinatorConfig,
+    Effect,
+    Halt,
+    Send,
+    State,
+)
+
+
+class Course:
+    """Of the clusters and volunteers that the others know, from the beginning of a reign."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        clusters: Clusters,
+        sharing: Sharing,
+        averagings: Averagings,
+        waiting: Waiting,
+        door: Door,
+    ) -> None:
+        self._config = config
+        self._clusters = clusters
+        self._sharing = sharing
+        self._averagings = averagings
+        self._waiting = waiting
+        self._door = door
+        self.state = State.WAITING
+
+    def by(self, cluster: Cluster, effects: list[Effect]) -> list[Effect]:
+        """What `cluster` decides concerns the others, too."""
+        for effect in effects:
+            match effect:
+                case CollectCheckpoint():
+                    self._clusters.saver = cluster
+                case Halt(why, completed):
+                    return [*effects, *self._close(m.Finished(why=why, completed=completed), but=cluster)]
+                case _:
+                    pass
+        return effects
+
+    def settle(self, effects: list[Effect], now: float) -> list[Effect]:
+        """All that can be done at once, after `effects`, is done."""
+        done = list(effects)
+        while self.state is not State.FINISHED:
+            more = (
+                self._bury(now)
+                or self._decide(now)
+                or self._install(now)
+                or self._found(now)
+                or self._line_up(now)
+                or self._finish(now)
+            )
+            if not more:
+                break
+            done += more
+        return done
+
+    def tick(self, now: float) -> list[Effect]:
+        """Who has stood in line for long enough is put into groups."""
+        return self.settle(self._form(self._waiting.tick(now), now), now)
+
+    # ── clusters come and go ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _bury(self, now: float) -> list[Effect]:
+        """Clusters have fallen apart: the others go on without them, their volunteers choose again."""
+        fallen = [cluster for cluster in self._clusters if cluster.dissolved is not None]
+        effects: list[Effect] = [self._clusters.bury(cluster) for cluster in fallen]
+        numbers = {cluster.number for cluster in fallen}
+        effects += self._averagings.without(numbers, now)
+        for cluster in fallen:
+            for volunteer in cluster.members.volunteers.values():
+                spared = volunteer.homeless()
+                effects += self._door.enter(spared, self._sharing.places(spared, now))
+        return effects + self._form(self._waiting.leave(numbers, now), now)
+
+    def _found(self, now: float) -> list[Effect]:
+        """A cluster has all its volunteers: it begins from the last checkpoint. One of the others is asked to store what it has, if need be."""
+        forming = next((c for c in self._clusters if not c.founded and c.complete), None)
+        if forming is None or not self._sharing.may_found:
+            return []
+        version = forming.history.checkpoint_version
+        number, cut = forming.number, forming.members.layout(forming.number)
+        usual = [tuple(place) for place in self._clusters.usual(number)]
+        own = {} if list(cut) == usual else {"layout": [list(place) for place in cut]}
+        record = self._clusters.log(kind="founded", cluster=number, version=version, **own)
+        return [record, *self.by(forming, forming.found(now, self._clusters.patience))]
+
+    # ── averagings ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _decide(self, now: float) -> list[Effect]:
+        """An averaging is decided, or cannot be."""
+        for one in self._averagings.under_way():
+            if one.reduce.trouble is not None:
+                why = f"{one.reduce.trouble} in group {one.number}"
+                halt = self._clusters.log(kind="halt", why=why)
+                return [halt, *self._close(m.Finished(why=why, completed=False))]
+        record = self._averagings.decided(now)
+        if record is None:
+            return []
+        self._waiting.averaged(record["seconds"])
+        return self._log_average(record, "average", [number for number, _ in record["clusters"]], now)
+
+    def _install(self, now: float) -> list[Effect]:
+        """A cluster has come to stand between two steps, and a mean is decided for it."""
+        for number, record in self._averagings.promised().items():
+            if self._clusters[number].at_rest:
+                return self._log_average(record, "installed", (number,), now)
+        return []
+
+    def _log_average(
+        self, record: Mapping[str, Any], kind: str, clusters: Iterable[int], now: float
+    ) -> list[Effect]:
+        """Those of `clusters` that can install it at once do."""
+        ready = [self._clusters[number] for number in clusters if self._clusters[number].at_rest]
+        steps = [(cluster.number, cluster.history.version) for cluster in ready]
+        for cluster in ready:
+            cluster.moves_on()
+        effects: list[Effect] = [self._clusters.log(kind=kind, **record, installed=steps)]
+        for cluster in ready:
+            effects += self.by(cluster, cluster.installs(record, now))
+        return effects
+
+    def _line_up(self, now: float) -> list[Effect]:
+        """Who has trained its batches waits for a group."""
+        if not self._sharing.trains_on:
+            return []
+        for cluster in self._clusters:
+            number = cluster.number
+            if cluster.whole and not self._waiting.knows(number):
+                self._clusters.patience = max(1, self._clusters.patience // 2)
+                base = (cluster.history.base or {}).get("cluster")
+                return self._form(self._waiting.join(number, base, now), now) or self._line_up(now)
+            if self._is_ready(cluster) and not self._waiting.waits(number):
+                return self._form(self._waiting.line_up(number, now), now) or self._line_up(now)
+        return []
+
+    def _is_ready(self, cluster: Cluster) -> bool:
+        """Whether it has trained its batches since it joined a group, and is to join one."""
+        due = self._averagings.due(cluster.number, cluster.history.version)
+        return due and not self._averagings.busy(cluster.number) and cluster.whole and cluster.at_rest
+
+    def _form(self, groups: Iterable[Sequence[int]], now: float) -> list[Effect]:
+        """These average with each other; who has fallen apart meanwhile does not."""
+        effects: list[Effect] = []
+        for group in groups:
+            here = [cluster for cluster in map(self._clusters.get, group) if cluster is not None]
+            effects += self._average(here, now)
+        return effects
+
+    def _average(self, members: Sequence[Cluster], now: float, *, last: bool = False) -> list[Effect]:
+        effects: list[Effect] = []
+        if len(members) > 1:
+            effects += self._averagings.begin({c.number: c.reign for c in members}, now, last=last)
+        for alone in members if len(members) == 1 else ():
+            self._averagings.skip(alone.number, alone.history.version)
+        for cluster in members:
+            if not self._averagings.stops(cluster.number):
+                effects += self.by(cluster, cluster.go_on(now))
+        return effects
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _finish(self, now: float) -> list[Effect]:
+        """All batches are in: everybody averages with everybody, one evaluates and stores what has become of it."""
+        living = self._clusters.living
+        if self._sharing.trains_on or not living or not all(c.whole and c.at_rest for c in living):
+            return []
+        if any(self._averagings.busy(cluster.number) for cluster in living):
+            return []
+        if not self._sharing.agreed:
+            self._waiting.close(now)
+            return self._average(living, now, last=True)
+        heir = self._sharing.heir
+        return self.complete() if self._sharing.over else self.by(heir, heir.go_on(now))
+
+    def complete(self) -> list[Effect]:
+        """Nothing is left to do."""
+        return self._close(m.Finished(why=f"all {self._config.steps} batches are committed", completed=True))
+
+    def _close(self, end: m.Finished, but: Cluster | None = None) -> list[Effect]:
+        self.state = State.FINISHED
+        told: list[Effect] = [
+            Send(peer, end) for c in self._clusters if c is not but for peer in c.members.volunteers
+        ]
+        halt: list[Effect] = [Halt(end.why, end.completed)] if but is None else []
+        return [*told, *self._door.close(end), *halt]

@@ -1,0 +1,247 @@
+"""A grouped run: clusters that train batches of their own, and average with those that are ready at about the same time.
+
+Pure. Each cluster has a coordinator (cluster.py), whose volunteers work in it as in an exact run. Here is what comes from outside, and to whom it
+goes: to a cluster, to an averaging, or to the door. What clusters do next is said by cluster_agenda.py, what follows for the others by cluster_events.py. Docs:
+averaging.md, "Grouped runs".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hetpeer.averaging import messages as m
+from hetpeer.averaging.groups.group_scheduler import GroupScheduler
+from hetpeer.bootstrap.grouped.averaging_round import Round
+from hetpeer.bootstrap.grouped.averagings import Averagings
+from hetpeer.bootstrap.grouped.cluster import Cluster
+from hetpeer.bootstrap.grouped.cluster_agenda import Sharing
+from hetpeer.bootstrap.grouped.cluster_cut import Cutting
+from hetpeer.bootstrap.grouped.cluster_events import Course
+from hetpeer.bootstrap.grouped.cluster_list import Clusters
+from hetpeer.bootstrap.grouped.group_queue import Waiting
+from hetpeer.bootstrap.grouped.unassigned import Door
+from hetpeer.bootstrap.log.batches import Batches
+from hetpeer.bootstrap.state.effects import (
+    CollectCheckpoint,
+    CoordinatorConfig,
+    Disconnect,
+    Effect,
+    Send,
+    State,
+)
+from hetpeer.bootstrap.state.membership import Volunteer
+
+MUTE = "it did not vote on three plans"
+
+
+class Grouped:
+    """One reign over the run whose log says `records`. `scheduler` knows no worker yet."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        records: Iterable[Mapping[str, Any]],
+        scheduler: GroupScheduler,
+        now: float,
+    ) -> None:
+        self._blocks = len(config.costs)
+        self._batches = Batches(config.steps)
+        self._averagings = Averagings(config.averaging_interval, delayed=config.averaging_delayed)
+        self.clusters = Clusters(config, records, (self._batches, self._averagings))
+        self._sharing = Sharing(config, self.clusters, self._batches, self._averagings)
+        self._sharing.begin(now)
+        self._door = Door(config, self.clusters.term, now)
+        self._course = Course(
+            config, self.clusters, self._sharing, self._averagings, Waiting(scheduler), self._door
+        )
+
+    def start(self) -> list[Effect]:
+        """The first effects of a reign: its term is durable before anything is said in its name."""
+        record = self.clusters.log(kind="reign", term=self.clusters.term)
+        return [record, *(self._course.complete() if self.over else [])]
+
+    @property
+    def state(self) -> State:
+        return self._course.state
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to do: all batches are in, averaged, evaluated and stored."""
+        return self._sharing.over
+
+    # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def receive(self, peer: str, message: m.Message, now: float) -> list[Effect]:
+        """A message of `peer` (the transport's word, not the message's)."""
+        if self.state is State.FINISHED and not isinstance(message, m.Hello):
+            return []
+        if isinstance(message, m.Hello):
+            return self._course.settle(self._hello(peer, message, now), now)
+        cluster = self.clusters.of(peer)
+        if cluster is not None:
+            return self._course.settle(self._to(cluster, peer, message, now), now)
+        if peer not in self._door:
+            return [
+                Send(peer, m.Fenced(why="the coordinator does not know this volunteer")),
+                Disconnect(peer),
+            ]
+        self._door.heard(peer, now)
+        match message:
+            case m.Claim():
+                return self._course.settle(self._claim(peer, message), now)
+            case m.Farewell():
+                self._door.leave(peer)
+                return [Disconnect(peer)]
+            case _:
+                return []
+
+    def _to(self, cluster: Cluster, peer: str, message: m.Message, now: float) -> list[Effect]:
+        """`cluster`'s volunteer says something to it, or of an averaging."""
+        if not isinstance(message, m.OfPlan) or not message.group:
+            return self._course.by(cluster, cluster.receive(peer, message, now))
+        one = self._averagings.of(cluster.number)
+        if one is None or (message.line, message.group) != (cluster.line, one.number):
+            return []
+        cluster.resumed(peer, now)
+        return [*one.receive(peer, message, now), *self._quarrelled(one, now)]
+
+    def _quarrelled(self, one: Round, now: float) -> list[Effect]:
+        """Who of an averaging is in quarrel, and who has to go."""
+        complaints = one.reduce.complaints
+        told = [self.clusters.log(kind="quarrel", group=one.number, **news) for news in complaints.news()]
+        return [*told, *self._turn_out(complaints.turned_out(), now)]
+
+    def _turn_out(self, peers: Mapping[str, str], now: float) -> list[Effect]:
+        """These, with the reason for each, have to come back as others."""
+        effects: list[Effect] = []
+        for peer, why in peers.items():
+            if self._averagings.quarrels.is_done_with(peer):
+                effects.append(self.clusters.log(kind="banned", peer=peer, why=why))
+            cluster = self.clusters.of(peer)
+            if cluster is not None:
+                effects += self._course.by(cluster, cluster.silence([peer], why, now))
+        return effects
+
+    def broken(self, peer: str, now: float) -> list[Effect]:
+        """The stream of `peer` broke; it may come back within the grace."""
+        cluster = self.clusters.of(peer)
+        if cluster is not None:
+            return cluster.broken(peer, now)
+        self._door.broken(peer, now)
+        return []
+
+    def resumed(self, peer: str, now: float) -> list[Effect]:
+        """The stream of `peer` is back and nothing was lost on the way."""
+        cluster = self.clusters.of(peer)
+        if cluster is not None:
+            return cluster.resumed(peer, now)
+        self._door.heard(peer, now)
+        return []
+
+    def saved(self, order: CollectCheckpoint, block: int, digest: str, now: float) -> list[Effect]:
+        """The state of `block` that `order` asks for lies durably in the checkpoint store."""
+        saver = self.clusters.saver
+        if saver is None:
+            return []
+        effects = saver.saved(order, block, digest, now)
+        return self._course.settle(self._course.by(saver, effects), now)
+
+    def not_saved(self, order: CollectCheckpoint, now: float) -> list[Effect]:
+        """The checkpoint could not be collected: it is tried again at the next border."""
+        saver = self.clusters.saver
+        return [] if saver is None else saver.not_saved(order, now)
+
+    @property
+    def forming(self) -> Cluster | None:
+        """The cluster in which volunteers wait for others."""
+        return next((c for c in self.clusters if c.forming and c.members.volunteers), None)
+
+    def recut(self, cutting: Cutting, now: float) -> list[Effect]:
+        """A planner has found how those who wait for others can be a cluster. Nothing happens if others are there by now than those it was made for.
+        Raises `ValueError` for a cut that is none.
+        """
+        if fault := cutting.fault(self._blocks):
+            raise ValueError(fault)
+        cluster = self.clusters.get(cutting.cluster)
+        if self.state is State.FINISHED or cluster is None or not cluster.forming:
+            return []
+        if cutting.peers != cluster.members.volunteers.keys():
+            return []
+        spared = [cluster.members.volunteers.pop(peer) for peer in sorted(cutting.spared)]
+        effects = cluster.recut(cutting)
+        for volunteer in spared:
+            effects += self._to_door(volunteer.homeless(), now)
+        return self._course.settle(effects, now)
+
+    def tick(self, now: float) -> list[Effect]:
+        """Time passes. To be called a few times a second."""
+        if self.state is State.FINISHED:
+            return []
+        effects = [*self._door.tick(now), *self._course.settle(self._silence(now), now)]
+        for cluster in list(self.clusters):
+            effects += self._course.by(cluster, cluster.tick(now))
+        effects = self._course.settle(effects, now)
+        effects += self._averagings.tick(now)
+        return effects + self._course.tick(now)
+
+    def _silence(self, now: float) -> list[Effect]:
+        """Who does not vote on what it averages has to come back."""
+        effects: list[Effect] = []
+        for one in self._averagings.under_way():
+            effects += self._quarrelled(one, now)
+            effects += self._turn_out(dict.fromkeys(one.reduce.mute(one.roster(), now), MUTE), now)
+        return effects
+
+    # ── what others show of it ───────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def volunteers(self) -> int:
+        return sum(cluster.volunteers for cluster in self.clusters) + len(self._door)
+
+    def working(self) -> dict[str, m.Range]:
+        return {peer: place for c in self.clusters for peer, place in c.working().items()}
+
+    @property
+    def missing_blocks(self) -> Sequence[int]:
+        """Blocks that no cluster has: none, as long as there is a whole one."""
+        held = self.working().values()
+        return [b for b in range(self._blocks) if not any(i <= b < j for i, j in held)]
+
+    @property
+    def done(self) -> int:
+        return self._batches.known
+
+    @property
+    def last(self) -> list[Mapping[str, Any]]:
+        histories = [cluster.history for cluster in self.clusters.living]
+        return [h.commits[max(h.commits)] for h in histories if h.commits]
+
+    # ── who is where ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _hello(self, peer: str, hello: m.Hello, now: float) -> list[Effect]:
+        known = self.clusters.of(peer)
+        refusal = self._door.refuse(peer, hello) or ([] if known is None else known.refuse(peer, hello))
+        if refusal:
+            return refusal
+        effects = [] if known is None else self._course.by(known, known.dismiss(peer, now))
+        if peer in self._door:
+            self._door.leave(peer)
+        back = self.clusters.get(hello.cluster)
+        if back is not None and hello.place is not None and back.has_room(hello.place):
+            return effects + self._course.by(back, back.receive(peer, hello, now))
+        return effects + self._to_door(Volunteer.of(peer, hello, now), now)
+
+    def _claim(self, peer: str, claim: m.Claim) -> list[Effect]:
+        cluster, volunteer = self.clusters.get(claim.cluster), self._door.leave(peer)
+        spared = None if cluster is None else cluster.enter(volunteer, claim)
+        if cluster is None or spared is None:
+            return self._to_door(volunteer, volunteer.heard_at)
+        effects: list[Effect] = [Send(peer, m.Granted(line=cluster.line, begin=claim.begin, end=claim.end))]
+        for other in spared:
+            effects += self._to_door(other.homeless(), volunteer.heard_at)
+        return effects
+
+    def _to_door(self, volunteer: Volunteer, now: float) -> list[Effect]:
+        """It has no place, and chooses one."""
+        return self._door.enter(volunteer, self._sharing.places(volunteer, now))

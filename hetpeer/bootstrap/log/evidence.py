@@ -1,0 +1,141 @@
+"""What the volunteers of a run say they did: their signed logs, read and checked line by line.
+
+Lines are checked for who signed them and which run they are of. What they prove is the audit's business (audit.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from hetpeer.bootstrap.log.volunteer_log import Record, read_event, read_events
+from hetpeer.bootstrap.run.amendment import PeerId
+from hetpeer.bootstrap.run.manifest import Digest
+from hetpeer.bootstrap.run.settings import Count
+from hetpeer.dht.base.errors import ProtocolError
+
+Key = tuple[int, int, int, int, int]
+"""Cluster, view, step, plan and block: what was applied where."""
+
+
+class Applied(BaseModel):
+    """A volunteer's word that it updated a block: with the sum of these slots, and to this state. `group` above 0: it averaged."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    kind: Literal["applied"]
+    run: str
+    peer: PeerId
+    incarnation: Count
+    term: Count
+    view: Count
+    cluster: Count = 0
+    step: Count
+    base: Count | None = None
+    """The version of the parameters of which the gradient is; None: it does not say, and they were the newest."""
+    group: Count = 0
+    block: Count
+    plan: Count
+    cover: list[tuple[str, list[Count]]]
+    """Slots of the reduce plan: holder, microbatch ids."""
+    gradient: Digest
+    state: Digest
+
+    @property
+    def key(self) -> Key:
+        return self.cluster, self.view, self.step, self.plan, self.block
+
+    @property
+    def counts(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Its slots, in one order."""
+        return tuple(sorted((holder, tuple(sorted(ids))) for holder, ids in self.cover))
+
+    @property
+    def says(self) -> tuple[object, ...]:
+        """What all who have applied the same have to say alike."""
+        base = self.step if self.base is None else self.base
+        return base, self.counts, self.gradient, self.state
+
+    def tally(self) -> Counter[int]:
+        """How often each microbatch, or cluster, is in the sum that was applied."""
+        return Counter(microbatch for _, ids in self.cover for microbatch in ids)
+
+
+class Found(BaseModel):
+    """A volunteer's word that the task board led it to microbatches that `sender` kept, whose bundles enter block `border`."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    kind: Literal["leftover"]
+    run: str
+    peer: PeerId
+    view: Count
+    cluster: Count = 0
+    step: Count
+    border: Count
+    sender: PeerId
+    ids: list[Count]
+
+
+Event = Applied | Found
+_EVENT: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
+_KINDS = ("applied", "leftover")
+
+
+@dataclass(slots=True)
+class Testimony:
+    """All that is said, and what is no evidence because of its form."""
+
+    volunteers: int = 0
+    applied: dict[Key, list[Applied]] = field(default_factory=lambda: defaultdict(list))
+    lives: dict[str, list[Applied]] = field(default_factory=dict)
+    """Volunteer → the same, in the order of its log."""
+    found: list[Found] = field(default_factory=list)
+    unsound: list[str] = field(default_factory=list)
+    """Lines that count for nothing, with the reason."""
+
+    @classmethod
+    def read(cls, folder: Path, run_id: str) -> Testimony:
+        """The logs in `folder`, one for each volunteer, named after it."""
+        testimony = cls()
+        for path in sorted(folder.glob("*.jsonl")):
+            testimony.volunteers += 1
+            for number, line in read_events(path):
+                try:
+                    event = _read(line, path.stem, run_id)
+                except (ProtocolError, ValidationError) as error:
+                    why = error.what if isinstance(error, ProtocolError) else "not a valid event"
+                    testimony.unsound.append(f"{path.name} line {number}: {why}")
+                    continue
+                if isinstance(event, Applied):
+                    testimony.applied[event.key].append(event)
+                    testimony.lives.setdefault(event.peer, []).append(event)
+                elif event is not None:
+                    testimony.found.append(event)
+        return testimony
+
+    @property
+    def updates(self) -> int:
+        """How many updates of blocks it tells of."""
+        return sum(map(len, self.lives.values()))
+
+
+def _read(line: str, peer: str, run_id: str) -> Event | None:
+    """The event of a line, if it is of a kind that is looked at."""
+    return read_record(*read_event(line), peer, run_id)
+
+
+def read_record(signer: str, record: Record, peer: str, run_id: str) -> Event | None:
+    """The event that `signer` has put into the log of `peer`. Raises `ProtocolError` or `ValidationError` for what is no evidence."""
+    if record.get("kind") not in _KINDS:
+        return None
+    event = _EVENT.validate_python(record)
+    if not signer == event.peer == peer:
+        raise ProtocolError(f"signed by {signer}, in the log of {peer}")
+    if event.run != run_id:
+        raise ProtocolError(f"of another run, {event.run[:40]}")
+    return event

@@ -1,0 +1,236 @@
+"""An append-only file of msgpack records, durable when `append` returns: what a run's decisions are kept in.
+
+A frame is a head of 16 bytes (payload length u32, check of the head, 8 bytes of the payload's blake3) and the payload.
+A crash while appending leaves a frame cut short, or a file grown by zeros; that tail was never acknowledged and is cut
+off on open. Anything else that does not add up is damage to what was acknowledged: it is refused, with its offset,
+because going on would forget a decision.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import struct
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+from blake3 import blake3
+
+from hetpeer.bootstrap.log.record_sequence import Records
+from hetpeer.bootstrap.run.durable_files import disk_errors, sync_folder
+from hetpeer.dht.base.errors import ExitCode, LocalError
+
+HEAD = struct.Struct("<I4s8s")
+MAX_RECORD_BYTES = 64 * 2**20
+
+Record = dict[str, Any]
+
+
+class Log(Records):
+    """One open log file, and its records in order: only where they begin is kept in memory, they are read when they are asked for.
+
+    `notes` says what opening had to mend. Append from one thread at a time; any may read meanwhile.
+    """
+
+    def __init__(self, path: Path, descriptor: int, ends: array[int], notes: list[str]) -> None:
+        self.path = path
+        self.notes = notes
+        self._descriptor = descriptor
+        self._ends = ends
+        """Where the records end, each of which begins where the one before it ends; the first entry is 0."""
+
+    @classmethod
+    def open(cls, path: Path) -> Log:
+        """Open or create the log, for this process alone, and cut off a torn tail.
+
+        Raises `LocalError`: HP-LOG-001 if an acknowledged record is damaged, HP-LOG-002 if another process has it
+        open, HP-DISK-001 or HP-DISK-002 if it cannot be written.
+        """
+        with disk_errors(path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            _lock(descriptor, path)
+            ends, torn = _scan(path)
+            notes = []
+            with disk_errors(path):
+                if torn:
+                    notes.append(
+                        f"cut {torn} bytes off {path}: a record that was being written when the process died"
+                    )
+                    os.ftruncate(descriptor, ends[-1])
+                os.fsync(descriptor)
+                sync_folder(path.parent)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return cls(path, descriptor, ends, notes)
+
+    def append(self, *records: Record) -> None:
+        """Add records; they are on the disk when this returns.
+
+        Raises `LocalError` HP-DISK-002 (or 001) and leaves the log as it was before.
+        """
+        frames = [_frame(record) for record in records]
+        try:
+            with disk_errors(self.path):
+                self._write(b"".join(frames))
+                os.fsync(self._descriptor)
+        except LocalError:
+            os.ftruncate(self._descriptor, self._ends[-1])
+            raise
+        for frame in frames:
+            self._ends.append(self._ends[-1] + len(frame))
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def read(self, begin: int, end: int) -> list[Any]:
+        """These records. Raises `LocalError` HP-LOG-001 if one is damaged on the disk."""
+        ends = self._ends[begin : end + 1]
+        try:
+            data = self._bytes(ends[0], ends[-1])
+        except OSError as error:
+            raise _damaged(self.path, ends[0]) from error
+        found = []
+        for first, last in itertools.pairwise(ends):
+            frame = data[first - ends[0] : last - ends[0]]
+            payload = frame[HEAD.size :]
+            if frame[: HEAD.size] != _head(payload):
+                raise _damaged(self.path, first)
+            found.append(msgpack.unpackb(payload, strict_map_key=False))
+        return found
+
+    def close(self) -> None:
+        """Nothing is read or written any more."""
+        descriptor, self._descriptor = self._descriptor, -1
+        os.close(descriptor)
+
+    def __repr__(self) -> str:
+        return f"<Log {self.path} {self._ends[-1]} bytes>"
+
+    def _bytes(self, begin: int, end: int) -> bytes:
+        parts = []
+        while part := os.pread(self._descriptor, end - begin, begin):
+            parts.append(part)
+            begin += len(part)
+        return b"".join(parts)
+
+    def _write(self, frame: bytes) -> None:
+        rest = memoryview(frame)
+        position = self._ends[-1]
+        while rest:
+            written = os.pwrite(self._descriptor, rest, position)
+            rest = rest[written:]
+            position += written
+
+
+class FirstRecords(Records):
+    """The first `length` records of `log`: what is written to it meanwhile is there when `length` says so."""
+
+    def __init__(self, log: Log) -> None:
+        self.length = len(log)
+        self._log = log
+
+    def __len__(self) -> int:
+        return self.length
+
+    def read(self, begin: int, end: int) -> list[Any]:
+        return self._log.read(begin, end)
+
+
+def read_log(path: Path) -> Iterator[Record]:
+    """All acknowledged records of a log that another process may be writing. A torn tail is left alone.
+
+    Raises `LocalError` HP-LOG-001 at the first damaged one; a missing file has no records.
+    """
+    for _, record in _frames(path):
+        yield record
+
+
+def in_use(path: Path) -> bool:
+    """Whether a process has the log at `path` open: whoever writes to it does, for as long as it may."""
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # a file system without locks: then nobody serves from it
+            return False
+    return False
+
+
+def _frame(record: Record) -> bytes:
+    payload: bytes = msgpack.packb(record)
+    if len(payload) > MAX_RECORD_BYTES:
+        raise ValueError(f"a log record of {len(payload)} bytes")
+    return _head(payload) + payload
+
+
+def _head(payload: bytes) -> bytes:
+    length, digest = len(payload), blake3(payload).digest(8)
+    return HEAD.pack(length, _check(length, digest), digest)
+
+
+def _check(length: int, digest: bytes) -> bytes:
+    """Four bytes over the rest of the head: a damaged length must not pass for a torn tail."""
+    return blake3(struct.pack("<I", length) + digest).digest(4)
+
+
+def _scan(path: Path) -> tuple[array[int], int]:
+    """Where the acknowledged records end, behind a 0, and how many torn bytes follow."""
+    ends = array("Q", (0,))
+    ends.extend(end for end, _ in _frames(path))
+    return ends, path.stat().st_size - ends[-1]
+
+
+def _frames(path: Path) -> Iterator[tuple[int, Record]]:
+    """Each record with the offset behind it, up to the end or a torn tail."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        offset = 0
+        while head := file.read(HEAD.size):
+            if len(head) < HEAD.size:
+                return
+            length, check, digest = HEAD.unpack(head)
+            if check != _check(length, digest) or length > MAX_RECORD_BYTES:
+                if any(head) or any(file.read()):
+                    raise _damaged(path, offset)
+                return
+            payload = file.read(length)
+            if len(payload) < length:
+                return
+            if blake3(payload).digest(8) != digest:
+                raise _damaged(path, offset)
+            offset += HEAD.size + length
+            yield offset, msgpack.unpackb(payload, strict_map_key=False)
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    with disk_errors(path):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise LocalError(
+                "HP-LOG-002",
+                f"{path} is in use by another process",
+                why="this run is already being served on this machine",
+                fix="stop the other hetpeer bootstrap first",
+                exit_code=ExitCode.IDENTITY,
+            ) from error
+
+
+def _damaged(path: Path, offset: int) -> LocalError:
+    return LocalError(
+        "HP-LOG-001",
+        f"{path} is damaged at byte {offset}",
+        why="a record that was safely on the disk has changed since, or cannot be read",
+        fix="restore the file from a copy if this is the only reliable peer; of several, name another in its place (hetpeer amend)",
+        exit_code=ExitCode.VERSION,
+    )

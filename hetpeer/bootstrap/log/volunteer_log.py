@@ -1,0 +1,153 @@
+"""What a volunteer says it did, signed, one line of JSON each: the evidence that `hetpeer audit` counts.
+
+A line is {"record", "key", "signature"}: the signature of the writer's peer key over the record's canonical msgpack.
+The file survives `kill -9`; it is evidence and not state, so it is not synced to the disk line by line.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import errno
+import itertools
+import json
+import os
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hetpeer.bootstrap.run.canonical_bytes import pack
+from hetpeer.bootstrap.run.durable_files import disk_errors
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.dht.identity.peer_identity import Identity, peer_id_of, verify
+
+DOMAIN = b"hetpeer event\0"
+"""Goes before the signed bytes: a signature on an event is good for nothing else."""
+MAX_LINE_BYTES = 2**20
+TAIL_BYTES = 2**23
+"""Of a file, in which its last line is looked for."""
+
+Record = dict[str, Any]
+
+
+class EventLog:
+    """One volunteer's own log, open for appending."""
+
+    def __init__(self, path: Path, identity: Identity) -> None:
+        """Open or create the file, and cut off a last line that a killed process left unfinished."""
+        self.path = path
+        self._identity = identity
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            with path.open("rb") as file:
+                lengths = (len(one) for one in file if one.endswith(b"\n"))
+                self._ends = array("Q", itertools.accumulate(lengths))
+            """Where each line ends, in bytes."""
+            os.ftruncate(self._descriptor, self._end)
+
+    @property
+    def _end(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __len__(self) -> int:
+        """Lines."""
+        return len(self._ends)
+
+    def line(self, number: int) -> str:
+        """That line; the first is line 0."""
+        start = self._ends[number - 1] if number else 0
+        return os.pread(self._descriptor, self._ends[number] - start, start).decode().rstrip("\n")
+
+    def lines(self, begin: int, most: int) -> list[str]:
+        """Those from line `begin` on, so many at most."""
+        end = min(begin + most, len(self))
+        if begin >= end:
+            return []
+        start = self._ends[begin - 1] if begin else 0
+        return os.pread(self._descriptor, self._ends[end - 1] - start, start).decode().splitlines()
+
+    def append(self, record: Record) -> str:
+        """Sign and write a record; returns its line. Raises `LocalError` HP-DISK-002 with the file as it was."""
+        line = sign_event(record, self._identity)
+        data = line.encode() + b"\n"
+        with disk_errors(self.path):
+            try:
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[os.write(self._descriptor, rest) :]
+            except OSError:
+                os.ftruncate(self._descriptor, self._end)
+                raise
+        self._ends.append(self._end + len(data))
+        return line
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def keep_event(path: Path, line: str) -> None:
+    """Add another peer's line to its file; what a killed process left unfinished there is cut off.
+
+    Raises `LocalError` HP-DISK-002 with the file as it was.
+    """
+    with disk_errors(path), path.open("a+b", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        if end and os.pread(file.fileno(), 1, end - 1) != b"\n":
+            file.truncate(path.read_bytes().rfind(b"\n") + 1)
+            end = file.seek(0, os.SEEK_END)
+        data = line.encode() + b"\n"
+        if file.write(data) != len(data):
+            file.truncate(end)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def sign_event(record: Record, identity: Identity) -> str:
+    """The line for a record, without the newline."""
+    fields = {
+        "record": record,
+        "key": base64.b64encode(identity.public_bytes).decode(),
+        "signature": base64.b64encode(identity.sign(DOMAIN + pack(record))).decode(),
+    }
+    return json.dumps(fields, separators=(",", ":"), allow_nan=False)
+
+
+def read_event(line: str) -> tuple[str, Record]:
+    """The signer's peer id and the record of one line. Raises `ProtocolError` unless the signature is right."""
+    if len(line) > MAX_LINE_BYTES:
+        raise ProtocolError(f"an event of {len(line)} characters")
+    try:
+        fields = json.loads(line)
+        record, key, signature = fields["record"], fields["key"], fields["signature"]
+        public_bytes = base64.b64decode(key, validate=True)
+        signed = verify(public_bytes, DOMAIN + pack(record), base64.b64decode(signature, validate=True))
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, binascii.Error) as error:
+        raise ProtocolError("a line is not a signed event", why=str(error)) from error
+    if not signed or not isinstance(record, dict):
+        raise ProtocolError("an event's signature does not fit what it says")
+    return peer_id_of(public_bytes), record
+
+
+def read_events(path: Path) -> Iterator[tuple[int, str]]:
+    """Line number (from 1) and text of every complete line; a torn last line is no evidence and is left out."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.endswith(b"\n"):
+                yield number, line.decode(errors="replace")
+
+
+def last_event(path: Path, peer: str) -> str:
+    """The last complete line in `path` that `peer` has signed, or nothing."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        file.seek(max(file.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
+        lines = file.read().split(b"\n")[:-1]
+    for line in reversed(lines):
+        with contextlib.suppress(ProtocolError):
+            text = line.decode(errors="replace")
+            if read_event(text)[0] == peer:
+                return text
+    return ""

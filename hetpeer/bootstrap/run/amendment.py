@@ -1,0 +1,124 @@
+"""Amendments of a manifest: who the reliable peers of the run are from now on, and who may take part.
+
+The manifest's hash is the run's id, and stays; machines come and go. An amendment names the run, a sequence number, the
+reliable peers and the lists of docs/admission.md, and is signed by the owner. The manifest itself has number 0, and empty lists; the highest number counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import AfterValidator, Field, ValidationError
+
+from hetpeer.bootstrap.run.owner_signature import AMENDMENT
+from hetpeer.bootstrap.run.settings import Entry, Positive
+from hetpeer.bootstrap.run.vouchers import Serial
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.untrusted import first_wrong
+
+PeerId = Annotated[str, Field(pattern=r"^[1-9A-HJ-NP-Za-km-z]{10,100}$")]
+
+
+def _odd_and_different(peers: tuple[str, ...]) -> tuple[str, ...]:
+    if len(peers) % 2 == 0 or len(set(peers)) < len(peers):
+        raise ValueError(f"1, 3 or 5 different reliable peers, not {len(peers)}")
+    return peers
+
+
+Coordinators = Annotated[
+    tuple[PeerId, ...], Field(min_length=1, max_length=5), AfterValidator(_odd_and_different)
+]
+"""Peer ids of the reliable peers: of two or four none more may be away than of one or three."""
+
+
+MAX_LISTED = 256
+Peers = Annotated[tuple[PeerId, ...], Field(max_length=MAX_LISTED)]
+
+
+class Amendment(Entry):
+    """What the owner signs."""
+
+    run_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    sequence: Positive
+    coordinators: Coordinators
+    banned: Peers = ()
+    """Peers that may not take part."""
+    listed: Peers = ()
+    """Those that may, in a run whose policy is `listed`."""
+    revoked: Annotated[tuple[Serial, ...], Field(max_length=MAX_LISTED)] = ()
+    """Serial numbers of vouchers that admit nobody any more."""
+    pardoned: Annotated[dict[PeerId, Positive], Field(default_factory=dict, max_length=MAX_LISTED)]
+    """Peer → the number of the amendment before which nothing that others have found of it counts any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What an amendment says otherwise than the one before."""
+
+    coordinators: tuple[str, ...] = ()
+    """All of them; none: as before."""
+    ban: tuple[str, ...] = ()
+    unban: tuple[str, ...] = ()
+    """Whoever has banned them: the author, or others by what they have found."""
+    enlist: tuple[str, ...] = ()
+    unlist: tuple[str, ...] = ()
+    revoke: tuple[str, ...] = ()
+
+    def fields(self, before: Amendment | None, reliable: tuple[str, ...]) -> dict[str, Any]:
+        """Of the next amendment, after the one `before` and these `reliable` peers. Nobody has looked whether they are sound."""
+        banned, listed, revoked = (before.banned, before.listed, before.revoked) if before else ((), (), ())
+        number, pardoned = (before.sequence, before.pardoned) if before else (0, {})
+        pardoned = {peer: at for peer, at in pardoned.items() if peer not in self.ban}
+        return {
+            "coordinators": self.coordinators or reliable,
+            "banned": _with(banned, self.ban, self.unban),
+            "listed": _with(listed, self.enlist, self.unlist),
+            "revoked": _with(revoked, self.revoke, ()),
+            "pardoned": pardoned | dict.fromkeys(self.unban, number + 1),
+        }
+
+
+def _with(before: tuple[str, ...], more: tuple[str, ...], fewer: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(one for one in dict.fromkeys((*before, *more)) if one not in fewer)
+
+
+@dataclass(frozen=True, slots=True)
+class SignedAmendment:
+    """One whose signature was checked, and its bytes."""
+
+    amendment: Amendment
+    data: bytes
+
+
+def sign_amendment(amendment: Amendment, owner_key: Ed25519PrivateKey) -> bytes:
+    """The bytes that others can check."""
+    return AMENDMENT.seal(amendment.model_dump(), owner_key)
+
+
+def read_amendment(data: bytes, owner: bytes, run_id: str) -> SignedAmendment:
+    """Raises `LocalError` HP-RUN-013 unless the run's owner (public key) has signed it, for this run."""
+    try:
+        return SignedAmendment(_checked(data, owner, run_id), data)
+    except (ValueError, TypeError, KeyError, InvalidSignature) as error:
+        raise LocalError(
+            "HP-RUN-013",
+            "an amendment of the manifest is damaged or not signed by the run's owner",
+            why=str(error) or "the signature does not fit",
+            fix="put back a copy of it: each reliable peer has one in its run directory",
+            exit_code=ExitCode.VERSION,
+        ) from error
+
+
+def _checked(data: bytes, owner: bytes, run_id: str) -> Amendment:
+    sealed = AMENDMENT.open(data)
+    sealed.check(owner)
+    try:
+        amendment = Amendment.model_validate(sealed.fields())
+    except ValidationError as error:
+        raise ValueError(": ".join(first_wrong(error))) from error
+    if amendment.run_id != run_id:
+        raise ValueError("it is of another run")
+    return amendment

@@ -1,0 +1,367 @@
+"""The manifest: what a run is, by content hash, signed by its owner.
+
+Volunteers believe nothing but this file and the run's id, which is a hash of the owner's key and the signed bytes: who
+knows the id cannot be given another model, other data or other settings. Unknown fields are ignored, so that later
+versions may add some; an unknown wire version is refused by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from blake3 import blake3
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from hetpeer.averaging.reduce.tied_parameters import Tie
+from hetpeer.bootstrap.run.amendment import Coordinators, SignedAmendment, read_amendment
+from hetpeer.bootstrap.run.durable_files import FILE_NAME
+from hetpeer.bootstrap.run.owner_signature import MANIFEST
+from hetpeer.bootstrap.run.settings import (
+    AdmissionSettings,
+    AveragingSettings,
+    Count,
+    Entry,
+    LinkSettings,
+    Outer,
+    Positive,
+    TrainingSettings,
+    TrustSettings,
+)
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.dht.base.untrusted import first_wrong
+from hetpeer.stages.data.array_shards import MAX_DIMENSIONS, NAME
+from hetpeer.stages.data.microbatches import DataPlan
+from hetpeer.stages.data.shards import DTYPES, TARGETS, TOKENS
+from hetpeer.stages.graph.block_spec import ITEM_BYTES
+from hetpeer.stages.pipeline.gradient_slots import LIVE
+
+WIRE_VERSION: Final = 1
+
+CHECKED: Final = 2
+"""Spot checks that a volunteer may be asked for in a step, each with a vector: its own, and one in which it is the third."""
+TOLERANCE: Final[Mapping[str, float]] = {
+    "none": 1e-3,
+    "float32": 1e-3,
+    "bf16": 0.05,
+    "fp16": 0.05,
+    "int8": 0.2,
+    "int4": 0.5,
+}
+"""What is computed or sent so → relative distance of two honest sums, at most. Of what is false, -g is 2 away and noise 1.4."""
+
+Name = Annotated[str, Field(pattern=FILE_NAME)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+Range = tuple[Count, Count]
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class FileRef(Entry):
+    """A file by name, blake3 (64 hex digits) and size; `name` is relative to its kind's folder of the run."""
+
+    name: Name
+    blake3: Digest
+    bytes: Count
+
+
+class ShardRef(FileRef):
+    """A data shard: a file and the number of samples in it."""
+
+    samples: Positive
+
+
+class BlockEntry(Entry):
+    """One block: its graph, its initial state and what it costs per microbatch."""
+
+    index: Count
+    graph: FileRef
+    state: FileRef
+    state_digest: Digest
+    """Digest of the initial state (`BlockState.digest`), which holders report when they are ready."""
+    buffers: FileRef | None = None
+    """Safetensors with the block's constant tensors (masks, frozen parameters); in the folder of the states."""
+    parameter_count: Count
+    vector_count: Count
+    """Elements of the block's flat vector: parameters, then BatchNorm's running values."""
+    parameter_bytes: Count
+    flops_forward: Count
+    activation_bytes: Count
+    output_bytes: Count
+
+
+class ArrayRef(Entry):
+    """One array of a sample, without the dimension of the samples."""
+
+    dtype: Annotated[str, Field(pattern=f"^({'|'.join(DTYPES)})$")]
+    shape: Annotated[tuple[Positive, ...], Field(max_length=MAX_DIMENSIONS)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in one sample."""
+        return ITEM_BYTES[self.dtype] * math.prod(self.shape)
+
+
+class DataSettings(Entry):
+    """What a sample consists of, and the shards that hold the samples (stages/data)."""
+
+    kind: Literal["text", "arrays"]
+    """`text`: a shard holds bytes, of which windows of tokens and targets are cut; `arrays`: a tensor per name."""
+    sample: Annotated[
+        dict[Annotated[str, Field(pattern=NAME)], ArrayRef], Field(min_length=1, max_length=256)
+    ]
+    train: Annotated[tuple[ShardRef, ...], Field(min_length=1)]
+    heldout: Annotated[tuple[ShardRef, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _samples_fit(self) -> DataSettings:
+        shapes = {name: (array.dtype, len(array.shape)) for name, array in self.sample.items()}
+        if self.kind == "text":
+            if (
+                shapes != dict.fromkeys((TOKENS, TARGETS), ("int64", 1))
+                or len(set(self.sample.values())) != 1
+            ):
+                raise ValueError("data.sample is not that of text")
+            nbytes = self.tokens_per_sample
+        else:
+            nbytes = sum(array.nbytes for array in self.sample.values())
+        for field, shards in (("train", self.train), ("heldout", self.heldout)):
+            for number, shard in enumerate(shards):
+                if shard.samples * nbytes > shard.bytes:
+                    raise ValueError(
+                        f"data.{field}.{number} has {shard.bytes} bytes, too few for {shard.samples} samples of {nbytes}"
+                    )
+        return self
+
+    @property
+    def tokens_per_sample(self) -> int:
+        """Of text; a sample of anything else counts as one, so that speeds are in samples."""
+        return self.sample[TOKENS].shape[0] if self.kind == "text" else 1
+
+    @property
+    def unit(self) -> str:
+        """What speeds count, as people read it."""
+        return "tok" if self.kind == "text" else "samples"
+
+
+class Manifest(Entry):
+    """Everything that defines a run. Cluster c of the swarm cuts the model as `layouts[c % len(layouts)]` says."""
+
+    wire_version: int = WIRE_VERSION
+    name: Name
+    seed: Count
+    owner: Annotated[bytes, Field(min_length=32, max_length=32)]
+    """The owner's Ed25519 public key."""
+    coordinators: Coordinators
+    """The reliable peers with which the run begins."""
+    blocks: Annotated[tuple[BlockEntry, ...], Field(min_length=1, max_length=4096)]
+    data: DataSettings
+    training: TrainingSettings
+    links: LinkSettings = LinkSettings()
+    admission: AdmissionSettings = AdmissionSettings()
+    trust: TrustSettings = TrustSettings()
+    averaging: AveragingSettings | None = None
+    """None: every update is that of one machine (mode `exact`)."""
+    ties: tuple[Tie, ...] = ()
+    """Parameters that several blocks share."""
+    counters: Mapping[str, Count] = Field(default_factory=dict)
+    """BatchNorm's counters of forward passes in the author's state dict, and what they said at init."""
+    state_dict: Mapping[str, str] = Field(default_factory=dict)
+    """Every name of the author's state dict -> the name under which a block (or `rest`) has that tensor."""
+    rest: FileRef | None = None
+    """Tensors of the state dict that the loss does not need; in the folder of the states."""
+    layouts: Annotated[tuple[Annotated[tuple[Range, ...], Field(min_length=1)], ...], Field(min_length=1)]
+    """Each layout is a list of stages, as block ranges [begin, end)."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Manifest:
+        if [block.index for block in self.blocks] != list(range(len(self.blocks))):
+            raise ValueError("blocks must be numbered 0, 1, 2, … in order")
+        for number, layout in enumerate(self.layouts):
+            borders = [0, *(end for _, end in layout)]
+            if [begin for begin, _ in layout] != borders[:-1] or borders[-1] != len(self.blocks):
+                raise ValueError(
+                    f"layouts[{number}] must cover blocks 0 to {len(self.blocks)} without gap or overlap"
+                )
+            if any(begin >= end for begin, end in layout):
+                raise ValueError(f"layouts[{number}] has an empty stage")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_checked(self) -> Manifest:
+        codecs = {self.links.codec, self.links.backward or self.links.codec}
+        if self.trust.spot_checks and not codecs <= TOLERANCE.keys() - {"int4"}:
+            raise ValueError(
+                "trust.spot_checks does not go with links.codec int4 or topk: two that compute the same get other bundles"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_robust(self) -> Manifest:
+        if self.averaging is not None and self.averaging.robust and self.ties:
+            raise ValueError(
+                "averaging.robust does not go with parameters that blocks share: each block would clip them otherwise"
+            )
+        return self
+
+    @property
+    def tolerance(self) -> float:
+        """How far apart the sums of two honest volunteers may be, relative to their length."""
+        codecs = (self.links.codec, self.links.backward or "none", self.links.reduce, self.training.dtype)
+        return max(TOLERANCE.get(codec, 1.0) for codec in codecs)
+
+    @property
+    def data_plan(self) -> DataPlan:
+        """Which samples a microbatch consists of, and how they are read."""
+        return DataPlan.of(self.model_dump(include={"seed", "data", "training"}))
+
+    @property
+    def outer(self) -> Outer | None:
+        return None if self.averaging is None else self.averaging.outer
+
+    @property
+    def optimizer_state(self) -> tuple[str, ...]:
+        """Names of the vectors that holders keep of a block besides its parameters (stages/block/block_state.py)."""
+        return self.training.optimizer.keeps + (() if self.outer is None else self.outer.keeps)
+
+    @property
+    def kept(self) -> int:
+        """Vectors that a holder keeps of each block besides its parameters, its gradient and one step's slots."""
+        delayed = (
+            2 if self.averaging is not None and self.averaging.delayed else 0
+        )  # the copy, the mean of copies
+        rounded = self.links.reduce != "none"
+        gradients = (
+            4 if rounded and self.links.feedback else 0
+        )  # what parts and sums have lost, before and now
+        parameters = 3 if rounded and self.averaging is not None else 0  # parts, now; sums, before and now
+        overlapping = self.training.staleness * (
+            1 + LIVE
+        )  # of each step beside the first: its parameters, its slots
+        checks = CHECKED if self.trust.spot_checks else 0
+        return len(self.optimizer_state) + delayed + gradients + parameters + overlapping + checks
+
+    def layout(self, cluster: int) -> tuple[Range, ...]:
+        """The stages of a cluster, as block ranges [begin, end)."""
+        return self.layouts[cluster % len(self.layouts)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedManifest:
+    """A manifest whose owner's signature was checked; `data` is the file's bytes, `run_id` 32 hex digits."""
+
+    manifest: Manifest
+    run_id: str
+    data: bytes
+    amendment: SignedAmendment | None = None
+    """The latest that is known."""
+
+    @property
+    def reliable(self) -> tuple[str, ...]:
+        """Ids of the reliable peers."""
+        return self.manifest.coordinators if self.amendment is None else self.amendment.amendment.coordinators
+
+    @property
+    def sequence(self) -> int:
+        """Number of the latest amendment."""
+        return 0 if self.amendment is None else self.amendment.amendment.sequence
+
+    def amended(self, data: bytes, *, instead: bool = False) -> SignedManifest:
+        """With the amendment that `data` is, if that is a later one, or, if so said, another one `instead` of that of its number.
+
+        Raises `LocalError` HP-RUN-013.
+        """
+        signed = read_amendment(data, self.manifest.owner, self.run_id)
+        number, known = signed.amendment.sequence, self.amendment
+        another = instead and known is not None and number == self.sequence and data != known.data
+        return replace(self, amendment=signed) if number > self.sequence or another else self
+
+
+def public_bytes(owner_key: Ed25519PrivateKey) -> bytes:
+    """The raw 32 bytes that go into `Manifest.owner`."""
+    return owner_key.public_key().public_bytes_raw()
+
+
+def sign(manifest: Manifest, owner_key: Ed25519PrivateKey) -> bytes:
+    """The manifest file: canonical bytes and the owner's signature over them."""
+    if manifest.owner != public_bytes(owner_key):
+        raise ValueError("the manifest names another owner")
+    return MANIFEST.seal(manifest.model_dump(), owner_key)
+
+
+def read(data: bytes, run: str = "", giver: str = "the peer") -> SignedManifest:
+    """Check the signature and every field of a manifest file, which `giver` has given.
+
+    Raises `LocalError`: HP-RUN-003 if a byte is wrong, HP-RUN-002 if it is of a version we do not know, HP-RUN-016 if it is of another run
+    than `run` (empty: of any), HP-RUN-001 if its owner signed values that cannot be. Fields of another run are not looked at: anybody can sign some.
+    """
+    try:
+        sealed = MANIFEST.open(data)
+        fields = sealed.fields()
+        owner = fields["owner"]
+        if not isinstance(owner, bytes):
+            raise ValueError("it names no owner")  # noqa: TRY004, TRY301 - of the file, as all that is wrong with it
+        sealed.check(owner)
+    except (ValueError, TypeError, KeyError, InvalidSignature) as error:
+        raise LocalError(
+            "HP-RUN-003",
+            "manifest damaged or not signed by its owner",
+            why=str(error) or "the signature does not fit",
+            fix="fetch the manifest again from somebody you trust",
+            exit_code=ExitCode.VERSION,
+        ) from error
+    version = fields.get("wire_version")
+    if version != WIRE_VERSION:
+        named = version if isinstance(version, int) else f"of a {type(version).__name__}"
+        raise LocalError(
+            "HP-RUN-002",
+            f"the run speaks wire version {named}, this hetpeer speaks {WIRE_VERSION}",
+            why="it was made with another version of hetpeer",
+            fix="use the version of hetpeer the run was made for",
+            exit_code=ExitCode.VERSION,
+        )
+    run_id = blake3(owner + sealed.canonical).hexdigest()[:32]
+    if run not in ("", run_id):
+        raise LocalError(
+            "HP-RUN-016",
+            f"{giver} serves another run than the one that is to be joined",
+            why=f"it serves {run_id}, not {run}",
+            fix="ask the run's author for a new invite",
+            exit_code=ExitCode.VERSION,
+        )
+    return SignedManifest(manifest=validated(Manifest, fields), run_id=run_id, data=data)
+
+
+def read_file(path: Path) -> SignedManifest:
+    """`read` of a file. Raises also `LocalError` HP-RUN-004 if there is none."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise LocalError(
+            "HP-RUN-004",
+            f"{path.parent} is not a run directory",
+            why=f"{path.name} cannot be read: {error.strerror}",
+            fix="make one with: hetpeer init DIR --model module.py:function",
+            exit_code=ExitCode.CONFIG,
+        ) from error
+    return read(data)
+
+
+def validated(model: type[Model], fields: Any) -> Model:
+    """Build a model; `LocalError` HP-RUN-001 names the first field that is wrong."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        field, what = first_wrong(error)
+        raise LocalError(
+            "HP-RUN-001",
+            f"bad value in the run's settings: {field[:200] or model.__name__}",  # some are named by the author
+            why=what.removeprefix("Value error, "),
+            fix="correct it and give the command again",
+            exit_code=ExitCode.CONFIG,
+        ) from error

@@ -1,0 +1,98 @@
+"""Who the reliable peers of a run are, as far as is known here: by its manifest, or the latest amendment of it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from hetpeer.bootstrap.run.amendment import Amendment, Change, sign_amendment
+from hetpeer.bootstrap.run.durable_files import atomic_write
+from hetpeer.bootstrap.run.manifest import SignedManifest, validated
+from hetpeer.dht.base.errors import LocalError, ProtocolError
+
+FILE: Final = "amendment.hetpeer"
+
+_log = logging.getLogger(__name__)
+
+
+class Council:
+    """Of the run that `signed` describes. The latest amendment is kept in `folder`: nobody who saw one goes back.
+
+    Raises `LocalError` HP-RUN-013, HP-DISK-*.
+    """
+
+    def __init__(self, signed: SignedManifest, folder: Path) -> None:
+        self._signed = signed
+        self._path = folder / FILE
+        self._changed_ns = 0
+        self.look()
+        if self.data and not self._path.exists():
+            atomic_write(self._path, self.data)
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """Their ids."""
+        return self._signed.reliable
+
+    @property
+    def sequence(self) -> int:
+        """The number of the amendment that says so; 0: the manifest does."""
+        return self._signed.sequence
+
+    @property
+    def data(self) -> bytes:
+        """That amendment; empty: there is none."""
+        return self._signed.amendment.data if self._signed.amendment is not None else b""
+
+    @property
+    def amendment(self) -> Amendment | None:
+        """What it says, if there is one."""
+        return self._signed.amendment.amendment if self._signed.amendment is not None else None
+
+    def look(self) -> None:
+        """Read the file, if it was written since the last time (`hetpeer amend`). Raises `LocalError` HP-RUN-013."""
+        try:
+            changed_ns = self._path.stat().st_mtime_ns
+            data = self._path.read_bytes() if changed_ns != self._changed_ns else b""
+        except OSError:
+            return
+        self._changed_ns = changed_ns
+        if data:
+            self._take(self._signed.amended(data), kept=True)
+
+    def learn(self, data: bytes, *, instead: bool = False) -> bool:
+        """Whether `data` is an amendment later than what was known; then it is on the disk, too. `instead`: or another one of its
+        number, as that counts which was recorded first.
+
+        Raises `LocalError` HP-RUN-013, HP-DISK-*.
+        """
+        return self._take(self._signed.amended(data, instead=instead), kept=False)
+
+    def hear(self, data: bytes, peer: str, *, instead: bool = False) -> bool:
+        """`learn` what a peer says. Raises `ProtocolError` if that is no amendment of the owner's, `LocalError` HP-DISK-*."""
+        try:
+            amended = self._signed.amended(data, instead=instead)
+        except LocalError as error:
+            raise ProtocolError("an amendment that the owner has not signed", peer=peer) from error
+        return self._take(amended, kept=False)
+
+    def _take(self, signed: SignedManifest, *, kept: bool) -> bool:
+        if signed is self._signed:
+            return False
+        if not kept and signed.amendment is not None:
+            atomic_write(self._path, signed.amendment.data)
+        self._signed = signed
+        _log.warning("amendment %d: the reliable peers are %s", self.sequence, ", ".join(self.peers))
+        return True
+
+
+def amend(signed: SignedManifest, folder: Path, owner_key: Ed25519PrivateKey, change: Change) -> Council:
+    """Sign another amendment of the run in `folder`. Raises `LocalError` HP-RUN-001, HP-RUN-013, HP-DISK-*."""
+    council = Council(signed, folder)
+    changed = change.fields(council.amendment, council.peers)
+    fields = {"run_id": signed.run_id, "sequence": council.sequence + 1, **changed}
+    council.learn(sign_amendment(validated(Amendment, fields), owner_key))
+    return council

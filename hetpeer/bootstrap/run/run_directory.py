@@ -1,0 +1,183 @@
+"""The layout of a run directory: what the author makes with `hetpeer init` and the coordinator serves and fills.
+
+manifest.hetpeer   signed; everything else is checked against it
+owner.key          Ed25519, signs the manifest      identity.key   the coordinator's libp2p identity
+graph/             block-000.graph …                state/         initial-000.safetensors …
+data/              shards of samples                checkpoints/   sealed and growing checkpoints
+log/ledger.log     the coordinator's decisions      volunteers/    the volunteers' signed events, one file each
+amendment.hetpeer  signed too, if the reliable peers are others by now (membership_config.py)
+author.json        where the author's modules and texts are; of use on the author's machine only
+invite             what others give to hetpeer join, as it was when the run was served last
+control.sock       where the reliable peer is asked while it runs      daemon.log   what it has said
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import ValidationError
+
+from hetpeer.bootstrap.run.durable_files import hash_file, safe_join
+from hetpeer.bootstrap.run.manifest import BlockEntry, FileRef, Manifest, SignedManifest, read_file
+from hetpeer.bootstrap.run.user_code import Author
+from hetpeer.dht.base.errors import ExitCode, LocalError
+from hetpeer.stages.block.block_state import Layout, layout_of
+from hetpeer.stages.data.microbatches import Batches
+from hetpeer.stages.graph.block_spec import BlockSpec
+
+FOLDERS = ("graph", "state", "data", "checkpoints", "log", "volunteers")
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """A run directory whose manifest was checked; its other files are checked when they are used, or by `verify`."""
+
+    path: Path
+    signed: SignedManifest
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """Read and check the manifest. Raises `LocalError` HP-RUN-001 … HP-RUN-004."""
+        return cls(path, read_file(path / "manifest.hetpeer"))
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.signed.manifest
+
+    @property
+    def run_id(self) -> str:
+        return self.signed.run_id
+
+    @property
+    def identity_path(self) -> Path:
+        return self.path / "identity.key"
+
+    @property
+    def invite_path(self) -> Path:
+        return self.path / "invite"
+
+    @property
+    def named_path(self) -> Path:
+        """Addresses of it that its author has named, a line each: an invite has them first."""
+        return self.path / "addresses"
+
+    def owner_key(self) -> Ed25519PrivateKey:
+        """What signs the manifest and its amendments. Raises `LocalError` HP-RUN-015."""
+        try:
+            return Ed25519PrivateKey.from_private_bytes((self.path / "owner.key").read_bytes())
+        except (OSError, ValueError) as error:
+            raise LocalError(
+                "HP-RUN-015",
+                f"{self.path} has no key of the run's owner",
+                why="owner.key is missing or damaged",
+                fix="do this on the machine where hetpeer init was run",
+                exit_code=ExitCode.CONFIG,
+            ) from error
+
+    @property
+    def log_path(self) -> Path:
+        return self.path / "log" / "ledger.log"
+
+    @property
+    def journal_path(self) -> Path:
+        return self.path / "log" / "raft.log"
+
+    @property
+    def data(self) -> Path:
+        return self.path / "data"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def volunteers(self) -> Path:
+        return self.path / "volunteers"
+
+    def graph_path(self, block: BlockEntry) -> Path:
+        return safe_join(self.path / "graph", block.graph.name)
+
+    def state_path(self, block: BlockEntry) -> Path:
+        return safe_join(self.path / "state", block.state.name)
+
+    def files(self) -> Iterator[tuple[FileRef, Path]]:
+        """Every file the manifest names, and where it is."""
+        for block in self.manifest.blocks:
+            yield block.graph, self.graph_path(block)
+            yield block.state, self.state_path(block)
+            if block.buffers:
+                yield block.buffers, safe_join(self.path / "state", block.buffers.name)
+        if self.manifest.rest:
+            yield self.manifest.rest, safe_join(self.path / "state", self.manifest.rest.name)
+        for shard in (*self.manifest.data.train, *self.manifest.data.heldout):
+            yield shard, safe_join(self.data, shard.name)
+
+    def constant_paths(self) -> list[Path]:
+        """Safetensors of what training does not change: the blocks' buffers, and what no block needs. Raises `LocalError` HP-RUN-005."""
+        files = [*(block.buffers for block in self.manifest.blocks), self.manifest.rest]
+        paths = []
+        for file in filter(None, files):
+            paths.append(safe_join(self.path / "state", file.name))
+            check_file(file, paths[-1])
+        return paths
+
+    def verify(self) -> None:
+        """Check presence, size and hash of every file of the manifest. Raises `LocalError` HP-RUN-005 naming the first bad one."""
+        for reference, path in self.files():
+            check_file(reference, path)
+
+    def batches(self) -> Batches:
+        """Microbatches of the run, of the shards that are here."""
+        return Batches(self.data, self.manifest.data_plan)
+
+    def block_spec(self, block: BlockEntry) -> BlockSpec:
+        """The block's graph, checked against the manifest. Raises `LocalError` HP-RUN-005."""
+        from hetpeer.stages.graph.safety_check import unpack_block
+
+        return unpack_block(self._graph(block))
+
+    def layouts(self) -> list[Layout]:
+        """Parameter names and shapes of every block, from the graphs, which are not run for it. Raises `LocalError` HP-RUN-005."""
+        from hetpeer.stages.graph.block_wire import read_block
+
+        return [layout_of(read_block(self._graph(block))) for block in self.manifest.blocks]
+
+    def _graph(self, block: BlockEntry) -> bytes:
+        path = self.graph_path(block)
+        check_file(block.graph, path)
+        return path.read_bytes()
+
+    def author(self) -> Author:
+        """Where the author's module and texts are. Raises `LocalError` HP-RUN-006 on any other machine."""
+        try:
+            return Author.model_validate_json((self.path / "author.json").read_bytes())
+        except (OSError, ValidationError) as error:
+            raise LocalError(
+                "HP-RUN-006",
+                f"{self.path} does not say where the author's model is",
+                why="author.json is missing or damaged",
+                fix="do this on the machine where hetpeer init was run",
+                exit_code=ExitCode.CONFIG,
+            ) from error
+
+
+def check_file(reference: FileRef, path: Path) -> None:
+    """Raise `LocalError` HP-RUN-005 unless the file has the size and hash the manifest says."""
+    try:
+        size = path.stat().st_size
+        why = f"it has {size} bytes, not {reference.bytes}" if size != reference.bytes else ""
+        if not why and hash_file(path) != reference.blake3:
+            why = "its content does not have the hash the manifest says"
+    except OSError as error:
+        why = error.strerror or str(error)
+    if why:
+        raise LocalError(
+            "HP-RUN-005",
+            f"{path} is not the file the manifest names",
+            why=why,
+            fix="restore it from a copy, or make the run again with hetpeer init",
+            exit_code=ExitCode.VERSION,
+        )

@@ -1,0 +1,50 @@
+"""What a step of a run asks of its holders and their lines, as planners count it (stages/planning/swarms/plan_inputs.py). Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hetpeer.bootstrap.run.manifest import Manifest
+from hetpeer.bootstrap.run.settings import LinkSettings
+from hetpeer.stages.links.adaptive_ratio import coding_for
+from hetpeer.stages.links.codec import Codec
+from hetpeer.stages.pipeline.gradient_slots import LIVE
+from hetpeer.stages.planning.swarms.plan_inputs import Averaging, Compression, Work
+
+FLOAT = 4
+
+
+def of_manifest(manifest: Manifest, microbatches: int) -> Work:
+    blocks = manifest.blocks
+    vectors = np.array([block.vector_count * FLOAT for block in blocks], dtype=np.float64)
+    return Work(
+        flops=np.array([block.flops_forward for block in blocks], dtype=np.float64),
+        memory=(2 + manifest.kept + LIVE) * vectors,  # parameters, the gradient, what is kept, slots
+        kept=np.array([block.activation_bytes for block in blocks], dtype=np.float64),
+        crossing=np.array([0, *(block.output_bytes for block in blocks[:-1]), 0], dtype=np.float64),
+        reduced=vectors,
+        state=(1 + manifest.kept) * vectors,
+        microbatches=microbatches,
+        recompute=manifest.training.recompute,
+        compression=of_links(manifest.links),
+        staleness=manifest.training.staleness,
+        averaging=None
+        if (own := manifest.averaging) is None
+        else Averaging(interval=own.interval, delayed=own.delayed),
+    )
+
+
+def of_links(links: LinkSettings) -> Compression:
+    """How far a run's lines may compress."""
+
+    def times(codec: Codec) -> float:
+        coding = coding_for(codec, links.ratio, FLOAT)
+        return FLOAT / coding.codec.cost(coding.share)
+
+    forward, reduce = Codec.of(links.codec), Codec.of(links.reduce)
+    return Compression(
+        forward=times(forward),
+        backward=times(forward if forward.sparse or links.backward is None else Codec.of(links.backward)),
+        reduce=FLOAT / reduce.cost(1.0),
+        adaptive=links.adaptive,
+    )

@@ -1,0 +1,161 @@
+"""The author's side that is Python: importing `module.py:function` and calling it for a model, a loss or samples.
+
+Only the author's own machine does this (init, generate, the reference); volunteers get the model and samples as data.
+Whatever the author's code raises becomes one error in plain words with the file and line it came from.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import BaseModel, ConfigDict
+
+from hetpeer.dht.base.errors import ExitCode, LocalError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Author(BaseModel):
+    """What `author.json` keeps: the things that exist on the author's machine only."""
+
+    model_config = ConfigDict(frozen=True)
+
+    model: str
+    """`/absolute/path/module.py:function`."""
+    loss: str | None = None
+    """The same of the loss function; None: the model returns its loss itself."""
+    data: tuple[str, ...]
+    """The same of the function that yielded the samples, or the paths of texts; none for Python's standard library."""
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What a function of the author's is for, and the error that says why it cannot be used."""
+
+    name: str
+    code: str
+    fix: str
+
+    def error(self, reference: str, why: str) -> LocalError:
+        what = f"cannot load the {self.name} {reference}"
+        return LocalError(self.code, what, why=why, fix=self.fix, exit_code=ExitCode.CONFIG)
+
+
+MODEL: Final = Role(
+    "model",
+    "HP-MODEL-006",
+    "give --model path/to/module.py:function, a function without arguments that returns a torch.nn.Module",
+)
+LOSS: Final = Role(
+    "loss",
+    "HP-MODEL-008",
+    "give --loss path/to/module.py:function, a function of the model's outputs and the batch that returns the mean loss",
+)
+DATA: Final = Role(
+    "data",
+    "HP-DATA-004",
+    "give --data path/to/module.py:function, a function without arguments that yields mappings of names to numpy arrays",
+)
+
+
+def absolute_reference(reference: str, role: Role = MODEL) -> str:
+    """`module.py:function` with the module's absolute path. Raises the role's `LocalError` unless the file exists."""
+    module, colon, function = reference.rpartition(":")
+    path = Path(module).expanduser()
+    if not colon or not function.isidentifier():
+        raise role.error(reference, "it does not have the form module.py:function")
+    if not path.is_file():
+        raise role.error(reference, f"there is no file {path}")
+    return f"{path.resolve()}:{function}"
+
+
+def build_model(reference: str, seed: int) -> nn.Module:
+    """Import the author's function and call it, with torch seeded, in float32 and on the CPU.
+
+    Raises `LocalError` HP-MODEL-006.
+    """
+    import torch
+    from torch import nn
+
+    function = _load_function(reference, MODEL)
+    torch.manual_seed(seed)
+    with _author_errors(reference, MODEL):
+        model = function()
+    if not isinstance(model, nn.Module):
+        raise MODEL.error(reference, f"it returned a {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def build_objective(model: str, loss: str | None, seed: int, names: Iterable[str]) -> nn.Module:
+    """The author's model as a function of a batch of the arrays `names` that returns the loss (loss_module.py).
+
+    Parameters and buffers have the author's names. Raises `LocalError` HP-MODEL-004, HP-MODEL-006, HP-MODEL-008.
+    """
+    from hetpeer.bootstrap.run.loss_module import objective
+
+    function = None if loss is None else _load_function(loss, LOSS)
+    return objective(build_model(model, seed), function, tuple(names))
+
+
+def author_samples(reference: str) -> Iterator[Any]:
+    """Call the author's function and hand on what it yields. Raises `LocalError` HP-DATA-004."""
+    function = _load_function(reference, DATA)
+    with _author_errors(reference, DATA):
+        samples = iter(function())
+    end = object()
+    while True:
+        with _author_errors(reference, DATA):
+            sample = next(samples, end)
+        if sample is end:
+            return
+        yield sample
+
+
+def _load_function(reference: str, role: Role) -> Callable[..., Any]:
+    module_name, _, function_name = absolute_reference(reference, role).rpartition(":")
+    path = Path(module_name)
+    with _author_errors(reference, role):
+        module = _load_module(path, path.read_bytes())
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise role.error(reference, f"{path.name} has no function {function_name!r}")
+    return function  # type: ignore[no-any-return]
+
+
+@lru_cache(8)
+def _load_module(path: Path, _content: bytes) -> ModuleType:
+    """Run a module once for as long as its content stays: the model, the loss and the data may share its classes.
+
+    Its folder is importable meanwhile, so that it can use its neighbours.
+    """
+    spec = importlib.util.spec_from_file_location(f"hetpeer_author_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path.name} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
+    return module
+
+
+@contextmanager
+def _author_errors(reference: str, role: Role) -> Iterator[None]:
+    try:
+        yield
+    except (Exception, SystemExit) as error:  # the author's code may raise anything
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(frame.filename).name}, line {frame.lineno}"
+        raise role.error(reference, f"{type(error).__name__}: {error} ({where})") from error

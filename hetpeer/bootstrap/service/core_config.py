@@ -1,0 +1,75 @@
+"""What a run's manifest says, as the cores of coordinator and volunteers want it."""
+
+from __future__ import annotations
+
+import random
+import secrets
+
+from hetpeer.averaging.effects import EVERY_ID
+from hetpeer.averaging.member.step_vote import Shape
+from hetpeer.averaging.reduce.tied_parameters import Ties
+from hetpeer.bootstrap.run.manifest import Manifest
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.run.step_workload import of_links, of_manifest
+from hetpeer.bootstrap.state.effects import CoordinatorConfig
+from hetpeer.bootstrap.state.membership import BlockCost
+from hetpeer.bootstrap.trust.spot_check import CheckRules
+from hetpeer.stages.block.fingerprint import KEY_BYTES, distance
+from hetpeer.stages.pipeline.gradient_slots import LIVE
+
+IN_FLIGHT = 4
+"""Microbatches for whose activations a place asks memory."""
+
+
+def coordinator_config(run: RunDirectory, *, ranks: bool = True) -> CoordinatorConfig:
+    """The settings of a reign over `run`. `ranks`: whether places are compared for whoever comes; in mode `grouped`, where clusters train batches of their own, they are not."""
+    manifest = run.manifest
+    training = manifest.training
+    return CoordinatorConfig(
+        run=run.run_id,
+        steps=training.steps,
+        sizes=[training.samples_of(number) for number in range(training.microbatches)],
+        evaluation_microbatches=training.eval_microbatches,
+        evaluate_every=training.eval_every,
+        checkpoint_every=training.checkpoint_every,
+        clip_norm=training.clip_norm,
+        staleness=training.staleness,
+        fresh_steps=training.fresh_steps,
+        corrected=manifest.averaging is not None and manifest.averaging.corrected,
+        averaging_interval=1 if manifest.averaging is None else manifest.averaging.interval,
+        averaging_delayed=manifest.averaging is not None and manifest.averaging.delayed,
+        layouts=manifest.layouts,
+        asks=of_manifest(manifest, training.microbatches) if ranks and manifest.averaging is None else None,
+        link_ratio=manifest.links.ratio,
+        compression=of_links(manifest.links),
+        checks=CheckRules(
+            share=manifest.trust.spot_checks,
+            tolerance=manifest.tolerance,
+            proves=manifest.links.reduce == "none",
+            draw=random.SystemRandom().random,
+            key=lambda: secrets.token_bytes(KEY_BYTES),
+            distance=distance,
+        ),
+        ties={block.index: Ties(manifest.ties).partners(block.index) for block in manifest.blocks},
+        costs=[
+            BlockCost(
+                elements=block.vector_count,
+                # parameters, what the optimizer keeps, the gradient, slots; activations
+                memory_bytes=(2 + manifest.kept + LIVE) * block.parameter_bytes
+                + IN_FLIGHT * block.activation_bytes,
+                flops=float(block.flops_forward),
+            )
+            for block in manifest.blocks
+        ],
+    )
+
+
+def shape_of(manifest: Manifest) -> Shape:
+    """What a volunteer must know of the model."""
+    training = manifest.training
+    return Shape(
+        sizes={block.index: block.vector_count for block in manifest.blocks},
+        slot_capacity=training.slot_size,
+        ties=Ties(manifest.ties),
+        head_start=EVERY_ID if training.head_start is None else training.head_start,
+    )

@@ -1,0 +1,91 @@
+"""A coordinator as its driver sees it, whatever the run's mode. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from hetpeer.averaging import messages as m
+from hetpeer.averaging.groups.group_scheduler import Pipelines
+from hetpeer.averaging.groups.wait_window import Adaptive, Window
+from hetpeer.bootstrap.coordinator.coordinator import Coordinator
+from hetpeer.bootstrap.coordinator.status_view import over_all
+from hetpeer.bootstrap.grouped.grouped_run import Grouped
+from hetpeer.bootstrap.log.history import History
+from hetpeer.bootstrap.run.settings import AveragingSettings
+from hetpeer.bootstrap.state.agenda import is_complete
+from hetpeer.bootstrap.state.effects import CollectCheckpoint, CoordinatorConfig, Effect, State
+
+Record = Mapping[str, Any]
+
+
+class Core(Protocol):
+    """Messages and time in, effects out (effects.py)."""
+
+    @property
+    def state(self) -> State: ...
+
+    def start(self) -> list[Effect]: ...
+
+    def receive(self, peer: str, message: m.Message, now: float) -> list[Effect]: ...
+
+    def broken(self, peer: str, now: float) -> list[Effect]: ...
+
+    def resumed(self, peer: str, now: float) -> list[Effect]: ...
+
+    def saved(self, order: CollectCheckpoint, block: int, digest: str, now: float) -> list[Effect]: ...
+
+    def not_saved(self, order: CollectCheckpoint, now: float) -> list[Effect]: ...
+
+    def tick(self, now: float) -> list[Effect]: ...
+
+    # what others show of it
+
+    @property
+    def volunteers(self) -> int:
+        """How many are connected."""
+
+    def working(self) -> Mapping[str, m.Range]:
+        """Everybody who holds the current parameters, with the blocks."""
+
+    @property
+    def missing_blocks(self) -> Sequence[int]:
+        """Blocks without a holder: what the run waits for."""
+
+    @property
+    def done(self) -> int:
+        """Batches that are trained."""
+
+    @property
+    def last(self) -> Sequence[Record]:
+        """The last commit, or that of each cluster."""
+
+
+def new_core(
+    config: CoordinatorConfig, averaging: AveragingSettings | None, records: Iterable[Record], now: float
+) -> Core:
+    """A new reign over the run whose log says `records`."""
+    if averaging is None:
+        return Coordinator(over_all(config, History.of(records, whole=False)), now)
+    return Grouped(config, records, Pipelines(1, (), averaging.span, window_of(averaging)), now)
+
+
+def window_of(averaging: AveragingSettings) -> Window:
+    """How long the first that is ready waits."""
+    match averaging.window_s:
+        case "adaptive":
+            return Adaptive(averaging.span)
+        case "all":
+            return Window(math.inf)
+        case seconds:
+            return Window(seconds)
+
+
+def is_over(
+    config: CoordinatorConfig, averaging: AveragingSettings | None, records: Sequence[Record]
+) -> bool:
+    """Whether nothing is left to do of the run whose log says `records`."""
+    if averaging is None:
+        return is_complete(config, History.of(records, whole=False))
+    return Grouped(config, records, Pipelines(1, (), averaging.span, Window(0.0)), 0.0).over

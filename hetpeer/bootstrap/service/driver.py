@@ -1,0 +1,329 @@
+"""The coordinator at work: its core driven by real channels, the real clock and the disk.
+
+Control channels come in, messages go to the core, effects are carried out in order. A `Record` is decided, on the disks of most
+reliable peers, before the next effect is touched: one queue and one consumer keep that order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+from hetpeer.averaging import messages as m
+from hetpeer.averaging.member.tensor_heads import Introduction
+from hetpeer.bootstrap.consensus.replica import DeposedError, Replica
+from hetpeer.bootstrap.coordinator.coordinator import Coordinator
+from hetpeer.bootstrap.coordinator.rebalancing import Arrangement
+from hetpeer.bootstrap.grouped.cluster_cut import Cutting
+from hetpeer.bootstrap.grouped.grouped_run import Grouped
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.service.leader_start import Beginning
+from hetpeer.bootstrap.service.sessions import Reception
+from hetpeer.bootstrap.service.step_tickets import ticket
+from hetpeer.bootstrap.state import effects as d
+from hetpeer.bootstrap.state.leases import MAX_TICK_S
+from hetpeer.bootstrap.storage.replication import Checkpoints
+from hetpeer.dht.base import failpoints
+from hetpeer.dht.base.clock import Clock
+from hetpeer.dht.base.errors import LocalError, ProtocolError, RemoteError
+from hetpeer.dht.base.task_set import heed_cancellation
+from hetpeer.dht.channels.channel import Channel
+from hetpeer.dht.identity.addresses import network_in
+from hetpeer.dht.node.node import Node
+from hetpeer.dht.p2pd.listener import CONTROL as CONTROL_BUDGET
+
+CONTROL: Final = "hetpeer/1/control"
+TICK_S = 0.2
+LINGER_S = 3.0
+SAVE_RETRY_S = 2.0
+"""A checkpoint that failed (a full disk) is not tried again at once."""
+
+_log = logging.getLogger(__name__)
+
+
+class CoordinatorService:
+    """Runs one reign over `run`, of a peer that leads the log. `run` returns the Halt that ended it, or None. `begun`: what it begins with."""
+
+    def __init__(
+        self,
+        node: Node,
+        run: RunDirectory,
+        replica: Replica,
+        checkpoints: Checkpoints,
+        clock: Clock,
+        begun: Beginning,
+    ) -> None:
+        self._node = node
+        self._run = run
+        self._replica = replica
+        self._checkpoints = checkpoints
+        self._clock = clock
+        self.core, self._door, self._logs = begun.core, begun.door, begun.logs
+        self._networks: dict[str, str] = {}
+        """From which each that is here came: its stream may be down when another one comes."""
+        self._reception = Reception(self, clock)
+        self._effects: asyncio.Queue[d.Effect] = asyncio.Queue()
+        self._collecting: asyncio.Task[None] | None = None
+        self._amend()
+        self.serving = asyncio.Event()
+        """Set once volunteers are answered."""
+        self.halted: asyncio.Future[d.Halt] = asyncio.get_running_loop().create_future()
+
+    # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def run(self, leaving: asyncio.Event) -> d.Halt | None:
+        """Serve until the run is over, or we do not lead any more (None).
+
+        After the run's end it still answers for LINGER_S or until `leaving`, so that volunteers hear the last word. Cancelled, it
+        stops between two effects, which is as safe as a crash.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                works = [tasks.create_task(self._consume()), tasks.create_task(self._until_deposed())]
+                self._queue(self.core.start())
+                await self._node.serve(CONTROL, self._reception.handle, CONTROL_BUDGET)
+                self.serving.set()
+                works.append(tasks.create_task(self._tick()))
+                halt = await self.halted
+                await asyncio.gather(*(_briefly(channel.drained()) for channel in self._reception))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LINGER_S):
+                        await leaving.wait()
+                for task in (*works, self._collecting):
+                    if task is not None:
+                        task.cancel()
+                return halt
+        except* DeposedError:
+            _log.warning("another reliable peer leads the run now")
+        finally:
+            self._reception.close()
+        heed_cancellation()
+        return None
+
+    async def _until_deposed(self) -> None:
+        await self._replica.deposed()
+        raise DeposedError
+
+    async def _tick(self) -> None:
+        ticked = self._clock.monotonic()
+        while True:
+            await asyncio.sleep(TICK_S)
+            last, ticked = ticked, self._clock.monotonic()
+            if ticked - last > MAX_TICK_S:
+                _log.warning("this process stood still for %.1f s: no lease runs out for that", ticked - last)
+            self._queue(self.core.tick(ticked))
+            self._reception.look(ticked)
+            if self._amended != self._replica.council.data:
+                self._amend()
+                for channel in self._reception:
+                    self._tell_amendment(channel)
+
+    def _queue(self, effects: Sequence[d.Effect]) -> None:
+        for effect in effects:
+            self._effects.put_nowait(effect)
+
+    async def _consume(self) -> None:
+        while True:
+            effect = await self._effects.get()
+            match effect:
+                case d.Record(record):
+                    failpoints.reached(f"record_{record['kind']}")
+                    await self._record(record)
+                    failpoints.reached(f"recorded_{record['kind']}")
+                case d.Send(to, message):
+                    failpoints.reached(f"send_{message.kind}")
+                    if isinstance(message, m.Begin):
+                        self._node.members(message.roster)
+                        message = self._with_ticket(to, message)
+                    channel = self._reception.channel(to)
+                    if channel is not None:
+                        self._reception.tell(channel, message)
+                case d.Disconnect(peer):
+                    self._tasks.create_task(self._disconnect(peer))
+                case d.CollectCheckpoint():
+                    failpoints.reached("collect_checkpoint")
+                    if self._collecting is not None:
+                        self._collecting.cancel()
+                    self._collecting = self._tasks.create_task(self._collect(effect))
+                case d.Halt():
+                    self.halted.set_result(effect)
+
+    def _with_ticket(self, to: str, begin: m.Begin) -> m.Begin:
+        """Who comes into a step while it runs can show that it does."""
+        if not begin.entry:
+            return begin
+        place = begin.roster[to]
+        word = Introduction(
+            line=begin.line,
+            step=begin.step,
+            incarnation=begin.incarnations[to],
+            begin=place[0],
+            end=place[1],
+        )
+        return begin.model_copy(update={"ticket": ticket(self._run.run_id, to, word, self._node.identity)})
+
+    async def _record(self, record: Mapping[str, Any]) -> None:
+        await self._replica.record(record)
+        self._door.recorded(record)
+        self._logs.recorded(record)
+        if record["kind"] == "checkpoint":
+            await self._checkpoints.sealed(record)
+        if record["kind"] in ("rollback", "gone", "arranged", "banned", "dispute", "quarrel"):
+            _log.warning("%s", {k: v for k, v in record.items() if k != "kind"})
+
+    async def _disconnect(self, peer: str) -> None:
+        channel = self._reception.channel(peer)
+        if channel is not None:
+            await _briefly(channel.drained())
+            channel.close()
+        if self._reception.channel(peer) is channel:  # else it has begun anew meanwhile
+            self._reception.inside.discard(peer)
+
+    # ── volunteers ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def received(self, peer: str, message: m.Message) -> None:
+        """A message of `peer` has arrived. Who was not let in is not heard."""
+        if isinstance(message, m.Hello):
+            if not self._lets_in(peer, message):
+                return
+            if peer in self._reception.inside:
+                self._tasks.create_task(self._ask_for_events(peer))
+        elif peer not in self._reception.inside:
+            return
+        if isinstance(message, m.EventLine):
+            self._keep_event(peer, message.line)
+            message = m.Heartbeat()  # what else it says may wait behind thousands of these
+        self._hear(partial(self.core.receive, peer, message))
+
+    def _hear(self, happens: Callable[[float], Sequence[d.Effect]]) -> None:
+        """A volunteer has said something, or its stream is gone or back. A core that breaks over it has noted what it never says: this reign is over.
+
+        Raises `ProtocolError` for what no honest peer says.
+        """
+        try:
+            self._queue(happens(self._clock.monotonic()))
+        except ProtocolError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, the process ends with it
+            self._break_off(error)
+
+    def _break_off(self, error: Exception) -> None:
+        self._reception.close()
+        if not self.halted.done():
+            self.halted.set_exception(error)
+
+    def _lets_in(self, peer: str, hello: m.Hello) -> bool:
+        """Whether the core is to answer `hello`; else `peer` is turned away."""
+        if not hello.understands_us or hello.run != self._run.run_id:
+            return True  # it says what is wrong with that
+        inside, network = self._reception.inside, self._network(peer)
+        self._networks = {other: where for other, where in self._networks.items() if other in inside}
+        others = [where for other, where in self._networks.items() if other != peer]
+        verdict = self._door.judge(peer, hello, self._clock.wall(), network, others)
+        if isinstance(verdict, m.Rejected):
+            self._turn_out(peer, verdict)
+            return False
+        inside.add(peer)
+        self._networks[peer] = network
+        if verdict.record is not None:
+            self._queue([d.Record(verdict.record)])
+        return True
+
+    def _turn_out(self, peer: str, why: m.Rejected) -> None:
+        """`peer` leaves, if it is here, and hears the reason."""
+        _log.info("%s is turned away: %s", peer[-6:], why.why)
+        self._queue([d.Send(peer, why)])
+        if peer in self._reception.inside:
+            self._hear(partial(self.core.receive, peer, m.Farewell()))
+            self._reception.inside.discard(peer)
+        self._queue([d.Disconnect(peer)])
+
+    def _network(self, peer: str) -> str:
+        """Where `peer` is; empty if it is not connected."""
+        channel = self._reception.channel(peer)
+        return network_in(channel.address) if channel is not None and channel.is_up else ""
+
+    def _amend(self) -> None:
+        """What the owner has said last holds from now on; whoever it bans leaves."""
+        council = self._replica.council
+        self._amended = council.data
+        """The amendment that all volunteers were told of."""
+        if council.amendment is not None:
+            self._door.amended(council.amendment)
+        for peer in [peer for peer in self._reception.inside if self._door.bans(peer)]:
+            self._turn_out(peer, m.Rejected(reason="banned", why="the run's author has banned this peer"))
+
+    def arrange(self, arrangement: Arrangement) -> None:
+        """A planner proposes who has which blocks from now on."""
+        if isinstance(self.core, Coordinator):
+            self._queue(self.core.arrange(arrangement, self._clock.monotonic()))
+
+    def recut(self, cutting: Cutting) -> None:
+        """A planner proposes how those who wait in a forming cluster can be whole."""
+        if isinstance(self.core, Grouped):
+            self._queue(self.core.recut(cutting, self._clock.monotonic()))
+
+    def broken(self, peer: str) -> None:
+        self._hear(partial(self.core.broken, peer))
+
+    def resumed(self, peer: str) -> None:
+        self._hear(partial(self.core.resumed, peer))
+
+    async def _ask_for_events(self, peer: str) -> None:
+        """Another reliable peer may have coordinated until now: the volunteer sends what is not here."""
+        channel = self._reception.channel(peer)
+        last = await asyncio.to_thread(self._logs.last, peer)  # it gives none until it is asked
+        if channel is not None:
+            self._reception.tell(channel, m.Kept(last=last))
+            self._tell_amendment(channel)
+
+    def _tell_amendment(self, channel: Channel) -> None:
+        if data := self._replica.council.data:
+            self._reception.tell(channel, m.Amended(amendment=data))
+
+    def _keep_event(self, peer: str, line: str) -> None:
+        try:
+            self._logs.keep(peer, line)
+        except LocalError as error:
+            # Evidence that is not kept would make the audit fail: better to stop, and go on when there is room.
+            # A closed channel acknowledges nothing: the next reign hears the line again.
+            self._break_off(error)
+
+    # ── checkpoints and states ───────────────────────────────────────────────────────────────────────────────────
+
+    async def _collect(self, order: d.CollectCheckpoint) -> None:
+        """The core seals the checkpoint when the last block is here, and at most reliable peers."""
+        try:
+            digests = await self._checkpoints.collect(order, self._replica.members)
+        except (RemoteError, LocalError) as error:
+            _log.warning("checkpoint %d is not saved: %s", order.version, error)
+            await asyncio.sleep(SAVE_RETRY_S)
+            self._queue(self.core.not_saved(order, self._clock.monotonic()))
+            return
+        for block, digest in zip(sorted(order.savers), digests, strict=True):
+            self._queue(self.core.saved(order, block, digest, self._clock.monotonic()))
+
+    @property
+    def blocks(self) -> int:
+        """How many the model has."""
+        return len(self._run.manifest.blocks)
+
+    def tokens_per_second(self) -> float:
+        """Of the last committed step, or those of all clusters; 0 before the first."""
+        manifest = self._run.manifest
+        tokens = manifest.training.batch_size * manifest.data.tokens_per_sample
+        return sum(float(tokens / commit["seconds"]) for commit in self.core.last if commit.get("seconds"))
+
+
+async def _briefly(awaitable: Any) -> None:
+    """Wait for a volunteer to have heard the last word, but not for long."""
+    try:
+        async with asyncio.timeout(2.0):
+            await awaitable
+    except TimeoutError:
+        _log.debug("a volunteer did not acknowledge the last message in time")

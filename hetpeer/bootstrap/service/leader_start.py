@@ -1,0 +1,34 @@
+"""What a reign begins with: all that follows from the log, which may be long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hetpeer.bootstrap.log.history import Record
+from hetpeer.bootstrap.log.volunteer_log_files import VolunteerLogs
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.service.admission import Doorkeeper
+from hetpeer.bootstrap.service.core_config import coordinator_config
+from hetpeer.bootstrap.service.core_interface import Core, new_core
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Of a reign: the core, who may come in, and what volunteers have said."""
+
+    core: Core
+    door: Doorkeeper
+    logs: VolunteerLogs
+
+    @classmethod
+    def of(cls, run: RunDirectory, records: Sequence[Record], now: float, *, ranks: bool = True) -> Beginning:
+        """That follows from `records`, at `now`. `ranks`: whether places are compared for whoever comes. To be called in a thread: a log of months takes
+        seconds, in which a leader that does not beat would not be one any more.
+        """
+        manifest = run.manifest
+        return cls(
+            core=new_core(coordinator_config(run, ranks=ranks), manifest.averaging, records, now),
+            door=Doorkeeper(run.run_id, manifest.owner, manifest.admission, records),
+            logs=VolunteerLogs(run.volunteers, run.run_id, manifest, records),
+        )

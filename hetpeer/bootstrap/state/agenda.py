@@ -1,0 +1,65 @@
+"""What the next step does: batch after batch in order, and held-out microbatches in between and at the end.
+
+Pure. A grouped run hands its batches out to clusters instead (bootstrap/grouped/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from hetpeer.bootstrap.log.history import History
+from hetpeer.bootstrap.state.effects import CoordinatorConfig, Work
+
+
+class Agenda(Protocol):
+    """What a coordinator is to do."""
+
+    def take(self, ahead: int = 0) -> Work | None:
+        """The work of the step that begins now, `ahead` of the next to be committed; None: there is none for now. Who looks at parameters
+        needs the newest: nothing is evaluated ahead, nor are the run's first batches trained so, if they are to be fresh.
+        """
+
+    def saves(self, version: int) -> bool:
+        """Whether the state at `version` is to be stored."""
+
+    def logged(self, record: Mapping[str, Any]) -> None:
+        """The coordinator that asks has just written `record`."""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing will be left to do once the current version is stored."""
+
+
+class InOrder:
+    """All batches of the run one by one: step n trains batch n."""
+
+    def __init__(self, config: CoordinatorConfig, history: History) -> None:
+        self._config = config
+        self._history = history
+
+    def take(self, ahead: int = 0) -> Work | None:
+        steps, batch = self._config.steps, self._history.version + ahead
+        due = self._config.evaluation_microbatches > 0 and (
+            batch % self._config.evaluate_every == 0 or batch == steps
+        )
+        if self.over or (ahead and (due or batch < self._config.fresh_steps or batch >= steps)):
+            return None
+        return Work(batch, batch < steps, due)
+
+    def saves(self, version: int) -> bool:
+        return version % self._config.checkpoint_every == 0 or version == self._config.steps
+
+    def logged(self, record: Mapping[str, Any]) -> None:
+        """All is in the history."""
+
+    @property
+    def over(self) -> bool:
+        due = self._config.evaluation_microbatches
+        history = self._history
+        return history.version == self._config.steps and (not due or history.version in history.evaluations)
+
+
+def is_complete(config: CoordinatorConfig, history: History) -> bool:
+    """Whether nothing is left to do of an exact run: trained, evaluated, and its last state stored."""
+    return InOrder(config, history).over and history.stored

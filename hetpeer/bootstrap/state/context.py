@@ -1,0 +1,74 @@
+"""What the coordinator's rooms share: the run's line of history, its members, and where it stands.
+
+Pure data. Each room (admission, border, saving, training) reads it; transitions of `state` and `line` are the
+coordinator's alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hetpeer.averaging.messages import Finished, Line
+from hetpeer.bootstrap.log.history import History
+from hetpeer.bootstrap.log.unused_work import Afterwards
+from hetpeer.bootstrap.state.agenda import Agenda
+from hetpeer.bootstrap.state.disputed_pairs import Quarrels
+from hetpeer.bootstrap.state.effects import CoordinatorConfig, Record, State
+from hetpeer.bootstrap.state.failed_microbatches import Failures
+from hetpeer.bootstrap.state.issue_limits import Allowances
+from hetpeer.bootstrap.state.membership import Membership
+from hetpeer.bootstrap.state.norm_outliers import Norms
+from hetpeer.bootstrap.state.outliers import Guard
+from hetpeer.bootstrap.state.reputation import Standings
+
+
+@dataclass(slots=True)
+class Reign:
+    """One reign: from a start of the coordinator to its end."""
+
+    config: CoordinatorConfig
+    history: History
+    agenda: Agenda
+    line: Line
+    members: Membership
+    allowances: Allowances = field(default_factory=Allowances)
+    standings: Standings = field(default_factory=Standings)
+    failures: Failures = field(default_factory=Failures)
+    quarrels: Quarrels = field(default_factory=Quarrels)
+    guard: Guard = field(default_factory=Guard)
+    norms: Norms = field(default_factory=Norms)
+    afterwards: Afterwards = field(default_factory=Afterwards)
+    state: State = State.WAITING
+    end: Finished | None = None
+    """How the run ended, once it is FINISHED."""
+
+    @property
+    def version(self) -> int:
+        """Updates that are committed."""
+        return self.history.version
+
+    @property
+    def stored(self) -> bool:
+        """Whether the current version lies complete in the checkpoint store."""
+        return self.history.stored
+
+    @property
+    def resting(self) -> bool:
+        """Whether we stand between two steps."""
+        return self.state in (State.WAITING, State.SYNCING)
+
+    @property
+    def sealed(self) -> Mapping[int, str]:
+        """Block → digest of the current version's state, if the log knows it."""
+        base = self.history.base
+        return dict(enumerate(base["blocks"])) if base is not None and self.stored else {}
+
+    def log(self, **record: Any) -> Record:
+        """Fold `record` into the history; the effect makes it durable."""
+        if self.line.cluster:
+            record["cluster"] = self.line.cluster
+        self.history.add(record)
+        self.agenda.logged(record)
+        return Record(record)

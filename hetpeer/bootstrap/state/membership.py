@@ -1,0 +1,327 @@
+"""Who takes part: volunteers, their incarnations, places and leases.
+
+Pure. A place is a block range of one cluster; clusters are copies of the model and may cut it differently. There is
+always one more cluster open than volunteers fill, so a newcomer finds either a gap or a fresh copy to begin.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from hetpeer.averaging.messages import Hello, Place
+from hetpeer.bootstrap.state.link_costs import Lines
+from hetpeer.bootstrap.state.link_targets import targets
+from hetpeer.bootstrap.state.volunteer_rates import lines, rates
+from hetpeer.stages.planning.swarms.plan_inputs import Compression
+
+Range = tuple[int, int]
+PLAIN = Compression()
+RECENT = 0.3
+"""Weight of the last word on an uplink."""
+
+
+class Standing(enum.Enum):
+    """A volunteer's standing: JOINING has no state, PREPARED wants it, SYNCING fetches it, READY works."""
+
+    JOINING = "joining"
+    PREPARED = "prepared"
+    SYNCING = "syncing"
+    READY = "ready"
+
+
+@dataclass(slots=True)
+class Volunteer:
+    """One member, as the coordinator sees it. Times are the coordinator's monotonic seconds."""
+
+    peer: str
+    incarnation: int
+    heard_at: float
+    wire_version: int = 0
+    """The latest that it speaks."""
+    flops_per_second: float = 0.0
+    product_flops: float = 0.0
+    """In a product of large matrices; the same number where it has tried nothing else; 0: not said."""
+    memory_bytes: int = 0
+    name: str = ""
+    standing: Standing = Standing.JOINING
+    cluster: int = -1
+    place: Range | None = None
+    slow: bool = False
+    """It has had its place for long and never worked there: nobody counts on it, and others may come to its blocks."""
+    missed: int = 0
+    """How often in a row it had a version only when that was past."""
+    broken_at: float | None = None
+    computing: float = 0.0
+    """Seconds of a microbatch at its place, as it last said, or would like it to be tried; 0 before."""
+    links: Mapping[str, float] = field(default_factory=dict)
+    """Peer → seconds of a microbatch's bundle on the link there, uncompressed."""
+    uplink: float = 0.0
+    """Bytes/s that leave it, by what it has said lately; 0 before."""
+    digests: dict[int, str] = field(default_factory=dict)
+    """Block → digest of its state at the current version, as far as it has said."""
+    shuns: frozenset[str] = frozenset()
+    """With whom it does not work for now, as it says."""
+    witness: bool = False
+    """Whether it has made its state of the current version itself, and not copied another's."""
+
+    @classmethod
+    def of(cls, peer: str, hello: Hello, now: float) -> Volunteer:
+        """Who says this of itself."""
+        return cls(
+            peer,
+            hello.incarnation,
+            now,
+            hello.wire_version,
+            flops_per_second=hello.flops_per_second,
+            product_flops=hello.product_flops,
+            memory_bytes=hello.memory_bytes,
+            name=hello.name,
+            uplink=hello.uplink,
+        )
+
+    def homeless(self) -> Volunteer:
+        """The same without a place."""
+        return replace(
+            self,
+            standing=Standing.JOINING,
+            cluster=-1,
+            place=None,
+            slow=False,
+            missed=0,
+            digests={},
+            witness=False,
+        )
+
+    def measured(self, uplink: float) -> None:
+        """It says that so many bytes/s leave it; one busy moment is not to change who reduces how much."""
+        known = self.uplink and uplink
+        self.uplink = self.uplink + RECENT * (uplink - self.uplink) if known else uplink or self.uplink
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockCost:
+    """What a block asks of its holder: numbers in its vector, bytes of state and of kept activations, forward FLOPs of a microbatch."""
+
+    elements: int
+    memory_bytes: int
+    flops: float
+
+
+class Membership:
+    """The table of volunteers. `layouts[c % len]` is cluster c's cut of the blocks into ranges, `departures` says how often a
+    peer has gone. With `only` there is that cluster alone. The first clusters may have been cut anew, as `arranged` says.
+    """
+
+    def __init__(
+        self,
+        layouts: Sequence[Sequence[Range]],
+        costs: Sequence[BlockCost],
+        departures: Mapping[str, int] = MappingProxyType({}),
+        only: int | None = None,
+        arranged: Sequence[Sequence[Range]] = (),
+    ) -> None:
+        self._only = only
+        self._layouts = [tuple((b, e) for b, e in layout) for layout in layouts]
+        self.arrange(arranged)
+        self._costs = costs
+        self._departures = departures
+        self.volunteers: dict[str, Volunteer] = {}
+
+    @property
+    def blocks(self) -> int:
+        return len(self._costs)
+
+    def arrange(self, layouts: Sequence[Sequence[Range]]) -> None:
+        """The first clusters are cut like this from now on."""
+        self._arranged = [tuple((b, e) for b, e in layout) for layout in layouts]
+
+    def recut(self, layout: Sequence[Range]) -> None:
+        """The one cluster that is here is cut like this from now on."""
+        self._layouts = [tuple(layout)]
+
+    def layout(self, cluster: int) -> tuple[Range, ...]:
+        """How `cluster` cuts the blocks."""
+        if cluster < len(self._arranged):
+            return self._arranged[cluster]
+        return self._layouts[cluster % len(self._layouts)]
+
+    def places(self, *, yielding: bool = False) -> tuple[Place, ...]:
+        """All places up to and including the first cluster that nobody has begun. `yielding`: who is too slow for its place makes room for others."""
+        present = (v for v in self.volunteers.values() if not (v.slow and yielding))
+        taken = {(v.cluster, v.place) for v in present if v.place is not None}
+        held: list[list[str]] = [[] for _ in range(self.blocks)]
+        for volunteer in self.volunteers.values():
+            for block in range(*(volunteer.place or (0, 0))) if not volunteer.slow else ():
+                held[block].append(volunteer.peer)
+        return tuple(
+            self._place(cluster, place, (cluster, place) not in taken, held)
+            for cluster in self._clusters()
+            for place in self.layout(cluster)
+        )
+
+    def _clusters(self) -> Iterable[int]:
+        if self._only is not None:
+            return (self._only,)
+        return range(max((v.cluster for v in self.volunteers.values()), default=-1) + 2)
+
+    def _place(self, cluster: int, place: Range, is_open: bool, held: Sequence[Sequence[str]]) -> Place:
+        costs = self._costs[place[0] : place[1]]
+        holders = min(map(len, held[place[0] : place[1]]))
+        least = [peers for peers in held[place[0] : place[1]] if len(peers) == holders]
+        return Place(
+            cluster=cluster,
+            begin=place[0],
+            end=place[1],
+            memory_bytes=sum(cost.memory_bytes for cost in costs),
+            flops=sum(cost.flops for cost in costs),
+            holders=holders,
+            departures=max(sum(self._departures.get(peer, 0) for peer in peers) for peers in least),
+            open=is_open,
+        )
+
+    def claim(self, volunteer: Volunteer, cluster: int, place: Range, *, yielding: bool = False) -> bool:
+        """Give the place to `volunteer` if it is open; `yielding` as in `places`."""
+        for offered in self.places(yielding=yielding):
+            if offered.open and (offered.cluster, (offered.begin, offered.end)) == (cluster, place):
+                volunteer.cluster, volunteer.place = cluster, place
+                return True
+        return False
+
+    def adopt(self, volunteer: Volunteer, place: Range) -> bool:
+        """A holder that outlived the last coordinator keeps its place: the first cluster where it fits."""
+        if not 0 <= place[0] < place[1] <= self.blocks:
+            return False
+        taken = {(v.cluster, v.place) for v in self.volunteers.values() if v is not volunteer}
+        first = range(len(self.volunteers) + len(self._layouts) + len(self._arranged))
+        for cluster in first if self._only is None else (self._only,):
+            if place in self.layout(cluster) and (cluster, place) not in taken:
+                volunteer.cluster, volunteer.place = cluster, place
+                return True
+        return False
+
+    def move_redundant(self) -> Volunteer | None:
+        """Give an open place whose blocks nobody has to a volunteer whose own blocks others hold too.
+
+        Returns the volunteer with its new place, or None if nobody can be spared or nothing is missing.
+        """
+        spare = self.spare()
+        if spare is None:
+            return None
+        volunteer, place = spare
+        volunteer.cluster, volunteer.place = place.cluster, (place.begin, place.end)
+        return volunteer
+
+    def spare(self) -> tuple[Volunteer, Place] | None:
+        """A volunteer whose own blocks others hold too, and an open place that nobody has and that fits it."""
+        for place in self.places():
+            if not place.open or place.holders:
+                continue
+            for volunteer in sorted(self.volunteers.values(), key=lambda v: (-v.cluster, v.peer)):
+                small = 0 < volunteer.memory_bytes < place.memory_bytes
+                if volunteer.place is not None and not small and self._redundant(volunteer):
+                    return volunteer, place
+        return None
+
+    def _redundant(self, volunteer: Volunteer) -> bool:
+        others = {
+            v.peer: v.place
+            for v in self.volunteers.values()
+            if v is not volunteer and v.place is not None and not v.slow
+        }
+        missing = set(self.uncovered(others))
+        return volunteer.place is not None and not missing.intersection(range(*volunteer.place))
+
+    def roster(self) -> dict[str, Range]:
+        """Volunteers that hold the current version, with their blocks."""
+        return {
+            v.peer: v.place
+            for v in self.volunteers.values()
+            if v.standing is Standing.READY and v.place is not None
+        }
+
+    def held_only_by(self, volunteers: Iterable[Volunteer]) -> list[int]:
+        """Blocks that have ready holders, all of them among `volunteers`."""
+        leaving = {v.peer for v in volunteers}
+        return [n for n in range(self.blocks) if (h := set(self.holders(n))) and h <= leaving]
+
+    def outdate(self, roster: Collection[str]) -> None:
+        """A new version was made by `roster`: all others are behind, and nobody has said its digests yet."""
+        for volunteer in self.volunteers.values():
+            volunteer.digests, volunteer.witness = {}, volunteer.peer in roster
+            behind = volunteer.standing in (Standing.READY, Standing.SYNCING)
+            if behind and volunteer.peer not in roster:
+                volunteer.standing = Standing.PREPARED
+                volunteer.missed += 1
+
+    def start_over(self) -> None:
+        """Another version holds: everybody has to prepare again."""
+        for volunteer in self.volunteers.values():
+            volunteer.digests, volunteer.standing = {}, Standing.JOINING
+
+    def holders(self, block: int) -> list[str]:
+        """Ready holders of `block`, in a fixed order."""
+        return sorted(peer for peer, (b, e) in self.roster().items() if b <= block < e)
+
+    def uncovered(self, roster: Mapping[str, Range] | None = None) -> list[int]:
+        """Blocks that no volunteer of `roster` (default: all ready ones) holds."""
+        ranges = (self.roster() if roster is None else roster).values()
+        return [n for n in range(self.blocks) if not any(b <= n < e for b, e in ranges)]
+
+    def targets(self, ratio: float, limited: Collection[str] = ()) -> dict[str, float]:
+        """Ready volunteer → seconds that each of its links is to take for a microbatch (link_targets.py); empty: nothing is known."""
+        return targets(self._ready(), ratio, limited)
+
+    def speak(self, version: int, peers: Iterable[str]) -> bool:
+        """Whether all of `peers` speak that version of the protocol."""
+        known = self.volunteers
+        return all(peer in known and known[peer].wire_version >= version for peer in peers)
+
+    def shunned(self) -> set[frozenset[str]]:
+        """Ready volunteers of which one does not work with the other for now. Who shuns most who have the blocks next to its own counts as shunning all of them: else it would choose
+        who sees what it sends.
+        """
+        ready, pairs = self._ready(), set[frozenset[str]]()
+        for one in ready:
+            for side in _beside(one, ready) if one.shuns else ():
+                shunned = one.shuns & side
+                pairs |= {
+                    frozenset((one.peer, peer))
+                    for peer in (side if 2 * len(shunned) > len(side) else shunned)
+                }
+        return pairs
+
+    def rates(self) -> dict[str, float]:
+        """Blocks a second of each ready volunteer (volunteer_rates.py)."""
+        return rates(self._ready(), self._costs)
+
+    def lines(
+        self,
+        compression: Compression = PLAIN,
+        targets: Mapping[str, float] = MappingProxyType({}),
+        *,
+        mixed: bool = False,
+    ) -> Lines:
+        """What lies between the ready volunteers. `targets`: what their lines aim at; `mixed`: everybody is to meet many others."""
+        return lines(self._ready(), self.rates(), compression, targets, mixed=mixed)
+
+    def _ready(self) -> list[Volunteer]:
+        return [self.volunteers[peer] for peer in self.roster()]
+
+    def uplinks(self) -> dict[str, float]:
+        """Bytes/s that leave each ready volunteer (0 where it was not measured)."""
+        return {peer: self.volunteers[peer].uplink for peer in self.roster()}
+
+
+def _beside(one: Volunteer, others: Iterable[Volunteer]) -> tuple[set[str], set[str]]:
+    """Who has the blocks before those of `one`, and who those behind them: what it has to do with."""
+    begin, end = one.place or (0, 0)
+    before, behind = set[str](), set[str]()
+    for other in others:
+        first, last = other.place or (0, 0)
+        if other is not one:
+            before |= {other.peer} if first < begin <= last else set()
+            behind |= {other.peer} if first <= end < last else set()
+    return before, behind

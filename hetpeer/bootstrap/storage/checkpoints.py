@@ -1,0 +1,131 @@
+"""Checkpoints: the state of every block after the same number of updates, on the coordinator's disk.
+
+Each block's file is written whole and named by version and state digest, so nothing that counts is ever overwritten. A
+checkpoint exists only once one log record names the digests of all blocks: `seal` returns that record and the caller
+appends it to the log. A crash before that leaves files which no record names, and `prune` removes them. The run's
+initial state is version 0; its record is in no log, the manifest stands for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hetpeer.bootstrap.run.durable_files import atomic_write, disk_errors
+from hetpeer.bootstrap.run.manifest import Manifest
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.dht.base.errors import ExitCode, LocalError, ProtocolError
+from hetpeer.stages.block import block_state
+from hetpeer.stages.block.block_state import BlockState, Layout
+
+Record = Mapping[str, Any]
+"""{"kind": "checkpoint", "version", "blocks": [state digest of each block], "cluster" in a grouped run, but for cluster 0}"""
+
+
+def initial_record(manifest: Manifest) -> Record:
+    """The record of version 0."""
+    return record_of(0, [block.state_digest for block in manifest.blocks])
+
+
+class CheckpointStore:
+    """The checkpoints of one run directory. One checkpoint is put together at a time, from one thread."""
+
+    def __init__(self, run: RunDirectory, layouts: Sequence[Layout]) -> None:
+        """`layouts` are the blocks' parameter names and shapes, by block index (`RunDirectory.layouts`)."""
+        self._run = run
+        self._layouts = layouts
+        self._version = 0
+        self._digests: dict[int, str] = {}
+
+    def begin(self, version: int) -> None:
+        """Start a checkpoint of the state after `version` updates; an unfinished one is given up."""
+        self._version = version
+        self._digests = {}
+
+    def put(self, version: int, block: int, data: bytes, expected_state_digest: str) -> None:
+        """Check and keep one block's state; it is on the disk when this returns.
+
+        Raises `ProtocolError` if `data` is not the state that was asked for, `LocalError` HP-DISK-002 if it does not
+        fit on the disk; then the checkpoint still lacks this block.
+        """
+        if version != self._version:
+            raise ValueError(f"checkpoint {self._version} is being made, not {version}")
+        self._parse(data, version, block, expected_state_digest)
+        atomic_write(self._path(version, block, expected_state_digest), data)
+        self._digests[block] = expected_state_digest
+
+    def has_kept(self, version: int, block: int, state_digest: str) -> bool:
+        """Whether the state that `put` would keep is here already, as of a checkpoint that broke off; then it is a part of this one."""
+        if not self._path(version, block, state_digest).is_file():
+            return False
+        self._digests[block] = state_digest
+        return True
+
+    def seal(self, version: int) -> Record:
+        """The log record of a complete checkpoint. Raises ValueError while a block is missing."""
+        missing = set(range(len(self._layouts))).difference(self._digests)
+        if version != self._version or missing:
+            raise ValueError(f"checkpoint {version} lacks blocks {sorted(missing)}")
+        return record_of(version, [self._digests[block] for block in range(len(self._layouts))])
+
+    def has(self, record: Record, block: int | None = None) -> bool:
+        """Whether the files of a sealed checkpoint are here, or that of one block; `load` says whether they are sound."""
+        blocks = range(len(record["blocks"])) if block is None else (block,)
+        return all(self._path(record["version"], b, record["blocks"][b]).is_file() for b in blocks)
+
+    def load(self, record: Record, block: int) -> bytes:
+        """The state file of one block. Raises `LocalError` HP-CKPT-001 unless it is the state that was sealed."""
+        return self._load(record, block)[0]
+
+    def load_state(self, record: Record, block: int) -> BlockState:
+        """The same, parsed."""
+        return self._load(record, block)[1]
+
+    def prune(self, sealed: Sequence[Record]) -> None:
+        """Delete every file but those of the `sealed` checkpoints and of the one being made."""
+        wanted = {
+            self._path(record["version"], block, digest)
+            for record in sealed
+            for block, digest in enumerate(record["blocks"])
+        }
+        wanted |= {self._path(self._version, block, digest) for block, digest in self._digests.items()}
+        with disk_errors(self._run.checkpoints):
+            for path in self._run.checkpoints.iterdir():
+                if path not in wanted:
+                    path.unlink()
+
+    def _path(self, version: int, block: int, digest: str) -> Path:
+        if version == 0:
+            return self._run.state_path(self._run.manifest.blocks[block])
+        return self._run.checkpoints / f"v{version:08}-block-{block:03}-{digest[:16]}.safetensors"
+
+    def _load(self, record: Record, block: int) -> tuple[bytes, BlockState]:
+        version, digest = record["version"], record["blocks"][block]
+        path = self._path(version, block, digest)
+        try:
+            data = path.read_bytes()
+            return data, self._parse(data, version, block, digest)
+        except (OSError, ProtocolError) as error:
+            why = error.what if isinstance(error, ProtocolError) else error.strerror or str(error)
+            raise LocalError(
+                "HP-CKPT-001",
+                f"checkpoint file {path} is damaged",
+                why=why,
+                fix="restore the file from a copy: another reliable peer has one",
+                exit_code=ExitCode.VERSION,
+            ) from error
+
+    def _parse(self, data: bytes, version: int, block: int, digest: str) -> BlockState:
+        parsed = block_state.load(data, block, self._layouts[block], self._run.manifest.optimizer_state)
+        if parsed.version != version or parsed.digest() != digest:
+            raise ProtocolError(
+                f"the state of block {block} is not the one of version {version} that was agreed on"
+            )
+        return parsed
+
+
+def record_of(version: int, digests: Sequence[str], cluster: int = 0) -> Record:
+    """The record of a complete checkpoint: the blocks' digests in order."""
+    whose = {"cluster": cluster} if cluster else {}
+    return {"kind": "checkpoint", "version": version, "blocks": list(digests), **whose}

@@ -1,0 +1,236 @@
+"""The checkpoints that a reliable peer keeps: it collects them from volunteers while it leads, and has those that others sealed.
+
+A checkpoint that is collected is copied by the other reliable peers before it is sealed: most have its files then, so that it is
+not gone with the disk of the one that collected it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from hetpeer.averaging.messages import Count, Digest, Schema
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.state.effects import CollectCheckpoint
+from hetpeer.bootstrap.storage.checkpoints import CheckpointStore, Record, initial_record, record_of
+from hetpeer.bootstrap.storage.file_service import REQUEST_TIMEOUT_S, SLOWEST, Served, fetch, state_name
+from hetpeer.dht.base.errors import ProtocolError, RemoteError
+from hetpeer.dht.base.task_set import to_its_end
+from hetpeer.dht.node.node import Node
+from hetpeer.dht.p2pd.listener import CONTROL as CONTROL_BUDGET
+from hetpeer.dht.streams.stream import Stream
+from hetpeer.stages.block.block_state import file_bytes
+
+KEEP: Final = "hetpeer/1/keep"
+ASK_S = 8.0
+KEPT = 2
+"""Sealed checkpoints that stay on the disk; and of those kept for a leader that has not sealed them yet."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Keep(Schema):
+    """What one reliable peer asks of another: to have the files of this checkpoint too."""
+
+    version: Count
+    cluster: Count = 0
+    blocks: Annotated[tuple[Digest, ...], Field(min_length=1, max_length=1 << 12)]
+
+
+class Checkpoints:
+    """On the disk of the peer that `node` is; `records` are those of the log, `company` the other reliable peers."""
+
+    def __init__(
+        self,
+        node: Node,
+        run: RunDirectory,
+        records: Iterable[Record],
+        company: Callable[[], Collection[str]],
+    ) -> None:
+        self._node = node
+        layouts = run.layouts()
+        vectors = 1 + len(run.manifest.optimizer_state)
+        self._limits = [file_bytes(layout, vectors) for layout in layouts]
+        self._store = CheckpointStore(run, layouts)
+        self._company = company
+        self._initial = initial_record(run.manifest)
+        sealed = [record for record in records if record["kind"] == "checkpoint"]
+        known = [self._initial, *sealed]
+        self._sealed: list[Record] = known[-KEPT:]
+        """The last ones; a file of one may be missing."""
+        self._newest = next(filter(self._store.has, reversed(known)), self._initial)
+        """The last one of which every file is here."""
+        self._collected: Record | None = None
+        """Complete, and not sealed yet."""
+        self._copied: list[Record] = []
+        """Those copied from others last, as long as they are not sealed, as far as we know."""
+        self._making = asyncio.Lock()
+        self._makers = 0
+        """So many make one, or wait until they may."""
+
+    async def serve(self) -> None:
+        """Copy what the other reliable peers ask us to."""
+        await self._node.serve(KEEP, self._asked, CONTROL_BUDGET)
+
+    def is_newest(self, record: Record) -> bool:
+        """Whether it is the last of those that are here."""
+        return bool(self._newest["blocks"] == record["blocks"])
+
+    @property
+    def newest(self) -> int:
+        """The version of the newest sealed checkpoint that is here."""
+        return int(self._newest["version"])
+
+    # ── making one ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def collect(self, order: CollectCheckpoint, members: Sequence[str]) -> Sequence[str]:
+        """Fetch the state of every block from its saver, check it, write it, and have most `members` copy it.
+
+        Returns the blocks' digests. Raises `RemoteError` or `LocalError` HP-DISK-* if it cannot be had or kept.
+        """
+        version, cluster = order.version, order.line.cluster
+        self._collected = None
+        async with self._begun(version):
+            digests = []
+            for block, saver in sorted(order.savers.items()):
+                name = state_name(cluster, version, block)
+                data, facts = await fetch(self._node, saver, name, self._limits[block])
+                digests.append(str(facts.get("digest", "")))
+                await to_its_end(self._store.put, version, block, bytes(data), digests[-1])
+            collected = self._collected = record_of(version, digests, cluster)
+        others = [peer for peer in members if peer != self._node.peer_id]
+        keep = _Keep(version=version, cluster=cluster, blocks=tuple(digests))
+        try:
+            await self._kept_by(len(others) - (len(members) - 1) // 2, others, keep)
+        except BaseException:
+            if self._collected is collected:
+                self._collected = None
+            raise
+        return digests
+
+    @asynccontextmanager
+    async def _begun(self, version: int, copied: Record | None = None) -> AsyncIterator[None]:
+        """One is put together, and no other meanwhile. What nobody wants any more makes room for it before; of the one that is to be
+        `copied`, what is here stays. Raises `LocalError` HP-DISK-*.
+        """
+        async with self._alone():
+            self._store.begin(version)
+            await self._prune(copied)
+            yield
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        self._makers += 1
+        try:
+            async with self._making:
+                yield
+        finally:
+            self._makers -= 1
+
+    async def _prune(self, copied: Record | None = None) -> None:
+        wanted = [*self._sealed, self._newest, *self._copied, *filter(None, [self._collected, copied])]
+        await to_its_end(self._store.prune, wanted)
+
+    async def _kept_by(self, enough: int, others: Sequence[str], keep: _Keep) -> None:
+        """Return when `enough` of `others` have it. Raises `RemoteError` HP-SYNC-004 when they cannot be had."""
+        # They all fetch over one uplink.
+        patience = REQUEST_TIMEOUT_S + len(others) * sum(self._limits) / SLOWEST
+        asked = [asyncio.ensure_future(self._ask(peer, keep, patience)) for peer in others]
+        try:
+            kept = 0
+            for answer in asyncio.as_completed(asked):
+                if kept >= enough:
+                    return
+                kept += await answer
+            if kept < enough:
+                raise RemoteError(
+                    "HP-SYNC-004",
+                    f"checkpoint {keep.version} is on {kept + 1} of {len(others) + 1} reliable peers",
+                    why="the others cannot be reached, or have no room",
+                    fix="nothing: it is tried again; see what they say",
+                )
+        finally:
+            for one in asked:
+                one.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+
+    async def _ask(self, peer: str, keep: _Keep, patience: float) -> bool:
+        try:
+            async with await self._node.open(peer, KEEP) as stream:
+                await stream.send(keep.model_dump(mode="json"), timeout_s=ASK_S)
+                answer = await stream.receive(timeout_s=patience)
+                return bool(answer.header.get("kept"))
+        except RemoteError as error:
+            _log.info("%s does not copy checkpoint %d: %s", peer[-8:], keep.version, error)
+            return False
+
+    async def _asked(self, stream: Stream) -> None:
+        if stream.peer_id not in self._company():
+            raise ProtocolError("a stranger asks us to keep a checkpoint", peer=stream.peer_id)
+        try:
+            keep = _Keep.model_validate((await stream.receive(timeout_s=ASK_S)).header)
+        except ValueError as error:
+            raise ProtocolError("not a request to keep a checkpoint", peer=stream.peer_id) from error
+        await self.copy(record_of(keep.version, keep.blocks, keep.cluster), [stream.peer_id])
+        await stream.send({"kept": True}, timeout_s=ASK_S)
+
+    async def copy(self, record: Record, sources: Iterable[str]) -> None:
+        """Fetch the files of a checkpoint that others have, if they are not here. Raises `RemoteError`, `LocalError` HP-DISK-*."""
+        version = int(record["version"])
+        async with self._begun(version, record):
+            for block, digest in enumerate(record["blocks"]):
+                if not self._store.has_kept(version, block, digest):
+                    name = state_name(record.get("cluster", 0), version, block)
+                    data = await self._first(sources, name, self._limits[block])
+                    await to_its_end(self._store.put, version, block, data, digest)
+            others = [one for one in self._copied if one["blocks"] != record["blocks"]]
+            self._copied = [*others, record][-KEPT:]
+
+    async def _first(self, sources: Iterable[str], name: str, limit: int) -> bytes:
+        last = RemoteError(
+            "HP-SYNC-001",
+            f"no peer could give {name}",
+            why="no peer is known",
+            fix="wait for another reliable peer to come back",
+        )
+        for peer in sources:
+            try:
+                data, _ = await fetch(self._node, peer, name, limit)
+                return bytes(data)
+            except RemoteError as error:
+                last = error
+        raise last
+
+    # ── those that count ─────────────────────────────────────────────────────────────────────────────────────────
+
+    async def sealed(self, record: Record) -> None:
+        """A checkpoint that is here is decided: older ones but one may go. Who makes one now sees to that, or the next who does."""
+        others = [one for one in self._sealed if one["blocks"] != record["blocks"]]
+        self._sealed, self._newest = [*others, record][-KEPT:], record
+        self._copied = [one for one in self._copied if not _is_past(one, record)]
+        if self._collected is not None and _is_past(self._collected, record):
+            self._collected = None
+        if not self._makers:
+            async with self._alone():
+                await self._prune()
+
+    async def state(self, cluster: int, version: int, block: int) -> Served | None:
+        """The state of a checkpoint, for whoever joins or copies it."""
+        known = [self._initial, *self._sealed, *filter(None, [self._collected])]
+        which = (cluster if version else 0, version)
+        record = next((r for r in reversed(known) if (r.get("cluster", 0), r["version"]) == which), None)
+        if record is None or not 0 <= block < len(self._limits) or not self._store.has(record, block):
+            return None
+        data = await asyncio.to_thread(self._store.load, record, block)
+        return Served(data, {"digest": record["blocks"][block]})
+
+
+def _is_past(one: Record, sealed: Record) -> bool:
+    """Whether `one` is not to be sealed any more, as `sealed` is."""
+    clusters = one.get("cluster", 0), sealed.get("cluster", 0)
+    return clusters[0] == clusters[1] and bool(one["version"] <= sealed["version"])

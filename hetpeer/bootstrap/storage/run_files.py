@@ -1,0 +1,55 @@
+"""What a peer serves from its disk: the manifest and the run's files, by hash."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from types import MappingProxyType
+
+from hetpeer.bootstrap.run.membership_config import Council
+from hetpeer.bootstrap.run.run_directory import RunDirectory
+from hetpeer.bootstrap.storage.file_service import Served
+
+StateSource = Callable[[int, int, int], Awaitable[Served | None]]
+"""(cluster, version, block) → the block's state file, or None if it is not to be had here."""
+Answer = Callable[[str], bytes]
+"""What follows a name's slash, if anything does → what is served. Raises `ProtocolError` where nothing can be."""
+
+
+class RunShelf:
+    """Serves `run`'s manifest, its latest amendment, the files of it that are here, and states from `states`.
+
+    `answers`: by name, what the run's log says where it is.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        council: Council,
+        states: StateSource,
+        answers: Mapping[str, Answer] = MappingProxyType({}),
+    ) -> None:
+        self._run = run
+        self._council = council
+        self._states = states
+        self._answers = answers
+        self._files = {reference.blake3: path for reference, path in run.files()}
+
+    @asynccontextmanager
+    async def find(self, name: str) -> AsyncIterator[Served | None]:
+        """`manifest`, `amendment`, `file/<blake3>` or `state/<cluster>/<version>/<block>`, or one of the answers; None for anything else or what is not here."""
+        match name.split("/"):
+            case ["manifest"]:
+                yield Served(self._run.signed.data, {})
+            case ["amendment"] if self._council.data:
+                yield Served(self._council.data, {})
+            case ["file", digest] if digest in self._files and self._files[digest].is_file():
+                yield Served(await asyncio.to_thread(self._files[digest].read_bytes), {})
+            case ["state", *numbers] if len(numbers) == 3 and all(map(str.isdecimal, numbers)):
+                cluster, version, block = map(int, numbers)
+                yield await self._states(cluster, version, block)
+            case [kind, *about] if kind in self._answers and len(about) < 2:
+                yield Served(self._answers[kind]("".join(about)), {})
+            case _:
+                yield None

@@ -1,0 +1,63 @@
+"""Who may check whom in a step: another holder of all of its blocks (docs/trust.md). Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+
+from hetpeer.bootstrap.state.membership import Range
+from hetpeer.bootstrap.state.reputation import Standings
+from hetpeer.bootstrap.trust.spot_check import CheckRules, SpotCheck
+
+
+def fellows(peer: str, roster: Mapping[str, Range]) -> list[str]:
+    """Who else on `roster` holds all blocks of `peer`."""
+    begin, end = roster[peer]
+    return sorted(
+        other for other, (first, last) in roster.items() if first <= begin and end <= last and other != peer
+    )
+
+
+def unchecked(roster: Mapping[str, Range]) -> list[str]:
+    """Who on `roster` is checked by nobody, whatever is drawn: no other holds all of its blocks."""
+    return sorted(peer for peer in roster if not fellows(peer, roster))
+
+
+class Circle:
+    """The checkers of a step whose `roster` changes, as anybody comes or leaves, in the circle in which everybody checks the one before it."""
+
+    def __init__(self, rules: CheckRules | None, standings: Standings, roster: Mapping[str, Range]) -> None:
+        self._rules = rules
+        self._standings = standings
+        self._roster = roster
+        self._places: dict[str, float] = {}
+        """Who stands where in it, as far as that was asked."""
+
+    def checker(self, peer: str, checks: Iterable[SpotCheck]) -> str | None:
+        """The next one in the circle that checks nobody yet in `checks`; else one that checks one other: for who came into the step when all had somebody to check."""
+        times = Counter(one for check in checks for one in check.checkers)
+        busy, twice = ({one for one, number in times.items() if number > least} for least in (0, 1))
+        among = self._able(peer, busy) or self._able(peer, twice)
+        return min(among, key=lambda other: (self._place(other) - self._place(peer)) % 1.0, default=None)
+
+    def third(self, check: SpotCheck, checks: Iterable[SpotCheck]) -> str | None:
+        """Any of those who have not been heard, and are not known to have given false numbers in this step."""
+        assert self._rules is not None
+        suspects = {one.outcome.culprit for one in checks if one is not check}
+        able = self._able(check.peer, {*check.checkers, *suspects})
+        return able[int(self._rules.draw() * len(able))] if able else None
+
+    def _able(self, peer: str, without: Collection[str]) -> list[str]:
+        """Who could check `peer`, and answers, none of those in `without`."""
+        return [
+            other
+            for other in fellows(peer, self._roster)
+            if other not in without and not self._standings.is_mute(other)
+        ]
+
+    def _place(self, peer: str) -> float:
+        """Where it stands: so none is left over for whom only itself would be free."""
+        assert self._rules is not None
+        if peer not in self._places:
+            self._places[peer] = self._rules.draw()
+        return self._places[peer]

@@ -1,0 +1,291 @@
+"""The spot checks of one step: who is checked by whom, who lends what, and what has come of it (docs/trust.md).
+
+Pure. What a holder counts is computed once more by another holder of the same blocks; what others have received of it, sums and bundles, is compared with that, by
+fingerprints. Where two differ a third decides. The step waits for its checks before it is committed, but not for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.state.effects import Effect, Send
+from hetpeer.bootstrap.state.membership import Range
+from hetpeer.bootstrap.state.reputation import Duty, Part, Standings
+from hetpeer.bootstrap.trust.checker_choice import Circle
+from hetpeer.bootstrap.trust.checker_reports import Opinion, Piece, Way
+from hetpeer.bootstrap.trust.spot_check import CheckRules, SpotCheck
+from hetpeer.bootstrap.trust.verdicts import Outcome, Verdict
+from hetpeer.stages.block.fingerprint import KEY_BYTES
+from hetpeer.stages.pipeline.routes import Hop, Route, rest_of
+
+
+class SpotChecks:
+    """Of a step on `line` with number `step`; `roster` is the step's own, as it changes; a block has so many `elements`; `trodden` says which way
+    an id has gone.
+    """
+
+    def __init__(
+        self,
+        rules: CheckRules | None,
+        standings: Standings,
+        line: m.Line,
+        step: int,
+        roster: Mapping[str, Range],
+        elements: Sequence[int],
+        trodden: Callable[[int], Route],
+    ) -> None:
+        self._ended: list[SpotCheck] = []
+        self._rules = rules
+        self._standings = standings
+        self._line, self._step = line, step
+        self._roster = roster
+        self._elements = elements
+        self._trodden = trodden
+        self._checks: dict[int, SpotCheck] = {}
+        self._drawn: dict[str, bool] = {}
+        """Who has counted something → whether that is to be checked."""
+        self._circle = Circle(rules, standings, roster)
+        self._unchecked: dict[str, list[Piece]] = {}
+        """What is to be checked as soon as there is somebody for it."""
+
+    @property
+    def over(self) -> bool:
+        """Whether none of them is to be waited for."""
+        return not any(check.open for check in self._checks.values())
+
+    def take(self) -> list[SpotCheck]:
+        """Those that have ended since this was last asked. Until all are over only those in which somebody is found out: what others dispute may be its doing."""
+        found_out = (Verdict.CONVICTED, Verdict.EVADED)
+        ended = [one for one in self._ended if self.over or one.outcome.verdict in found_out]
+        self._ended = [one for one in self._ended if one not in ended]
+        return ended
+
+    # ── computed once more ───────────────────────────────────────────────────────────────────────────────────────
+
+    def accepted(self, peer: str, contents: Iterable[m.Contents], refused: Collection[int]) -> list[Effect]:
+        """`peer` counts what it has reported, but for the blocks `refused`: whoever checks it has that to compute."""
+        rules = self._rules
+        if rules is None or not rules.share:
+            return []
+        if peer not in self._drawn:
+            self._drawn[peer] = self._standings.contributes(peer) or rules.draw() < rules.share
+            if self._drawn[peer]:
+                self._unchecked[peer] = []
+        pieces = _pieces(contents, refused)
+        if peer in self._unchecked:
+            self._unchecked[peer] += pieces
+            return self._begin(peer)
+        check = self._open(peer)
+        if check is None:
+            return []
+        check.accepted(pieces)
+        return self._lend(check)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there are any in this run."""
+        return self._rules is not None and self._rules.share > 0
+
+    def suspect(self, peer: str, contents: Iterable[m.Contents]) -> list[Effect]:
+        """All that `peer` counts is to be checked, unless it was drawn."""
+        if self._drawn.get(peer):
+            return []
+        self._drawn[peer] = True
+        self._unchecked[peer] = _pieces(contents, ())
+        return self._begin(peer)
+
+    def _begin(self, peer: str) -> list[Effect]:
+        """The check of `peer`, if there is somebody for it."""
+        checker = self._circle.checker(peer, self._checks.values()) if self._unchecked[peer] else None
+        if checker is None:
+            return []
+        check = SpotCheck(len(self._checks) + 1, peer, checker)
+        self._checks[check.number] = check
+        check.accepted(self._unchecked.pop(peer))
+        return self._lend(check)
+
+    def receive(self, peer: str, message: m.Checked | m.Compared | m.Shown) -> list[Effect]:
+        """A word of `peer` on a check."""
+        check = self._checks.get(message.check)
+        if check is None or not check.open:
+            return []
+        match message:
+            case m.Checked():
+                return self._lend(check) if check.done(peer, message.id, message.begin) else []
+            case m.Compared():
+                check.compared(peer, message)
+                return []
+            case m.Shown():
+                return self._shown(check, peer, message) if check.is_under(message.plan) else []
+
+    def _open(self, peer: str) -> SpotCheck | None:
+        return next((one for one in self._checks.values() if one.peer == peer and one.open), None)
+
+    def _lend(self, check: SpotCheck) -> list[Effect]:
+        """Whoever has what the next pieces are computed from sends it, and a checker that begins with the data is told."""
+        pieces = [(opinion, piece) for opinion in check.opinions for piece in opinion.next()]
+        return [effect for opinion, piece in pieces for effect in self._send(check, opinion, piece)]
+
+    def _send(self, check: SpotCheck, opinion: Opinion, piece: Piece) -> list[Effect]:
+        """Nothing where that was told already."""
+        before = self._trodden(piece.id)
+        route = (Hop(opinion.peer, piece.begin, piece.end), *rest_of(before, piece.end))
+        lender = _holder(before, piece.begin - 1) if piece.begin else opinion.peer
+        if not check.goes(opinion, piece, Way(lender, opinion.peer, route[1].peer if route[1:] else None)):
+            return []
+        task = m.Task(id=piece.id, route=route)
+        told = m.Check(line=self._line, step=self._step, check=check.number, tasks=(task,))
+        return [Send(lender, told)]
+
+    def lost(self, peer: str) -> None:
+        """What `peer` had counted does not count any more, or it has left. What it counts from now on, and what it was to check, others check."""
+        if self._drawn.get(peer):
+            self._unchecked[peer] = []
+        for check in self._checks.values():
+            if check.open and (peer == check.peer or peer in check.checkers):
+                self._unfinished(check)
+                if peer != check.peer and check.outcome.verdict is Verdict.LAPSED:
+                    self._unchecked[check.peer] = list(check.pieces)
+
+    def _unfinished(self, check: SpotCheck) -> None:
+        """It goes on no longer. What somebody has said by now is not forgotten."""
+        assert self._rules is not None
+        self._end(check, check.unfinished(self._rules))
+
+    def _end(self, check: SpotCheck, outcome: Outcome) -> None:
+        check.outcome = outcome
+        self._ended.append(check)
+
+    # ── compared ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def void(self) -> None:
+        """There is another plan, or none."""
+        for check in self._checks.values():
+            if check.open:
+                check.void()
+
+    def compare(
+        self,
+        plan: int,
+        covers: Mapping[int, Sequence[tuple[str, tuple[int, ...]]]],
+        told: Iterable[m.Cover],
+        said: Callable[[str], Iterable[m.Mark]],
+    ) -> list[Effect]:
+        """All have voted on `plan`, which adds `covers`: whose checkers are done, of those others show what they have received. `said`: how what somebody has sent looks,
+        as it says itself.
+        """
+        effects = [effect for peer in list(self._unchecked) for effect in self._begin(peer)]
+        reducers = {cover.block: [peer for peer, _ in cover.reducers] for cover in told}
+        for check in self._checks.values():
+            if not check.open:
+                continue
+            check.spare(self._is_silent)
+            if check.asks:
+                effects += self._judge(check) if check.complete else []
+                continue
+            # by now it is known who counts what is next to it
+            under_way = [(opinion, piece) for opinion in check.opinions for piece in opinion.under_way]
+            effects += [effect for one, piece in under_way for effect in self._send(check, one, piece)]
+            if not check.is_of(covers) or not check.pieces or self._is_hopeless(check):
+                self._unfinished(check)
+            elif check.finished:
+                mute = self._standings.is_mute
+                hear = {peer for block in check.blocks for peer in reducers[block] if not mute(peer)}
+                own = [mark for mark in said(check.peer) if mark.block in check.blocks]
+                asked = check.ask(plan, hear, said=own, mute=mute(check.peer))
+                effects += [Send(to, self._show(check, plan, peer=check.peer)) for to in asked]
+                if not check.asks and check.computed:
+                    self._unfinished(check)  # it reduces all that it sends
+        return effects
+
+    def _show(self, check: SpotCheck, plan: int, *, peer: str = "", marks: tuple[m.Mark, ...] = ()) -> m.Show:
+        return m.Show(line=self._line, step=self._step, check=check.number, plan=plan, peer=peer, marks=marks)
+
+    def _shown(self, check: SpotCheck, peer: str, message: m.Shown) -> list[Effect]:
+        """`peer` shows fingerprints."""
+        blocks = check.blocks
+        sound = all(
+            mark.block in blocks
+            and mark.begin < mark.end <= self._elements[mark.block]
+            and len(mark.key) == KEY_BYTES
+            for mark in message.marks
+        )
+        asked = check.received(peer, message.marks if sound else ())
+        if asked is not None:
+            return [Send(to, self._show(check, message.plan, marks=asked)) for to in check.checkers]
+        known = [one for one in message.given if one.peer != peer and one.peer in self._roster]
+        check.shown(peer, message.marks, known)
+        return self._judge(check) if check.complete else []
+
+    def _judge(self, check: SpotCheck) -> list[Effect]:
+        """All is shown. What cannot be settled without a third goes to one at once, anything else when those have spoken who are waited for."""
+        assert self._rules is not None
+        outcome, third = check.judge(self._rules), None
+        if outcome.verdict is Verdict.OPEN:
+            third = self._circle.third(check, self._checks.values())
+        if third is not None:
+            check.third(third)
+            return self._lend(check)
+        if check.computed:
+            self._settle(check)
+        return []
+
+    def _settle(self, check: SpotCheck) -> None:
+        """What follows from what is shown and said: more is not waited for, and nobody else is there to decide."""
+        assert self._rules is not None
+        self._standings.answered(check.answered)
+        self._end(check, check.judge(self._rules, alone=True))
+
+    def expire(self) -> None:
+        """They have been waited for long enough. Where words alone are missing, what is shown counts without them."""
+        going_on = [check for check in self._checks.values() if check.open]
+        self._standings.lapsed([self._waited_for(check) for check in going_on])
+        for check in going_on:
+            if check.complete:
+                self._settle(check)
+                continue
+            evades = check.asks and check.silent == {(check.peer, Part.EXPLAINS)}
+            self._unfinished(check)
+            if evades:
+                check.outcome = check.outcome._replace(verdict=Verdict.EVADED, culprit=check.peer)
+
+    def _waited_for(self, check: SpotCheck) -> set[Duty]:
+        """Who may hold `check` up."""
+        awaited = {duty for by in check.opinions for duty in by.awaited}
+        return awaited | check.silent if check.asks or not awaited else awaited
+
+    def _is_hopeless(self, check: SpotCheck) -> bool:
+        """Whether it waits for somebody who has left, or is known not to answer. For words alone it need not wait."""
+        if check.finished:
+            return False
+        return any(self._is_silent(peer) for peer, _ in self._waited_for(check))
+
+    def _is_silent(self, peer: str) -> bool:
+        """Whether nobody waits for `peer`."""
+        return peer not in self._roster or self._standings.is_mute(peer)
+
+
+def _holder(route: Route, block: int) -> str:
+    """Who runs `block` on it."""
+    return next(hop.peer for hop in route if hop.begin <= block < hop.end)
+
+
+def _pieces(contents: Iterable[m.Contents], refused: Collection[int]) -> list[Piece]:
+    """The ids of a report, each with the blocks at which it counts, as far as they are neighbours."""
+    blocks: dict[int, list[int]] = {}
+    for part in contents:
+        for block in range(part.begin, part.end):
+            if block not in refused:
+                for microbatch in part.ids:
+                    blocks.setdefault(microbatch, []).append(block)
+    pieces: list[Piece] = []
+    for microbatch, held in sorted(blocks.items()):
+        begin = last = min(held)
+        for block in sorted(held)[1:]:
+            if block != last + 1:
+                pieces.append(Piece(microbatch, begin, last + 1))
+                begin = block
+            last = block
+        pieces.append(Piece(microbatch, begin, last + 1))
+    return pieces

@@ -1,0 +1,234 @@
+"""Whether the sums of one plan are what was sent (docs/trust.md, "Proofs of sums"). Pure.
+
+All have voted alike, and only then a key is drawn: senders say how their parts look under it, receivers how the sums do. Fingerprints add up as the vectors do. First whole
+blocks are looked at; of one that does not add up then what each of its reducers has made, under the same key: what somebody says of the shares has to add up to what it
+has said of the whole. Otherwise it could say one thing where the whole is looked at, and another where the share is that it has made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from hetpeer.averaging import messages as m
+from hetpeer.averaging.reduce.holder_reduce import shares_of
+from hetpeer.bootstrap.state.disputed_pairs import Pair
+from hetpeer.bootstrap.trust.spot_check import EQUAL, CheckRules
+from hetpeer.bootstrap.trust.verdicts import marks_of
+from hetpeer.dht.base.errors import ProtocolError
+from hetpeer.stages.block.fingerprint import KEY_BYTES, Expected, is_fingerprint
+
+MOST_ANSWERS = 1 << 13
+"""Of each kind, to one question: 16 MiB."""
+ROUNDING = 1e-5
+"""How far a sum in float32 may be from what its parts add up to, relative to their lengths."""
+
+
+class Claim(NamedTuple):
+    """What `reducer` has made of elements [begin, end) of `block` under `plan` is not what its senders say they have sent: it is false, or one of them says something false."""
+
+    plan: int
+    block: int
+    begin: int
+    end: int
+    reducer: str
+    slots: Sequence[tuple[str, tuple[int, ...]]]
+    """What was to be added."""
+    key: bytes
+    """Under which it was found."""
+    secret: bytes
+    """Under which `reducer` has fingerprinted what it received."""
+    said: Mapping[str, bytes]
+    """Sender → how its part looks under `key`, as it says."""
+
+    def mark(self, key: bytes) -> m.Mark:
+        """What is to be looked at under `key`."""
+        return m.Mark(block=self.block, begin=self.begin, end=self.end, key=key)
+
+
+class Proof:
+    """Of plan `plan`, which adds `covers` of blocks with so many elements (`sizes`). `besides`: how parts are to be looked at, too."""
+
+    def __init__(
+        self,
+        plan: int,
+        covers: Iterable[m.Cover],
+        sizes: Mapping[int, int],
+        rules: CheckRules,
+        besides: Iterable[m.Mark] = (),
+    ) -> None:
+        self.plan = plan
+        self.over = False
+        self.claims: list[Claim] = []
+        self.pairs: dict[int, set[Pair]] = {}
+        """Block → whose words on its sums are against each other."""
+        self.unproven: set[int] = set()
+        """Blocks of which nobody knows whether they are false."""
+        self.huge: set[str] = set()
+        """Whose part is so long that what others have sent drowns in the rounding of the sum, or two of whom could hide anything."""
+        self.contradict: set[str] = set()
+        """Who has said of the shares of a block something else than of the whole."""
+        self._covers = {cover.block: cover for cover in covers}
+        self._sizes = sizes
+        self._rules = rules
+        self._besides = tuple(besides)
+        self._asked: dict[str, set[m.Where]] = {}
+        """Of whom something is awaited."""
+        self._parts: dict[m.Where, dict[str, bytes]] = {}
+        self._sums: dict[m.Where, dict[str, bytes]] = {}
+        self._secrets: dict[str, bytes] = {}
+        self._key = b""
+        """Under which everything is looked at, once all have voted."""
+        self._shares: dict[int, dict[m.Where, str]] = {}
+        """Block that is looked at more closely → its shares, and whose work each is."""
+
+    # ── asked ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self) -> dict[str, tuple[m.Mark, ...]]:
+        """All have voted: who is asked for what."""
+        self._key = self._rules.key()
+        whole = [self._mark(self._whole(block)) for block in self._shuffled(self._covers)]
+        return self._ask([*self._besides, *whole])
+
+    def _whole(self, block: int) -> m.Where:
+        return block, 0, self._sizes[block], self._key
+
+    def _mark(self, place: m.Where) -> m.Mark:
+        block, begin, end, key = place
+        return m.Mark(block=block, begin=begin, end=end, key=key)
+
+    def _shuffled(self, blocks: Iterable[int]) -> list[int]:
+        """In an order that nobody can foresee: where there are too many, some are not looked at."""
+        return sorted(blocks, key=lambda _: self._rules.draw())
+
+    def _ask(self, marks: Iterable[m.Mark]) -> dict[str, tuple[m.Mark, ...]]:
+        """Everybody is asked for those of its blocks, as far as they fit into a message, and all answers into memory."""
+        told: dict[str, list[m.Mark]] = {}
+        room = MOST_ANSWERS
+        for mark in marks:
+            receivers = self._covers[mark.block].receivers
+            if len(receivers) <= room and all(len(told.get(peer, ())) < m.MOST_MARKS for peer in receivers):
+                room -= len(receivers)
+                for peer in receivers:
+                    told.setdefault(peer, []).append(mark)
+        self._asked = {peer: {mark.where for mark in own} for peer, own in told.items()}
+        self.over = not told
+        return {peer: tuple(own) for peer, own in told.items()}
+
+    @property
+    def silent(self) -> set[str]:
+        """Who has not answered."""
+        return set(self._asked)
+
+    # ── said ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def receive(self, peer: str, message: m.Proved) -> dict[str, tuple[m.Mark, ...]]:
+        """What `peer` says. Returns who is asked for more. Raises `ProtocolError` if that is not what it was asked for."""
+        asked = self._asked.get(peer)
+        if asked is None or message.plan != self.plan:
+            return {}
+        parts, sums = marks_of(message.parts), marks_of(message.sums)
+        sent = {place for place in asked if peer in dict(self._covers[place[0]].slots)}
+        if sums.keys() != asked or parts.keys() != sent:
+            raise ProtocolError("it was asked for other fingerprints", peer=peer)
+        if len(message.key) != KEY_BYTES or not all(map(is_fingerprint, (*parts.values(), *sums.values()))):
+            raise ProtocolError("a fingerprint that is none", peer=peer)
+        del self._asked[peer]
+        self._secrets.setdefault(peer, message.key)
+        for known, own in ((self._parts, parts), (self._sums, sums)):
+            for place, values in own.items():
+                known.setdefault(place, {})[peer] = values
+        return {} if self._asked else self._next()
+
+    def _next(self) -> dict[str, tuple[m.Mark, ...]]:
+        """All have answered."""
+        if not self._shares:
+            torn = [place[0] for place in self._sums if self._is_whole(place) and self._is_torn(place)]
+            self._shares = {block: self._shares_of(block) for block in self._shuffled(torn)}
+            places = [place for shares in self._shares.values() for place in shares]
+            # of a block with one reducer all is said
+            if asked := self._ask(self._mark(place) for place in places if place not in self._sums):
+                return asked
+        for block, shares in self._shares.items():
+            self._judge(block, shares)
+        self.over = True
+        return {}
+
+    def _shares_of(self, block: int) -> dict[m.Where, str]:
+        shares = shares_of(self._covers[block], self._sizes[block])
+        return {(block, begin, end, self._key): reducer for reducer, begin, end in shares if begin < end}
+
+    def _is_whole(self, place: m.Where) -> bool:
+        return place == self._whole(place[0])
+
+    def _is_torn(self, place: m.Where) -> bool:
+        """Whether it is to be found out who has made a false sum; not if parts are so long that it cannot be, or that what is not as expected is their rounding."""
+        if not self._deniers(place):
+            return False
+        expected, sums = Expected(self._parts.get(place, {})), self._sums[place].values()
+        if not expected.huge or not all(expected.is_near(total, ROUNDING, capped=False) for total in sums):
+            return True
+        if len(expected.huge) == 1 and not expected.drowning:
+            return False  # models do have such samples; what hides behind it is nothing beside it
+        self.huge |= expected.huge
+        self.unproven.add(place[0])
+        return False
+
+    def _deniers(self, place: m.Where) -> set[str]:
+        """Who has got a sum that is not what its senders say they have sent."""
+        expected = Expected(self._parts.get(place, {}))
+        sums = self._sums.get(place, {})
+        return {peer for peer, total in sums.items() if not expected.is_near(total, ROUNDING)}
+
+    def said(self, peer: str) -> list[m.Mark]:
+        """How the parts of `peer` look, as it says, of whole blocks."""
+        return [
+            m.Mark(block=place[0], begin=place[1], end=place[2], key=place[3], values=said[peer])
+            for place, said in self._parts.items()
+            if self._is_whole(place) and peer in said
+        ]
+
+    def own(self, mark: m.Mark) -> Mapping[str, bytes]:
+        """Who says what of its part."""
+        return self._parts.get(mark.where, {})
+
+    # ── judged ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _judge(self, block: int, shares: Mapping[m.Where, str]) -> None:
+        cover = self._covers[block]
+        if shares.keys() <= self._sums.keys():
+            liars = {peer for peer in cover.receivers if not self._adds_up(peer, block, shares)}
+            if liars:
+                self.contradict |= liars
+                self.unproven.add(block)
+                return
+        for place, reducer in shares.items():
+            _, begin, end, key = place
+            others = set(cover.receivers) - {reducer}
+            deniers = self._deniers(place) & others
+            most = 2 * len(deniers) > len(others)
+            if most and len(others) > 1:
+                claim = Claim(
+                    plan=self.plan,
+                    block=block,
+                    begin=begin,
+                    end=end,
+                    reducer=reducer,
+                    slots=cover.slots,
+                    key=key,
+                    secret=self._secrets[reducer],
+                    said=self._parts[place],
+                )
+                self.claims.append(claim)
+            elif deniers:
+                self.pairs.setdefault(block, set()).update(frozenset((reducer, peer)) for peer in deniers)
+            if place not in self._sums or 2 * len(deniers) >= len(others):
+                self.unproven.add(block)
+
+    def _adds_up(self, peer: str, block: int, shares: Iterable[m.Where]) -> bool:
+        """Whether what `peer` says of the shares of `block` is what it has said of the whole, of its part and of the sum."""
+        return all(
+            Expected({str(place): known[place][peer] for place in shares}).is_near(whole, EQUAL, capped=False)
+            for known in (self._parts, self._sums)
+            if (whole := known.get(self._whole(block), {}).get(peer)) is not None
+        )

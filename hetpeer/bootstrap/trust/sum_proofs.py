@@ -1,0 +1,189 @@
+"""The proofs of sums in one reduce, plan after plan, until its sums are known to be what was sent (docs/trust.md, "Proofs of sums").
+
+Pure. Nothing is committed before. What is found false is added up anew by a witness; what follows for whom is said in pairs, whose quarrels are reduce_complaints.py's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.state.disputed_pairs import Pair
+from hetpeer.bootstrap.state.effects import Effect, Send
+from hetpeer.bootstrap.trust.spot_check import CheckRules
+from hetpeer.bootstrap.trust.sum_disputes import Trial
+from hetpeer.bootstrap.trust.sum_proof import Claim, Proof
+
+MOST_TRIALS = 32
+"""At a time: so that what is asked for fits into messages, whoever is to answer."""
+
+
+class Proofs:
+    """Of step `step` on `line`, with blocks of so many elements (`sizes`). Nothing is proven without `rules`."""
+
+    def __init__(
+        self,
+        rules: CheckRules | None,
+        line: m.Line,
+        step: int,
+        sizes: Mapping[int, int],
+    ) -> None:
+        self._rules = rules
+        self._line, self._step = line, step
+        self._sizes = sizes
+        self._proof: Proof | None = None
+        """Of the latest plan, if that is proven."""
+        self._begun = False
+        self._claims: list[Claim] = []
+        """What was found false, and not looked into yet."""
+        self._unproven: set[int] = set()
+        """Blocks that are to be added up anew all the same."""
+        self._fled: set[str] = set()
+        self._trials: list[Trial] = []
+        """What the latest plan is to show."""
+        self._pairs: dict[int, set[Pair]] = {}
+
+    # ── plans ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def choose(self, block: int, fit: Sequence[str], holders: Sequence[str]) -> tuple[str, ...]:
+        """Who of its `holders` adds up `block` in the next plan: those who are `fit`, or if something of it is in question one alone, and somebody else."""
+        suspects = {claim.reducer for claim in self._claims if claim.block == block}
+        if not suspects and block not in self._unproven:
+            return tuple(fit)
+        assert self._rules is not None
+        others = ([peer for peer in some if peer not in suspects] for some in (fit, holders))
+        able = next(filter(None, others), holders)
+        return (able[int(self._rules.draw() * len(able))],)
+
+    def plan(self, number: int, covers: Iterable[m.Cover]) -> None:
+        """There is a new plan."""
+        self.void()
+        if self._rules is None:
+            return
+        provable = {cover.block: cover for cover in covers if self._is_provable(cover)}
+        for claim in self._claims:
+            if claim.block in provable:
+                self._look_into(claim, provable[claim.block], number)
+        besides = [trial.secret for trial in self._trials]
+        self._proof = Proof(number, provable.values(), self._sizes, self._rules, besides)
+
+    def _is_provable(self, cover: m.Cover) -> bool:
+        return len(cover.receivers) > 1 and self._sizes[cover.block] > 0
+
+    def _look_into(self, claim: Claim, cover: m.Cover, plan: int) -> None:
+        self._fled |= {claim.reducer, *claim.said} - {*cover.receivers}
+        if cover.slots != claim.slots or claim.reducer not in cover.receivers:
+            return  # there is nothing to compare any more
+        ((witness, _),) = cover.reducers
+        receipts = 2 * sum(len(one.slots) for one in (claim, *(trial.claim for trial in self._trials)))
+        if witness != claim.reducer and receipts <= m.MOST_RECEIPTS and len(self._trials) < MOST_TRIALS:
+            self._trials.append(Trial(claim, witness, plan))
+
+    def void(self) -> None:
+        """The latest plan is, or there is none."""
+        self._proof, self._trials, self._begun = None, [], False
+
+    def marks(self, peer: str) -> tuple[m.Mark, ...]:
+        """How `peer` is to look at what it receives under the latest plan."""
+        return tuple(mark for trial in self._trials if trial.witness == peer for mark in trial.marks)
+
+    # ── proven ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def over(self) -> bool:
+        """Whether what was voted on is known to be right, or false."""
+        return self._proof is None or (self._begun and self._proof.over and not self._silent)
+
+    def said(self, peer: str) -> list[m.Mark]:
+        """How what `peer` has sent under the latest plan looks, as it says: whole blocks."""
+        return [] if self._proof is None else self._proof.said(peer)
+
+    @property
+    def found_false(self) -> bool:
+        """Whether it is to be added up anew."""
+        return bool(self._claims or self._unproven)
+
+    def huge(self) -> set[str]:
+        """In whose part everything else drowns."""
+        return set() if self._proof is None else self._proof.huge
+
+    def contradict(self) -> set[str]:
+        """Who has said of shares something else than of the whole."""
+        return set() if self._proof is None else self._proof.contradict
+
+    def fled(self) -> set[str]:
+        """Who has left while its word was in question, since this was last asked."""
+        fled, self._fled = self._fled, set()
+        return fled
+
+    def begin(self) -> list[Effect]:
+        """All have voted on the latest plan."""
+        if self._proof is None or self._begun:
+            return []
+        self._begun, self._claims, self._unproven = True, [], set()
+        asked: dict[tuple[str, int], list[m.Mark]] = {}
+        for trial in self._trials:
+            for peer, (plan, marks) in trial.asks().items():
+                asked.setdefault((peer, plan), []).extend(marks)
+        testify = [
+            Send(peer, m.Testify(**self._named(plan), marks=tuple(marks)))
+            for (peer, plan), marks in asked.items()
+        ]
+        effects = [*self._prove(self._proof.begin()), *testify]
+        self._end()
+        return effects
+
+    def receive(self, peer: str, message: m.Proved | m.Testimony) -> list[Effect]:
+        """What `peer` says of what it has sent and received. Raises `ProtocolError` if it was asked for something else."""
+        if self._proof is None or not self._begun or self.over:
+            return []
+        if isinstance(message, m.Testimony):
+            for trial in self._trials:
+                trial.receive(peer, message)
+            self._end()
+            return []
+        effects = self._prove(self._proof.receive(peer, message))
+        self._end()
+        return effects
+
+    def _prove(self, asked: Mapping[str, tuple[m.Mark, ...]]) -> list[Effect]:
+        assert self._proof is not None
+        named = self._named(self._proof.plan)
+        return [Send(peer, m.Prove(**named, marks=marks)) for peer, marks in sorted(asked.items())]
+
+    def _named(self, plan: int) -> dict[str, Any]:
+        return {"line": self._line, "step": self._step, "plan": plan}
+
+    def _end(self) -> None:
+        """All may have spoken: what follows."""
+        if self._proof is None or not self.over:
+            return
+        assert self._rules is not None
+        for trial in self._trials:
+            self._quarrel({trial.claim.block: trial.judge(self._proof.own(trial.secret), self._rules.equal)})
+        self._quarrel(self._proof.pairs)
+        self._claims, self._unproven = self._proof.claims, self._proof.unproven
+        self._trials = []
+
+    def _quarrel(self, pairs: Mapping[int, set[Pair]]) -> None:
+        for block, theirs in pairs.items():
+            self._pairs.setdefault(block, set()).update(theirs)
+
+    def quarrels(self) -> dict[int, set[Pair]]:
+        """Block → who says something else of what was sent than whom, since this was last asked."""
+        pairs, self._pairs = self._pairs, {}
+        return pairs
+
+    # ── waited for ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _silent(self) -> set[str]:
+        return set().union(*(trial.silent for trial in self._trials))
+
+    @property
+    def silent(self) -> set[str]:
+        """Who is waited for."""
+        if self._proof is None or not self._begun:
+            return set()
+        return self._proof.silent | self._silent

@@ -1,0 +1,166 @@
+"""What follows from all that is known of one spot check (docs/trust.md). Pure.
+
+Three kinds of things are compared: sums, as reducers have received them; outputs and gradients, as those say who have computed from them. A third opinion decides, if it
+has computed from the same as the others. But one accuser alone, or the smaller part of those who could compare, may lie, too; then nobody is convicted.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.trust.checker_reports import Accusation, Charge, Marks, Opinion, Source, torn
+
+SUMS, OUTPUTS, GRADIENTS = "sums", "outputs", "gradients"
+Same = Callable[[bytes, bytes], bool]
+"""Whether two fingerprints are of the same, as far as arithmetic goes."""
+
+
+class Sums(Charge):
+    """Of sums, as reducers have received them."""
+
+    @property
+    def may_be_true(self) -> bool:
+        """What a checker shows of sums it shows itself: where one reducer had all of them, a third may find the checker false."""
+        return len(self.accusers) > 1 or self.of == 1
+
+
+class Verdict(enum.Enum):
+    """What has come of a check, or that it goes on."""
+
+    OPEN = "open"
+    PASSED = "passed"
+    CONVICTED = "convicted"
+    DISPUTED = "disputed"
+    EVADED = "evaded"
+    """Who was checked has not said what it has computed from."""
+    LAPSED = "lapsed"
+
+
+class Outcome(NamedTuple):
+    """Who is convicted, or whose word stands against whose."""
+
+    verdict: Verdict
+    culprit: str = ""
+    against: str = ""
+    apart: frozenset[frozenset[str]] = frozenset()
+    """Pairs of whom one has given the other something false, or says so falsely. Others may have computed from that."""
+    witness: str = ""
+    """The checker that alone has found so; empty if two have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`peer` is checked."""
+
+    peer: str
+    received: Mapping[str, Sequence[m.Mark]]
+    """Reducer → what it had of it, and `peer` → what it says of that itself."""
+    given: Mapping[Source, m.Given]
+    """What it says that it has computed from."""
+    opinions: Sequence[Opinion]
+    same: Same
+
+    def judge(self, *, alone: bool = False) -> Outcome:
+        """OPEN: a third is to be heard. With `alone` there is none."""
+        first, *more = self.opinions
+        charges = self._charges(first)
+        if not any(self.received.values()) and not first.compared:
+            return Outcome(Verdict.LAPSED)  # it has sent nothing to anybody else
+        if not charges and not first.accusations:
+            return Outcome(Verdict.PASSED)
+        if charges.keys() == {SUMS} and not first.accusations and not self._may_be_true(charges[SUMS]):
+            return Outcome(Verdict.DISPUTED, min(charges[SUMS].accusers), self.peer)
+        if more:
+            return self._settle(first, more[0])
+        return self._unsettled(first) if alone else Outcome(Verdict.OPEN)
+
+    def _may_be_true(self, charge: Charge) -> bool:
+        """Whether it is more than one word; or what `peer` says itself."""
+        return charge.may_be_true or self.peer in charge.accusers
+
+    def unfinished(self) -> Outcome:
+        """It goes on no longer: what somebody has said by now of bundles is not forgotten."""
+        first = self.opinions[0]
+        begun = first.accusations or len(self.opinions) > 1
+        return self._unsettled(first) if begun else Outcome(Verdict.LAPSED)
+
+    def _charges(self, by: Opinion) -> dict[str, Charge]:
+        """What of `peer` is false, as the opinion finds it."""
+        theirs = {reducer: marks_of(own) for reducer, own in self.received.items()}
+        differ = [who for who, own in theirs.items() if not self._alike(own, by.marks or {}, own)]
+        found = {OUTPUTS: by.charge(self.peer, back=False), GRADIENTS: by.charge(self.peer, back=True)}
+        if differ:
+            found[SUMS] = Sums(frozenset(differ), sum(map(bool, theirs.values())))
+        return {kind: charge for kind, charge in found.items() if charge is not None}
+
+    def _unsettled(self, first: Opinion) -> Outcome:
+        """There is nobody else who could decide."""
+        found = self._disputed(first, first.accusations, torn(self.given, first.given))
+        return found._replace(witness=first.peer)
+
+    def _settle(self, first: Opinion, second: Opinion) -> Outcome:
+        """Two of three decide, if they have computed from the same."""
+        one, other = self._charges(first), self._charges(second)
+        both = first.accusations & second.accusations
+        if not other and not both:
+            return self._cleared(first, second, one)
+        apart = torn(self.given, first.given) if one and other else None
+        if apart is not None and torn(self.given, second.given) is not None:
+            return self._disputed(first, both, apart)
+        same = torn(first.given, second.given) is None
+        if same and any(self._agree(kind, one[kind], other[kind]) for kind in one.keys() & other.keys()):
+            return Outcome(Verdict.CONVICTED, self.peer, apart=frozenset(known.pair for known in both))
+        return self._disputed(first, both, None)
+
+    def _disputed(self, first: Opinion, accusations: Iterable[Accusation], apart: m.Given | None) -> Outcome:
+        """Nobody can say who is false. Where `peer` says that it has been given something else than others, that would explain what is said of it."""
+        known = {one for one in accusations if apart is None or one.suspect != self.peer}
+        pairs = {(one.suspect, one.accuser) for one in known}
+        if apart is not None:
+            lender = first.given[apart.id, apart.begin, apart.back].peer
+            pairs |= {(self.peer, apart.peer), (self.peer, lender)}
+        suspect, accuser = min(pairs, default=(self.peer, first.peer))
+        return Outcome(Verdict.DISPUTED, accuser, suspect, frozenset(map(frozenset, pairs)))
+
+    def _cleared(self, first: Opinion, second: Opinion, charges: Mapping[str, Charge]) -> Outcome:
+        """The second finds nothing: the first is false, or was given something else than the others, or is accused falsely itself."""
+        apart = torn(first.given, second.given)
+        sure = {kind: one for kind, one in charges.items() if kind == SUMS or not second.unsaid}
+        if apart is None and any(map(self._may_be_true, (*sure.values(), _all_of(sure)))):
+            return Outcome(Verdict.CONVICTED, first.peer)
+        if sure != charges:
+            return self._unsettled(first)  # those who accuse may not have spoken yet
+        accusers = {peer for charge in charges.values() for peer in charge.accusers}
+        accusers |= {one.accuser for one in first.accusations}
+        return Outcome(Verdict.DISPUTED, min(accusers) if apart is None else apart.peer, first.peer)
+
+    def _agree(self, kind: str, one: Charge, other: Charge) -> bool:
+        """Whether both opinions find the same false, and more than one has received it."""
+        first, second = self.opinions[:2]
+        if kind != SUMS:
+            places = (
+                {(a.id, a.border) for a in by.accusations if a.suspect == self.peer} for by in (first, second)
+            )
+            return one.may_be_true and other.may_be_true and bool(set.intersection(*places))
+        mine, theirs = first.marks or {}, second.marks or {}
+        several = min(len(one.accusers), len(other.accusers)) > 1
+        own = self.peer in one.accusers & other.accusers
+        return (several or own) and self._alike(mine, theirs, mine)
+
+    def _alike(self, one: Marks, other: Marks, places: Iterable[m.Where]) -> bool:
+        return all(self.same(other.get(place, b""), one.get(place, b"")) for place in places)
+
+
+def _all_of(charges: Mapping[str, Charge]) -> Charge:
+    """Whoever says anything of what a checker has computed: one that sends on false outputs to one, and false gradients to another, contradicts two."""
+    accusers = frozenset(peer for charge in charges.values() for peer in charge.accusers)
+    return Charge(accusers, sum(charge.of for charge in charges.values()))
+
+
+def marks_of(marks: Iterable[m.Mark]) -> Marks:
+    """By their places."""
+    return {mark.where: mark.values for mark in marks}

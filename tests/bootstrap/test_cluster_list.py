@@ -1,0 +1,223 @@
+"""Clusters of a grouped run that do not get on: nobody else waits for them for ever, and nobody who is willing is sent away (docs/averaging.md, "Grouped runs")."""
+
+import pytest
+
+from hetpeer.averaging import messages as m
+from hetpeer.bootstrap.grouped.cluster import STALLS
+from hetpeer.bootstrap.grouped.cluster_list import MOST_PATIENT
+from tests.bootstrap.clustered import FIRST, LAST, WHOLE, Waiting
+
+
+def commit(cluster=0, step=0, batch=0):
+    return {
+        "kind": "commit",
+        "term": 1,
+        "view": 0,
+        "cluster": cluster,
+        "step": step,
+        "batch": batch,
+        "plan": 1,
+        "loss": 1.0,
+        "norm": 1.0,
+        "coefficient": 1.0,
+        "gradients": {0: "x", 1: "y"},
+        "counted": [],
+        "seconds": 1.0,
+        "workers": 1,
+    }
+
+
+def training(**more):
+    """Cluster 0 of two volunteers, with its first step under way."""
+    one = Waiting(**more).comes("a", "b")
+    one.fetched(0, a=FIRST, b=LAST)
+    return one
+
+
+def test_a_cluster_that_needs_longer_for_its_parameters_is_given_longer():
+    """Each time twice as long: else what takes longer than the first time-out would be fetched again and again, and nobody would ever train."""
+    one = Waiting().comes("a", "b")
+    waited = []
+    for _ in range(6):
+        waited.append(one.until_dissolved("a", "b"))
+        one.again("a", "b")
+        founded = len(one.founded)
+        while len(one.founded) == founded:  # they rest
+            one.passes(1.0, "a", "b")
+    assert [round(later / waited[0]) for later in waited] == [1, 2, 4, 8, MOST_PATIENT, MOST_PATIENT]
+    assert {record["why"] for record in one.of("dissolved")} == {
+        "the holders of its blocks did not come in time"
+    }
+
+
+@pytest.mark.parametrize(("fresh_steps", "begun"), [(0, (1, 1)), (1, (1, 1)), (2, (0, 0))])
+def test_a_cluster_trains_the_first_batches_one_after_the_other(fresh_steps, begun):
+    run = Waiting(layout=(WHOLE,), staleness=1, fresh_steps=fresh_steps, averaging_interval=9).comes("a")
+    run.fetched(0, a=WHOLE)
+    begin = run.sent["a", "begin"]
+    assert (begin.step, begin.behind) == begun
+
+
+def test_a_cluster_in_which_nothing_is_computed_gives_its_batch_to_others():
+    """All are heard, and one of them computes nothing: the others' averagings would wait for it, and the run's end."""
+    one = training()
+    one.passes(1200.0, "a", "b")
+    (gone,) = one.of("dissolved")
+    assert gone["why"] == "nothing was computed for too long"
+    assert [lost["batch"] for lost in gone["given_up"]] == [0]
+    assert 15.0 * (2**STALLS - 1) < 1200.0
+
+
+def test_who_was_there_rests_and_others_may_take_the_place():
+    one = training()
+    one.until_dissolved("a", "b")
+    one.again("a", "b")
+    one.passes(1.0, "a", "b")
+    assert len(one.founded) == 1, "they rest"
+    one.comes("c", "d")
+    assert len(one.founded) == 2, "others come at once, and have their places"
+    assert one.core.clusters.of("c") is one.core.clusters.of("d") is not None
+    one.fetched(one.founded[-1]["cluster"], c=FIRST, d=LAST)
+    one.again("a", "b")
+    one.passes(200.0, *"abcd")
+    assert len(one.founded) == 3, "who has rested may try again"
+
+
+def test_those_who_rest_do_not_take_each_others_places():
+    one = training()
+    one.until_dissolved("a", "b")
+    one.again("a", "b")
+    there = one.core.clusters.of("a")
+    one.passes(5.0, "a", "b")
+    assert one.core.clusters.of("a") is one.core.clusters.of("b") is there
+    one.hello("c")
+    one.core.clusters._failures.rest(["c"], 100.0, one.now)
+    one.claims("c")
+    assert one.core.clusters.of("c") is not there
+
+
+def test_who_does_not_fetch_in_time_rests():
+    one = Waiting().comes("a", "b")
+    one.fetched(0, a=FIRST)
+    one.until_dissolved("a", "b")
+    one.again("a", "b")
+    one.passes(1.0, "a", "b")
+    assert len(one.founded) == 1
+    one.comes("c")
+    assert len(one.founded) == 2, "somebody else has its place"
+    assert one.core.clusters.of("c") is one.core.clusters.of("a")
+
+
+def test_who_was_not_there_after_a_failover_was_not_late_for_a_founding():
+    one = Waiting([*training().records, commit()])
+    one.passes(30.0)
+    assert one.of("dissolved")
+    assert one.core.clusters.patience == 1
+
+
+def test_a_cluster_that_has_trained_for_long_is_not_late_for_its_founding():
+    """A volunteer dies, and its lease runs out: what comes next is given no longer for that."""
+    one = training()
+    one.passes(200.0, *"ab")
+    assert one.core.clusters.living[0].whole
+    one.passes(15.0, "b")
+    assert one.of("dissolved")
+    assert one.core.clusters.patience == 1
+
+
+def test_holders_have_their_time_to_come_back_however_long_the_coordinator_slept():
+    before = training()
+    one = Waiting([*before.records, commit()])
+    one.passes(1.0)
+    one.now += 20.0
+    one.do(one.core.tick(one.now))
+    assert not one.of("dissolved")
+    one.passes(20.0)
+    assert one.of("dissolved")
+
+
+def test_a_coordinator_that_slept_says_so_once():
+    one = training()
+    one.comes("c", "d")
+    one.core.clusters._failures.rest(["x"], 100.0, one.now)
+    one.passes(1.0, *"abcd")
+    one.now += 3600.0
+    one.do(one.core.tick(one.now))
+    one.passes(110.0, *"abcd")
+    assert not one.core.clusters._failures.rests("x")
+
+
+def test_who_never_gets_ready_does_not_hold_the_others_up():
+    one = Waiting().comes("a")
+    one.hello("slow")
+    assert one.claims("slow") == (0, *LAST)
+    one.passes(700.0, "a", "slow")
+    assert not one.founded
+    one.comes("c")
+    assert [record["cluster"] for record in one.founded] == [0]
+    assert one.core.clusters.of("c") is one.core.clusters.of("a")
+    assert one.core.clusters.of("slow") is None
+    assert one.claims("slow") == (1, *FIRST), "it may wait for others in the next one"
+
+
+def test_a_small_machine_is_offered_a_place_that_fits_it():
+    one = Waiting(memory=(2, 3))
+    one.hello("one", memory_bytes=2)
+    assert one.claims("one", 2) == (0, *FIRST)
+    one.hello("other", memory_bytes=2)
+    assert one.claims("other", 2) == (1, *FIRST)
+    one.hello("large", memory_bytes=9)
+    assert one.claims("large", 9) == (0, *LAST), "it completes a cluster, rather than to begin one"
+
+
+def test_a_cut_goes_with_those_for_whom_it_was_made():
+    one = Waiting(memory=(2, 3))
+    one.hello("big")
+    one.claims("big")
+    one.recut(("big", WHOLE))
+    one.tell("big", m.Farewell())
+    one.hello("small", memory_bytes=2)
+    assert one.claims("small", 2) == (0, *FIRST)
+
+
+def test_a_stranger_does_not_take_the_place_of_who_comes_back():
+    """The coordinator is another, and whoever waited for a cluster is there before its holders are."""
+    one = Waiting([*training().records, commit()])
+    one.hello("stranger")
+    assert one.claims("stranger") == (1, *FIRST)
+    for peer, blocks in (("a", FIRST), ("b", LAST)):
+        held = tuple(m.Held(block=b, version=1, digest=f"state {b}") for b in range(*blocks))
+        one.hello(peer, cluster=0, place=blocks, held=held)
+        assert one.sent[peer, "welcome"].member
+    one.fetched(0, 1, a=FIRST, b=LAST)
+    one.passes(30.0, "a", "b", "stranger")
+    assert not one.of("dissolved")
+
+
+def test_a_claim_on_a_place_of_a_cluster_that_trains_is_refused():
+    one = Waiting([*training().records, commit()])
+    one.hello("stranger")
+    one.tell("stranger", m.Claim(cluster=0, begin=FIRST[0], end=FIRST[1]))
+    assert one.core.clusters.of("stranger") is None
+
+
+@pytest.mark.parametrize("how", ["farewell", "lease"])
+def test_the_log_says_why_it_fell_apart_and_what_it_gave_up(how):
+    one = training()
+    one.passes(130.0, "a", "b")  # longer than it would have had to fetch
+    if how == "farewell":
+        one.tell("b", m.Farewell())
+    else:
+        one.passes(12.0, "a")
+    (gone,) = one.of("dissolved")
+    assert gone["why"] == f"no holder is left of block {LAST[0]}"
+    assert [lost["batch"] for lost in gone["given_up"]] == [0]
+
+
+def test_who_was_turned_out_of_one_cluster_is_known_in_the_next():
+    one = Waiting().comes("a", "b").comes("c", "d")
+    first, second = one.core.clusters[0].reign.quarrels, one.core.clusters[1].reign.quarrels
+    for _ in range(3):
+        first.turned_out("liar", shunned=True)
+    assert second.is_done_with("liar")
+    assert one.core.clusters[0].reign.norms is one.core.clusters[1].reign.norms

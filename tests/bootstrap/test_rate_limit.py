@@ -1,0 +1,48 @@
+"""How much of a peer a coordinator listens to."""
+
+import pytest
+
+from hetpeer.bootstrap.service.rate_limit import BYTES, MESSAGES, SESSIONS, Hearing
+
+BEGAN = 100.0
+
+
+def listened(within_s: float, nbytes: int, *, session: bool) -> int:
+    """How many such messages of a peer that never pauses."""
+    hearing, now, heard = Hearing(BEGAN), BEGAN, 0
+    while True:
+        now += hearing.wait(now, session=session) + 1e-9
+        if now > BEGAN + within_s:
+            return heard
+        hearing.heard(nbytes, session=session)
+        heard += 1
+
+
+@pytest.mark.parametrize(
+    ("bounds", "nbytes", "session"), [(SESSIONS, 100, True), (MESSAGES, 100, False), (BYTES, 1 << 19, False)]
+)
+def test_what_never_pauses_is_heard_at_its_rate_after_the_first(
+    bounds: tuple[float, float], nbytes: int, session: bool
+) -> None:
+    rate, at_once = bounds
+    unit = nbytes if bounds is BYTES else 1
+    for seconds in (0.001, 10.0, 60.0):
+        most = (at_once + seconds * rate) / unit
+        assert most - 2 <= listened(seconds, nbytes, session=session) <= most + 2
+
+
+def test_who_says_little_never_waits() -> None:
+    """A hundred messages a second of 10 kB, and a session every ten seconds."""
+    hearing = Hearing(BEGAN)
+    for tick in range(20_000):
+        now, session = BEGAN + tick / 100.0, tick % 1000 == 0
+        assert hearing.wait(now, session=session) == 0.0
+        hearing.heard(10_000, session=session)
+
+
+def test_what_is_rested_is_as_new() -> None:
+    hearing = Hearing(BEGAN)
+    assert hearing.is_rested(BEGAN)
+    hearing.heard(100, session=True)
+    assert not hearing.is_rested(BEGAN + 1.0)
+    assert hearing.is_rested(BEGAN + 1.0 / SESSIONS[0])

@@ -1,0 +1,155 @@
+"""The log keeps what it acknowledged through cuts and full disks, and refuses what was changed."""
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hetpeer.bootstrap.log.record_log import HEAD, FirstRecords, Log, read_log
+from hetpeer.bootstrap.log.record_sequence import ROW
+from hetpeer.dht.base.errors import LocalError
+
+RECORDS = [
+    {"kind": "commit", "step": step, "gradients": {0: "ab" * 32}, "loss": 0.1 * step} for step in range(4)
+]
+
+
+@contextmanager
+def disk_limit(size: int) -> Iterator[None]:
+    """The kernel lets no file of this process grow beyond `size` bytes: a full disk, without root."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    log = Log.open(tmp_path / "ledger.log")
+    for record in RECORDS:
+        log.append(record)
+    log.close()
+    return tmp_path / "ledger.log"
+
+
+def test_records_come_back(path: Path) -> None:
+    log = Log.open(path)
+    assert list(log) == RECORDS
+    log.append({"kind": "more"})
+    assert list(read_log(path)) == [*RECORDS, {"kind": "more"}]
+    assert log.notes == []
+    log.close()
+
+
+def test_records_are_read_one_by_one_or_in_a_row(path: Path) -> None:
+    log = Log.open(path)
+    log.append({"kind": "one"}, {"kind": "two"})
+    every = [*RECORDS, {"kind": "one"}, {"kind": "two"}]
+    assert [log[place] for place in range(len(log))] == every
+    assert log[-1] == {"kind": "two"}
+    assert log[1:-1] == every[1:-1]
+    assert log[len(every) :] == []
+    assert (log[::2], log[::-1], log[3:1]) == (every[::2], every[::-1], [])
+    with pytest.raises(IndexError):
+        log[len(every)]
+    first = FirstRecords(log)
+    log.append({"kind": "three"})
+    assert list(first) == first[:] == every
+    assert first[-1] == every[-1]
+    with pytest.raises(IndexError):
+        first[len(every)]
+    first.length += 1
+    assert list(first) == list(log) == [*every, {"kind": "three"}]
+    log.close()
+    with pytest.raises(LocalError):
+        log[0]
+
+
+def test_who_reads_all_of_them_reads_those_that_come_meanwhile(path: Path) -> None:
+    log = Log.open(path)
+    log.append(*({"place": place} for place in range(2 * ROW)))
+    rest = iter(log)
+    read = [next(rest) for _ in range(ROW + 7)]
+    log.append({"kind": "last"})
+    assert [*read, *rest] == log[:]
+    log.close()
+
+
+def test_a_record_that_has_changed_since_it_was_written_is_not_read(path: Path) -> None:
+    log = Log.open(path)
+    size = path.stat().st_size // len(RECORDS)
+    data = bytearray(path.read_bytes())
+    data[size + HEAD.size] ^= 1
+    path.write_bytes(data)
+    assert log[0] == RECORDS[0]
+    with pytest.raises(LocalError, match=f"byte {size}") as caught:
+        log[1]
+    assert caught.value.code == "HP-LOG-001"
+    log.close()
+
+
+def test_missing_log_has_no_records(tmp_path: Path) -> None:
+    assert list(read_log(tmp_path / "none.log")) == []
+
+
+def test_every_cut_keeps_the_whole_records_before_it(path: Path) -> None:
+    data = path.read_bytes()
+    size = len(data) // len(RECORDS)
+    for length in range(len(data)):
+        path.write_bytes(data[:length])
+        log = Log.open(path)
+        assert list(log) == RECORDS[: length // size]
+        assert bool(log.notes) == bool(length % size)
+        log.append({"kind": "after"})
+        assert list(log)[-1] == {"kind": "after"}
+        log.close()
+
+
+def test_a_tail_of_zeros_is_torn(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + bytes(4096))
+    log = Log.open(path)
+    assert list(log) == RECORDS
+    assert "4096 bytes" in log.notes[0]
+    log.close()
+
+
+def test_every_flipped_byte_is_refused(path: Path) -> None:
+    data = path.read_bytes()
+    size = len(data) // len(RECORDS)
+    for position in range(len(data)):
+        path.write_bytes(data[:position] + bytes([data[position] ^ 0x41]) + data[position + 1 :])
+        with pytest.raises(LocalError, match=f"byte {position // size * size}") as caught:
+            Log.open(path)
+        assert caught.value.code == "HP-LOG-001"
+        assert "of several, name another in its place (hetpeer amend)" in caught.value.fix
+
+
+def test_full_disk_leaves_the_log_valid(path: Path) -> None:
+    log = Log.open(path)
+    size = path.stat().st_size
+    with disk_limit(size + 100), pytest.raises(LocalError) as caught:
+        log.append({"kind": "too much", "text": "x" * 1000})
+    assert caught.value.code == "HP-DISK-002"
+    assert path.stat().st_size == size
+    log.append({"kind": "fits"})
+    assert list(log) == [*RECORDS, {"kind": "fits"}]
+    log.close()
+
+
+def test_one_process_at_a_time(path: Path) -> None:
+    log = Log.open(path)
+    with pytest.raises(LocalError) as caught:
+        Log.open(path)
+    assert caught.value.code == "HP-LOG-002"
+    log.close()
+    Log.open(path).close()
+
+
+def test_unwritable_place_is_an_error(path: Path) -> None:
+    with pytest.raises(LocalError) as caught:
+        Log.open(path / "inside-a-file.log")
+    assert caught.value.code == "HP-DISK-001"

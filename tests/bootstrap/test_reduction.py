@@ -1,0 +1,175 @@
+"""Plans and votes of a reduce."""
+
+import pytest
+
+from hetpeer.averaging.messages import BlockVote, Line, Missed, Reducing, Vote
+from hetpeer.averaging.reduce.holder_reduce import LENGTH
+from hetpeer.bootstrap.coordinator.reduction import MAX_PLANS, Reduce
+from hetpeer.bootstrap.state.disputed_pairs import Quarrels
+from hetpeer.bootstrap.state.effects import CoordinatorConfig
+from hetpeer.bootstrap.state.timeouts import Pace
+from hetpeer.dht.base.errors import ProtocolError
+from tests.bootstrap.court import CONFIG as SETTINGS
+
+CONFIG = CoordinatorConfig(**(SETTINGS | {"reduce_s": 10.0}))
+
+LINE = Line(term=1, view=0)
+ROSTER = {"a": (0, 2), "b": (0, 2)}
+SUMS = {0: [("a", (0, 1))], 1: [("a", (0,)), ("b", (1,))]}
+
+
+def vote(plan=1, digests=("x", "y"), *, finite=True):
+    blocks = tuple(
+        BlockVote(block=b, digest=digest, squared_norm=1.0, finite=finite) for b, digest in enumerate(digests)
+    )
+    return Vote(line=LINE, step=0, plan=plan, blocks=blocks)
+
+
+def reduce():
+    one = Reduce(CONFIG, {}, Quarrels(), Pace(), 0.0)
+    told = one.make(SUMS, ROSTER, 0.0)
+    assert told.keys() == ROSTER.keys()
+    return one
+
+
+def test_a_plan_names_sums_in_the_callers_order():
+    told = Reduce(CONFIG, {}, Quarrels(), Pace(), 0.0).make(SUMS, ROSTER, 0.0)
+    assert [cover.slots for cover in told["b"]] == [(("a", (0, 1)),), (("a", (0,)), ("b", (1,)))]
+    assert {cover.receivers for cover in told["b"]} == {("a", "b")}
+
+
+def test_who_only_sends_is_told_of_that_block_alone():
+    told = Reduce(CONFIG, {}, Quarrels(), Pace(), 0.0).make(
+        {0: [("c", (0,))], 1: [("b", (0,))]}, {"a": (0, 1), "b": (1, 2), "c": (1, 2)}, 0.0
+    )
+    assert [c.block for c in told["a"]] == [0]
+    assert [c.block for c in told["c"]] == [0, 1]
+    assert told["b"][0].receivers == ("b", "c")
+
+
+def test_all_votes_alike_decide_and_an_older_plans_do_not_count():
+    one = reduce()
+    one.vote("a", vote(), ROSTER, 1.0)
+    one.make(SUMS, ROSTER, 1.0)
+    assert not one.vote("b", vote(plan=1), ROSTER, 1.0)
+    one.vote("b", vote(plan=2), ROSTER, 1.0)
+    assert one.decision is None
+    one.vote("a", vote(plan=2), ROSTER, 1.0)
+    assert one.decision is not None
+    assert one.decision[1].digest == "y"
+
+
+def test_votes_of_other_blocks_than_ones_own_do_not_count():
+    one = reduce()
+    one.vote("a", vote(), ROSTER, 1.0)
+    one.vote("b", vote(digests=("x",)), ROSTER, 1.0)
+    assert one.decision is None
+
+
+def test_a_vote_on_a_block_twice_is_an_offence():
+    """The one word for the others, the other one so that they differ: nobody would be found."""
+    one, twice = reduce(), vote(digests=("x", "y"))
+    also = twice.blocks[1].model_copy(update={"digest": "z"})
+    with pytest.raises(ProtocolError):
+        one.vote("a", twice.model_copy(update={"blocks": (*twice.blocks, also)}), ROSTER, 1.0)
+    assert not one.votes
+
+
+def test_differing_votes_ask_for_another_plan_whose_votes_say_what_has_come_from_whom():
+    one = reduce()
+    one.vote("a", vote(), ROSTER, 1.0)
+    assert one.vote("b", vote(digests=("x", "z")), ROSTER, 1.0)
+    one.make(SUMS, ROSTER, 1.0)
+    assert one.closely == (1,)
+    for peer in "ab":
+        assert not one.vote(peer, vote(plan=2), ROSTER, 1.0)
+    assert one.decision is not None, "they agree this time, whatever they say of it"
+
+
+def test_who_is_in_quarrel_adds_up_nothing_and_only_if_others_can():
+    known = Quarrels()
+    known.add([frozenset("ab")])
+    told = Reduce(CONFIG, {}, known, Pace(), 0.0).make(SUMS, ROSTER | {"c": (0, 2)}, 0.0)
+    assert [[peer for peer, _ in cover.reducers] for cover in told["c"]] == [["c"], ["c"]]
+    told = Reduce(CONFIG, {}, known, Pace(), 0.0).make(SUMS, ROSTER, 0.0)
+    assert {peer for cover in told["a"] for peer, _ in cover.reducers} <= {"a", "b"}
+
+
+def test_what_was_missed_counts_for_the_plan_that_ran_out_of_time_alone():
+    one = reduce()
+    roster = ROSTER | {"c": (0, 2)}
+    one.make(SUMS, roster, 1.0)
+    missed = Missed(line=LINE, step=0, plan=1, sums=("a",))
+    one.missed("c", missed)
+    assert one.ran_out()
+    one.make(SUMS, roster, 2.0)
+    one.missed("c", missed.model_copy(update={"plan": 2}))
+    one.ran_out()
+    told = one.make(SUMS, roster, 3.0)
+    assert [[peer for peer, _ in cover.reducers] for cover in told["c"]] == [["b"], ["b"]]
+
+
+def test_who_leaves_takes_the_votes_with_it_and_excuses_who_was_late():
+    one = reduce()
+    one.vote("a", vote(), ROSTER, 1.0)
+    one.left()
+    one.vote("b", vote(), ROSTER, 1.0)
+    assert one.decision is None
+
+
+def test_a_plan_is_overdue_when_nothing_comes_and_who_is_silent_three_times_is_mute():
+    one, now = reduce(), 0.0
+    one.moves("a", Reducing(line=LINE, step=0, plan=1), 9.0)
+    assert not one.overdue(18.0)
+    assert one.overdue(19.0)
+    for _ in range(MAX_PLANS - 1):
+        one.ran_out()
+        now += 1000.0
+        one.make(SUMS, ROSTER, now)
+        assert one.mute(ROSTER, now) == []
+    one.vote("b", vote(plan=MAX_PLANS), ROSTER, 1.0)
+    assert one.mute(ROSTER, now + 1000.0) == ["a"]
+    assert one.mute(ROSTER, now + 1.0) == []
+
+
+def test_what_a_step_needed_is_waited_for_in_the_next_ones_and_never_more():
+    """A swarm whose sums come every twelve seconds: once it has run out, it does not again after a few steps. And nobody makes us wait longer by being late."""
+    pace = Pace()
+
+    def step(gap_s: float) -> bool:
+        """Whether a reduce whose sums come so far apart ran out of time on its way."""
+        one, now = Reduce(CONFIG, {}, Quarrels(), pace, 0.0), 0.0
+        one.make(SUMS, ROSTER, now)
+        voided = False
+        while one.overdue(now + gap_s - 1e-6):
+            voided = one.ran_out()
+            one.make(SUMS, ROSTER, now)
+        for peer in ROSTER:
+            now += gap_s
+            one.moves(peer, Reducing(line=LINE, step=0, plan=one.plan), now)
+            one.vote(peer, vote(plan=one.plan), ROSTER, now)
+        assert one.decision is not None
+        pace.committed()
+        return voided
+
+    assert [step(12.0) for _ in range(20)] == [True] + 19 * [False]
+    for _ in range(20):
+        step(9.0)
+    assert pace.patience(10.0) == pytest.approx(13.5)
+    for _ in range(20):
+        step(13.4)
+    assert pace.patience(10.0) == pytest.approx(13.5)
+
+
+def test_shards_are_shorter_where_many_add_up_and_all_of_them_understand_that():
+    many = [f"v{n:02}" for n in range(24)]
+    roster, sums = (
+        dict.fromkeys(many, (0, 2)),
+        {b: [(peer, (n,)) for n, peer in enumerate(many)] for b in (0, 1)},
+    )
+    for says_length, length in ((False, 0), (True, LENGTH // 3)):
+        one = Reduce(CONFIG, {}, Quarrels(), Pace(), 0.0)
+        told = one.make(sums, roster, 0.0, says_length=says_length)
+        assert {cover.length for cover in told["v00"]} == {length}
+    told = Reduce(CONFIG, {}, Quarrels(), Pace(), 0.0).make(SUMS, ROSTER, 0.0, says_length=True)
+    assert {cover.length for cover in told["a"]} == {0}, "as usual"

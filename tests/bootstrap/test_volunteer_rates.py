@@ -1,0 +1,107 @@
+"""What volunteers are taken to do in a second, and when routes leave a cluster."""
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from hetpeer.bootstrap.coordinator.routing import assign_routes
+from hetpeer.bootstrap.state.membership import BlockCost, Membership, Standing, Volunteer
+from hetpeer.bootstrap.state.volunteer_rates import MOST
+from hetpeer.stages.planning.swarms.plan_inputs import Compression
+
+IDS = range(24)
+ADAPTIVE = Compression(forward=100.0, backward=100.0, adaptive=True)
+INT8 = Compression(forward=3.97, backward=3.97)
+
+
+def swarm(places: dict[str, tuple[int, tuple[int, int]]], flops: tuple[float, ...]) -> Membership:
+    """Volunteers that reach a FLOP/s each: name → cluster and blocks."""
+    costs = [BlockCost(elements=1, memory_bytes=1, flops=one) for one in flops]
+    members = Membership([[(0, len(flops))]], costs)
+    for name, (cluster, place) in places.items():
+        members.volunteers[name] = Volunteer(
+            name, 1, 0.0, 1.0, standing=Standing.READY, cluster=cluster, place=place
+        )
+    return members
+
+
+def routed(members: Membership) -> Counter[tuple[str, ...]]:
+    routes = assign_routes(IDS, members.roster(), members.blocks, members.rates(), members.lines())
+    return Counter(tuple(hop.peer for hop in route) for route in routes.values())
+
+
+def test_whose_blocks_are_heavier_does_fewer_of_them() -> None:
+    """The head of a model is one block, and takes as long as four others."""
+    members = swarm(
+        {"whole": (0, (0, 5)), "front": (1, (0, 4)), "head": (1, (4, 5))}, (1.0, 1.0, 1.0, 1.0, 4.0)
+    )
+    rates = members.rates()
+    assert rates["front"] / rates["head"] == pytest.approx(4.0)
+    assert rates["whole"] == pytest.approx(1.0 / 1.6)
+    ways = routed(members)
+    assert ways["front", "head"] == pytest.approx(2 * ways["whole",], abs=2)
+
+
+def test_what_training_took_counts_for_more_than_what_was_tried_before() -> None:
+    """Both have tried alike, but one of them is held to a third of its processor."""
+    members = swarm({"free": (0, (0, 2)), "held": (1, (0, 2))}, (1.0, 1.0))
+    assert routed(members) == {("free",): 12, ("held",): 12}
+    for name, seconds in (("free", 0.1), ("held", 0.3)):
+        members.volunteers[name].computing = seconds
+    assert routed(members) == {("free",): 18, ("held",): 6}
+
+
+def test_who_has_not_trained_is_as_much_slower_than_it_was_before_as_the_others() -> None:
+    members = swarm({name: (n, (0, 2)) for n, name in enumerate("abc")}, (2.0, 2.0))
+    members.volunteers["a"].computing = members.volunteers["b"].computing = 8.0
+    members.volunteers["c"].flops_per_second = 3.0
+    assert members.rates() == pytest.approx({"a": 0.25, "b": 0.25, "c": 0.75})
+
+
+@pytest.mark.parametrize(
+    ("compression", "least", "most"), [(Compression(), 0, 2), (INT8, 2, 4), (ADAPTIVE, 6, 12)]
+)
+def test_a_slow_line_that_may_compress_is_no_reason_to_leave_its_ends_idle(
+    compression: Compression, least: int, most: int
+) -> None:
+    """Two pipelines that compute alike. On the line of one of them a bundle takes ten times as long as the work, uncompressed, on the other's a tenth."""
+    members = swarm({f"{c}{s}": (n, (s, s + 1)) for n, c in enumerate("ab") for s in range(2)}, (1.0, 1.0))
+    for name, volunteer in members.volunteers.items():
+        volunteer.computing = 0.3
+        volunteer.links = {f"{name[0]}{1 - int(name[1])}": 3.0 if name[0] == "a" else 0.03}
+    lines = members.lines(compression, members.targets(compression.forward))
+    routes = assign_routes(IDS, members.roster(), members.blocks, members.rates(), lines)
+    assert least <= sum(route[1].peer == "a1" and route[0].peer == "a0" for route in routes.values()) <= most
+
+
+def test_nobody_is_taken_to_be_faster_than_all_others_together_by_far() -> None:
+    members = swarm({name: (n, (0, 2)) for n, name in enumerate("abc")}, (1.0, 1.0))
+    members.volunteers["a"].computing = 1e-300
+    members.volunteers["b"].computing = members.volunteers["c"].computing = 2.0
+    assert members.rates() == pytest.approx({"a": MOST, "b": 1.0, "c": 1.0})
+
+
+def test_blocks_without_products_are_no_reason_to_divide_by_nothing() -> None:
+    members = swarm({"a": (0, (0, 1)), "b": (0, (1, 3))}, (0.0, 1.0, 1.0))
+    assert members.rates() == pytest.approx({"a": 100.0, "b": 1.0})
+    assert swarm({"a": (0, (0, 2))}, (0.0, 0.0)).rates()["a"] > 0
+    assert swarm({}, (1.0,)).rates() == {}
+
+
+def test_pipelines_of_neighbours_stay_together_where_speeds_differ_a_little() -> None:
+    """Three pipelines of four, each with a cut and speeds of its own: no more ids leave theirs than one for each of its places."""
+    cuts = ((0, 2, 5, 7, 10), (0, 3, 5, 8, 10), (0, 2, 4, 7, 10))
+    places = {
+        f"{cluster}{stage}": (cluster, place)
+        for cluster, cut in enumerate(cuts)
+        for stage, place in enumerate(pairwise(cut))
+    }
+    members = swarm(places, (1.0,) * 10)
+    for number, volunteer in enumerate(members.volunteers.values()):
+        volunteer.flops_per_second = 1.0 + 0.1 * (number * 7 % 5)
+    left = sum(
+        count * sum(one[0] != other[0] for one, other in pairwise(way))
+        for way, count in routed(members).items()
+    )
+    assert left <= len(places)
